@@ -1,0 +1,51 @@
+"""The contract between the engine and whatever runs its model."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+
+from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+
+# Loaded by name, so that the control side never imports torch: the compute side comes up inside `load`.
+EXECUTORS = {
+    "uni": "engine_svc.executor.uniproc:UniprocExecutor",
+    "mp": "engine_svc.executor.multiproc:MultiprocExecutor",
+}
+
+
+class Executor(ABC):
+    """Runs steps on all ranks of a worker. Called from one thread, in this order: load, allocate, step…, close."""
+
+    @abstractmethod
+    def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
+        """Loads the weights on every rank.
+
+        Raises:
+            StartupError: no such model, unsupported architecture, not enough memory for the weights.
+        """
+
+    @abstractmethod
+    def allocate(self, num_blocks: int) -> None:
+        """Allocates a KV cache of `num_blocks` blocks on every rank and warms the kernels up."""
+
+    @abstractmethod
+    def step(self, plan: StepPlan) -> StepResult:
+        """Runs one step and blocks until its tokens are sampled."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees everything and ends rank processes. May be called twice."""
+
+
+def create_executor(options: EngineOptions) -> Executor:
+    """The executor that the options name; `uni` for one rank and `mp` for several when they name none."""
+    name = options.distributed_executor_backend or ("uni" if options.tensor_parallel_size == 1 else "mp")
+    if name not in EXECUTORS:
+        raise StartupError(f"--distributed-executor-backend {name}: choose one of {', '.join(EXECUTORS)}")
+    module, _, class_name = EXECUTORS[name].partition(":")
+    executor: Executor = getattr(importlib.import_module(module), class_name)()
+    return executor

@@ -1,0 +1,101 @@
+"""All that crosses between the control side (scheduler, KV cache) and the compute side (runner) of a worker.
+
+One `StepPlan` goes down per step and one `StepResult` comes back. Both are plain data (msgspec structs of ints, floats
+and lists), so that they travel unchanged to the rank processes of the `mp` executor as msgpack.
+
+There is no prefill or decode phase here: every scheduled sequence has `num_computed_tokens` behind it and computes
+`num_new_tokens` more. It samples a token exactly when that reaches the last token known (`samples`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SamplingPlan(msgspec.Struct, frozen=True, array_like=True):
+    """How the runner samples for one sequence: the request's parameters with every default filled in."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 keeps all
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0  # 64-bit key of the counter-based noise; already mixed with the choice index
+    min_tokens: int = 0
+    suppress_token_ids: tuple[int, ...] = ()  # ids not sampled before min_tokens are generated
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    num_logprobs: int | None = None  # None: none wanted; 0: the sampled token's only
+    num_prompt_logprobs: int | None = None
+
+
+class NewSequence(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence that takes a slot of the runner: new, or back after a preemption."""
+
+    slot: int  # row of the runner's persistent buffers; 0 <= slot < max_num_seqs
+    token_ids: list[int]  # all tokens known: prompt, and output so far after a preemption
+    num_prompt_tokens: int
+    num_computed_tokens: int  # found in the prefix cache
+    block_ids: list[int]  # the block table so far
+    sampling: SamplingPlan
+
+
+class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True):
+    """What one sequence computes in this step."""
+
+    slot: int
+    num_computed_tokens: int  # before the step
+    num_new_tokens: int
+    samples: bool  # the last of the new tokens is the last one known
+    new_block_ids: list[int]  # appended to its block table before the step (not for a NewSequence of this step)
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    """One engine step."""
+
+    step: int
+    new_sequences: list[NewSequence]
+    scheduled: list[ScheduledSequence]  # in batch order; a slot appears once at most
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by this step."""
+        return sum(sequence.num_new_tokens for sequence in self.scheduled)
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: the token that stands there first, then the most likely ones."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int  # of token_ids[0]; 1 is the most likely
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True):
+    """What a step produced."""
+
+    # One entry for each scheduled sequence that samples, in batch order.
+    sampled_slots: list[int]
+    sampled_token_ids: list[int]
+    # slot -> log-probabilities of its sampled token; only for sequences that want them.
+    logprobs: dict[int, PositionLogprobs]
+    # slot -> log-probabilities of the prompt tokens whose predecessor was computed in this step.
+    prompt_logprobs: dict[int, list[PositionLogprobs]]
+    # Milliseconds in the model's forward pass, and in the whole of the step with sampling.
+    forward_milliseconds: float
+    execute_milliseconds: float
+
+
+class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
+    """What the control side must know of the model to manage its KV cache and check requests."""
+
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_model_len: int  # of the model's configuration, or as the options cut it
+    bytes_per_block: int  # over all layers, of one rank
+    available_bytes: int  # for the KV cache, on the rank with the least
+    attention_backend: str
+    block_size: int  # in tokens; the backend's own choice where the options leave it open

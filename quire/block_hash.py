@@ -1,0 +1,36 @@
+"""The chained hash that names a full KV block by its content and everything before it.
+
+A block's hash covers its parent's hash and its own token ids, so equal hashes mean equal prefixes. SHA-256 is
+collision resistant: nobody can forge a prompt that finds another prompt's blocks. The root covers the cache salt, which
+keeps tenants apart. The hash is the same in every process and version, so that a fleet can share an index of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+HASH_BYTES = 32
+_DOMAIN = b"quire.v1.block"
+
+
+def root_hash(cache_salt: str = "") -> bytes:
+    """The parent of a sequence's first block."""
+    return hashlib.sha256(_DOMAIN + cache_salt.encode()).digest()
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The hash of the block that holds `token_ids` and follows the block hashed to `parent`."""
+    tokens = array("I", token_ids)
+    if tokens.itemsize != 4:
+        raise RuntimeError("block hashes need 32-bit token ids")
+    return hashlib.sha256(parent + tokens.tobytes()).digest()
+
+
+def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], block_size: int, cache_salt: str = "") -> None:
+    """Appends to `hashes` the hash of each further full block of `token_ids`."""
+    parent = hashes[-1] if hashes else root_hash(cache_salt)
+    for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
+        parent = block_hash(parent, token_ids[start : start + block_size])
+        hashes.append(parent)

@@ -1,0 +1,1 @@
+"""Options: typed dataclasses, one file per group, from which flags, environment variables, YAML and docs are made."""

@@ -1,0 +1,81 @@
+"""Options of the engine worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.options.base import option
+
+DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Model, KV cache, scheduler and parallelism of one worker."""
+
+    # Model
+    dtype: str = option("auto", "Data type of weights and activations; auto takes the checkpoint's.", choices=DTYPES)
+    max_model_len: int | None = option(
+        None, "Longest sequence, prompt and output together, in tokens. Default: what the model's configuration says.",
+        minimum=1,
+    )  # fmt: skip
+    seed: int = option(0, "Seed of dummy weights and of requests that bring none.", minimum=0)
+    generation_config: str = option(
+        "auto", "Where sampling defaults come from: auto (the model's generation_config.json), vllm (neutral values) or a folder.",
+    )  # fmt: skip
+    override_generation_config: dict[str, Any] = option(
+        {}, "Sampling defaults that win over the generation config, as JSON.", json_value=True
+    )
+    hf_overrides: dict[str, Any] = option({}, "Changes to the model's config.json, as JSON.", json_value=True)
+    max_logprobs: int = option(20, "Most alternatives that logprobs may ask for.", minimum=0, maximum=1024)
+    load_format: str = option(
+        "auto", "auto and safetensors read weights; dummy makes random ones.", choices=("auto", "safetensors", "dummy")
+    )
+    use_tqdm_on_load: bool = option(True, "Shows a progress bar while weights load, on a terminal.")
+    device: str = option("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
+    attention_backend: str = option(
+        "auto", "Attention kernels: triton on GPUs, cpu, or the plain reference.",
+        choices=("auto", "triton", "cpu", "reference"),
+    )  # fmt: skip
+
+    # KV cache
+    block_size: int | None = option(None, "Tokens in one KV block. Default: 16.", minimum=1, maximum=512)
+    gpu_memory_utilization: float = option(
+        0.9, "Share of the GPU's memory for weights, activations and KV cache.", minimum=0.01, maximum=1.0
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None, "Size of the KV cache in bytes, in place of gpu-memory-utilization. On a CPU the default is a tenth of "
+        "the free memory, 4 GiB at most.", minimum=1,
+    )  # fmt: skip
+    num_gpu_blocks_override: int | None = option(
+        None, "Number of KV blocks, whatever the memory; for tests of preemption.", minimum=1
+    )
+    enable_prefix_caching: bool = option(True, "Keeps the KV blocks of finished requests for prompts that begin alike.")
+
+    # Scheduler
+    max_num_batched_tokens: int = option(2048, "Token budget of one step.", minimum=1)
+    max_num_seqs: int = option(256, "Most sequences running at once.", minimum=1, maximum=4096)
+    scheduling_policy: str = option("fcfs", "Order of requests.", choices=("fcfs", "priority"))
+    enable_chunked_prefill: bool = option(
+        True, "Splits long prompts over steps. Off: a prompt runs whole, so the token budget must hold max-model-len."
+    )
+    max_waiting_requests: int = option(4096, "Requests that may wait; more are refused as overload.", minimum=1)
+
+    # Parallelism
+    tensor_parallel_size: int = option(1, "Ranks that share each layer.", aliases=("-tp",), minimum=1, maximum=64)
+    distributed_executor_backend: str | None = option(
+        None, "How ranks run: uni (in this process, one rank) or mp (a process each).", choices=("uni", "mp")
+    )
+    cpu_threads: int | None = option(
+        None, "Threads of each rank's matrix products on a CPU. Default: the cores divided by the ranks.", minimum=1
+    )
+    step_timeout_seconds: float = option(
+        300.0, "A step that takes longer means a wedged device: the worker reports NOT_SERVING.", minimum=1.0
+    )
+
+    # Fleet
+    router_address: tuple[str, ...] = option(
+        (), "Routers to register with (host:port). Default: none; the router finds its workers."
+    )
+    advertise_address: str | None = option(None, "host:port under which routers reach this worker.")

@@ -1,0 +1,26 @@
+"""Which model: shared by the engine and the tokenizer service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.options.base import option
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model's place and names."""
+
+    model: str = option(
+        "", "Folder of the model, or its name on the Hugging Face hub.", positional=True, metavar="PATH|NAME"
+    )
+    revision: str | None = option(None, "Branch, tag or commit of a hub model.")
+    download_dir: str | None = option(None, "Folder for downloaded models; the Hugging Face cache when unset.")
+    served_model_name: tuple[str, ...] = option(
+        (), "Names under which the API serves the model; the first is the one in answers. Default: the model's own."
+    )
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names clients may use; never empty."""
+        return self.served_model_name or (self.model,)

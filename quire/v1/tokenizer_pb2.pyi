@@ -1,0 +1,159 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EncodeRequest(_message.Message):
+    __slots__ = ("texts", "add_special_tokens", "return_token_strings")
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TOKEN_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    add_special_tokens: bool
+    return_token_strings: bool
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., add_special_tokens: _Optional[bool] = ..., return_token_strings: _Optional[bool] = ...) -> None: ...
+
+class EncodeResponse(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[TokenSequence]
+    def __init__(self, sequences: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ...) -> None: ...
+
+class TokenSequence(_message.Message):
+    __slots__ = ("token_ids", "token_strings")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    token_strings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., token_strings: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DecodeRequest(_message.Message):
+    __slots__ = ("token_ids", "skip_special_tokens", "return_token_bytes")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    skip_special_tokens: bool
+    return_token_bytes: bool
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., skip_special_tokens: _Optional[bool] = ..., return_token_bytes: _Optional[bool] = ...) -> None: ...
+
+class DecodeResponse(_message.Message):
+    __slots__ = ("text", "token_bytes")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, text: _Optional[str] = ..., token_bytes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class RenderChatRequest(_message.Message):
+    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "return_token_strings")
+    MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TOKEN_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    messages_json: bytes
+    tools_json: bytes
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs_json: bytes
+    chat_template: str
+    add_special_tokens: bool
+    return_token_strings: bool
+    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., return_token_strings: _Optional[bool] = ...) -> None: ...
+
+class RenderChatResponse(_message.Message):
+    __slots__ = ("text", "sequence")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    sequence: TokenSequence
+    def __init__(self, text: _Optional[str] = ..., sequence: _Optional[_Union[TokenSequence, _Mapping]] = ...) -> None: ...
+
+class DetokenizeSessionRequest(_message.Message):
+    __slots__ = ("opens", "tokens", "close_stream_ids")
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
+    opens: _containers.RepeatedCompositeFieldContainer[DetokenizeOpen]
+    tokens: _containers.RepeatedCompositeFieldContainer[DetokenizeTokens]
+    close_stream_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, opens: _Optional[_Iterable[_Union[DetokenizeOpen, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[DetokenizeTokens, _Mapping]]] = ..., close_stream_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DetokenizeOpen(_message.Message):
+    __slots__ = ("stream_id", "skip_special_tokens", "stop_strings", "include_stop_string", "min_tokens", "prompt_tail_token_ids")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TAIL_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    skip_special_tokens: bool
+    stop_strings: _containers.RepeatedScalarFieldContainer[str]
+    include_stop_string: bool
+    min_tokens: int
+    prompt_tail_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stream_id: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., stop_strings: _Optional[_Iterable[str]] = ..., include_stop_string: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., prompt_tail_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DetokenizeTokens(_message.Message):
+    __slots__ = ("stream_id", "token_ids", "is_last", "drop_last_token", "lookup_token_ids")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    DROP_LAST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    is_last: bool
+    drop_last_token: bool
+    lookup_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stream_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., is_last: _Optional[bool] = ..., drop_last_token: _Optional[bool] = ..., lookup_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DetokenizeSessionResponse(_message.Message):
+    __slots__ = ("deltas",)
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
+    deltas: _containers.RepeatedCompositeFieldContainer[TextDelta]
+    def __init__(self, deltas: _Optional[_Iterable[_Union[TextDelta, _Mapping]]] = ...) -> None: ...
+
+class TextDelta(_message.Message):
+    __slots__ = ("stream_id", "text", "stop_string", "tokens_used", "lookup_token_bytes", "error")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_USED_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    text: str
+    stop_string: str
+    tokens_used: int
+    lookup_token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
+    error: str
+    def __init__(self, stream_id: _Optional[int] = ..., text: _Optional[str] = ..., stop_string: _Optional[str] = ..., tokens_used: _Optional[int] = ..., lookup_token_bytes: _Optional[_Iterable[bytes]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class GetTokenizerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetTokenizerInfoResponse(_message.Message):
+    __slots__ = ("tokenizer", "vocab_size", "eos_token_ids", "bos_token_id", "has_chat_template", "config_json")
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BOS_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    tokenizer: str
+    vocab_size: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    bos_token_id: int
+    has_chat_template: bool
+    config_json: bytes
+    def __init__(self, tokenizer: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., config_json: _Optional[bytes] = ...) -> None: ...
