@@ -94,7 +94,7 @@ def _element_type(hint: Any) -> tuple[type, bool]:
     return origin or hint, False
 
 
-class SizedInt(click.ParamType):
+class SizedInt(click.ParamType[Any]):
     """An integer, with the suffixes that people use: `32k` is 32,000, `32K` is 32,768, `25.6k` is 25,600."""
 
     name = "integer"
@@ -119,7 +119,7 @@ class SizedInt(click.ParamType):
         return exact
 
 
-class JsonObject(click.ParamType):
+class JsonObject(click.ParamType[Any]):
     """A JSON object given as text."""
 
     name = "json"
@@ -137,11 +137,14 @@ class JsonObject(click.ParamType):
 
 
 def _range(minimum: float | None, maximum: float | None) -> str:
-    parts = [f"at least {minimum:g}" if minimum is not None else "", f"at most {maximum:g}" if maximum is not None else ""]
+    parts = [
+        f"at least {minimum:g}" if minimum is not None else "",
+        f"at most {maximum:g}" if maximum is not None else "",
+    ]
     return " and ".join(part for part in parts if part)
 
 
-def click_type(field: OptionField) -> click.ParamType | type:
+def click_type(field: OptionField) -> click.ParamType[Any] | type:
     """The click type that parses one value of the option."""
     metadata = field.metadata
     if metadata["choices"]:

@@ -1,0 +1,63 @@
+"""Options of every gRPC service: where it listens, how it drains, whom it trusts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.errors import StartupError
+from quire.options.base import option
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class RpcSecurityOptions:
+    """What the services of one deployment share to trust each other: a token, and TLS in both directions."""
+
+    grpc_token: str | None = option(
+        None, "Token that every gRPC call between the services must carry. Health checks need none.", secret=True
+    )
+    grpc_tls_certfile: str | None = option(None, "Certificate (PEM) of this service, shown to callers and callees.")
+    grpc_tls_keyfile: str | None = option(None, "Private key (PEM) of that certificate.")
+    grpc_tls_ca_certs: str | None = option(None, "Authorities (PEM) that the peers' certificates must come from.")
+
+    @property
+    def tls(self) -> bool:
+        """Whether TLS is on.
+
+        Raises:
+            StartupError: only some of the three files are named.
+        """
+        files = (self.grpc_tls_certfile, self.grpc_tls_keyfile, self.grpc_tls_ca_certs)
+        if any(files) and not all(files):
+            raise StartupError("TLS between services needs all of --grpc-tls-certfile, -keyfile and -ca-certs.")
+        return all(files)
+
+
+@dataclass(frozen=True)
+class GrpcServerOptions:
+    """Listening address and life cycle of a gRPC service."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(0, "Port to listen on; 0 takes a free one.", minimum=0, maximum=65535)
+    insecure: bool = option(
+        False, "Allows listening beyond this machine without TLS, for private networks such as compose's."
+    )
+    metrics_host: str = option("127.0.0.1", "Address of the Prometheus endpoint.")
+    metrics_port: int = option(0, "Port of the Prometheus endpoint; 0 turns it off.", minimum=0, maximum=65535)
+    drain_settle_seconds: float = option(
+        0.0, "After SIGTERM, go on accepting this long while load balancers notice; 5 suits Kubernetes.", minimum=0.0
+    )
+    drain_timeout_seconds: float = option(90.0, "After that, time for running requests to finish.", minimum=0.0)
+
+    def check(self, security: RpcSecurityOptions) -> None:
+        """Refuses to expose an unprotected control plane.
+
+        Raises:
+            StartupError: the address is reachable from other machines and TLS is off.
+        """
+        if self.host not in LOOPBACK and not security.tls and not self.insecure:
+            raise StartupError(
+                f"--host {self.host} is reachable from other machines and TLS is off. Set --grpc-tls-certfile, "
+                "--grpc-tls-keyfile and --grpc-tls-ca-certs, or pass --insecure on a private network."
+            )

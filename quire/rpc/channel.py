@@ -1,0 +1,43 @@
+"""Client side: channels to other services, and the metadata that their calls carry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+
+from quire.options.server import RpcSecurityOptions
+from quire.rpc.context import outgoing_metadata
+from quire.rpc.settings import CHANNEL_ARGUMENTS
+
+
+def open_channel(address: str, security: RpcSecurityOptions) -> grpc.aio.Channel:
+    """A channel to host:port with the deployment's keepalive and TLS. It connects when first used."""
+    if not security.tls:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_ARGUMENTS)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=_read(security.grpc_tls_ca_certs),
+        private_key=_read(security.grpc_tls_keyfile),
+        certificate_chain=_read(security.grpc_tls_certfile),
+    )
+    return grpc.aio.secure_channel(address, credentials, options=CHANNEL_ARGUMENTS)
+
+
+def call_metadata(security: RpcSecurityOptions) -> tuple[tuple[str, str], ...]:
+    """Metadata of an outgoing call: the shared token, the current request's id and its trace."""
+    token = security.grpc_token
+    return (*((("authorization", f"Bearer {token}"),) if token else ()), *outgoing_metadata())
+
+
+def server_credentials(security: RpcSecurityOptions) -> grpc.ServerCredentials:
+    """Mutual TLS: peers without a certificate from the deployment's authority are refused."""
+    pair = (_read(security.grpc_tls_keyfile), _read(security.grpc_tls_certfile))
+    return grpc.ssl_server_credentials(
+        [pair], root_certificates=_read(security.grpc_tls_ca_certs), require_client_auth=True
+    )
+
+
+def _read(path: str | None) -> bytes:
+    if path is None:
+        raise ValueError("TLS is off")
+    return Path(path).read_bytes()

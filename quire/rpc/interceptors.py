@@ -1,0 +1,124 @@
+"""What happens around every call of every server: authentication, request id, deadline, errors, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from quire.errors import DeadlineExceeded, Internal, QuireError, Unauthenticated, mapping_of
+from quire.options.server import RpcSecurityOptions
+from quire.rpc.context import REQUEST_ID_HEADER, TRACE_HEADERS, accept_request_id, enter_request
+from quire.rpc.status import abort
+
+logger = logging.getLogger(__name__)
+
+# Probes of orchestrators cannot send metadata.
+_PUBLIC_PREFIX = "/grpc.health.v1.Health/"
+# Unary calls whose caller set no deadline end after this long.
+_UNARY_SECONDS = 60.0
+
+Behavior = Callable[[Any, grpc.aio.ServicerContext], Any]
+
+
+class ServerInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps each handler once; the wrapped handlers are kept, so a call pays for the work and not for the wrapping."""
+
+    def __init__(self, security: RpcSecurityOptions, registry: CollectorRegistry) -> None:
+        self._token = f"Bearer {security.grpc_token}".encode() if security.grpc_token else b""
+        self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
+        self._calls = Counter("quire_grpc_calls", "gRPC calls ended.", ["method", "code"], registry=registry)
+        self._seconds = Histogram("quire_grpc_call_seconds", "Duration of gRPC calls.", ["method"], registry=registry)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        """Called by grpc for every call."""
+        method = details.method
+        if method not in self._wrapped:
+            handler = await continuation(details)
+            if handler is None:  # unknown method: grpc answers UNIMPLEMENTED
+                return None
+            self._wrapped[method] = self._wrap(method, handler)
+        return self._wrapped[method]
+
+    def _wrap(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        serializers = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), **serializers)
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(self._stream(method, handler.unary_stream), **serializers)
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(self._stream(method, handler.stream_stream), **serializers)
+        return handler
+
+    def _unary(self, method: str, behavior: Behavior) -> Behavior:
+        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            start = time.monotonic()
+            try:
+                await self._enter(method, context)
+                async with asyncio.timeout(min(context.time_remaining() or _UNARY_SECONDS, _UNARY_SECONDS)):
+                    response = await behavior(request, context)
+                self._count(method, "OK", start)
+            except BaseException as error:
+                await self._fail(method, error, context, start)
+                raise
+            return response
+
+        return call
+
+    def _stream(self, method: str, behavior: Behavior) -> Behavior:
+        async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            start = time.monotonic()
+            try:
+                await self._enter(method, context)
+                async for response in behavior(request, context):
+                    yield response
+                self._count(method, "OK", start)
+            except BaseException as error:
+                await self._fail(method, error, context, start)
+                raise
+
+        return call
+
+    async def _enter(self, method: str, context: grpc.aio.ServicerContext) -> None:
+        """Authenticates the caller and makes its request the current one."""
+        metadata = dict(context.invocation_metadata() or ())
+        if self._token and not method.startswith(_PUBLIC_PREFIX):
+            given = metadata.get("authorization", "")
+            if not hmac.compare_digest(given.encode(), self._token):
+                raise Unauthenticated("This call needs the deployment's --grpc-token as `authorization: Bearer …`.")
+        request_id = accept_request_id(metadata.get(REQUEST_ID_HEADER))
+        enter_request(request_id, tuple((key, metadata[key]) for key in TRACE_HEADERS if key in metadata))
+        await context.send_initial_metadata(((REQUEST_ID_HEADER, request_id),))
+
+    async def _fail(self, method: str, error: BaseException, context: grpc.aio.ServicerContext, start: float) -> None:
+        """Ends the call with the status that the error stands for."""
+        if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+            self._count(method, "CANCELLED", start)
+            return
+        if isinstance(error, grpc.aio.AbortError):  # the behaviour has ended the call itself
+            self._count(method, "ABORTED", start)
+            return
+        if isinstance(error, TimeoutError):
+            error = DeadlineExceeded(f"{method} did not finish in time; call again with a longer deadline.")
+        if not isinstance(error, QuireError):
+            logger.error("%s failed", method, exc_info=error)
+            error = Internal("Internal error; the log of this service has the details.")
+        self._count(method, mapping_of(error).grpc_code.name, start)
+        await abort(context, error)
+
+    def _count(self, method: str, code: str, start: float) -> None:
+        self._calls.labels(method, code).inc()
+        self._seconds.labels(method).observe(time.monotonic() - start)

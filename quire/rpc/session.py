@@ -1,0 +1,198 @@
+"""Sessions: many streams batched on one bidirectional gRPC stream.
+
+`Outbox` collects what is posted between two writes into one frame, so a busy stream sends few large messages and an
+idle one sends small ones at once. `SessionLink` is the client side of a session: it connects, reconnects and notices when
+the peer falls silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from quire.errors import Overloaded, QuireError, Unavailable
+from quire.rpc.settings import CONNECT_SECONDS, HEARTBEAT_SECONDS, LATE_SECONDS, LOST_SECONDS
+from quire.rpc.status import from_rpc_error
+
+logger = logging.getLogger(__name__)
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+
+# What a peer may leave unread before its session is given up: far above what a healthy one ever has.
+MAX_PENDING_ITEMS = 65536
+_BACKOFF_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class Outbox(Generic[Out]):
+    """Frames on their way out. Used from one event loop."""
+
+    def __init__(self, new_frame: Callable[[], Out]) -> None:
+        self._new_frame = new_frame
+        self._frame = new_frame()
+        self._items = 0
+        self._ready = asyncio.Event()
+
+    def post(self, items: int = 1) -> Out:
+        """The frame that goes out next; the caller adds `items` entries to it right away.
+
+        Raises:
+            Overloaded: the peer does not read, and the bound on what waits for it is reached.
+        """
+        self._items += items
+        if self._items > MAX_PENDING_ITEMS:
+            raise Overloaded("The peer of this session does not read its frames; the session is ended.")
+        self._ready.set()
+        return self._frame
+
+    async def next(self, timeout: float | None = None) -> Out | None:
+        """Takes the next frame once something is in it; None when `timeout` seconds pass before."""
+        if not self._ready.is_set():
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._ready.wait()
+            except TimeoutError:
+                return None
+        frame, self._frame, self._items = self._frame, self._new_frame(), 0
+        self._ready.clear()
+        return frame
+
+
+class SessionLink(Generic[Out, In]):
+    """The client side of a session with one peer, kept up for as long as `run` runs.
+
+    Contract: `on_frame(frame)` is called for each frame of the peer, in order; `on_lost(error)` once after each
+    connection that had been `connected`. What was posted to a lost connection is dropped: the owner decides in `on_lost`
+    what becomes of the streams it carried.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_call: Callable[[], grpc.aio.StreamStreamCall],
+        new_frame: Callable[[], Out],
+        on_frame: Callable[[In], None],
+        on_lost: Callable[[QuireError], None],
+        heartbeats: bool = True,
+    ) -> None:
+        """
+        Args:
+            name: of the peer, for logs and errors.
+            open_call: starts the gRPC stream.
+            heartbeats: the peer sends a frame every HEARTBEAT_SECONDS at least, so silence means trouble.
+        """
+        self.name = name
+        self._open_call = open_call
+        self._new_frame = new_frame
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._heartbeats = heartbeats
+        self._outbox: Outbox[Out] | None = None
+        self._last_frame = 0.0
+        self._connected = asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        """Whether frames can be posted."""
+        return self._connected.is_set()
+
+    @property
+    def late(self) -> bool:
+        """Whether the peer's heartbeat is overdue: give it nothing new."""
+        return self._heartbeats and time.monotonic() - self._last_frame > LATE_SECONDS
+
+    async def wait_connected(self, timeout: float) -> None:
+        """Waits for the connection.
+
+        Raises:
+            Unavailable: it did not come about in `timeout` seconds.
+        """
+        try:
+            await asyncio.wait_for(self._connected.wait(), timeout)
+        except TimeoutError:
+            raise Unavailable(f"{self.name} cannot be reached; try again in a moment.") from None
+
+    def post(self, items: int = 1) -> Out:
+        """The frame that goes out next, to be added to.
+
+        Raises:
+            Unavailable: there is no connection.
+        """
+        if self._outbox is None or not self.connected:
+            raise Unavailable(f"{self.name} cannot be reached; try again in a moment.")
+        return self._outbox.post(items)
+
+    async def run(self) -> None:
+        """Keeps the session up until cancelled."""
+        failures = 0
+        while True:
+            started = time.monotonic()
+            error = await self._connect_once()
+            failures = 0 if time.monotonic() - started > LOST_SECONDS else failures + 1
+            level = logging.INFO if failures < 2 else logging.DEBUG
+            logger.log(level, "session with %s ended: %s", self.name, error)
+            await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
+
+    async def _connect_once(self) -> QuireError:
+        """One connection, from its start to its end; returns why it ended."""
+        call = self._open_call()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await call.wait_for_connection()
+            error = await self._pump(call)
+        except grpc.aio.AioRpcError as failure:
+            error = from_rpc_error(failure)
+        except TimeoutError:
+            error = Unavailable(f"{self.name} did not answer within {CONNECT_SECONDS:g} s.")
+        finally:
+            call.cancel()
+            was_connected, self._outbox = self.connected, None
+            self._connected.clear()
+        if was_connected:
+            self._on_lost(error)
+        return error
+
+    async def _pump(self, call: grpc.aio.StreamStreamCall) -> QuireError:
+        """Moves frames both ways until one side ends; returns why."""
+        self._outbox = Outbox(self._new_frame)
+        self._last_frame = time.monotonic()
+        self._connected.set()
+        tasks = [asyncio.create_task(job) for job in (self._read(call), self._write(call, self._outbox), self._watch())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        except grpc.aio.AioRpcError as failure:
+            return from_rpc_error(failure)
+        finally:
+            for task in tasks:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> QuireError:
+        frame: Any
+        while (frame := await call.read()) is not grpc.aio.EOF:
+            self._last_frame = time.monotonic()
+            self._on_frame(frame)
+        code = await call.code()
+        return Unavailable(f"{self.name} ended the session ({code.name}).")
+
+    async def _write(self, call: grpc.aio.StreamStreamCall, outbox: Outbox[Out]) -> QuireError:
+        while True:
+            frame = await outbox.next()
+            try:
+                await call.write(frame)
+            except asyncio.InvalidStateError:  # the call has ended; the reader knows why
+                await asyncio.sleep(CONNECT_SECONDS)
+                return Unavailable(f"{self.name} ended the session.")
+
+    async def _watch(self) -> QuireError:
+        while not self._heartbeats or time.monotonic() - self._last_frame < LOST_SECONDS:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+        return Unavailable(f"{self.name} sent no heartbeat for {LOST_SECONDS:g} s.")

@@ -1,0 +1,64 @@
+"""QuireError to gRPC status and back: the code, the message, and a google.rpc.ErrorInfo with reason and parameter."""
+
+from __future__ import annotations
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+
+from quire.errors import CODE_BY_NUMBER, QuireError, from_status, mapping_of
+from quire.v1 import common_pb2
+
+_DETAILS_KEY = "grpc-status-details-bin"
+_DOMAIN = "quire.v1"
+
+
+def trailing_metadata(error: QuireError) -> tuple[tuple[str, bytes], ...]:
+    """Metadata that carries the error's reason and parameter beside code and message."""
+    info = ErrorInfo(reason=error.reason, domain=_DOMAIN, metadata={"parameter": error.parameter})
+    detail = AnyMessage()
+    detail.Pack(info)
+    status = Status(code=mapping_of(error).grpc_code.value[0], message=error.message, details=[detail])
+    return ((_DETAILS_KEY, status.SerializeToString()),)
+
+
+async def abort(context: grpc.aio.ServicerContext, error: QuireError) -> None:
+    """Ends the call with the error. Never returns."""
+    await context.abort(mapping_of(error).grpc_code, error.message, trailing_metadata(error))
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> QuireError:
+    """The error that a failed call stands for."""
+    reason, parameter = "", ""
+    for key, value in error.trailing_metadata() or ():
+        if key == _DETAILS_KEY:
+            reason, parameter = _read_details(value)
+    return from_status(error.code(), error.details() or error.code().name, reason=reason, parameter=parameter)
+
+
+def _read_details(value: bytes) -> tuple[str, str]:
+    """(reason, parameter) of serialized status details; empty strings where they cannot be read."""
+    try:
+        status = Status.FromString(value)
+        info = ErrorInfo()
+        for detail in status.details:
+            if detail.Is(ErrorInfo.DESCRIPTOR):
+                detail.Unpack(info)
+    except DecodeError:
+        return "", ""
+    return info.reason, info.metadata.get("parameter", "")
+
+
+def to_request_error(error: QuireError) -> common_pb2.RequestError:
+    """The error as it travels inside a session."""
+    return common_pb2.RequestError(
+        code=mapping_of(error).grpc_code.value[0], reason=error.reason, message=error.message, parameter=error.parameter
+    )
+
+
+def from_request_error(error: common_pb2.RequestError) -> QuireError:
+    """The error that a session's RequestError stands for."""
+    code = CODE_BY_NUMBER.get(error.code, grpc.StatusCode.INTERNAL)
+    return from_status(code, error.message, reason=error.reason, parameter=error.parameter)
