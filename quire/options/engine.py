@@ -23,7 +23,7 @@ class EngineOptions:
     seed: int = option(0, "Seed of dummy weights and of requests that bring none.", minimum=0)
     generation_config: str = option(
         "auto",
-        "Where sampling defaults come from: auto (the model's generation_config.json), vllm (neutral values) or a folder.",
+        "Where sampling defaults come from: auto (the model's generation_config.json), vllm (neutral) or a folder.",
     )  # fmt: skip
     override_generation_config: dict[str, Any] = option(
         {}, "Sampling defaults that win over the generation config, as JSON.", json_value=True

@@ -1,8 +1,8 @@
 """Sessions: many streams batched on one bidirectional gRPC stream.
 
 `Outbox` collects what is posted between two writes into one frame, so a busy stream sends few large messages and an
-idle one sends small ones at once. `SessionLink` is the client side of a session: it connects, reconnects and notices when
-the peer falls silent.
+idle one sends small ones at once. `SessionLink` is the client side of a session: it connects, reconnects and notices
+when the peer falls silent.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class SessionLink(Generic[Out, In]):
     """The client side of a session with one peer, kept up for as long as `run` runs.
 
     Contract: `on_frame(frame)` is called for each frame of the peer, in order; `on_lost(error)` once after each
-    connection that had been `connected`. What was posted to a lost connection is dropped: the owner decides in `on_lost`
-    what becomes of the streams it carried.
+    connection that had been `connected`. What was posted to a lost connection is dropped: the owner decides in
+    `on_lost` what becomes of the streams it carried.
     """
 
     def __init__(

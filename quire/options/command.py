@@ -1,0 +1,103 @@
+"""A click command made from option dataclasses: flags, environment, config file, grouped and searchable help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from quire.options.base import OptionField, build, click_option, fields_of
+from quire.options.config_file import load_config_file
+from quire.options.inventory import UNIMPLEMENTED
+
+
+class OptionsCommand(click.Command):
+    """Parses the options of several dataclasses and hands one instance of each to `run`."""
+
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        groups: Mapping[str, type],
+        run: Callable[..., None],
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            groups: keyword of `run` → dataclass of options. A name that stands in two classes is one option.
+            defaults: option name → default of this command, where it differs from the dataclass's.
+        """
+        self._groups = groups
+        self._run = run
+        self._fields: dict[str, tuple[str, OptionField]] = {}
+        for group in groups.values():
+            title = (group.__doc__ or group.__name__).strip().splitlines()[0].rstrip(".")
+            for field in fields_of(group):
+                self._fields.setdefault(field.name, (title, field))
+        super().__init__(name, help=help, params=self._parameters(), callback=self._invoke, add_help_option=False)
+        self._defaults = dict(defaults or {})
+
+    def _parameters(self) -> list[click.Parameter]:
+        parameters: list[click.Parameter] = [
+            click.Option(["--config"], help="YAML file of options.", is_eager=True, expose_value=False,
+                         callback=self._read_config, envvar="QUIRE_CONFIG", metavar="FILE"),
+            click.Option(["-h", "--help"], is_flag=False, flag_value="", is_eager=True, expose_value=False,
+                         callback=self._show_help, metavar="[WORD]",
+                         help="Shows the options, or those with WORD in them (--help=max)."),
+        ]  # fmt: skip
+        for _, field in self._fields.values():
+            parameters.append(click_option(field))
+            if field.metadata["positional"]:
+                parameters.append(click.Argument([f"{field.name}_argument"], required=False, metavar="[MODEL]"))
+        return parameters
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Makes the command's own defaults known below environment and config file."""
+        kwargs.setdefault("default_map", {}).update(self._defaults)
+        return super().make_context(*args, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuses flags that vLLM has and Quire has not with a message that says so."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            flag = error.option_name.lstrip("-").removeprefix("no-").replace("_", "-")
+            if flag in UNIMPLEMENTED and flag.replace("-", "_") not in self._fields:
+                raise click.UsageError(
+                    f"{error.option_name} is an option of vLLM that Quire does not implement; leave it out.", ctx
+                ) from error
+            raise
+
+    def _read_config(self, ctx: click.Context, parameter: click.Parameter, path: str | None) -> None:
+        if path:
+            ctx.default_map = {**(ctx.default_map or {}), **load_config_file(path, self._fields)}
+
+    def _show_help(self, ctx: click.Context, parameter: click.Parameter, word: str | None) -> None:
+        if word is None:
+            return
+        formatter = ctx.make_formatter()
+        if not word:
+            formatter.write_usage(ctx.command_path, "[MODEL] [OPTIONS]" if "model" in self._fields else "[OPTIONS]")
+            formatter.write_paragraph()
+            formatter.write_text(self.help or "")
+        for title in dict.fromkeys(title for title, _ in self._fields.values()):
+            rows = [self._help_row(ctx, field) for owner, field in self._fields.values() if owner == title]
+            shown = [row for row in rows if row and word.lower() in " ".join(row).lower()]
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
+        click.echo(formatter.getvalue().rstrip() or f"No option has {word!r} in it.")
+        ctx.exit()
+
+    def _help_row(self, ctx: click.Context, field: OptionField) -> tuple[str, str] | None:
+        return next(p for p in self.params if p.name == field.name and isinstance(p, click.Option)).get_help_record(ctx)
+
+    def _invoke(self, **values: Any) -> None:
+        for name, (_, field) in self._fields.items():
+            if field.metadata["positional"]:
+                argument = values.pop(f"{name}_argument")
+                if argument and values[name] and values[name] != argument:
+                    raise click.UsageError(f"{field.flag} {values[name]} and {argument}: name one model.")
+                values[name] = argument or values[name]
+        self._run(**{keyword: build(group, values) for keyword, group in self._groups.items()})

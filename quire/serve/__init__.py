@@ -1,0 +1,1 @@
+"""`quire serve`: the whole stack as supervised local processes."""

@@ -1,0 +1,51 @@
+"""What `quire serve` prints once the stack is ready."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+import quire
+from quire.v1 import common_pb2
+
+
+def format_summary(
+    model: common_pb2.ModelInfo, *, workers: int, seconds: float, url: str, router: str, metrics: dict[str, str],
+    has_chat_template: bool, api_key: bool,
+) -> str:  # fmt: skip
+    """The start-up summary, one fact a line.
+
+    Args:
+        seconds: from the command to readiness.
+        url: of the gateway, without path.
+        router: host:port of the router's gRPC service.
+        metrics: service → URL of its Prometheus endpoint.
+        has_chat_template: whether the example is a chat.
+        api_key: whether the API asks for a key.
+    """
+    tokens = model.num_kv_blocks * model.block_size
+    concurrency = tokens / model.max_model_len
+    rows = {
+        "model": f"{model.served_model_names[0]} ({model.architecture}, {model.dtype})",
+        "device": f"{model.device}, {model.attention_backend} attention, tensor parallel {model.tensor_parallel_size}",
+        "workers": str(workers),
+        "KV cache": f"{tokens:,} tokens a worker ({model.num_kv_blocks:,} blocks of {model.block_size})",
+        "concurrency": f"{concurrency:.1f} x {model.max_model_len:,} tokens a request at full length, "
+        f"at most {model.max_num_seqs} sequences",
+        "API": f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
+        "gRPC": f"router at {router}",
+        **{f"{service} metrics": address for service, address in metrics.items()},
+        "try": _curl(model.served_model_names[0], url, has_chat_template, api_key),
+    }
+    width = max(len(name) for name in rows)
+    head = click.style(f"Quire {quire.__version__} is ready after {seconds:.1f} s", bold=True)
+    return "\n".join([head, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
+
+
+def _curl(model: str, url: str, chat: bool, api_key: bool) -> str:
+    body: dict[str, object] = {"model": model, "max_tokens": 32}
+    body |= {"messages": [{"role": "user", "content": "Hello!"}]} if chat else {"prompt": "Hello"}
+    path = "chat/completions" if chat else "completions"
+    key = " -H 'Authorization: Bearer '$QUIRE_API_KEY" if api_key else ""
+    return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
