@@ -1,0 +1,74 @@
+# One command each: `make serve` talks, `make test` proves, `make lint` judges, `make bench` measures.
+#
+# PYTHON       interpreter for the virtual environment (3.11 or newer)
+# MODEL        what `make serve` serves: a folder or a hub name
+# TORCH_INDEX  where torch comes from when not from PyPI, such as https://download.pytorch.org/whl/cpu
+# ARGS         further options of `quire serve`, pytest or the benchmark
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?=
+TORCH_INDEX ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks
+
+.PHONY: serve test test-fast lint format protos bench lock clean
+
+serve: $(VENV)/.installed
+ifeq ($(MODEL),)
+	$(BIN)/python -m benchmarks.models tiny-llama .cache/models/tiny-llama
+	@echo "No MODEL given: serving a small model with random weights, so its answers are noise. Try make serve MODEL=/path/to/model"
+	$(BIN)/quire serve .cache/models/tiny-llama $(ARGS)
+else
+	$(BIN)/quire serve $(MODEL) $(ARGS)
+endif
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not slow" --ignore tests/integration $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(MAKE) --no-print-directory protos PROTO_OUT=$$(mktemp -d) PROTO_CHECK=1
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+# Generates the stubs in quire/v1; with PROTO_CHECK=1, into PROTO_OUT instead, and compares.
+PROTO_OUT ?= .
+protos: $(VENV)/.installed-dev
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) \
+	  --grpc_python_out=$(PROTO_OUT) protos/quire/v1/*.proto
+ifdef PROTO_CHECK
+	@for stub in quire/v1/*_pb2*; do cmp $$stub $(PROTO_OUT)/$$stub || { echo "run make protos"; exit 1; }; done
+endif
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.serving $(ARGS)
+
+# Writes the exact versions of what is installed now to constraints.txt.
+lock: $(VENV)/.installed-dev
+	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -v '^quire' > constraints.txt
+
+clean:
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	$(if $(TORCH_INDEX),$(PIP_INSTALL) --index-url $(TORCH_INDEX) torch)
+	$(PIP_INSTALL) --editable ".[all]"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP_INSTALL) --editable ".[dev]"
+	@touch $@

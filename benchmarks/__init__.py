@@ -1,0 +1,1 @@
+"""Benchmarks: each runs by one command and prints the table that benchmarks/results keeps."""

@@ -1,0 +1,73 @@
+"""Models in known shapes with random weights, for benchmarks and first steps: `python -m benchmarks.models SHAPE DIR`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+SHAPES: dict[str, dict[str, Any]] = {
+    # 4 layers, 256 wide, 8k entries: small enough that everything around the model shows.
+    "tiny-llama": {
+        "family": "Llama", "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    },
+    # Qwen3-0.6B but for a vocabulary of 32k.
+    "qwen3-0.6b": {
+        "family": "Qwen3", "vocab_size": 32768, "hidden_size": 1024, "intermediate_size": 3072,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 40960, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+
+def build(shape: str, folder: Path) -> None:
+    """Writes config, bfloat16 weights and a byte-level tokenizer; does nothing when the folder is there."""
+    if (folder / "model.safetensors").exists():
+        return
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    arguments = dict(SHAPES[shape])
+    family = arguments.pop("family")
+    special = {"bos_token_id": None, "eos_token_id": 257, "pad_token_id": None}
+    config = getattr(transformers, f"{family}Config")(**arguments, **special)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    _byte_tokenizer().save_pretrained(folder)
+
+
+def _byte_tokenizer() -> Any:
+    """Every byte is a token, so any text can be encoded; ids past the bytes and the special tokens have no text."""
+    import tokenizers
+    import transformers
+
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens([f"<{index}>" for index in range(258, 8192)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=TEMPLATE
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    build(arguments.shape, arguments.folder)
+
+
+if __name__ == "__main__":
+    main()
