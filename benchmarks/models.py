@@ -1,4 +1,4 @@
-"""Models in known shapes with random weights, for benchmarks and first steps: `python -m benchmarks.models SHAPE DIR`."""
+"""Models in known shapes with random weights: `python -m benchmarks.models SHAPE DIR`."""
 
 from __future__ import annotations
 

@@ -85,12 +85,20 @@ def test_the_compute_side_does_not_reach_back() -> None:
 
 
 def test_protobuf_stays_at_the_wire() -> None:
-    allowed = ("engine_svc.service", "engine_svc.convert", "engine_svc.model_info", "engine_svc.metrics", "engine_svc.main")
+    allowed = (
+        "engine_svc.service",
+        "engine_svc.convert",
+        "engine_svc.model_info",
+        "engine_svc.metrics",
+        "engine_svc.main",
+    )
     for module in (name for name in IMPORTS if under(name, "engine_svc") and not under(name, *allowed)):
         assert not [name for name in IMPORTS[module] if under(name, "quire.v1", "google.protobuf")], module
 
 
-@pytest.mark.parametrize("module", ["gateway.main", "router.main", "tokenizer_svc.main", "quire.cli", "engine_svc.engine"])
+@pytest.mark.parametrize(
+    "module", ["gateway.main", "router.main", "tokenizer_svc.main", "quire.cli", "engine_svc.engine"]
+)
 def test_no_torch_is_loaded(module: str) -> None:
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'transformers', 'triton'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0

@@ -1,0 +1,99 @@
+"""Load: streaming completions over raw sockets, so that the client takes as little as possible of the two cores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What each of `streams` clients asks for, one request after the other."""
+
+    streams: int
+    requests_per_stream: int
+    input_length: int  # tokens
+    output_length: int  # tokens
+    vocab_size: int
+    seed: int = 0
+
+    def prompts(self) -> list[list[int]]:
+        """One prompt of random tokens for each request; no two begin alike."""
+        random_source = random.Random(self.seed)
+        count = self.streams * self.requests_per_stream
+        return [[random_source.randrange(self.vocab_size) for _ in range(self.input_length)] for _ in range(count)]
+
+
+@dataclass
+class Timings:
+    """When one request's tokens came, in seconds since it was sent."""
+
+    first: float = 0.0
+    last: float = 0.0
+    tokens: int = 0
+
+    @property
+    def per_output_token(self) -> float:
+        """TPOT: the mean time between tokens after the first."""
+        return (self.last - self.first) / max(1, self.tokens - 1)
+
+
+@dataclass
+class Result:
+    """All requests of one run."""
+
+    seconds: float
+    timings: list[Timings] = field(default_factory=list)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(timing.tokens for timing in self.timings)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.output_tokens / self.seconds
+
+
+async def run_http(host: str, port: int, model: str, workload: Workload) -> Result:
+    """Runs the workload against a server; `streams` requests are under way at any time."""
+    prompts = workload.prompts()
+
+    async def client(index: int) -> list[Timings]:
+        mine = prompts[index :: workload.streams]
+        return [await _complete(host, port, model, prompt, workload.output_length) for prompt in mine]
+
+    start = time.perf_counter()
+    timings = await asyncio.gather(*(client(index) for index in range(workload.streams)))
+    return Result(time.perf_counter() - start, [timing for group in timings for timing in group])
+
+
+async def _complete(host: str, port: int, model: str, prompt: list[int], output_length: int) -> Timings:
+    body = json.dumps(
+        {"model": model, "prompt": prompt, "max_tokens": output_length, "temperature": 0, "ignore_eos": True,
+         "stream": True, "stream_options": {"include_usage": True}}
+    ).encode()  # fmt: skip
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    reader, writer = await asyncio.open_connection(host, port)
+    start = time.perf_counter()
+    writer.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+    status = await reader.readline()
+    if b" 200 " not in status:
+        raise RuntimeError(f"the server answered {status!r}: {await reader.read(4000)!r}")
+    timings = Timings()
+    async for line in reader:
+        if not line.startswith(b"data: {"):
+            continue
+        now = time.perf_counter() - start
+        event = json.loads(line[6:])
+        if event["choices"]:
+            timings.first = timings.first or now
+            timings.last = now
+        if event.get("usage"):
+            timings.tokens = event["usage"]["completion_tokens"]
+    writer.close()
+    if timings.tokens != output_length:
+        raise RuntimeError(f"asked for {output_length} tokens, got {timings.tokens}")
+    return timings

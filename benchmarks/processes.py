@@ -1,0 +1,48 @@
+"""The processes of a running stack: starting it, and the CPU time of each service."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_STOP_SECONDS = 30
+
+
+@contextmanager
+def running_stack(model: str, arguments: Sequence[str]) -> Iterator[dict[str, list[int]]]:
+    """Starts `quire serve` and yields service → process ids once it is ready; stops it at the end."""
+    command = [sys.executable, "-m", "quire", "serve", model, "--log-level", "warning", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        stdout = process.stdout
+        if stdout is None or not any("  try " in line for line in stdout):
+            raise RuntimeError("the stack did not start; see above")
+        yield _services(process.pid)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(_STOP_SECONDS)
+
+
+def _services(parent: int) -> dict[str, list[int]]:
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    services: dict[str, list[int]] = {}
+    for child in children:
+        command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        services.setdefault(command[command.index(b"quire") + 1].decode(), []).append(int(child))
+    return services
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """User and system time of the processes so far."""
+    total = 0
+    for pid in pids:
+        fields = re.sub(r".*\) ", "", Path(f"/proc/{pid}/stat").read_text()).split()
+        total += int(fields[11]) + int(fields[12])
+    return total / _TICKS_PER_SECOND

@@ -1,0 +1,161 @@
+"""The real OpenAI SDK against the real stack: what it says is what `transformers` says."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from functools import cache
+from typing import Any
+
+import openai
+import pytest
+import torch
+import transformers
+
+from tests.support.stack import Stack
+
+MESSAGES: list[Any] = [{"role": "user", "content": "Hello, world! Grüße, 你好 🎉"}]
+
+
+@cache
+def reference(folder: str) -> tuple[Any, Any]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def greedy(stack: Stack, prompt_ids: list[int], count: int) -> list[int]:
+    model, _ = reference(str(stack.model))
+    with torch.inference_mode():
+        output = model.generate(torch.tensor([prompt_ids]), max_new_tokens=count, do_sample=False, pad_token_id=0)
+    ids: list[int] = output[0, len(prompt_ids) :].tolist()
+    return ids
+
+
+@pytest.fixture
+def client(stack: Stack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=60)
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_chat_equals_transformers(client: openai.OpenAI, stack: Stack) -> None:
+    _, tokenizer = reference(str(stack.model))
+    prompt = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, temperature=0, max_tokens=32, extra_body={"return_token_ids": True}
+    )
+    expected = greedy(stack, prompt, 32)
+    choice = answer.choices[0]
+    assert choice.model_extra and choice.model_extra["token_ids"] == expected
+    assert choice.message.content == tokenizer.decode(expected, skip_special_tokens=True)
+    assert choice.finish_reason == "length"
+    assert answer.usage and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 32)
+
+
+def test_streamed_chat_equals_the_whole(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=40)
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny", messages=MESSAGES, temperature=0, max_tokens=40, stream=True,
+            stream_options={"include_usage": True},
+        )
+    )  # fmt: skip
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert chunks[-1].usage and whole.usage and chunks[-1].usage.total_tokens == whole.usage.total_tokens
+
+
+async def test_async_client(stack: Stack) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=60)
+    stream = await client.completions.create(model="tiny", prompt="abc", temperature=0, max_tokens=16, stream=True)
+    streamed = "".join([chunk.choices[0].text async for chunk in stream])
+    whole = await client.completions.create(model="tiny", prompt="abc", temperature=0, max_tokens=16)
+    assert streamed == whole.choices[0].text
+    await client.close()
+
+
+def test_token_id_prompts_in_a_batch(client: openai.OpenAI, stack: Stack) -> None:
+    prompts = [[1, 2, 3], list(range(40, 90)), [200] * 17]
+    answer = client.completions.create(
+        model="tiny", prompt=prompts, temperature=0, max_tokens=12, extra_body={"return_token_ids": True}
+    )
+    for choice, prompt in zip(answer.choices, prompts, strict=True):
+        assert choice.model_extra and choice.model_extra["token_ids"] == greedy(stack, prompt, 12)
+
+
+def test_n_choices_differ_and_repeat_with_the_seed(client: openai.OpenAI) -> None:
+    def sample() -> list[str]:
+        answer = client.completions.create(model="tiny", prompt="abc", n=4, seed=7, temperature=1.0, max_tokens=12)
+        assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+        return [choice.text for choice in answer.choices]
+
+    first = sample()
+    assert len(set(first)) == 4
+    assert sample() == first
+
+
+def test_stop_string(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="tiny", prompt="abc", temperature=0, max_tokens=40).choices[0].text
+    stop = whole[10:13]
+    cut = client.completions.create(model="tiny", prompt="abc", temperature=0, max_tokens=40, stop=[stop]).choices[0]
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.finish_reason == "stop"
+    assert cut.model_extra and cut.model_extra["stop_reason"] == stop
+
+
+def test_logprobs_are_those_of_transformers(client: openai.OpenAI, stack: Stack) -> None:
+    model, _ = reference(str(stack.model))
+    prompt = [5, 6, 7, 8]
+    answer = client.completions.create(
+        model="tiny", prompt=prompt, temperature=0, max_tokens=6, logprobs=3, extra_body={"return_token_ids": True}
+    )
+    choice = answer.choices[0]
+    assert choice.model_extra and choice.logprobs and choice.logprobs.token_logprobs
+    ids = choice.model_extra["token_ids"]
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + ids])).logits[0].log_softmax(-1)
+    expected = [logits[len(prompt) - 1 + i, token].item() for i, token in enumerate(ids)]
+    assert choice.logprobs.token_logprobs == pytest.approx(expected, abs=1e-3)
+
+
+def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, stack: Stack) -> None:
+    model, tokenizer = reference(str(stack.model))
+    text = "score me"
+    ids = tokenizer(text)["input_ids"]
+    answer = client.completions.create(model="tiny", prompt=text, echo=True, logprobs=1, max_tokens=0)
+    scores = answer.choices[0].logprobs
+    assert answer.choices[0].text == text
+    assert scores and scores.token_logprobs
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    assert scores.token_logprobs[0] is None
+    expected = [logits[i, token].item() for i, token in enumerate(ids[1:])]
+    assert scores.token_logprobs[1:] == pytest.approx(expected, abs=1e-3)
+
+
+def test_errors_are_the_sdks(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="tiny"):
+        client.completions.create(model="other", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="1024"):
+        client.completions.create(model="tiny", prompt=[1] * 2000)
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model="tiny", prompt="a", temperature=3)
+    with pytest.raises(openai.BadRequestError, match="vocabulary"):
+        client.completions.create(model="tiny", prompt=[9999999])
+
+
+def test_tokenize_and_back(stack: Stack) -> None:
+    def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        request = urllib.request.Request(
+            stack.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+
+    answer = post("/tokenize", {"prompt": "Grüße 🎉"})
+    assert answer["count"] == len("Grüße 🎉".encode())
+    assert post("/detokenize", {"tokens": answer["tokens"]})["prompt"] == "Grüße 🎉"

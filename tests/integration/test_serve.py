@@ -1,0 +1,143 @@
+"""`quire serve` as a user meets it: the summary, the errors, a dying service, Ctrl-C, the clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.stack import ROOT, STOP_SECONDS, Stack, free_port, quire, start_stack, stop_stack
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(quire(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=90)
+
+
+def chat(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run("chat", "--url", f"{stack.url}/v1", "--max-tokens", "8", "--quick", "Hello", *arguments)
+
+
+def test_summary(stack: Stack) -> None:
+    text = stack.log.read_text()
+    for part in ("tiny (LlamaForCausalLM, float32)", "KV cache", "1,024 tokens", f"{stack.url}/v1", "curl "):
+        assert part in text
+
+
+def test_the_printed_curl_line_works(stack: Stack) -> None:
+    line = next(line for line in stack.log.read_text().splitlines() if line.strip().startswith("try"))
+    answer = subprocess.run(line.strip()[3:].strip(), shell=True, capture_output=True, text=True, timeout=60)
+    assert json.loads(answer.stdout)["choices"][0]["finish_reason"], answer
+
+
+def test_chat_and_complete(stack: Stack) -> None:
+    answer = chat(stack)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()
+    completed = run("complete", "--url", f"{stack.url}/v1", "--quick", "abc", "--max-tokens", "4")
+    assert completed.returncode == 0, completed.stderr
+
+
+def test_no_server() -> None:
+    answer = run("chat", "--url", f"http://127.0.0.1:{free_port()}/v1", "--quick", "x")
+    assert answer.returncode == 1
+    assert "quire serve" in answer.stderr
+
+
+def test_a_killed_service_comes_back(tiny_llama: Path, tmp_path: Path) -> None:
+    running = start_stack(tiny_llama, tmp_path / "log", "--kv-cache-memory-bytes", "16M", "--engines", "2")
+    try:
+        running.wait_healthy()
+        for service in ("tokenizer", "router", "engine", "gateway"):
+            before = running.children()[service]
+            os.kill(before, signal.SIGKILL)
+            wait_for(lambda before=before, service=service: running.children().get(service) not in (None, before))
+            running.wait_healthy()
+            wait_for(lambda: chat(running).returncode == 0)
+        children = [int(pid) for pid in running.children().values()]
+    finally:
+        code = stop_stack(running)
+    assert code == 0, running.log.read_text()
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+
+
+def test_nothing_outlives_a_killed_supervisor(tiny_llama: Path, tmp_path: Path) -> None:
+    running = start_stack(tiny_llama, tmp_path / "log", "--kv-cache-memory-bytes", "16M")
+    running.wait_healthy()
+    children = list(running.children().values())
+    running.process.kill()
+    running.process.wait(STOP_SECONDS)
+    wait_for(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.2)
+    raise AssertionError("the condition never came true")
+
+
+def test_no_such_folder() -> None:
+    answer = run("serve", "/nowhere/model", "--port", str(free_port()))
+    assert answer.returncode == 1
+    assert "/nowhere/model" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_no_model() -> None:
+    answer = run("serve", "--port", str(free_port()))
+    assert answer.returncode == 1
+    assert "Name a model" in answer.stderr
+
+
+def test_unsupported_architecture(tiny_llama: Path, tmp_path: Path) -> None:
+    config = json.loads((tiny_llama / "config.json").read_text()) | {"architectures": ["StrangeForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(tiny_llama / name)
+    answer = run("serve", str(tmp_path), "--port", str(free_port()))
+    assert answer.returncode == 1
+    assert "StrangeForCausalLM" in answer.stderr
+    assert "Qwen3ForCausalLM" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_port_in_use(tiny_llama: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        answer = run("serve", str(tiny_llama), "--port", str(taken.getsockname()[1]))
+    assert answer.returncode == 1
+    assert "in use" in answer.stderr
+    assert "--port" in answer.stderr
+
+
+def test_not_enough_memory_names_the_length_that_fits(tiny_llama: Path) -> None:
+    # 4 layers x 2 x 4 heads x 32 x 4 bytes = 4 KiB a token: 1 MiB holds 256 tokens.
+    answer = run("serve", str(tiny_llama), "--port", str(free_port()), "--dtype", "float32",
+                 "--kv-cache-memory-bytes", "1M")  # fmt: skip
+    assert answer.returncode == 1
+    assert "256" in answer.stderr
+    assert "--max-model-len" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--enable-lora", "does not implement"),
+        ("--no-such-thing", "No such option"),
+        ("--max-num-seqs=0", "at least 1"),
+    ],
+)
+def test_refused_flags(flag: str, message: str) -> None:
+    answer = run("serve", "model", flag)
+    assert answer.returncode == 2
+    assert message in answer.stderr

@@ -1,0 +1,79 @@
+"""A running `quire serve` for the end-to-end tests: start it, ask it, stop it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+READY_SECONDS = 90
+STOP_SECONDS = 30
+
+
+@dataclass
+class Stack:
+    """A running `quire serve`."""
+
+    process: subprocess.Popen[str]
+    port: int
+    model: Path
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def children(self) -> dict[str, int]:
+        """Name of the sub-command (engine, router, ...) → process id; the last engine stands for all."""
+        found = {}
+        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            found[command[command.index(b"quire") + 1].decode()] = int(pid)
+        return found
+
+    def wait_healthy(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=2) as response:
+                    if response.status == 200:
+                        return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError(f"not healthy after {READY_SECONDS} s:\n{self.log.read_text()}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def quire(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "quire", *arguments]
+
+
+def start_stack(model: Path, log: Path, *arguments: str) -> Stack:
+    """Starts `quire serve` with its output in `log`; the caller waits and stops it."""
+    port = free_port()
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            quire("serve", str(model), "--port", str(port), *arguments),
+            cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    return Stack(process, port, model, log)
+
+
+def stop_stack(stack: Stack) -> int:
+    """Ctrl-C; returns the exit code."""
+    if stack.process.poll() is None:
+        stack.process.send_signal(signal.SIGINT)
+    return stack.process.wait(STOP_SECONDS)
