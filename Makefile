@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks
 
-.PHONY: serve test test-fast lint format protos bench lock clean
+.PHONY: serve test test-fast lint format protos docs bench lock clean
 
 serve: $(VENV)/.installed
 ifeq ($(MODEL),)
@@ -50,6 +50,10 @@ protos: $(VENV)/.installed-dev
 ifdef PROTO_CHECK
 	@for stub in quire/v1/*_pb2*; do cmp $$stub $(PROTO_OUT)/$$stub || { echo "run make protos"; exit 1; }; done
 endif
+
+# Writes the reference page of all options.
+docs: $(VENV)/.installed
+	$(BIN)/python -m quire.docs > docs/options.md
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.serving $(ARGS)

@@ -38,6 +38,13 @@ class OptionsCommand(click.Command):
         super().__init__(name, help=help, params=self._parameters(), callback=self._invoke, add_help_option=False)
         self._defaults = dict(defaults or {})
 
+    def sections(self) -> dict[str, list[OptionField]]:
+        """Title of each group → its options, each option once."""
+        sections: dict[str, list[OptionField]] = {}
+        for title, field in self._fields.values():
+            sections.setdefault(title, []).append(field)
+        return sections
+
     def _parameters(self) -> list[click.Parameter]:
         parameters: list[click.Parameter] = [
             click.Option(["--config"], help="YAML file of options.", is_eager=True, expose_value=False,
@@ -81,8 +88,8 @@ class OptionsCommand(click.Command):
             formatter.write_usage(ctx.command_path, "[MODEL] [OPTIONS]" if "model" in self._fields else "[OPTIONS]")
             formatter.write_paragraph()
             formatter.write_text(self.help or "")
-        for title in dict.fromkeys(title for title, _ in self._fields.values()):
-            rows = [self._help_row(ctx, field) for owner, field in self._fields.values() if owner == title]
+        for title, fields in self.sections().items():
+            rows = [self._help_row(ctx, field) for field in fields]
             shown = [row for row in rows if row and word.lower() in " ".join(row).lower()]
             if shown:
                 with formatter.section(title):

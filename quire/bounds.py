@@ -1,0 +1,62 @@
+"""Bounds of what a request may ask for. The gateway checks them first and the engine again, from this one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from quire.errors import InvalidRequest
+
+MAX_CHOICES = 128
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_REQUEST_ID_LENGTH = 128
+MAX_CACHE_SALT_LENGTH = 128
+MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
+# Entries (prompt tokens times alternatives) whose log-probabilities fit one message.
+MAX_PROMPT_LOGPROB_ENTRIES = 1_000_000
+REQUEST_ID_PATTERN = r"[A-Za-z0-9._-]{1,128}"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An interval of numbers. Not-a-number and the infinities lie outside of every bound."""
+
+    minimum: float
+    maximum: float = math.inf
+    minimum_excluded: bool = False
+
+    def check(self, parameter: str, value: float) -> None:
+        """
+        Raises:
+            InvalidRequest: `value` lies outside; the message names parameter, value and bound.
+        """
+        above = value > self.minimum if self.minimum_excluded else value >= self.minimum
+        if not (above and value <= self.maximum and math.isfinite(value)):
+            raise InvalidRequest(f"{parameter} is {value:g}; it must be {self.describe()}.", parameter=parameter)
+
+    def describe(self) -> str:
+        """The bound in words, such as `above 0 and at most 1`."""
+        low = f"{'above' if self.minimum_excluded else 'at least'} {self.minimum:g}"
+        return f"{low} and at most {self.maximum:g}" if math.isfinite(self.maximum) else f"{low} and finite"
+
+
+SAMPLING_BOUNDS: Mapping[str, Bound] = MappingProxyType(
+    {
+        "n": Bound(1, MAX_CHOICES),
+        "temperature": Bound(0, 2),
+        "top_p": Bound(0, 1, minimum_excluded=True),
+        "top_k": Bound(0, 2**31 - 1),
+        "min_p": Bound(0, 1),
+        "repetition_penalty": Bound(0, minimum_excluded=True),
+        "presence_penalty": Bound(-2, 2),
+        "frequency_penalty": Bound(-2, 2),
+        "min_tokens": Bound(0, 2**31 - 1),
+        "max_tokens": Bound(0, 2**31 - 1),
+        "seed": Bound(-(2**63), 2**63 - 1),
+    }
+)
+LOGIT_BIAS_BOUND = Bound(-100, 100)
+PRIORITY_BOUND = Bound(-(2**31), 2**31 - 1)

@@ -1,0 +1,50 @@
+"""The reference page of all options, made from their declarations: `python -m quire.docs > docs/options.md`."""
+
+from __future__ import annotations
+
+from quire.cli import cli
+from quire.options.base import OptionField
+from quire.options.command import OptionsCommand
+
+_HEAD = """# Options
+
+Every option is a flag, an environment variable and a key of a `--config` YAML file (the flag without its dashes). The
+flag wins over the variable, the variable over the file, the file over the default. `quire serve` takes the options of
+all services. Numbers may be written `32K` (32,768) or `25.6k` (25,600); options that take several values are repeated.
+
+This page is made by `make docs` from the declarations in `quire/options/`.
+"""
+
+
+def options_page() -> str:
+    """The page as Markdown: one section for each group, which names the commands that take it."""
+    sections: dict[str, tuple[list[str], list[OptionField]]] = {}
+    for name, command in cli.commands.items():
+        if isinstance(command, OptionsCommand):
+            for title, fields in command.sections().items():
+                sections.setdefault(title, ([], fields))[0].append(f"`quire {name}`")
+    return _HEAD + "".join(_section(title, *content) for title, content in sections.items())
+
+
+def _section(title: str, commands: list[str], fields: list[OptionField]) -> str:
+    rows = "".join(
+        f"| `{'`, `'.join([*field.metadata['aliases'], field.flag])}` | {_default(field)} | {_describe(field)} |\n"
+        for field in fields
+    )
+    return f"\n## {title}\n\nTaken by {', '.join(commands)}.\n\n| flag | default | meaning |\n|---|---|---|\n{rows}"
+
+
+def _default(field: OptionField) -> str:
+    if field.type is bool:
+        return "on" if field.default else "off"
+    return f"`{field.default}`" if field.default not in (None, "", (), {}) else ""
+
+
+def _describe(field: OptionField) -> str:
+    choices = field.metadata["choices"]
+    suffix = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
+    return str(field.metadata["help"]).replace("|", "\\|") + suffix
+
+
+if __name__ == "__main__":
+    print(options_page(), end="")
