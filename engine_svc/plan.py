@@ -85,6 +85,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     # Milliseconds in the model's forward pass, and in the whole of the step with sampling.
     forward_milliseconds: float
     execute_milliseconds: float
+    # slot -> why its sequence failed, for the log; the other sequences of the step are well.
+    failed_slots: dict[int, str] = {}  # noqa: RUF012  (msgspec copies empty defaults)
 
 
 class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):

@@ -17,6 +17,10 @@ EXECUTORS = {
 }
 
 
+class ExecutorDead(Exception):
+    """The executor will not run another step: a rank process is gone, or the device is lost."""
+
+
 class Executor(ABC):
     """Runs steps on all ranks of a worker. Called from one thread, in this order: load, allocate, step…, close."""
 
@@ -34,7 +38,11 @@ class Executor(ABC):
 
     @abstractmethod
     def step(self, plan: StepPlan) -> StepResult:
-        """Runs one step and blocks until its tokens are sampled."""
+        """Runs one step and blocks until its tokens are sampled.
+
+        Raises:
+            ExecutorDead: no further step can succeed. Any other exception fails this step's requests only.
+        """
 
     @abstractmethod
     def close(self) -> None:
