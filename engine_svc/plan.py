@@ -86,7 +86,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     forward_milliseconds: float
     execute_milliseconds: float
     # slot -> why its sequence failed, for the log; the other sequences of the step are well.
-    failed_slots: dict[int, str] = {}  # noqa: RUF012  (msgspec copies empty defaults)
+    failed_slots: dict[int, str] = {}
 
 
 class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):

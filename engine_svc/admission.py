@@ -1,0 +1,67 @@
+"""From a validated request to the sequences that the scheduler runs."""
+
+from __future__ import annotations
+
+import secrets
+
+from engine_svc.kv_cache.block_table import BlockTable
+from engine_svc.plan import SamplingPlan
+from engine_svc.request import SamplingParameters
+from engine_svc.scheduler.sequence import LiveRequest, Sequence
+
+_MASK = 2**64 - 1
+
+
+def sequence_seed(seed: int, choice_index: int) -> int:
+    """Key of the noise of one of the n sequences, between 0 and 2**63 - 1.
+
+    One step of the SplitMix64 generator (Steele, Lea, Flood 2014) from the state `seed + choice_index * golden ratio`:
+    neighbouring seeds and choices get keys that have nothing to do with each other, the same on every worker.
+    """
+    mixed = (seed + (choice_index + 1) * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (mixed ^ (mixed >> 31)) >> 1
+
+
+def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int) -> list[Sequence]:
+    """The request's n sequences, none of them scheduled yet.
+
+    Args:
+        order: rank and arrival, see Sequence.order.
+        max_model_len: bounds the output where max_tokens does not.
+    """
+    sampling = live.request.sampling
+    prompt = len(live.request.prompt_token_ids)
+    wanted = max_model_len if sampling.max_tokens is None else prompt + sampling.max_tokens
+    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+    return [
+        Sequence(
+            live,
+            choice,
+            (*order, choice),
+            _sampling_plan(sampling, sequence_seed(seed, choice), live, wants_prompt=choice == 0 and prompt > 1),
+            min(wanted, max_model_len),
+            BlockTable(live.request.cache_salt),
+        )
+        for choice in range(sampling.n)
+    ]
+
+
+def _sampling_plan(sampling: SamplingParameters, seed: int, live: LiveRequest, wants_prompt: bool) -> SamplingPlan:
+    stops = live.eos_token_ids | live.stop_token_ids if sampling.min_tokens else frozenset()
+    return SamplingPlan(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=seed,
+        min_tokens=sampling.min_tokens,
+        suppress_token_ids=tuple(sorted(stops)),
+        logit_bias=sampling.logit_bias,
+        num_logprobs=sampling.logprobs,
+        num_prompt_logprobs=sampling.prompt_logprobs if wants_prompt else None,
+    )

@@ -1,0 +1,196 @@
+"""The engine: schedule, execute, process, again and again. Single-threaded; `loop` gives it its thread."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine_svc.admission import make_sequences
+from engine_svc.counters import EngineStatistics
+from engine_svc.executor.base import Executor, ExecutorDead
+from engine_svc.kv_cache.events import KvEvent
+from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.ledger import Ledger
+from engine_svc.outputs import Counters, FinishReason, Load, SequenceDelta
+from engine_svc.plan import StepResult
+from engine_svc.processor import ENGINE_FAULT, StepProcessor
+from engine_svc.request import GenerationRequest
+from engine_svc.scheduler.batch import Batch
+from engine_svc.scheduler.policies import POLICIES
+from engine_svc.scheduler.scheduler import Scheduler, SchedulerOptions
+from engine_svc.scheduler.sequence import LiveRequest
+from quire.errors import DeadlineExceeded, Internal, QuireError
+
+logger = logging.getLogger(__name__)
+
+# So many steps failing one after the other mean that the executor will not recover.
+MAX_CONSECUTIVE_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What an engine is built from, beside its executor."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int  # at most num_blocks * block_size
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    eos_token_ids: frozenset[int] = frozenset()
+
+
+class Engine:
+    """Runs requests on an executor whose KV cache has been allocated.
+
+    Contract: `add` takes validated requests only; `step` is called while `has_work`, and its deltas end every request
+    with exactly one that `is_final`. `load` may be called from any thread, all else from one.
+    """
+
+    def __init__(self, executor: Executor, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._executor = executor
+        self._config = config
+        self._clock = clock
+        self._kv_cache = KvCacheManager(config.num_blocks, config.block_size, config.enable_prefix_caching)
+        self._policy = POLICIES[config.scheduling_policy]()
+        self._scheduler = Scheduler(
+            self._kv_cache,
+            SchedulerOptions(config.max_num_batched_tokens, config.max_num_seqs, config.enable_chunked_prefill),
+        )
+        self._ledger = Ledger(self._scheduler, clock)
+        self._statistics = EngineStatistics()
+        self._processor = StepProcessor(self._scheduler, self._kv_cache, self._ledger, self._statistics, clock)
+        self._arrivals = itertools.count()
+        self._failures = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do or say anything."""
+        return self._scheduler.has_work or self._ledger.has_deltas
+
+    def add(self, key: int, request: GenerationRequest, arrival_time: float | None = None) -> None:
+        """Takes a request in.
+
+        Args:
+            key: stands for the request in deltas and `abort`; never used twice.
+            arrival_time: on the engine's clock; now when left out.
+        """
+        arrival = self._clock() if arrival_time is None else arrival_time
+        live = LiveRequest(key, request, self._config.eos_token_ids, arrival)
+        order = (self._policy.rank(request.priority), next(self._arrivals))
+        live.sequences = make_sequences(live, order, self._config.max_model_len)
+        self._ledger.enter(live)
+        self._scheduler.add(live.sequences[0])
+
+    def abort(self, key: int) -> None:
+        """Ends a request and frees all it holds; the next step reports it. Unknown keys are no error."""
+        if live := self._ledger.find(key):
+            self._ledger.end(live, FinishReason.ABORT)
+
+    def step(self) -> list[SequenceDelta]:
+        """One step; what it brought for each request.
+
+        Raises:
+            ExecutorDead: the executor does not work any more; `give_up` and go.
+        """
+        self._expire()
+        batch = self._scheduler.schedule()
+        if batch.sequences:
+            result = self._execute(batch)
+            if result is not None:
+                self._processor.process(batch, result)
+        return self._ledger.take()
+
+    def give_up(self, error: QuireError) -> list[SequenceDelta]:
+        """Ends all requests with an error, for an engine that is about to go away; their last deltas."""
+        for live in self._ledger:
+            self._ledger.end(live, FinishReason.ERROR, error)
+        return self._ledger.take()
+
+    def load(self) -> Load:
+        """Load now."""
+        scheduler = self._scheduler
+        return Load(
+            running_sequences=scheduler.num_running,
+            waiting_requests=scheduler.num_waiting,
+            used_kv_blocks=self._kv_cache.num_used_blocks,
+            total_kv_blocks=self._kv_cache.num_blocks,
+            waiting_prefill_tokens=scheduler.num_waiting_tokens,
+            step=scheduler.num_steps,
+            busy=scheduler.has_work,
+            counters=self._counters(),
+        )
+
+    def take_kv_events(self) -> list[KvEvent]:
+        """Changes of the prefix cache since the last call."""
+        return self._kv_cache.take_events()
+
+    def kv_snapshot(self) -> list[KvEvent]:
+        """All that the prefix cache holds, as events."""
+        return self._kv_cache.snapshot()
+
+    def check(self) -> None:
+        """Proves that nothing leaked.
+
+        Raises:
+            RuntimeError: a block or slot is lost.
+        """
+        self._scheduler.check()
+
+    def _execute(self, batch: Batch) -> StepResult | None:
+        """Runs the batch; None when that failed and its requests have been ended."""
+        now = self._clock()
+        for sequence in batch.sequences:
+            if sequence.owner.first_scheduled_time is None:
+                sequence.owner.first_scheduled_time = now
+        try:
+            result = self._executor.step(batch.plan())
+        except Exception as error:
+            self._fail(batch, error)
+            return None
+        self._failures = 0
+        return result
+
+    def _fail(self, batch: Batch, error: Exception) -> None:
+        """Ends the requests of a step that raised; the others go on if the executor does.
+
+        Raises:
+            ExecutorDead: it does not.
+        """
+        self._failures += 1
+        logger.error("step %d with %d sequences failed", batch.step, len(batch.sequences), exc_info=error)
+        for live in {sequence.owner.key: sequence.owner for sequence in batch.sequences}.values():
+            fault = Internal("The engine failed while it ran this request; try again.", reason=ENGINE_FAULT)
+            self._ledger.end(live, FinishReason.ERROR, fault)
+        # A failed step may have written anywhere: nothing computed before is handed to later requests.
+        self._kv_cache.clear()
+        if isinstance(error, ExecutorDead) or self._failures >= MAX_CONSECUTIVE_FAILURES:
+            raise ExecutorDead(f"the executor is dead after {self._failures} failed steps: {error}") from error
+
+    def _expire(self) -> None:
+        """Ends the requests whose time has run out, running or waiting."""
+        for live in self._ledger.expired():
+            error = DeadlineExceeded(
+                f"The request did not finish within its {live.request.timeout_seconds:g} s; allow more time or ask for "
+                "fewer tokens.",
+                parameter="timeout_ms",
+            )
+            self._ledger.end(live, FinishReason.ERROR, error)
+
+    def _counters(self) -> Counters:
+        statistics, scheduler = self._statistics, self._scheduler
+        return Counters(
+            prompt_tokens=statistics.prompt_tokens,
+            generation_tokens=statistics.generation_tokens,
+            preemptions=scheduler.preemptions,
+            prefix_cache_queries=scheduler.prefix_queries if self._config.enable_prefix_caching else 0,
+            prefix_cache_hits=scheduler.prefix_hits,
+            iteration_tokens=statistics.iteration_tokens.snapshot(),
+            model_forward_milliseconds=statistics.forward_milliseconds.snapshot(),
+            model_execute_milliseconds=statistics.execute_milliseconds.snapshot(),
+        )

@@ -1,0 +1,148 @@
+"""The KV cache as the scheduler sees it: look a prefix up, allocate, make findable, fork, free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine_svc.kv_cache.block_pool import BlockPool
+from engine_svc.kv_cache.block_table import BlockTable
+from engine_svc.kv_cache.events import EventRecorder, KvEvent
+from engine_svc.kv_cache.prefix_cache import PrefixCache
+from quire.block_hash import extend_hashes
+
+
+class KvCacheManager:
+    """Owner of all blocks of a worker.
+
+    A block is *used* (in some sequence's table), *cached* (in none, but findable by its hash) or *free*. Cached blocks
+    count as free room: the one unused for longest is overwritten first. Only full, computed blocks are shared, so
+    nothing is ever written to a block that two sequences hold.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+        self.block_size = block_size
+        self._caching = enable_prefix_caching
+        self._pool = BlockPool(num_blocks)
+        self._recorder = EventRecorder()
+        self._cache = PrefixCache(block_size, self._recorder)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in all."""
+        return self._pool.num_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that live sequences hold."""
+        return self._pool.num_used
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be allocated; those that are merely cached are among them."""
+        return self._pool.num_free
+
+    def lookup(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
+        """The cached blocks of the sequence's longest known prefix, for `allocate`.
+
+        The last token is never among them: something must be computed to sample from.
+        """
+        if not self._caching:
+            return []
+        extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt)
+        return self._cache.find(table.hashes[: (len(token_ids) - 1) // self.block_size])
+
+    def allocate(self, table: BlockTable, num_tokens: int, found: Sequence[int] = ()) -> list[int] | None:
+        """Extends the table until it holds `num_tokens`.
+
+        Args:
+            found: blocks of `lookup`, which an empty table begins with.
+
+        Returns:
+            The blocks added, those found not among them; None (and nothing changed) when there is not enough room.
+        """
+        missing = -(-num_tokens // self.block_size) - len(table.block_ids) - len(found)
+        if missing <= 0 and not found:
+            return []
+        if not self.has_room(table, num_tokens, found):
+            return None
+        for block in found:
+            self._pool.share(block)
+        table.block_ids.extend(found)
+        table.num_findable += len(found)
+        added = [self._take() for _ in range(missing)]
+        table.block_ids.extend(added)
+        return added
+
+    def has_room(self, table: BlockTable, num_tokens: int, found: Sequence[int] = ()) -> bool:
+        """Whether `allocate` with the same arguments would succeed now."""
+        missing = -(-num_tokens // self.block_size) - len(table.block_ids) - len(found)
+        return missing + sum(1 for block in found if not self._pool.references(block)) <= self._pool.num_free
+
+    def make_findable(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+        """Puts the table's blocks that are full and computed by now into the prefix cache."""
+        full = num_computed_tokens // self.block_size
+        if not self._caching or full <= table.num_findable:
+            return
+        if len(table.hashes) < full:
+            extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt)
+        for index in range(table.num_findable, full):
+            parent = table.hashes[index - 1] if index else b""
+            self._cache.store(table.block_ids[index], table.hashes[index], parent)
+        table.num_findable = full
+
+    def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
+        """A second table that shares the first one's full blocks among its first `num_tokens` computed tokens.
+
+        The last of these tokens stays to be computed by the new sequence, so that it has logits to sample from.
+        """
+        shared = (num_tokens - 1) // self.block_size
+        child = BlockTable(table.cache_salt, table.hashes[: num_tokens // self.block_size])
+        child.block_ids = table.block_ids[:shared]
+        child.num_findable = min(table.num_findable, shared)
+        for block in child.block_ids:
+            self._pool.share(block)
+        return child
+
+    def free(self, table: BlockTable) -> None:
+        """Gives all the table's blocks back. Those at a sequence's end are overwritten before those at its start."""
+        for block in reversed(table.block_ids):
+            self._pool.release(block, keep=block in self._cache)
+        table.block_ids = []
+        table.num_findable = 0
+
+    def clear(self) -> None:
+        """Makes all blocks unfindable; sequences keep theirs."""
+        if self._caching:
+            self._cache.clear()
+
+    def take_events(self) -> list[KvEvent]:
+        """Changes of the prefix cache since the last call."""
+        return self._recorder.take()
+
+    def snapshot(self) -> list[KvEvent]:
+        """All that is findable now, as events."""
+        return self._cache.snapshot()
+
+    def check(self, tables: Sequence[BlockTable]) -> None:
+        """Proves that no block is lost: free + cached + used is all there are, and `tables` hold just those used.
+
+        Args:
+            tables: those of all live sequences.
+
+        Raises:
+            RuntimeError: a block leaked, was freed twice, or is held by nobody in `tables`.
+        """
+        self._pool.check()
+        self._cache.check()
+        held: dict[int, int] = {}
+        for table in tables:
+            for block in table.block_ids:
+                held[block] = held.get(block, 0) + 1
+        wrong = [block for block in range(self.num_blocks) if self._pool.references(block) != held.get(block, 0)]
+        if wrong:
+            raise RuntimeError(f"blocks {wrong[:10]} have another number of references than holders")
+
+    def _take(self) -> int:
+        block = self._pool.take()
+        self._cache.forget(block)
+        return block

@@ -1,0 +1,77 @@
+"""Full blocks by the hash of their contents and everything before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine_svc.kv_cache.events import EventRecorder, KvEvent
+
+
+class PrefixCache:
+    """Finds blocks that hold a wanted prefix. Says what it learns and forgets to the recorder.
+
+    A block has one hash at most and a hash one block: a second block with the same contents stays unfindable.
+    """
+
+    def __init__(self, block_size: int, recorder: EventRecorder) -> None:
+        self._block_size = block_size
+        self._recorder = recorder
+        self._blocks: dict[bytes, int] = {}
+        self._hashes: dict[int, tuple[bytes, bytes]] = {}  # block -> its hash and its parent's
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._hashes
+
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest prefix of `hashes` that is cached."""
+        found = []
+        for block_hash in hashes:
+            block = self._blocks.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def store(self, block: int, block_hash: bytes, parent: bytes) -> None:
+        """Makes the block findable, unless another one with its contents is already.
+
+        Args:
+            parent: hash of the block before it; empty for the first of a sequence.
+        """
+        if block_hash in self._blocks:
+            return
+        self._blocks[block_hash] = block
+        self._hashes[block] = (block_hash, parent)
+        self._recorder.stored(block_hash, parent, self._block_size)
+
+    def forget(self, block: int) -> None:
+        """Ends the block's findability, if it had any: its contents are about to be overwritten."""
+        entry = self._hashes.pop(block, None)
+        if entry is not None:
+            del self._blocks[entry[0]]
+            self._recorder.removed(entry[0])
+
+    def clear(self) -> None:
+        """Forgets all blocks."""
+        self._blocks.clear()
+        self._hashes.clear()
+        self._recorder.cleared()
+
+    def snapshot(self) -> list[KvEvent]:
+        """The events that lead from an empty cache to this one; blocks stored as one chain come as one."""
+        recorder = EventRecorder()
+        for block_hash, parent in self._hashes.values():
+            recorder.stored(block_hash, parent, self._block_size)
+        return recorder.take()
+
+    def check(self) -> None:
+        """Proves that hashes and blocks name each other.
+
+        Raises:
+            RuntimeError: they do not.
+        """
+        if {entry[0]: block for block, entry in self._hashes.items()} != self._blocks:
+            raise RuntimeError("the prefix cache's two indexes differ")

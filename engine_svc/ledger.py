@@ -1,0 +1,106 @@
+"""The requests that live in the engine, and what is still to be said of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+from engine_svc.outputs import FinishReason, SequenceDelta, Usage
+from engine_svc.plan import PositionLogprobs
+from engine_svc.scheduler.scheduler import Scheduler
+from engine_svc.scheduler.sequence import LiveRequest, Sequence
+from quire.errors import QuireError
+
+_STALE_DEADLINES = 1024
+
+
+class Ledger:
+    """Every request is entered once and ends with exactly one delta that is final, whatever becomes of it."""
+
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._live: dict[int, LiveRequest] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._deltas: list[SequenceDelta] = []
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return iter(list(self._live.values()))
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether `take` would return any."""
+        return bool(self._deltas)
+
+    def enter(self, live: LiveRequest) -> None:
+        """Takes a request into the books."""
+        self._live[live.key] = live
+        if live.deadline is not None:
+            if len(self._deadlines) > _STALE_DEADLINES + 2 * len(self._live):
+                self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
+                heapq.heapify(self._deadlines)
+            heapq.heappush(self._deadlines, (live.deadline, live.key))
+
+    def find(self, key: int) -> LiveRequest | None:
+        """The request, while it lives."""
+        return self._live.get(key)
+
+    def expired(self) -> Iterator[LiveRequest]:
+        """The living requests whose deadline has passed, each once."""
+        while self._deadlines and self._deadlines[0][0] <= self._clock():
+            if live := self._live.get(heapq.heappop(self._deadlines)[1]):
+                yield live
+
+    def report(self, delta: SequenceDelta) -> None:
+        """Says something of a request that goes on."""
+        self._deltas.append(delta)
+
+    def take(self) -> list[SequenceDelta]:
+        """All that was said since the last call."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        token_ids: list[int],
+        logprobs: list[PositionLogprobs] | None = None,
+        prompt_logprobs: list[PositionLogprobs] | None = None,
+        stop_token_id: int | None = None,
+    ) -> None:
+        """Ends one sequence, and its request if it was the last one."""
+        live, choice = sequence.owner, sequence.choice_index
+        self._scheduler.finish(sequence)
+        live.unfinished -= 1
+        final = live.unfinished == 0
+        usage = self._strike(live) if final else None
+        self._deltas.append(
+            SequenceDelta(live.key, choice, token_ids, logprobs, prompt_logprobs, reason, stop_token_id, final, usage)
+        )
+
+    def end(self, live: LiveRequest, reason: FinishReason, error: QuireError | None = None) -> None:
+        """Ends all sequences of a request at once."""
+        for sequence in live.sequences:
+            self._scheduler.finish(sequence)
+        usage = self._strike(live)
+        self._deltas.append(
+            SequenceDelta(live.key, 0, [], finish_reason=reason, is_final=True, usage=usage, error=error)
+        )
+
+    def _strike(self, live: LiveRequest) -> Usage:
+        """Takes the request out of the books; what it cost."""
+        del self._live[live.key]
+        now = self._clock()
+        scheduled = now if live.first_scheduled_time is None else live.first_scheduled_time
+        first = now if live.first_token_time is None else live.first_token_time
+        last = first if live.last_token_time is None else live.last_token_time
+        return Usage(
+            prompt_tokens=len(live.request.prompt_token_ids),
+            completion_tokens=live.completion_tokens,
+            cached_prompt_tokens=live.cached_prompt_tokens,
+            queue_seconds=max(0.0, scheduled - live.arrival_time),
+            prefill_seconds=max(0.0, first - scheduled),
+            decode_seconds=max(0.0, last - first),
+            preemptions=live.preemptions,
+        )

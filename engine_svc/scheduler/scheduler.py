@@ -1,0 +1,218 @@
+"""The scheduler: one token budget per step, running sequences first, then waiting ones.
+
+There is no prefill or decode phase. Every sequence has tokens that are known and a number of them that is computed; a
+step lets computed tokens catch up with known ones, as far as budget and blocks reach.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine_svc.kv_cache.block_table import BlockTable
+from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.scheduler.batch import Batch
+from engine_svc.scheduler.queue import WaitingQueue
+from engine_svc.scheduler.sequence import Sequence, SequenceState
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """Limits of a step."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    enable_chunked_prefill: bool = True
+
+
+def _order(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.order
+
+
+class Scheduler:
+    """Owner of the slots, of both queues, and, through the KV cache manager, of every sequence's blocks.
+
+    No deadlock: admission lets only sequences in that fit the whole cache, and when blocks run out the last in the
+    policy's order gives its own back. So the first in order always gets on.
+    """
+
+    def __init__(self, kv_cache: KvCacheManager, options: SchedulerOptions) -> None:
+        self._kv_cache = kv_cache
+        self._options = options
+        self._waiting = WaitingQueue()
+        self._running: list[Sequence] = []  # in the policy's order
+        self._free_slots = list(range(options.max_num_seqs - 1, -1, -1))
+        self._step = 0
+        self._unscheduled_prefill_tokens = 0
+        self.by_slot: list[Sequence | None] = [None] * options.max_num_seqs
+        self.prefix_queries = 0  # tokens looked up in the prefix cache
+        self.prefix_hits = 0  # tokens found there
+        self.preemptions = 0
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a slot."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a slot."""
+        return len(self._waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Known tokens that wait to be computed, as of the last step."""
+        return self._waiting.num_uncomputed_tokens + self._unscheduled_prefill_tokens
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._running) or len(self._waiting) > 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps planned since start."""
+        return self._step
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes a sequence into the waiting queue."""
+        sequence.state = SequenceState.WAITING
+        self._waiting.push(sequence)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Takes a sequence into the waiting queue that shares the blocks of the parent's prompt, which is computed."""
+        child.table = self._kv_cache.fork(parent.table, parent.num_prompt_tokens)
+        child.num_computed_tokens = len(child.table.block_ids) * self._kv_cache.block_size
+        self.add(child)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Ends a sequence, wherever it is, and frees all that it holds."""
+        if sequence.state is SequenceState.RUNNING:
+            self._running.remove(sequence)
+            self._release_slot(sequence)
+        elif sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED):
+            self._waiting.remove(sequence)
+        self._kv_cache.free(sequence.table)
+        sequence.state = SequenceState.FINISHED
+
+    def schedule(self) -> Batch:
+        """The next step. Its sequences have slots and blocks for what they are to compute."""
+        batch = Batch(self._step, self._options.max_num_batched_tokens)
+        self._schedule_running(batch)
+        self._schedule_waiting(batch)
+        self._step += 1
+        self._unscheduled_prefill_tokens = batch.unscheduled_prefill_tokens
+        return batch
+
+    def _schedule_running(self, batch: Batch) -> None:
+        index = 0
+        while index < len(self._running) and batch.budget > 0:
+            sequence = self._running[index]
+            # A long prompt leaves every sequence behind it a token, so that no stream stalls.
+            share = max(1, batch.budget - (len(self._running) - index - 1))
+            count = min(len(sequence.token_ids) - sequence.num_computed_tokens, share)
+            blocks = self._allocate_or_preempt(sequence, sequence.num_computed_tokens + count, batch)
+            if blocks is None:  # it was the last in order, and is preempted itself
+                break
+            batch.add(sequence, count, blocks)
+            index += 1
+
+    def _schedule_waiting(self, batch: Batch) -> None:
+        while len(self._waiting) and self._free_slots and batch.budget > 0 and not batch.preempted:
+            sequence = self._waiting.first()
+            found = self._lookup(sequence)
+            computed = sequence.num_computed_tokens + len(found) * self._kv_cache.block_size
+            missing = len(sequence.token_ids) - computed
+            if missing > batch.budget and not self._options.enable_chunked_prefill:
+                break
+            if not self._make_room(sequence, found):
+                break
+            count = min(missing, batch.budget)
+            self._kv_cache.allocate(sequence.table, computed + count, found)
+            self._start(sequence, computed)
+            batch.add_new(sequence, count)
+
+    def _lookup(self, sequence: Sequence) -> list[int]:
+        """The cached blocks that a waiting sequence can begin with; none for one that holds blocks from a fork."""
+        if sequence.table.block_ids or sequence.wants_prompt_logprobs:
+            return []
+        return self._kv_cache.lookup(sequence.table, sequence.token_ids)
+
+    def _make_room(self, sequence: Sequence, found: list[int]) -> bool:
+        """Whether all of a waiting sequence's known tokens have room; half a prompt would soon be preempted again."""
+        while not self._kv_cache.has_room(sequence.table, len(sequence.token_ids), found):
+            holder = self._waiting.last_holder()
+            if self._running or holder is None or holder is sequence:
+                return False
+            self._release_fork(holder)
+        return True
+
+    def _start(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Moves a sequence from waiting to running."""
+        self._waiting.remove(sequence)
+        if not sequence.num_computed_tokens and not sequence.wants_prompt_logprobs:
+            self.prefix_queries += len(sequence.token_ids)
+            self.prefix_hits += num_computed_tokens
+        if sequence.state is SequenceState.WAITING and sequence.choice_index == 0:
+            sequence.owner.cached_prompt_tokens = num_computed_tokens
+        sequence.num_computed_tokens = num_computed_tokens
+        sequence.slot = self._free_slots.pop()
+        sequence.state = SequenceState.RUNNING
+        self.by_slot[sequence.slot] = sequence
+        insort(self._running, sequence, key=_order)
+
+    def _allocate_or_preempt(self, sequence: Sequence, num_tokens: int, batch: Batch) -> list[int] | None:
+        """Blocks for a running sequence, taken from the last in order where needed; None when that is itself."""
+        while (blocks := self._kv_cache.allocate(sequence.table, num_tokens)) is None:
+            victim = self._running[-1]
+            holder = self._waiting.last_holder()
+            if holder is not None and (holder.order > victim.order or victim is self._running[0]):
+                self._release_fork(holder)
+                continue
+            self._preempt(victim)
+            batch.preempted = True
+            if victim is sequence:
+                return None
+        return blocks
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Takes slot and blocks away; the sequence waits to be computed anew (its cached blocks may still be found)."""
+        self._running.remove(sequence)
+        self._release_slot(sequence)
+        self._kv_cache.free(sequence.table)
+        sequence.num_computed_tokens = 0
+        sequence.state = SequenceState.PREEMPTED
+        sequence.owner.preemptions += 1
+        self.preemptions += 1
+        if sequence.wants_prompt_logprobs:
+            sequence.owner.prompt_logprobs.clear()
+        self._waiting.push(sequence)
+
+    def _release_fork(self, sequence: Sequence) -> None:
+        """Takes the shared blocks of a waiting fork away; it computes the prompt itself then."""
+        self._waiting.remove(sequence)
+        self._kv_cache.free(sequence.table)
+        sequence.num_computed_tokens = 0
+        self._waiting.push(sequence)
+
+    def _release_slot(self, sequence: Sequence) -> None:
+        self.by_slot[sequence.slot] = None
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+
+    def live_tables(self) -> Iterable[BlockTable]:
+        """Block tables of all running and waiting sequences, for the integrity check."""
+        for sequence in (*self._running, *self._waiting):
+            yield sequence.table
+
+    def check(self) -> None:
+        """Proves that no block and no slot is lost.
+
+        Raises:
+            RuntimeError: one is.
+        """
+        self._kv_cache.check(list(self.live_tables()))
+        slots = {sequence.slot for sequence in self._running}
+        if slots & set(self._free_slots) or len(slots) + len(self._free_slots) != self._options.max_num_seqs:
+            raise RuntimeError("slots of the runner are lost or given twice")

@@ -1,0 +1,125 @@
+"""Whether a request can be served. The engine trusts nobody, the gateway included."""
+
+from __future__ import annotations
+
+import re
+
+from engine_svc.request import GenerationRequest, RequestLimits, SamplingParameters
+from quire.bounds import (
+    LOGIT_BIAS_BOUND,
+    MAX_CACHE_SALT_LENGTH,
+    MAX_LOGIT_BIAS_ENTRIES,
+    MAX_PROMPT_LOGPROB_ENTRIES,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TIMEOUT_MS,
+    PRIORITY_BOUND,
+    REQUEST_ID_PATTERN,
+    SAMPLING_BOUNDS,
+    Bound,
+)
+from quire.errors import ContextTooLong, InvalidRequest, NotFound
+
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
+
+
+def validate(request: GenerationRequest, limits: RequestLimits) -> None:
+    """Checks every field.
+
+    Raises:
+        InvalidRequest: a field is out of bounds; names it, its value and the bound.
+        ContextTooLong: prompt, or prompt and max_tokens, exceed the model's length.
+        NotFound: the model is not served here.
+    """
+    _check_identity(request, limits)
+    _check_sampling(request.sampling, limits)
+    _check_prompt(request, limits)
+    _check_lengths(len(request.prompt_token_ids), request.sampling, limits)
+
+
+def _check_identity(request: GenerationRequest, limits: RequestLimits) -> None:
+    if request.model and request.model not in limits.served_model_names:
+        raise NotFound(
+            f"model {request.model[:200]!r} is not served here; served: {', '.join(limits.served_model_names)}.",
+            parameter="model",
+            reason="MODEL_NOT_FOUND",
+        )
+    if not _REQUEST_ID.fullmatch(request.request_id):
+        raise InvalidRequest("request_id must be 1 to 128 characters of [A-Za-z0-9._-].", parameter="request_id")
+    _check_count("cache_salt", len(request.cache_salt), MAX_CACHE_SALT_LENGTH, "characters")
+    PRIORITY_BOUND.check("priority", request.priority)
+    if request.priority and limits.scheduling_policy != "priority":
+        raise InvalidRequest(
+            f"priority is {request.priority}, but this server schedules by {limits.scheduling_policy}: leave it out, "
+            "or start the engine with --scheduling-policy priority.",
+            parameter="priority",
+        )
+    if request.timeout_seconds is not None:
+        Bound(0, MAX_TIMEOUT_MS, minimum_excluded=True).check("timeout_ms", request.timeout_seconds * 1000)
+
+
+def _check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
+    for name, bound in SAMPLING_BOUNDS.items():
+        value = getattr(sampling, name)
+        if value is not None:
+            bound.check(name, value)
+    _check_count("stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "entries")
+    _check_count("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS_ENTRIES, "entries")
+    for token_id, bias in sampling.logit_bias:
+        _check_token("logit_bias", token_id, limits.vocab_size)
+        LOGIT_BIAS_BOUND.check("logit_bias", bias)
+    for token_id in sampling.stop_token_ids:
+        _check_token("stop_token_ids", token_id, limits.vocab_size)
+    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None:
+            Bound(0, min(limits.max_logprobs, limits.vocab_size)).check(name, count)
+    if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {sampling.min_tokens} and max_tokens {sampling.max_tokens}; min_tokens must not be larger.",
+            parameter="min_tokens",
+        )
+
+
+def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
+    if not request.prompt_token_ids:
+        raise InvalidRequest("The prompt is empty; it needs at least one token.", parameter="prompt_token_ids")
+    _check_token("prompt_token_ids", min(request.prompt_token_ids), limits.vocab_size)
+    _check_token("prompt_token_ids", max(request.prompt_token_ids), limits.vocab_size)
+    alternatives = request.sampling.prompt_logprobs
+    entries = 0 if alternatives is None else len(request.prompt_token_ids) * (alternatives + 1)
+    if entries > MAX_PROMPT_LOGPROB_ENTRIES:
+        raise InvalidRequest(
+            f"prompt_logprobs {alternatives} for {len(request.prompt_token_ids)} prompt tokens makes {entries}; "
+            f"at most {MAX_PROMPT_LOGPROB_ENTRIES} entries are returned. Ask for fewer alternatives.",
+            parameter="prompt_logprobs",
+        )
+
+
+def _check_lengths(prompt: int, sampling: SamplingParameters, limits: RequestLimits) -> None:
+    room = limits.max_model_len - prompt
+    if room < 0 or (room == 0 and sampling.max_tokens != 0):
+        raise ContextTooLong(
+            f"The prompt has {prompt} tokens; this model takes at most {limits.max_model_len}, prompt and "
+            "output together. Shorten the prompt.",
+            parameter="prompt_token_ids",
+        )
+    for name in ("max_tokens", "min_tokens"):
+        wanted = getattr(sampling, name)
+        if wanted is not None and wanted > room:
+            raise ContextTooLong(
+                f"The prompt has {prompt} tokens and {name} is {wanted}, together {prompt + wanted}; this model takes "
+                f"at most {limits.max_model_len} tokens. Shorten the prompt or ask for at most {room}.",
+                parameter=name,
+            )
+
+
+def _check_count(parameter: str, count: int, most: int, unit: str) -> None:
+    if count > most:
+        raise InvalidRequest(f"{parameter} has {count} {unit}; at most {most} are taken.", parameter=parameter)
+
+
+def _check_token(parameter: str, token_id: int, vocab_size: int) -> None:
+    if not 0 <= token_id < vocab_size:
+        raise InvalidRequest(
+            f"{parameter} holds token id {token_id}; ids of this model lie between 0 and {vocab_size - 1}.",
+            parameter=parameter,
+        )

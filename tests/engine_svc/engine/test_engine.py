@@ -1,0 +1,316 @@
+"""The engine over the fake executor, whose tokens prove that blocks, slots and counts are right."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine_svc.admission import sequence_seed
+from engine_svc.engine import Engine, EngineConfig
+from engine_svc.executor.base import ExecutorDead
+from engine_svc.outputs import FinishReason, SequenceDelta
+from engine_svc.plan import SamplingPlan, StepPlan
+from engine_svc.request import GenerationRequest, SamplingParameters
+from quire.errors import DeadlineExceeded, Internal, Unavailable
+from tests.support.fake_executor import FakeExecutor, expected_tokens
+
+VOCABULARY = 1000
+CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=200, max_num_seqs=8, max_num_batched_tokens=32)
+
+
+def make_engine(
+    executor: FakeExecutor | None = None, clock: Callable[[], float] | None = None, **changes: Any
+) -> Engine:
+    config = dataclasses.replace(CONFIG, **changes)
+    executor = executor or FakeExecutor(VOCABULARY, config.block_size, verify=True)
+    executor.allocate(config.num_blocks)
+    return Engine(executor, config, clock) if clock else Engine(executor, config)
+
+
+def request(prompt: list[int], **sampling: Any) -> GenerationRequest:
+    fields = {name: sampling.pop(name) for name in ("timeout_seconds", "priority", "cache_salt") if name in sampling}
+    return GenerationRequest("r", prompt, SamplingParameters(**({"temperature": 0.0} | sampling)), **fields)
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    return expected_tokens(prompt, count, VOCABULARY, SamplingPlan(temperature=0.0))
+
+
+class Collected:
+    """What came of each request."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.last: dict[int, SequenceDelta] = {}
+        self.reasons: dict[tuple[int, int], FinishReason] = {}
+        self.deltas: list[SequenceDelta] = []
+
+    def take(self, deltas: list[SequenceDelta]) -> None:
+        for delta in deltas:
+            assert delta.key not in self.last, "a delta after the final one"
+            self.deltas.append(delta)
+            self.tokens[delta.key, delta.choice_index] += delta.token_ids
+            if delta.finish_reason is not None:
+                assert (delta.key, delta.choice_index) not in self.reasons or delta.is_final
+                self.reasons[delta.key, delta.choice_index] = delta.finish_reason
+            if delta.is_final:
+                self.last[delta.key] = delta
+
+
+def run(engine: Engine, collected: Collected | None = None, steps: int = 10_000) -> Collected:
+    collected = collected or Collected()
+    for _ in range(steps):
+        if not engine.has_work:
+            break
+        collected.take(engine.step())
+        engine.check()
+    return collected
+
+
+PROMPTS = [
+    list(range(start, start + length)) for start, length in ((1, 1), (2, 3), (3, 4), (9, 37), (5, 64), (70, 100))
+]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("budget", [1, 7, 32, 200])
+@pytest.mark.parametrize("blocks", [200, 50, 36])
+def test_tokens_depend_on_nothing_but_the_prompt(caching: bool, budget: int, blocks: int) -> None:
+    engine = make_engine(
+        enable_prefix_caching=caching, max_num_batched_tokens=budget, num_blocks=blocks, max_model_len=140
+    )
+    for key, prompt in enumerate(PROMPTS):
+        engine.add(key, request(prompt, max_tokens=40))
+    collected = run(engine)
+    for key, prompt in enumerate(PROMPTS):
+        assert collected.tokens[key, 0] == expected(prompt, 40)
+        assert collected.last[key].finish_reason is FinishReason.LENGTH
+    assert engine.load().used_kv_blocks == 0
+    if blocks == 36 and budget > 1:
+        assert engine.load().counters.preemptions > 0
+
+
+def test_whole_prompts_without_chunking() -> None:
+    plans: list[StepPlan] = []
+    executor = FakeExecutor(VOCABULARY, 4, verify=True, on_step=plans.append)
+    engine = make_engine(executor, enable_chunked_prefill=False, max_num_batched_tokens=200, num_blocks=60)
+    for key, prompt in enumerate(PROMPTS):
+        engine.add(key, request(prompt, max_tokens=30))
+    collected = run(engine)
+    assert all(collected.tokens[key, 0] == expected(prompt, 30) for key, prompt in enumerate(PROMPTS))
+    assert all(scheduled.samples for plan in plans for scheduled in plan.scheduled)
+    assert all(plan.num_tokens <= 200 for plan in plans)
+
+
+def test_prefix_cache_hits_are_counted_and_change_nothing() -> None:
+    engine = make_engine()
+    prompt = list(range(40))
+    for key in range(2):
+        engine.add(key, request(prompt, max_tokens=5))
+        collected = run(engine)
+        assert collected.tokens[key, 0] == expected(prompt, 5)
+        usage = collected.last[key].usage
+        assert usage is not None
+        assert usage.cached_prompt_tokens == (0, 36)[key]
+    counters = engine.load().counters
+    assert (counters.prefix_cache_queries, counters.prefix_cache_hits) == (80, 36)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("slots", "blocks"), [(8, 64), (2, 64), (1, 64), (8, 20)])
+def test_choices_share_the_prompts_blocks(caching: bool, slots: int, blocks: int) -> None:
+    computed = []
+    executor = FakeExecutor(VOCABULARY, 4, verify=True, on_step=lambda plan: computed.append(plan.num_tokens))
+    engine = make_engine(
+        executor, enable_prefix_caching=caching, max_num_seqs=slots, num_blocks=blocks, max_model_len=80
+    )
+    prompt = list(range(41))
+    engine.add(0, request(prompt, n=4, max_tokens=10, temperature=1.0, seed=5))
+    collected = run(engine)
+    for choice in range(4):
+        plan = SamplingPlan(temperature=1.0, seed=sequence_seed(5, choice))
+        assert collected.tokens[0, choice] == expected_tokens(prompt, 10, VOCABULARY, plan)
+    assert sum(delta.is_final for delta in collected.deltas) == 1
+    usage = collected.last[0].usage
+    assert usage is not None
+    assert (usage.completion_tokens, usage.prompt_tokens) == (40, 41)
+    if blocks == 64:
+        assert sum(computed) == 41 + 9 + 3 * (1 + 9)  # the tail only, not the prompt again
+    assert len({tuple(tokens) for tokens in collected.tokens.values()}) == 4
+
+
+def test_stops() -> None:
+    prompt = [1, 2, 3]
+    tokens = expected(prompt, 30)
+    eos, stop = tokens[4], tokens[9]
+    assert eos not in tokens[:4]
+    assert stop not in tokens[:9]
+    engine = make_engine(eos_token_ids=frozenset([eos]))
+    engine.add(0, request(prompt))
+    engine.add(1, request(prompt, ignore_eos=True, stop_token_ids=(stop,), max_tokens=30))
+    engine.add(2, request(prompt, min_tokens=5, max_tokens=30))
+    engine.add(3, request(prompt, ignore_eos=True))
+    collected = run(engine)
+    assert collected.tokens[0, 0] == tokens[:5]
+    assert (collected.last[0].finish_reason, collected.last[0].stop_token_id) == (FinishReason.STOP, None)
+    assert collected.tokens[1, 0] == tokens[:10]
+    assert (collected.last[1].finish_reason, collected.last[1].stop_token_id) == (FinishReason.STOP, stop)
+    assert len(collected.tokens[2, 0]) > 5
+    assert len(collected.tokens[3, 0]) == 200 - 3
+    assert collected.last[3].finish_reason is FinishReason.LENGTH
+
+
+def test_logprobs_are_handed_through() -> None:
+    engine = make_engine(max_num_batched_tokens=8)
+    prompt = list(range(40))
+    engine.add(0, request(prompt, max_tokens=3))
+    run(engine)
+    engine.add(1, request(prompt, max_tokens=3, logprobs=2, prompt_logprobs=1, n=2))
+    collected = run(engine)
+    with_prompt = [delta for delta in collected.deltas if delta.prompt_logprobs]
+    assert [delta.choice_index for delta in with_prompt] == [0]
+    assert [entry.token_ids[0] for entry in with_prompt[0].prompt_logprobs or []] == prompt[1:]
+    assert all(len(delta.logprobs or []) == len(delta.token_ids) for delta in collected.deltas)
+    usage = collected.last[1].usage
+    assert usage is not None
+    assert usage.cached_prompt_tokens == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_prompt_only(n: int) -> None:
+    engine = make_engine(max_num_batched_tokens=8)
+    prompt = list(range(20))
+    engine.add(0, request(prompt, max_tokens=0, prompt_logprobs=0, n=n))
+    collected = run(engine)
+    assert [entry.token_ids for entry in collected.deltas[0].prompt_logprobs or []] == [[t] for t in prompt[1:]]
+    assert set(collected.reasons.values()) == {FinishReason.LENGTH}
+    assert len(collected.reasons) == n
+    assert engine.load().counters.generation_tokens == 0
+
+
+def test_prompt_logprobs_survive_preemption() -> None:
+    engine = make_engine(num_blocks=16, max_model_len=64, max_num_batched_tokens=6)
+    prompts = [list(range(start, start + 24)) for start in (0, 100)]
+    engine.add(0, request(prompts[0], max_tokens=40))
+    engine.add(1, request(prompts[1], max_tokens=30, prompt_logprobs=0))
+    collected = run(engine)
+    assert engine.load().counters.preemptions > 0
+    entries = [entry for delta in collected.deltas for entry in delta.prompt_logprobs or []]
+    assert [entry.token_ids[0] for entry in entries] == prompts[1][1:]
+    assert collected.tokens[1, 0] == expected(prompts[1], 30)
+
+
+def test_priority_decides_who_starts_and_who_yields() -> None:
+    engine = make_engine(scheduling_policy="priority", max_num_seqs=1)
+    for key, priority in enumerate((5, 1, 3, 1)):
+        engine.add(key, request([key + 1], max_tokens=2, priority=priority))
+    assert list(run(engine).last) == [1, 3, 2, 0]
+
+
+def test_abort_frees_at_once() -> None:
+    engine = make_engine()
+    collected = Collected()
+    for key in range(12):  # more than slots: some wait
+        engine.add(key, request(list(range(key, key + 20)), max_tokens=50, n=2))
+    run(engine, collected, steps=5)
+    for key in range(12):
+        engine.abort(key)
+        engine.check()
+    assert engine.load().used_kv_blocks == 0
+    run(engine, collected)
+    assert {delta.finish_reason for delta in collected.last.values()} == {FinishReason.ABORT}
+    assert len(collected.last) == 12
+    engine.abort(3)
+    assert not engine.has_work
+
+
+def test_deadline_ends_running_and_waiting() -> None:
+    now = [0.0]
+    engine = make_engine(clock=lambda: now[0], max_num_seqs=1)
+    engine.add(0, request([1, 2], max_tokens=100, timeout_seconds=5.0))
+    engine.add(1, request([1, 2], max_tokens=100, timeout_seconds=3.0))
+    engine.add(2, request([1, 2], max_tokens=4))
+    collected = Collected()
+    for _ in range(8):
+        collected.take(engine.step())
+        now[0] += 1.0
+    run(engine, collected)
+    assert isinstance(collected.last[0].error, DeadlineExceeded)
+    assert isinstance(collected.last[1].error, DeadlineExceeded)
+    assert collected.tokens[1, 0] == []
+    assert collected.tokens[2, 0] == expected([1, 2], 4)
+
+
+def test_timings_follow_the_clock() -> None:
+    now = [100.0]
+
+    def advance(plan: StepPlan) -> None:
+        now[0] += 1.0
+
+    executor = FakeExecutor(VOCABULARY, 4, on_step=advance)
+    engine = make_engine(executor, clock=lambda: now[0], max_num_batched_tokens=8)
+    engine.add(0, request(list(range(16)), max_tokens=4), arrival_time=98.0)
+    usage = run(engine).last[0].usage
+    assert usage is not None
+    assert (usage.queue_seconds, usage.prefill_seconds, usage.decode_seconds) == (2.0, 2.0, 3.0)
+
+
+def test_a_failed_slot_fails_its_request_only() -> None:
+    executor = FakeExecutor(VOCABULARY, 4, verify=True, failed_slots=lambda plan: {1: "NaN"} if plan.step == 3 else {})
+    engine = make_engine(executor)
+    for key in range(3):
+        engine.add(key, request([key + 1, 2], max_tokens=8))
+    collected = run(engine)
+    assert isinstance(collected.last[1].error, Internal)
+    assert collected.last[1].error.reason == "ENGINE_FAULT"
+    assert [collected.tokens[key, 0] for key in (0, 2)] == [expected([key + 1, 2], 8) for key in (0, 2)]
+
+
+def test_a_step_that_raises_fails_its_batch_and_the_engine_goes_on() -> None:
+    def fail_once(plan: StepPlan) -> None:
+        if plan.step == 2:
+            raise ValueError("kernel")
+
+    engine = make_engine(FakeExecutor(VOCABULARY, 4, verify=True, on_step=fail_once), max_num_seqs=2)
+    for key in range(4):
+        engine.add(key, request([key + 1, 2], max_tokens=8))
+    collected = run(engine)
+    assert [type(collected.last[key].error) for key in range(4)] == [Internal, Internal, type(None), type(None)]
+    assert collected.tokens[3, 0] == expected([4, 2], 8)
+
+
+def test_an_executor_that_keeps_failing_is_dead() -> None:
+    def fail(plan: StepPlan) -> None:
+        raise ValueError("kernel")
+
+    engine = make_engine(FakeExecutor(VOCABULARY, 4, on_step=fail), max_num_seqs=1)
+    for key in range(5):
+        engine.add(key, request([1], max_tokens=8))
+    engine.step()
+    engine.step()
+    with pytest.raises(ExecutorDead):
+        engine.step()
+    collected = Collected()
+    collected.take(engine.give_up(Unavailable("gone")))
+    assert sorted(collected.last) == [2, 3, 4]
+    assert not engine.has_work
+    engine.check()
+
+
+def test_seeds_are_mixed() -> None:
+    seeds = {sequence_seed(seed, choice) for seed in range(-50, 50) for choice in range(128)}
+    assert len(seeds) == 100 * 128
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert sequence_seed(7, 1) == sequence_seed(7, 1)
+
+
+def test_unset_seeds_differ() -> None:
+    engine = make_engine()
+    for key in range(2):
+        engine.add(key, request([1, 2], temperature=1.0, max_tokens=8))
+    collected = run(engine)
+    assert collected.tokens[0, 0] != collected.tokens[1, 0]

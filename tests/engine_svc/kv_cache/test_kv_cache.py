@@ -1,0 +1,214 @@
+"""The KV cache's bookkeeping, by example and against a model in a Hypothesis state machine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine_svc.kv_cache.block_pool import BlockPool
+from engine_svc.kv_cache.block_table import BlockTable
+from engine_svc.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, EventLog
+from engine_svc.kv_cache.manager import KvCacheManager
+
+BLOCK = 4
+
+
+def computed(manager: KvCacheManager, tokens: list[int], salt: str = "") -> BlockTable:
+    """A table whose tokens are all computed."""
+    table = BlockTable(salt)
+    found = manager.lookup(table, tokens)
+    assert manager.allocate(table, len(tokens), found) is not None
+    manager.make_findable(table, tokens, len(tokens))
+    return table
+
+
+def test_pool_takes_in_order_of_release() -> None:
+    pool = BlockPool(3)
+    blocks = [pool.take() for _ in range(3)]
+    pool.release(blocks[1], keep=True)
+    pool.release(blocks[0], keep=True)
+    pool.release(blocks[2], keep=False)
+    assert [pool.take() for _ in range(3)] == [blocks[2], blocks[1], blocks[0]]
+    pool.check()
+
+
+def test_pool_refuses_a_double_release() -> None:
+    pool = BlockPool(1)
+    block = pool.take()
+    pool.release(block, keep=False)
+    with pytest.raises(RuntimeError, match="more often"):
+        pool.release(block, keep=False)
+
+
+def test_lookup_finds_full_blocks_and_leaves_one_token() -> None:
+    manager = KvCacheManager(8, BLOCK)
+    tokens = list(range(8))
+    table = computed(manager, tokens)
+    assert manager.lookup(BlockTable(), tokens) == table.block_ids[:1]  # the last block holds the last token
+    assert manager.lookup(BlockTable(), [*tokens, 9]) == table.block_ids
+    assert manager.lookup(BlockTable(), [0, 1, 2, 3, 9, 9, 9, 9, 9]) == table.block_ids[:1]
+    assert manager.lookup(BlockTable(), [1, *tokens]) == []
+
+
+def test_salt_separates_tenants() -> None:
+    manager = KvCacheManager(8, BLOCK)
+    tokens = list(range(9))
+    table = computed(manager, tokens, "a")
+    assert manager.lookup(BlockTable("b"), tokens) == []
+    assert manager.lookup(BlockTable("a"), tokens) == table.block_ids[:2]
+
+
+def test_freed_blocks_stay_findable_until_overwritten_end_first() -> None:
+    manager = KvCacheManager(3, BLOCK)
+    tokens = list(range(12))
+    manager.free(computed(manager, tokens))
+    assert manager.num_used_blocks == 0
+    other = BlockTable()
+    manager.allocate(other, BLOCK)
+    assert len(manager.lookup(BlockTable(), [*tokens, 0])) == 2
+    manager.check([other])
+
+
+def test_revived_blocks_are_not_counted_as_room() -> None:
+    manager = KvCacheManager(3, BLOCK)
+    tokens = list(range(8))
+    manager.free(computed(manager, tokens))
+    longer = list(range(12))
+    table = BlockTable()
+    found = manager.lookup(table, longer)
+    assert len(found) == 2
+    assert not manager.has_room(table, 16, found)
+    assert manager.allocate(table, 16, found) is None
+    assert manager.num_used_blocks == 0
+    assert manager.allocate(table, 12, found) is not None
+    manager.check([table])
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("prompt", "shared"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
+def test_fork_shares_full_blocks_but_the_last_token(caching: bool, prompt: int, shared: int) -> None:
+    manager = KvCacheManager(8, BLOCK, caching)
+    table = computed(manager, list(range(prompt)))
+    child = manager.fork(table, prompt)
+    assert child.block_ids == table.block_ids[:shared]
+    manager.check([table, child])
+    manager.free(table)
+    manager.check([child])
+    manager.free(child)
+    assert manager.num_used_blocks == 0
+
+
+def test_events_tell_the_story_and_a_snapshot_the_state() -> None:
+    manager = KvCacheManager(2, BLOCK)
+    table = computed(manager, list(range(8)))
+    first = manager.take_events()
+    assert first == [BlocksStored(table.hashes, b"", BLOCK)]
+    assert manager.snapshot() == first
+    manager.free(table)
+    manager.allocate(BlockTable(), BLOCK)
+    assert manager.take_events() == [BlocksRemoved([table.hashes[1]])]
+    manager.clear()
+    assert manager.take_events() == [CacheCleared()]
+    assert manager.snapshot() == []
+
+
+async def test_log_numbers_batches_and_knows_its_gap() -> None:
+    log = EventLog(kept_batches=2)
+    assert log.keeps(1)
+    waiting = asyncio.create_task(log.wait(1))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        log.append([CacheCleared()])
+    await waiting
+    assert not log.keeps(1)
+    assert log.keeps(2)
+    assert log.keeps(4)
+    assert not log.keeps(5)
+    assert [batch.sequence for batch in log.since(3)] == [3]
+    assert log.since(4) == []
+
+
+class KvCacheMachine(RuleBasedStateMachine):
+    """Random tables over a small cache. The model: each block's contents, written by whoever computes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manager = KvCacheManager(10, BLOCK)
+        self.tables: list[tuple[BlockTable, list[int]]] = []
+        self.contents: dict[int, tuple[int, ...]] = {}
+        self.index: set[bytes] = set()
+
+    @rule(length=st.integers(1, 20), start=st.integers(0, 1), salt=st.sampled_from(["", "x"]))
+    def begin(self, length: int, start: int, salt: str) -> None:
+        tokens = list(range(start, start + length))
+        table = BlockTable(salt)
+        found = self.manager.lookup(table, tokens)
+        for index, block in enumerate(found):
+            assert self.contents[block] == (hash(salt), *tokens[: (index + 1) * BLOCK])
+        if self.manager.allocate(table, length, found) is not None:
+            self.tables.append((table, tokens))
+            self._write(table, tokens, len(found))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def extend(self, data: st.DataObject, count: int) -> None:
+        table, tokens = data.draw(st.sampled_from(self.tables))
+        longer = [*tokens, *range(50, 50 + count)]
+        if self.manager.allocate(table, len(longer)) is not None:
+            first = len(tokens) // BLOCK
+            tokens[:] = longer
+            self._write(table, tokens, first)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        table, tokens = data.draw(st.sampled_from(self.tables))
+        child = self.manager.fork(table, len(tokens))
+        if self.manager.allocate(child, len(tokens)) is None:
+            self.manager.free(child)
+            return
+        self.tables.append((child, list(tokens)))
+        self._write(child, tokens, (len(tokens) - 1) // BLOCK)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(self.tables))
+        self.tables = [other for other in self.tables if other is not entry]
+        self.manager.free(entry[0])
+
+    @rule()
+    def clear(self) -> None:
+        self.manager.clear()
+
+    def _write(self, table: BlockTable, tokens: list[int], first: int) -> None:
+        for index in range(first, len(table.block_ids)):
+            self.contents[table.block_ids[index]] = (hash(table.cache_salt), *tokens[: (index + 1) * BLOCK])
+        self.manager.make_findable(table, tokens, len(tokens))
+
+    @invariant()
+    def nothing_is_lost_or_overwritten(self) -> None:
+        self.manager.check([table for table, _ in self.tables])
+        for table, tokens in self.tables:
+            for index, block in enumerate(table.block_ids):
+                assert self.contents[block] == (hash(table.cache_salt), *tokens[: (index + 1) * BLOCK])
+
+    @invariant()
+    def events_lead_to_the_state(self) -> None:
+        for event in self.manager.take_events():
+            if isinstance(event, BlocksStored):
+                self.index.update(event.block_hashes)
+            elif isinstance(event, BlocksRemoved):
+                self.index.difference_update(event.block_hashes)
+            else:
+                self.index.clear()
+        stored = [event.block_hashes for event in self.manager.snapshot() if isinstance(event, BlocksStored)]
+        assert self.index == {block_hash for hashes in stored for block_hash in hashes}
+
+
+TestKvCacheMachine = KvCacheMachine.TestCase
+TestKvCacheMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,105 @@
+"""Random arrivals, aborts, forks and shortage: nothing leaks, everybody finishes, no token changes."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine_svc.admission import sequence_seed
+from engine_svc.engine import Engine, EngineConfig
+from engine_svc.outputs import FinishReason
+from engine_svc.plan import SamplingPlan
+from engine_svc.request import GenerationRequest, SamplingParameters
+from tests.support.fake_executor import FakeExecutor, expected_tokens
+
+VOCABULARY = 50
+BLOCK = 4
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Drives an engine whose executor reads every context back in every step."""
+
+    @initialize(
+        blocks=st.integers(10, 24), slots=st.integers(1, 6), budget=st.integers(1, 48), caching=st.booleans(),
+        chunked=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]),
+    )  # fmt: skip
+    def start(self, blocks: int, slots: int, budget: int, caching: bool, chunked: bool, policy: str) -> None:
+        self.length = 40
+        executor = FakeExecutor(VOCABULARY, BLOCK, verify=True)
+        executor.allocate(blocks)
+        self.engine = Engine(
+            executor,
+            EngineConfig(
+                num_blocks=blocks, block_size=BLOCK, max_model_len=self.length, max_num_seqs=slots,
+                max_num_batched_tokens=budget if chunked else max(budget, self.length),
+                enable_chunked_prefill=chunked, enable_prefix_caching=caching, scheduling_policy=policy,
+            ),
+        )  # fmt: skip
+        self.requests: dict[int, GenerationRequest] = {}
+        self.tokens: dict[tuple[int, int], list[int]] = {}
+        self.live: set[int] = set()
+        self.aborted: set[int] = set()
+
+    @rule(
+        length=st.integers(1, 30), start=st.integers(0, 2), n=st.integers(1, 4), max_tokens=st.integers(0, 20),
+        priority=st.integers(-1, 1), seed=st.integers(0, 3), logprobs=st.booleans(),
+    )  # fmt: skip
+    def add(self, length: int, start: int, n: int, max_tokens: int, priority: int, seed: int, logprobs: bool) -> None:
+        key = len(self.requests)
+        sampling = SamplingParameters(
+            n=n, max_tokens=min(max_tokens, self.length - length), seed=seed, prompt_logprobs=0 if logprobs else None
+        )
+        prompt = [(start + index) % VOCABULARY for index in range(length)]
+        self.requests[key] = GenerationRequest(f"r{key}", prompt, sampling, priority=priority)
+        self.live.add(key)
+        self.engine.add(key, self.requests[key])
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.live)))
+        self.engine.abort(key)
+        self.aborted.add(key)
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+
+    def _step(self) -> None:
+        had_work = self.engine.load().busy
+        before = self.engine.load().counters.iteration_tokens.sum
+        for delta in self.engine.step():
+            self.tokens.setdefault((delta.key, delta.choice_index), []).extend(delta.token_ids)
+            if delta.prompt_logprobs:
+                prompt = self.requests[delta.key].prompt_token_ids
+                assert [entry.token_ids[0] for entry in delta.prompt_logprobs] == prompt[1:]
+            if delta.is_final:
+                assert delta.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT)
+                self.live.remove(delta.key)
+        assert not had_work or self.engine.load().counters.iteration_tokens.sum > before, "a step computed nothing"
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(20_000):
+            if not self.engine.has_work:
+                break
+            self._step()
+        assert not self.live, "a request starved"
+        assert self.engine.load().used_kv_blocks == 0
+        for (key, choice), tokens in self.tokens.items():
+            sampling = self.requests[key].sampling
+            plan = SamplingPlan(seed=sequence_seed(sampling.seed or 0, choice))
+            wanted = expected_tokens(self.requests[key].prompt_token_ids, sampling.max_tokens or 0, VOCABULARY, plan)
+            assert tokens == (wanted[: len(tokens)] if key in self.aborted else wanted)
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)

@@ -1,0 +1,174 @@
+"""An executor without a model: its next token is a hash of the whole context, read back through the block tables.
+
+Whatever the control side does wrong with blocks, slots or counts either changes the tokens or raises here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine_svc.executor.base import Executor
+from engine_svc.plan import (
+    KvCacheSpec,
+    NewSequence,
+    PositionLogprobs,
+    SamplingPlan,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+
+_MASK = 2**61 - 1
+
+
+def _mix(state: int, token_id: int) -> int:
+    return (state * 6364136223846793005 + token_id * 1442695040888963407 + 1) & _MASK
+
+
+def next_token(state: int, sampling: SamplingPlan, position: int, vocab_size: int) -> int:
+    """The token after the context hashed to `state`; depends on the seed unless greedy, as a model's would."""
+    noise = _mix(sampling.seed, position) if sampling.temperature else 0
+    return ((state ^ noise) >> 7) % vocab_size
+
+
+def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int, sampling: SamplingPlan) -> list[int]:
+    """What the fake model generates after `prompt`, computed without any engine."""
+    state = 1
+    for token_id in prompt:
+        state = _mix(state, token_id)
+    tokens: list[int] = []
+    for position in range(len(prompt), len(prompt) + count):
+        tokens.append(next_token(state, sampling, position, vocab_size))
+        state = _mix(state, tokens[-1])
+    return tokens
+
+
+@dataclass
+class _Row:
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    sampling: SamplingPlan
+
+
+class FakeExecutor(Executor):
+    """One entry per token and block: the hash of the context up to it.
+
+    Args:
+        verify: reads every sequence's whole context back in each step.
+        step_seconds: time that a step takes.
+        on_step: called with each plan before it runs; may raise, to make the step fail.
+        failed_slots: called with each plan; slots that fail, and why.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 1000,
+        block_size: int = 16,
+        max_model_len: int = 2048,
+        bytes_per_block: int = 1024,
+        available_bytes: int = 1024 * 4096,
+        verify: bool = False,
+        step_seconds: float = 0.0,
+        on_step: Callable[[StepPlan], None] | None = None,
+        failed_slots: Callable[[StepPlan], dict[int, str]] | None = None,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.spec = KvCacheSpec(
+            architecture="FakeForCausalLM", dtype="float32", device="cpu", vocab_size=vocab_size,
+            max_model_len=max_model_len, bytes_per_block=bytes_per_block, available_bytes=available_bytes,
+            attention_backend="reference", block_size=block_size,
+        )  # fmt: skip
+        self.verify = verify
+        self.step_seconds = step_seconds
+        self.on_step = on_step
+        self.failed_slots = failed_slots
+        self.closed = False
+        self._rows: dict[int, _Row] = {}
+        self._cache: list[list[int]] = []
+
+    def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
+        return self.spec
+
+    def allocate(self, num_blocks: int) -> None:
+        self._cache = [[0] * self.spec.block_size for _ in range(num_blocks)]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def step(self, plan: StepPlan) -> StepResult:
+        if self.on_step is not None:
+            self.on_step(plan)
+        if self.step_seconds:
+            time.sleep(self.step_seconds)
+        for new in plan.new_sequences:
+            self._rows[new.slot] = self._new_row(new)
+        failed = self.failed_slots(plan) if self.failed_slots is not None else {}
+        slots: list[int] = []
+        tokens: list[int] = []
+        logprobs: dict[int, PositionLogprobs] = {}
+        prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
+        seen: set[int] = set()
+        for scheduled in plan.scheduled:
+            slot = scheduled.slot
+            assert slot not in seen, "a slot appears twice in one step"
+            seen.add(slot)
+            row = self._rows[slot]
+            state = self._compute(row, scheduled)
+            if row.sampling.num_prompt_logprobs is not None:
+                prompt_logprobs[slot] = self._prompt_logprobs(row, scheduled)
+            if scheduled.samples and slot not in failed:
+                token_id = next_token(state, row.sampling, len(row.token_ids), self.vocab_size)
+                row.token_ids.append(token_id)
+                slots.append(slot)
+                tokens.append(token_id)
+                if row.sampling.num_logprobs is not None:
+                    logprobs[slot] = _position(token_id, row.sampling.num_logprobs)
+        return StepResult(slots, tokens, logprobs, prompt_logprobs, 0.5, 1.0, failed)
+
+    def _new_row(self, new: NewSequence) -> _Row:
+        assert new.num_prompt_tokens <= len(new.token_ids)
+        return _Row(
+            list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens, list(new.block_ids), new.sampling
+        )
+
+    def _compute(self, row: _Row, scheduled: ScheduledSequence) -> int:
+        """Writes the hashes of the new tokens; returns the last one."""
+        size = self.spec.block_size
+        start, count = scheduled.num_computed_tokens, scheduled.num_new_tokens
+        row.block_ids += scheduled.new_block_ids
+        assert start == row.num_computed_tokens, "control and compute disagree on what is computed"
+        assert count >= 1
+        assert start + count <= len(row.token_ids)
+        assert start + count <= len(row.block_ids) * size, "not enough blocks"
+        assert scheduled.samples in (start + count == len(row.token_ids), False)
+        if self.verify:
+            self._verify(row, start)
+        state = self._cache[row.block_ids[(start - 1) // size]][(start - 1) % size] if start else 1
+        for position in range(start, start + count):
+            state = _mix(state, row.token_ids[position])
+            self._cache[row.block_ids[position // size]][position % size] = state
+        row.num_computed_tokens += count
+        return state
+
+    def _verify(self, row: _Row, computed: int) -> None:
+        state = 1
+        size = self.spec.block_size
+        for position in range(computed):
+            state = _mix(state, row.token_ids[position])
+            assert self._cache[row.block_ids[position // size]][position % size] == state, "a block was overwritten"
+
+    def _prompt_logprobs(self, row: _Row, scheduled: ScheduledSequence) -> list[PositionLogprobs]:
+        start = scheduled.num_computed_tokens
+        end = min(start + scheduled.num_new_tokens, row.num_prompt_tokens - 1)
+        count = row.sampling.num_prompt_logprobs or 0
+        return [_position(row.token_ids[position + 1], count) for position in range(start, end)]
+
+
+def _position(token_id: int, alternatives: int) -> PositionLogprobs:
+    return PositionLogprobs([token_id, *range(alternatives)], [-0.5, *(-1.0 - i for i in range(alternatives))], 1)
