@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -65,32 +67,36 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
 
     def _unary(self, method: str, behavior: Behavior) -> Behavior:
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            start = time.monotonic()
-            try:
-                await self._enter(method, context)
+            async with self._around(method, context):
                 async with asyncio.timeout(min(context.time_remaining() or _UNARY_SECONDS, _UNARY_SECONDS)):
-                    response = await behavior(request, context)
-                self._count(method, "OK", start)
-            except BaseException as error:
-                await self._fail(method, error, context, start)
-                raise
-            return response
+                    return await behavior(request, context)
 
         return call
 
     def _stream(self, method: str, behavior: Behavior) -> Behavior:
-        async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            start = time.monotonic()
-            try:
-                await self._enter(method, context)
+        async def generate(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            async with self._around(method, context):
                 async for response in behavior(request, context):
                     yield response
-                self._count(method, "OK", start)
-            except BaseException as error:
-                await self._fail(method, error, context, start)
-                raise
 
-        return call
+        async def write(request: Any, context: grpc.aio.ServicerContext) -> None:
+            async with self._around(method, context):
+                await behavior(request, context)
+
+        # grpc knows two kinds of streaming handlers: those that yield, and those that call context.write.
+        return write if inspect.iscoroutinefunction(behavior) else generate
+
+    @contextlib.asynccontextmanager
+    async def _around(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+        """One call, from its first to its last moment."""
+        start = time.monotonic()
+        try:
+            await self._enter(method, context)
+            yield
+            self._count(method, "OK", start)
+        except BaseException as error:
+            await self._fail(method, error, context, start)
+            raise
 
     async def _enter(self, method: str, context: grpc.aio.ServicerContext) -> None:
         """Authenticates the caller and makes its request the current one."""

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from quire.errors import Overloaded, QuireError, Unavailable
+from quire.errors import Internal, Overloaded, QuireError, Unavailable
 from quire.rpc.settings import CONNECT_SECONDS, HEARTBEAT_SECONDS, LATE_SECONDS, LOST_SECONDS
 from quire.rpc.status import from_rpc_error
 
@@ -51,6 +51,11 @@ class Outbox(Generic[Out]):
         self._ready.set()
         return self._frame
 
+    @property
+    def pending(self) -> bool:
+        """Whether something waits to be taken."""
+        return self._ready.is_set()
+
     async def next(self, timeout: float | None = None) -> Out | None:
         """Takes the next frame once something is in it; None when `timeout` seconds pass before."""
         if not self._ready.is_set():
@@ -67,9 +72,10 @@ class Outbox(Generic[Out]):
 class SessionLink(Generic[Out, In]):
     """The client side of a session with one peer, kept up for as long as `run` runs.
 
-    Contract: `on_frame(frame)` is called for each frame of the peer, in order; `on_lost(error)` once after each
-    connection that had been `connected`. What was posted to a lost connection is dropped: the owner decides in
-    `on_lost` what becomes of the streams it carried.
+    Contract: `on_connected()` is called when frames can be posted; `on_frame(frame)` for each frame of the peer, in
+    order; `on_lost(error)` once after each connection that had been `connected`. What was posted to a lost connection
+    is dropped: the owner decides in `on_lost` what becomes of the streams it carried. When `on_frame` raises, the
+    connection is given up as lost.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class SessionLink(Generic[Out, In]):
         on_frame: Callable[[In], None],
         on_lost: Callable[[QuireError], None],
         heartbeats: bool = True,
+        on_connected: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -93,6 +100,9 @@ class SessionLink(Generic[Out, In]):
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._heartbeats = heartbeats
+        self._on_connected = on_connected
+        # Why the last connection, or the last attempt at one, ended.
+        self.error: QuireError | None = None
         self._outbox: Outbox[Out] | None = None
         self._last_frame = 0.0
         self._connected = asyncio.Event()
@@ -142,6 +152,7 @@ class SessionLink(Generic[Out, In]):
     async def _connect_once(self) -> QuireError:
         """One connection, from its start to its end; returns why it ended."""
         call = self._open_call()
+        error: QuireError = Unavailable(f"The session with {self.name} was closed.")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await call.wait_for_connection()
@@ -154,6 +165,7 @@ class SessionLink(Generic[Out, In]):
             call.cancel()
             was_connected, self._outbox = self.connected, None
             self._connected.clear()
+            self.error = error
         if was_connected:
             self._on_lost(error)
         return error
@@ -163,12 +175,16 @@ class SessionLink(Generic[Out, In]):
         self._outbox = Outbox(self._new_frame)
         self._last_frame = time.monotonic()
         self._connected.set()
+        self._on_connected()
         tasks = [asyncio.create_task(job) for job in (self._read(call), self._write(call, self._outbox), self._watch())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()
         except grpc.aio.AioRpcError as failure:
             return from_rpc_error(failure)
+        except Exception:
+            logger.exception("session with %s: a frame could not be handled", self.name)
+            return Internal(f"A frame of {self.name} could not be handled; the log has the details.")
         finally:
             for task in tasks:
                 task.cancel()

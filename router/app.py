@@ -1,0 +1,102 @@
+"""All parts of a router, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from quire.metrics import new_registry
+from quire.options.router import RouterOptions
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.rpc.server import GrpcServer
+from quire.v1 import router_pb2, router_pb2_grpc
+from router.discovery import DnsSource, Resolver, resolve_host
+from router.dispatch import Dispatcher
+from router.eligible import eligible
+from router.fleet import Fleet
+from router.fleet_load import FleetCounters
+from router.leases import Leases
+from router.metrics import FleetCollector, RouterMetrics
+from router.placement import PlacementTable
+from router.policies.registry import make_policy
+from router.registry import WorkerRegistry
+from router.service import RouterServicer
+from router.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+_SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+
+
+class Router:
+    """A router as a value: construct, `start`, `serve_until_stopped` (or `close`)."""
+
+    def __init__(
+        self,
+        options: RouterOptions,
+        server: GrpcServerOptions,
+        security: RpcSecurityOptions,
+        resolve: Resolver = resolve_host,
+    ) -> None:
+        """
+        Raises:
+            StartupError: an option is wrong.
+        """
+        self._security = security
+        self._static_workers = options.workers
+        self.metrics = new_registry()
+        counters = FleetCounters()
+        self.registry = WorkerRegistry(self._make_worker, counters.forget)
+        self.table = PlacementTable(self._eligible, make_policy(options.routing_policy))
+        self.dispatcher = Dispatcher(self.table, options.max_inflight_requests, RouterMetrics(self.metrics))
+        self.fleet = Fleet(self.registry, Leases(options.worker_lease_seconds), counters)
+        self._dns = [
+            DnsSource(address, self.registry, options.worker_dns_interval_seconds, resolve)
+            for address in options.worker_dns
+        ]
+        self.metrics.register(FleetCollector(lambda: self.registry.workers, lambda: len(self.dispatcher.sessions)))
+        self.server = GrpcServer("router", _SERVICE, server, security, self.metrics)
+        servicer = RouterServicer(self.dispatcher, self.fleet)
+        router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, self.server.server)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Listens and begins to look for workers.
+
+        Raises:
+            StartupError: the port is taken.
+        """
+        await self.server.start()
+        self.registry.announce("--workers", self._static_workers)
+        jobs = (self.fleet.beat(self.dispatcher.sessions), *(source.run() for source in self._dns))
+        self._tasks = [asyncio.create_task(job) for job in jobs]
+        for task in self._tasks:
+            task.add_done_callback(self._check_task)
+        await self.server.set_serving(True)
+        logger.info("listening on port %d", self.server.port)
+
+    async def serve_until_stopped(self) -> None:
+        """Serves until a signal comes, then lets running requests finish."""
+        await self.server.serve_until_stopped(self.dispatcher.drain)
+        await self.close()
+
+    async def close(self) -> None:
+        """Stops at once."""
+        await self.server.server.stop(grace=None)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.registry.close()
+
+    def _make_worker(self, address: str) -> Worker:
+        return Worker(address, self._security, self.dispatcher.on_frame, self.dispatcher.on_lost)
+
+    def _eligible(self, model: str) -> Sequence[Worker]:
+        return eligible(self.registry.workers, model)
+
+    def _check_task(self, task: asyncio.Task[None]) -> None:
+        """A router without its pulse is of no use: it ends, for its supervisor to start it anew."""
+        if not task.cancelled() and task.exception():
+            logger.critical("a background task failed; shutting down", exc_info=task.exception())
+            self.server.stop_soon()

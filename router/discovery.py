@@ -1,0 +1,77 @@
+"""Workers by name: every address behind a DNS name is one."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+from quire.errors import Overloaded
+from router.registry import WorkerRegistry
+
+logger = logging.getLogger(__name__)
+
+# Host → its addresses, version 4 and 6.
+Resolver = Callable[[str], Awaitable[Sequence[str]]]
+
+
+async def resolve_host(host: str) -> Sequence[str]:
+    """Asks the system's resolver.
+
+    Raises:
+        OSError: the name cannot be resolved.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of `host:port` or `[IPv6 address]:port`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or any(c.isspace() or c == "/" for c in host):
+        raise ValueError(f"{address!r} is not host:port, such as engine:50053.")
+    return host, int(port)
+
+
+class DnsSource:
+    """Announces the addresses behind one name, over and over."""
+
+    def __init__(self, address: str, registry: WorkerRegistry, seconds: float, resolve: Resolver) -> None:
+        self._name = f"--worker-dns {address}"
+        self._host, self._port = split_address(address)
+        self._registry = registry
+        self._seconds = seconds
+        self._resolve = resolve
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Looks up and announces until cancelled. While the name cannot be resolved, the workers found last stay."""
+        while True:
+            try:
+                async with asyncio.timeout(max(self._seconds, 1.0)):
+                    found = await self._resolve(self._host)
+                self._registry.announce(self._name, {join_address(host, self._port) for host in found})
+                self._trouble = ""
+            except (OSError, Overloaded) as error:  # TimeoutError is an OSError
+                self._log_once(str(error) or "timed out")
+            await asyncio.sleep(self._seconds)
+
+    def _log_once(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            logger.warning("%s: %s; keeping the workers found before", self._name, trouble)
+
+
+def join_address(host: str, port: int) -> str:
+    """host:port, with brackets around IPv6."""
+    try:
+        return f"[{host}]:{port}" if ipaddress.ip_address(host).version == 6 else f"{host}:{port}"
+    except ValueError:  # a name
+        return f"{host}:{port}"

@@ -1,0 +1,45 @@
+"""The router's process."""
+
+from __future__ import annotations
+
+import uvloop
+
+from quire.errors import StartupError
+from quire.log import setup_logging
+from quire.metrics import serve_metrics
+from quire.options.log import LogOptions
+from quire.options.router import RouterOptions
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from router.app import Router
+from router.discovery import split_address
+
+
+def main(router: RouterOptions, server: GrpcServerOptions, security: RpcSecurityOptions, log: LogOptions) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Raises:
+        StartupError: an option is wrong or the port is taken.
+    """
+    setup_logging("router", log)
+    check_addresses(router)
+    uvloop.run(_serve(router, server, security))
+
+
+def check_addresses(options: RouterOptions) -> None:
+    """
+    Raises:
+        StartupError: an address is malformed.
+    """
+    for flag, addresses in (("--workers", options.workers), ("--worker-dns", options.worker_dns)):
+        for address in addresses:
+            try:
+                split_address(address)
+            except ValueError as error:
+                raise StartupError(f"{flag} {error}") from error
+
+
+async def _serve(options: RouterOptions, server: GrpcServerOptions, security: RpcSecurityOptions) -> None:
+    router = Router(options, server, security)
+    serve_metrics(router.metrics, server.metrics_host, server.metrics_port)
+    await router.start()
+    await router.serve_until_stopped()

@@ -1,0 +1,1 @@
+"""Routing policies: one file each, found by name through `registry`."""

@@ -1,0 +1,102 @@
+"""RouterService: translates calls into the dispatcher's terms."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+
+from quire.errors import Internal, InvalidRequest
+from quire.rpc.context import current_request_id, current_traceparent
+from quire.rpc.status import from_request_error
+from quire.v1 import router_pb2, router_pb2_grpc
+from router.convert import worker_message
+from router.discovery import split_address
+from router.dispatch import Dispatcher
+from router.fleet import Fleet
+from router.sessions import CallerSession
+
+logger = logging.getLogger(__name__)
+
+_STREAM_ID = 0  # of the one request of a Generate call
+
+
+class RouterServicer(router_pb2_grpc.RouterServiceServicer):
+    """The calls of router.proto."""
+
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet) -> None:
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+
+    async def Generate(
+        self, request: router_pb2.RouterServiceGenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[router_pb2.RouterServiceGenerateResponse]:
+        generation = request.generation
+        generation.request_id = generation.request_id or current_request_id()
+        generation.traceparent = generation.traceparent or current_traceparent()
+        session = self._dispatcher.open_session()
+        session.half_closed = True
+        try:
+            self._dispatcher.start(session, _STREAM_ID, generation)
+            while not session.finished:
+                for delta in (await session.next_frame()).deltas:
+                    if delta.HasField("error"):
+                        raise from_request_error(delta.error)
+                    yield router_pb2.RouterServiceGenerateResponse(delta=delta)
+        finally:
+            self._dispatcher.close_session(session)
+
+    async def Session(
+        self,
+        request_iterator: AsyncIterator[router_pb2.RouterServiceSessionRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[router_pb2.RouterServiceSessionResponse]:
+        session = self._dispatcher.open_session()
+        session.heartbeat(self._fleet.load)
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        try:
+            while not session.finished:
+                yield await session.next_frame()
+        finally:
+            reader.cancel()
+            self._dispatcher.close_session(session)
+
+    async def ListWorkers(
+        self, request: router_pb2.ListWorkersRequest, context: grpc.aio.ServicerContext
+    ) -> router_pb2.ListWorkersResponse:
+        workers = self._fleet.registry.workers
+        return router_pb2.ListWorkersResponse(workers=[worker_message(worker) for worker in workers])
+
+    async def RegisterWorker(
+        self, request: router_pb2.RegisterWorkerRequest, context: grpc.aio.ServicerContext
+    ) -> router_pb2.RegisterWorkerResponse:
+        try:
+            split_address(request.address)
+        except ValueError as error:
+            raise InvalidRequest(str(error), parameter="address") from error
+        lease_id = self._fleet.register(request.address)
+        return router_pb2.RegisterWorkerResponse(lease_id=lease_id, lease_ms=self._fleet.lease_ms)
+
+    async def Heartbeat(
+        self, request: router_pb2.HeartbeatRequest, context: grpc.aio.ServicerContext
+    ) -> router_pb2.HeartbeatResponse:
+        self._fleet.leases.renew(request.lease_id)
+        return router_pb2.HeartbeatResponse(lease_ms=self._fleet.lease_ms)
+
+    async def _read(
+        self, session: CallerSession, frames: AsyncIterator[router_pb2.RouterServiceSessionRequest]
+    ) -> None:
+        """Carries out what the caller wants, until it wants nothing more."""
+        try:
+            async for frame in frames:
+                for start in frame.starts:
+                    self._dispatcher.start(session, start.stream_id, start.generation)
+                for stream_id in frame.abort_stream_ids:
+                    self._dispatcher.abort(session, stream_id)
+            session.half_closed = True
+        except Exception:
+            logger.exception("a frame of a session could not be handled")
+            session.failure = Internal("A frame could not be handled; the log of the router has the details.")
+        session.wake()

@@ -1,0 +1,74 @@
+"""The states of a worker, and the one function that tells which one it is in."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from quire.rpc.settings import LATE_SECONDS
+
+
+class State(enum.Enum):
+    """See WorkerState in router.proto."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    UNREACHABLE = "unreachable"
+
+
+class Health(enum.Enum):
+    """What the worker's gRPC health service says."""
+
+    UNKNOWN = "unknown"
+    SERVING = "serving"
+    NOT_SERVING = "not serving"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a worker at one moment."""
+
+    # No source announces it any more.
+    retired: bool
+    # The session with it is up.
+    connected: bool
+    # It was up once before.
+    was_connected: bool
+    # Its heartbeat is overdue.
+    late: bool
+    health: Health
+    # It was SERVING once on this connection.
+    was_serving: bool
+    # It has told its model on this connection.
+    has_model: bool
+    # Last trouble met with it; empty when there was none.
+    trouble: str
+
+
+@dataclass(frozen=True)
+class Condition:
+    """State of a worker, and why it is not READY."""
+
+    state: State
+    reason: str = ""
+
+
+def assess(facts: Facts) -> Condition:
+    """The state that the facts amount to."""
+    if not facts.connected:
+        state = State.UNREACHABLE if facts.was_connected else State.STARTING
+        return Condition(state, facts.trouble or "no connection yet")
+    if facts.late:
+        return Condition(State.UNREACHABLE, f"no heartbeat for more than {LATE_SECONDS:g} s")
+    if facts.retired:
+        return Condition(State.DRAINING, "no longer announced; its running requests finish")
+    if facts.health is Health.NOT_SERVING and facts.was_serving:
+        return Condition(State.DRAINING, "its health became NOT_SERVING: it drains or is stuck")
+    if facts.health is Health.NOT_SERVING:
+        return Condition(State.STARTING, "its health is NOT_SERVING: it loads the model")
+    if facts.health is Health.UNKNOWN:
+        return Condition(State.STARTING, facts.trouble or "its health is not known yet")
+    if not facts.has_model:
+        return Condition(State.STARTING, facts.trouble or "it has not told its model yet")
+    return Condition(State.READY)

@@ -1,0 +1,265 @@
+"""A worker without a model: the real gRPC contract of EngineService over real sockets, with made-up tokens.
+
+Use it in the test's own process (`FakeEngine`), or as a process of its own, to be killed or frozen:
+`python tests/support/fake_engine.py --port 50053 --step-ms 10`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from quire.errors import InvalidRequest, NotFound, QuireError
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.rpc.context import current_request_id, current_traceparent
+from quire.rpc.server import GrpcServer
+from quire.rpc.session import Outbox
+from quire.rpc.settings import HEARTBEAT_SECONDS
+from quire.rpc.status import to_request_error
+from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
+
+VOCAB_SIZE = 50000
+
+
+def expected_tokens(prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:
+    """The output of every fake engine for a prompt."""
+    return [(sum(prompt) + 7 * position + 31 * choice) % VOCAB_SIZE for position in range(count)]
+
+
+@dataclass(frozen=True)
+class FakeOptions:
+    """How the fake behaves."""
+
+    models: tuple[str, ...] = ("fake",)
+    # Time between two steps; each step gives every live request one token per sequence.
+    step_seconds: float = 0.005
+    # Tokens for requests that set no max_tokens.
+    default_max_tokens: int = 1_000_000
+    # Requests are accepted and get no token.
+    silent: bool = False
+    # Every request ends with this before its first token.
+    start_error: QuireError | None = None
+    total_kv_blocks: int = 1000
+
+
+@dataclass(eq=False)
+class Request:
+    """A live request."""
+
+    stream_id: int
+    generation: common_pb2.Generation
+    outbox: Outbox[engine_pb2.EngineServiceSessionResponse]
+    limit: int
+    produced: int = 0
+
+    @property
+    def sequences(self) -> int:
+        return max(1, self.generation.sampling.n)
+
+
+@dataclass
+class Record:
+    """What the fake has seen, for tests to look at."""
+
+    started: list[common_pb2.Generation] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    metadata: list[dict[str, str]] = field(default_factory=list)
+
+
+class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
+    """Serves until `close`. `options` may be replaced while it runs."""
+
+    def __init__(
+        self,
+        options: FakeOptions | None = None,
+        server: GrpcServerOptions | None = None,
+        security: RpcSecurityOptions | None = None,
+    ) -> None:
+        self.options = options or FakeOptions()
+        self.record = Record()
+        self.live: set[Request] = set()
+        self.counters = common_pb2.EngineCounters()
+        self.rpc = GrpcServer(
+            "engine", "quire.v1.EngineService", server or GrpcServerOptions(), security or RpcSecurityOptions(),
+            CollectorRegistry(),
+        )  # fmt: skip
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(self, self.rpc.server)
+        self._steps: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.rpc.port}"
+
+    async def start(self) -> FakeEngine:
+        await self.rpc.start()
+        await self.rpc.set_serving(True)
+        self._steps = asyncio.create_task(self._run_steps())
+        return self
+
+    async def close(self) -> None:
+        if self._steps:
+            self._steps.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._steps
+        await self.rpc.server.stop(grace=None)
+
+    async def drain(self) -> None:
+        while self.live:
+            await asyncio.sleep(0.01)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[engine_pb2.EngineServiceSessionRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.EngineServiceSessionResponse]:
+        self.record.metadata.append(dict(context.invocation_metadata()))
+        outbox = Outbox(engine_pb2.EngineServiceSessionResponse)
+        reader = asyncio.create_task(self._read(request_iterator, outbox))
+        try:
+            while True:
+                frame = await outbox.next(HEARTBEAT_SECONDS) or engine_pb2.EngineServiceSessionResponse()
+                frame.load.CopyFrom(self._load())
+                yield frame
+        finally:
+            reader.cancel()
+            for request in [request for request in self.live if request.outbox is outbox]:
+                self._abort(request)
+
+    async def Generate(
+        self, request: engine_pb2.EngineServiceGenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.EngineServiceGenerateResponse]:
+        outbox = Outbox(engine_pb2.EngineServiceSessionResponse)
+        self._start(0, request.generation, outbox)
+        try:
+            final = False
+            while not final:
+                frame = await outbox.next()
+                for delta in frame.deltas:
+                    yield engine_pb2.EngineServiceGenerateResponse(delta=delta)
+                    final = final or delta.is_final
+        finally:
+            for live in [live for live in self.live if live.outbox is outbox]:
+                self._abort(live)
+
+    async def Abort(
+        self, request: engine_pb2.AbortRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.AbortResponse:
+        hit = [live for live in self.live if live.generation.request_id in request.request_ids]
+        for live in hit:
+            self._abort(live)
+        return engine_pb2.AbortResponse(aborted=len(hit))
+
+    async def GetModelInfo(
+        self, request: engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.GetModelInfoResponse:
+        self.record.metadata.append(dict(context.invocation_metadata()))
+        info = common_pb2.ModelInfo(
+            served_model_names=self.options.models, model=self.options.models[0], max_model_len=4096,
+            vocab_size=VOCAB_SIZE, block_size=16, num_kv_blocks=self.options.total_kv_blocks, max_num_seqs=256,
+        )  # fmt: skip
+        return engine_pb2.GetModelInfoResponse(model_info=info)
+
+    async def GetLoad(
+        self, request: engine_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.GetLoadResponse:
+        if current_request_id() == "fail-with-error-info":
+            raise InvalidRequest("Told to fail.", parameter="load", reason="TOLD_TO_FAIL")
+        if current_request_id() == "sleep":
+            await asyncio.sleep(3600)
+        self.record.metadata.append({"traceparent": current_traceparent(), "x-request-id": current_request_id()})
+        return engine_pb2.GetLoadResponse(load=self._load())
+
+    async def _read(
+        self,
+        frames: AsyncIterator[engine_pb2.EngineServiceSessionRequest],
+        outbox: Outbox[engine_pb2.EngineServiceSessionResponse],
+    ) -> None:
+        async for frame in frames:
+            for start in frame.starts:
+                try:
+                    self._start(start.stream_id, start.generation, outbox)
+                except QuireError as error:
+                    outbox.post().deltas.add(
+                        stream_id=start.stream_id, finish_reason=common_pb2.FINISH_REASON_ERROR, is_final=True,
+                        error=to_request_error(error),
+                    )  # fmt: skip
+            for stream_id in frame.abort_stream_ids:
+                for request in [r for r in self.live if r.outbox is outbox and r.stream_id == stream_id]:
+                    self._abort(request)
+
+    def _start(
+        self, stream_id: int, generation: common_pb2.Generation, outbox: Outbox[engine_pb2.EngineServiceSessionResponse]
+    ) -> None:
+        if self.options.start_error:
+            raise self.options.start_error
+        if generation.model and generation.model not in self.options.models:
+            raise NotFound(f"{generation.model} is not here", parameter="model")
+        self.record.started.append(generation)
+        sampling = generation.sampling
+        limit = sampling.max_tokens if sampling.HasField("max_tokens") else self.options.default_max_tokens
+        self.live.add(Request(stream_id, generation, outbox, limit))
+
+    def _abort(self, request: Request) -> None:
+        self.live.discard(request)
+        self.record.aborted.append(request.generation.request_id)
+
+    async def _run_steps(self) -> None:
+        while True:
+            await asyncio.sleep(self.options.step_seconds)
+            if not self.options.silent:
+                for request in list(self.live):
+                    self._step(request)
+
+    def _step(self, request: Request) -> None:
+        last = request.produced + 1 >= request.limit
+        prompt = request.generation.prompt_token_ids
+        for choice in range(request.sequences):
+            token = (sum(prompt) + 7 * request.produced + 31 * choice) % VOCAB_SIZE
+            delta = request.outbox.post().deltas.add(
+                stream_id=request.stream_id, choice_index=choice, token_ids=[token]
+            )
+            if last:
+                delta.finish_reason = common_pb2.FINISH_REASON_LENGTH
+        request.produced += 1
+        self.counters.generation_tokens += request.sequences
+        if last:
+            delta.is_final = True
+            delta.usage.prompt_tokens = len(prompt)
+            delta.usage.completion_tokens = request.produced * request.sequences
+            self.live.discard(request)
+            self.record.finished.append(request.generation.request_id)
+
+    def _load(self) -> common_pb2.EngineLoad:
+        silent = self.options.silent
+        return common_pb2.EngineLoad(
+            running_sequences=0 if silent else sum(request.sequences for request in self.live),
+            waiting_requests=len(self.live) if silent else 0,
+            used_kv_blocks=len(self.live),
+            total_kv_blocks=self.options.total_kv_blocks,
+            busy=bool(self.live),
+            counters=self.counters,
+        )
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--step-ms", type=float, default=5.0)
+    parser.add_argument("--silent", action="store_true")
+    parser.add_argument("--models", nargs="+", default=["fake"])
+    arguments = parser.parse_args()
+    options = FakeOptions(
+        models=tuple(arguments.models), step_seconds=arguments.step_ms / 1000, silent=arguments.silent
+    )
+    engine = await FakeEngine(options, GrpcServerOptions(port=arguments.port)).start()
+    await engine.rpc.serve_until_stopped(engine.drain)
+    await engine.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())
