@@ -73,6 +73,11 @@ class Engine:
         """Whether a step would do or say anything."""
         return self._scheduler.has_work or self._ledger.has_deltas
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a slot. May be read from any thread."""
+        return self._scheduler.num_waiting
+
     def add(self, key: int, request: GenerationRequest, arrival_time: float | None = None) -> None:
         """Takes a request in.
 
@@ -111,6 +116,10 @@ class Engine:
         for live in self._ledger:
             self._ledger.end(live, FinishReason.ERROR, error)
         return self._ledger.take()
+
+    def close(self) -> None:
+        """Frees what the executor holds."""
+        self._executor.close()
 
     def load(self) -> Load:
         """Load now."""

@@ -20,7 +20,7 @@ class EngineOptions:
         None, "Longest sequence, prompt and output together, in tokens. Default: what the model's configuration says.",
         minimum=1,
     )  # fmt: skip
-    seed: int = option(0, "Seed of dummy weights and of requests that bring none.", minimum=0)
+    seed: int = option(0, "Seed of dummy weights. Requests that bring no seed draw theirs at random.", minimum=0)
     generation_config: str = option(
         "auto",
         "Where sampling defaults come from: auto (the model's generation_config.json), vllm (neutral) or a folder.",

@@ -1,0 +1,168 @@
+"""Protobuf to the engine's own types and back."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from engine_svc.kv_cache.events import BlocksRemoved, BlocksStored, EventBatch, KvEvent
+from engine_svc.model_info import ModelInfo
+from engine_svc.outputs import FinishReason, HistogramSnapshot, Load, SequenceDelta, Usage
+from engine_svc.plan import PositionLogprobs
+from engine_svc.request import GenerationRequest, SamplingParameters
+from quire.rpc.status import to_request_error
+from quire.v1 import common_pb2, engine_pb2
+
+FINISH_REASONS = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
+    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+}
+
+
+def to_request(generation: common_pb2.Generation, request_id: str = "") -> GenerationRequest:
+    """The request with its defaults filled in, not validated yet.
+
+    Args:
+        request_id: its name when the message gives none; made up when this is empty too.
+    """
+    return GenerationRequest(
+        request_id=generation.request_id or request_id or uuid.uuid4().hex,
+        prompt_token_ids=list(generation.prompt_token_ids),
+        sampling=_to_sampling(generation.sampling),
+        model=generation.model,
+        priority=generation.priority,
+        cache_salt=generation.cache_salt,
+        timeout_seconds=generation.timeout_ms / 1000 if generation.timeout_ms else None,
+    )
+
+
+def _to_sampling(sampling: common_pb2.SamplingParams) -> SamplingParameters:
+    return SamplingParameters(
+        n=sampling.n or 1,
+        max_tokens=_optional(sampling, "max_tokens", None),
+        min_tokens=sampling.min_tokens,
+        temperature=_optional(sampling, "temperature", 1.0),
+        top_p=_optional(sampling, "top_p", 1.0),
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=_optional(sampling, "repetition_penalty", 1.0),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=_optional(sampling, "seed", None),
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        logprobs=_optional(sampling, "logprobs", None),
+        prompt_logprobs=_optional(sampling, "prompt_logprobs", None),
+    )
+
+
+def _optional(message: Any, field: str, default: Any) -> Any:
+    return getattr(message, field) if message.HasField(field) else default
+
+
+def add_delta(deltas: Any, delta: SequenceDelta, stream_id: int) -> None:
+    """Appends a delta to a repeated field of GenerationDelta."""
+    message = deltas.add(stream_id=stream_id, choice_index=delta.choice_index, token_ids=delta.token_ids)
+    if delta.logprobs:
+        _add_logprobs(message.logprobs, delta.logprobs)
+    if delta.prompt_logprobs:
+        _add_logprobs(message.prompt_logprobs, delta.prompt_logprobs)
+    if delta.finish_reason is None:
+        return
+    message.finish_reason = FINISH_REASONS[delta.finish_reason]
+    if delta.stop_token_id is not None:
+        message.stop_token_id = delta.stop_token_id
+    message.is_final = delta.is_final
+    if delta.usage is not None:
+        message.usage.CopyFrom(_from_usage(delta.usage))
+    if delta.error is not None:
+        message.error.CopyFrom(to_request_error(delta.error))
+
+
+def _add_logprobs(field: Any, positions: list[PositionLogprobs]) -> None:
+    for position in positions:
+        field.add(token_ids=position.token_ids, logprobs=position.logprobs, rank=position.rank)
+
+
+def _from_usage(usage: Usage) -> common_pb2.GenerationUsage:
+    return common_pb2.GenerationUsage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_prompt_tokens=usage.cached_prompt_tokens,
+        queue_seconds=usage.queue_seconds,
+        prefill_seconds=usage.prefill_seconds,
+        decode_seconds=usage.decode_seconds,
+        preemptions=usage.preemptions,
+    )
+
+
+def from_load(load: Load) -> common_pb2.EngineLoad:
+    """The load as a message."""
+    counters = load.counters
+    return common_pb2.EngineLoad(
+        running_sequences=load.running_sequences,
+        waiting_requests=load.waiting_requests,
+        used_kv_blocks=load.used_kv_blocks,
+        total_kv_blocks=load.total_kv_blocks,
+        waiting_prefill_tokens=load.waiting_prefill_tokens,
+        step=load.step,
+        busy=load.busy,
+        counters=common_pb2.EngineCounters(
+            prompt_tokens=counters.prompt_tokens,
+            generation_tokens=counters.generation_tokens,
+            preemptions=counters.preemptions,
+            prefix_cache_queries=counters.prefix_cache_queries,
+            prefix_cache_hits=counters.prefix_cache_hits,
+            iteration_tokens=_from_histogram(counters.iteration_tokens),
+            model_forward_milliseconds=_from_histogram(counters.model_forward_milliseconds),
+            model_execute_milliseconds=_from_histogram(counters.model_execute_milliseconds),
+        ),
+    )
+
+
+def _from_histogram(histogram: HistogramSnapshot) -> common_pb2.Histogram:
+    return common_pb2.Histogram(bounds=histogram.bounds, counts=histogram.counts, sum=histogram.sum)
+
+
+def from_model_info(info: ModelInfo) -> common_pb2.ModelInfo:
+    """The facts as a message."""
+    return common_pb2.ModelInfo(
+        served_model_names=info.served_model_names,
+        model=info.model,
+        architecture=info.architecture,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        dtype=info.dtype,
+        device=info.device,
+        block_size=info.block_size,
+        num_kv_blocks=info.num_kv_blocks,
+        max_num_seqs=info.max_num_seqs,
+        max_num_batched_tokens=info.max_num_batched_tokens,
+        eos_token_ids=info.eos_token_ids,
+        default_sampling=common_pb2.SamplingParams(**info.default_sampling),  # type: ignore[arg-type]  # names fit
+        max_logprobs=info.max_logprobs,
+        tensor_parallel_size=info.tensor_parallel_size,
+        attention_backend=info.attention_backend,
+        scheduling_policy=info.scheduling_policy,
+    )
+
+
+def from_event_batch(batch: EventBatch) -> engine_pb2.SubscribeKvEventsResponse:
+    """A batch of prefix-cache events as a message."""
+    return engine_pb2.SubscribeKvEventsResponse(
+        sequence=batch.sequence, is_snapshot=batch.is_snapshot, events=[_from_event(event) for event in batch.events]
+    )
+
+
+def _from_event(event: KvEvent) -> engine_pb2.KvEvent:
+    if isinstance(event, BlocksStored):
+        stored = engine_pb2.KvBlocksStored(
+            block_hashes=event.block_hashes, parent_block_hash=event.parent, block_size=event.block_size
+        )
+        return engine_pb2.KvEvent(stored=stored)
+    if isinstance(event, BlocksRemoved):
+        return engine_pb2.KvEvent(removed=engine_pb2.KvBlocksRemoved(block_hashes=event.block_hashes))
+    return engine_pb2.KvEvent(cleared=engine_pb2.KvCacheCleared())

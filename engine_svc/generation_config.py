@@ -1,0 +1,109 @@
+"""Sampling defaults and end-of-sequence tokens, from the files beside the weights and from the options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.bounds import SAMPLING_BOUNDS
+from quire.errors import InvalidRequest, StartupError
+from quire.options.engine import EngineOptions
+
+# Hugging Face's name -> ours, for the fields that are sampling defaults here.
+_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "max_new_tokens": "max_tokens",
+}
+_WHOLE = ("top_k", "max_tokens")
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """Sampling fields that differ from the neutral ones, by the names of quire.v1.SamplingParams; and where to stop."""
+
+    sampling: Mapping[str, float | int]
+    eos_token_ids: frozenset[int]
+
+
+def read_generation_defaults(folder: Path, options: EngineOptions) -> GenerationDefaults:
+    """Reads generation_config.json and config.json.
+
+    Args:
+        folder: of the model. Files that it lacks count as empty.
+
+    Raises:
+        StartupError: --generation-config names a folder without the file; a file is not JSON; a default is unknown or
+            out of bounds.
+    """
+    own = _read_json(folder / "generation_config.json")
+    config = {**_read_json(folder / "config.json"), **options.hf_overrides}
+    chosen = _chosen(own, options.generation_config)
+    override = options.override_generation_config
+    if unknown := set(override) - set(_FIELDS) - {"eos_token_id"}:
+        raise StartupError(
+            f"--override-generation-config: {', '.join(sorted(unknown))} is not known; it takes "
+            f"{', '.join([*_FIELDS, 'eos_token_id'])}."
+        )
+    if "eos_token_id" in override:
+        eos = _token_ids(override["eos_token_id"])
+    else:
+        nested = config.get("text_config")
+        sources = (own, chosen, config, nested if isinstance(nested, dict) else {})
+        eos = frozenset[int]().union(*(_token_ids(source.get("eos_token_id")) for source in sources))
+    return GenerationDefaults(_sampling({**chosen, **override}), eos)
+
+
+def _chosen(own: dict[str, Any], place: str) -> dict[str, Any]:
+    """The generation config that --generation-config names."""
+    if place == "auto":
+        return own
+    if place == "vllm":
+        return {}
+    file = Path(place) / "generation_config.json"
+    if not file.is_file():
+        raise StartupError(f"--generation-config {place}: no generation_config.json there; or say auto or vllm.")
+    return _read_json(file)
+
+
+def _sampling(fields: Mapping[str, Any]) -> dict[str, float | int]:
+    found: dict[str, float | int] = {}
+    for theirs, ours in _FIELDS.items():
+        value = fields.get(theirs)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise StartupError(f"generation config: {theirs} is {value!r}, which is not a number.")
+        value = max(0, int(value)) if ours in _WHOLE else float(value)  # top_k -1 means all, as 0 does here
+        try:
+            SAMPLING_BOUNDS[ours].check(theirs, value)
+        except InvalidRequest as error:
+            raise StartupError(f"generation config: {error.message}") from error
+        found[ours] = value
+    return found
+
+
+def _token_ids(value: Any) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset(int(token) for token in (value if isinstance(value, list) else [value]))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StartupError(f"{file} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise StartupError(f"{file} is not a JSON object.")
+    return content

@@ -1,0 +1,73 @@
+"""How many KV blocks a worker gets, and the longest sequence that they hold."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from engine_svc.plan import KvCacheSpec
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+
+logger = logging.getLogger(__name__)
+
+# The bookkeeping costs about 100 bytes a block; for tiny models the memory would hold more than can ever be used.
+MAX_BLOCKS = 2**20
+
+
+@dataclass(frozen=True)
+class KvCacheSize:
+    """The KV cache's blocks, and the most tokens that one sequence may have."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
+    """
+    Raises:
+        StartupError: one sequence of the full length does not fit; names the largest --max-model-len that does.
+            Or whole prompts (--no-enable-chunked-prefill) do not fit the token budget.
+    """
+    if options.num_gpu_blocks_override is not None:
+        size = _overridden(options.num_gpu_blocks_override, spec)
+    else:
+        size = KvCacheSize(min(spec.available_bytes // spec.bytes_per_block, MAX_BLOCKS), spec.max_model_len)
+        _check_memory(size.num_blocks, spec)
+    _check_budget(size, options)
+    return size
+
+
+def _overridden(num_blocks: int, spec: KvCacheSpec) -> KvCacheSize:
+    """The override wins, and cuts the longest sequence to what it holds."""
+    capacity = num_blocks * spec.block_size
+    if capacity < spec.max_model_len:
+        logger.warning("--num-gpu-blocks-override %d cuts the longest sequence to %d tokens", num_blocks, capacity)
+    return KvCacheSize(num_blocks, min(spec.max_model_len, capacity))
+
+
+def _check_memory(num_blocks: int, spec: KvCacheSpec) -> None:
+    capacity = num_blocks * spec.block_size
+    if capacity >= spec.max_model_len:
+        return
+    needed = -(-spec.max_model_len // spec.block_size) * spec.bytes_per_block
+    fits = f"The largest --max-model-len that fits is {capacity}" if capacity else "Not even one block fits"
+    grow = "--kv-cache-memory-bytes" if spec.device.startswith("cpu") else "--gpu-memory-utilization"
+    raise StartupError(
+        f"Not enough memory for the KV cache: one sequence of {spec.max_model_len} tokens needs {_gib(needed)} and "
+        f"{_gib(spec.available_bytes)} are free for it. {fits}. Lower --max-model-len, raise {grow}, or spread the "
+        "model over more devices with --tensor-parallel-size."
+    )
+
+
+def _check_budget(size: KvCacheSize, options: EngineOptions) -> None:
+    if not options.enable_chunked_prefill and options.max_num_batched_tokens < size.max_model_len:
+        raise StartupError(
+            f"--no-enable-chunked-prefill computes each prompt in one step, so --max-num-batched-tokens "
+            f"({options.max_num_batched_tokens}) must be at least the longest sequence ({size.max_model_len}). Raise "
+            "it, lower --max-model-len, or leave chunked prefill on."
+        )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**27 else f"{count / 2**20:.2f} MiB"

@@ -1,0 +1,226 @@
+"""The engine's thread, and the way between it and the event loop.
+
+Commands go in through a queue and are obeyed before the next step. What a step brought comes back in one call into the
+event loop, however many requests it is about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from engine_svc.engine import Engine
+from engine_svc.kv_cache.events import EventBatch, EventLog, KvEvent
+from engine_svc.outputs import Load, SequenceDelta
+from engine_svc.request import GenerationRequest
+from quire.errors import Overloaded, Unavailable
+
+logger = logging.getLogger(__name__)
+
+# The idle thread is woken by commands; it looks up this often all the same.
+_IDLE_SECONDS = 1.0
+
+Command = Callable[[Engine], None]
+
+
+class Sink(Protocol):
+    """Who wants to hear of some requests. Called in the event loop; must neither block nor raise."""
+
+    def deliver(self, deltas: list[SequenceDelta]) -> None:
+        """Takes what a step brought for this sink's requests, in order."""
+
+
+@dataclass(frozen=True)
+class _Stream:
+    sink: Sink
+    request_id: str
+
+
+class EngineLoop:
+    """Runs an engine in a thread of its own. Its methods are for the event loop that started it.
+
+    Life cycle: `await start()` (builds the engine), submit and abort, `await drain()`, `await stop()`. When the engine
+    dies, every request ends with an error and `died` is set.
+    """
+
+    def __init__(self, build: Callable[[], Engine], max_waiting_requests: int) -> None:
+        """
+        Args:
+            build: makes the engine, in its thread; loading the model is its part.
+            max_waiting_requests: bound on requests that wait.
+        """
+        self._build = build
+        self._max_waiting = max_waiting_requests
+        self._event_loop = asyncio.get_running_loop()
+        self._built: asyncio.Future[Engine] = self._event_loop.create_future()
+        self.died: asyncio.Future[Exception] = self._event_loop.create_future()
+        self._commands: deque[Command] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._draining = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._engine: Engine | None = None
+        self._streams: dict[int, _Stream] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._keys = itertools.count(1)
+        self._step_started: float | None = None
+        self.kv_events = EventLog()
+
+    async def start(self) -> None:
+        """Starts the thread and waits for the engine; raises what building it raised."""
+        self._thread.start()
+        self._engine = await asyncio.shield(self._built)
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> int:
+        """Hands a validated request to the engine; returns the key that stands for it in deltas.
+
+        Raises:
+            Overloaded: too many wait already.
+            Unavailable: the worker is going away.
+        """
+        engine = self._ready()
+        if self._draining:
+            raise Unavailable("This worker is shutting down; try another one.", reason="DRAINING")
+        if engine.num_waiting + len(self._commands) >= self._max_waiting:
+            raise Overloaded(f"{self._max_waiting} requests wait already; try again later.", reason="QUEUE_FULL")
+        key = next(self._keys)
+        self._streams[key] = _Stream(sink, request.request_id)
+        self._idle.clear()
+        self._command(partial(Engine.add, key=key, request=request, arrival_time=time.monotonic()))
+        return key
+
+    def abort(self, key: int) -> None:
+        """Ends a request; unknown keys are no error. Its sink still hears of the end."""
+        if key in self._streams:
+            self._command(partial(Engine.abort, key=key))
+
+    def detach(self, key: int) -> None:
+        """Ends a request whose sink is gone."""
+        if self._streams.pop(key, None) is not None:
+            self._command(partial(Engine.abort, key=key))
+            self._note_idle()
+
+    def abort_requests(self, request_ids: Iterable[str]) -> int:
+        """Ends all requests of these ids; returns how many there were."""
+        wanted = set(request_ids)
+        keys = [key for key, stream in self._streams.items() if stream.request_id in wanted]
+        for key in keys:
+            self.abort(key)
+        return len(keys)
+
+    def load(self) -> Load:
+        """Load now.
+
+        Raises:
+            Unavailable: the engine is not built yet.
+        """
+        return (self._engine or self._ready()).load()
+
+    async def kv_snapshot(self) -> EventBatch:
+        """All that the prefix cache holds; numbered as the last batch of `kv_events` that it includes."""
+        self._ready()
+        answer: asyncio.Future[EventBatch] = self._event_loop.create_future()
+
+        def resolve(events: list[KvEvent]) -> None:
+            if not answer.done():
+                answer.set_result(EventBatch(self.kv_events.last_sequence, events, is_snapshot=True))
+
+        def take(engine: Engine) -> None:
+            self._hand_over([], engine.take_kv_events())
+            self._event_loop.call_soon_threadsafe(resolve, engine.kv_snapshot())
+
+        self._command(take)
+        return await answer
+
+    def step_age(self) -> float:
+        """Seconds that the current step runs; 0 between steps."""
+        started = self._step_started
+        return 0.0 if started is None else time.monotonic() - started
+
+    async def drain(self) -> None:
+        """Refuses new requests and returns when the last one has ended."""
+        self._draining = True
+        await self._idle.wait()
+
+    async def stop(self, timeout: float = 5.0) -> None:
+        """Ends the thread after its current step; requests that still run end unheard."""
+        self._stopping = True
+        self._wake.set()
+        await asyncio.to_thread(self._thread.join, timeout)
+
+    def _ready(self) -> Engine:
+        if self._engine is None:
+            raise Unavailable("The model is still loading; try again in a moment.", reason="LOADING")
+        if self.died.done():
+            raise Unavailable("The engine has failed and is being restarted.", reason="ENGINE_FAULT")
+        return self._engine
+
+    def _command(self, command: Command) -> None:
+        self._commands.append(command)
+        self._wake.set()
+
+    def _deliver(self, deltas: list[SequenceDelta], events: list[KvEvent]) -> None:
+        """What a step brought, to whom it concerns."""
+        if events:
+            self.kv_events.append(events)
+        by_sink: dict[Sink, list[SequenceDelta]] = {}
+        streams = self._streams
+        for delta in deltas:
+            stream = streams.get(delta.key)
+            if stream is None:  # its sink has left
+                continue
+            if delta.is_final:
+                del streams[delta.key]
+            by_sink.setdefault(stream.sink, []).append(delta)
+        for sink, news in by_sink.items():
+            sink.deliver(news)
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if not self._streams:
+            self._idle.set()
+
+    # What follows runs in the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            engine = self._build()
+        except Exception as error:
+            self._event_loop.call_soon_threadsafe(self._built.set_exception, error)
+            return
+        self._event_loop.call_soon_threadsafe(self._built.set_result, engine)
+        try:
+            self._serve(engine)
+        except Exception as error:
+            logger.critical("the engine has died", exc_info=error)
+            fault = Unavailable("The engine has failed and is being restarted; try again.", reason="ENGINE_FAULT")
+            self._hand_over(engine.give_up(fault), [])
+            self._event_loop.call_soon_threadsafe(self.died.set_result, error)
+        finally:
+            engine.close()
+
+    def _serve(self, engine: Engine) -> None:
+        while not self._stopping:
+            if not engine.has_work:
+                self._wake.wait(_IDLE_SECONDS)
+            self._wake.clear()
+            while self._commands:
+                self._commands.popleft()(engine)
+            if engine.has_work:
+                self._step_started = time.monotonic()
+                deltas = engine.step()
+                self._step_started = None
+                self._hand_over(deltas, engine.take_kv_events())
+
+    def _hand_over(self, deltas: list[SequenceDelta], events: list[KvEvent]) -> None:
+        if deltas or events:
+            self._event_loop.call_soon_threadsafe(self._deliver, deltas, events)

@@ -1,0 +1,126 @@
+"""Starts one engine worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from engine_svc.executor.base import Executor, create_executor
+from engine_svc.metrics import EngineCollector
+from engine_svc.model_info import ModelInfo
+from engine_svc.registration import advertised_address, keep_registered
+from engine_svc.service import EngineServicer
+from engine_svc.watchdog import watch_steps
+from engine_svc.worker import EngineWorker
+from quire.log import setup_logging
+from quire.metrics import new_registry, serve_metrics
+from quire.options.engine import EngineOptions
+from quire.options.log import LogOptions
+from quire.options.model import ModelOptions
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.rpc.server import GrpcServer
+from quire.v1 import engine_pb2, engine_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+GRPC_SERVICE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
+# The supervisor restarts a worker that ends so.
+EXIT_ENGINE_DIED = 70
+
+
+def main(
+    model: ModelOptions,
+    engine: EngineOptions,
+    server: GrpcServerOptions,
+    security: RpcSecurityOptions,
+    log: LogOptions,
+) -> None:
+    """Runs a worker until a signal stops it.
+
+    Raises:
+        StartupError: it cannot serve.
+        SystemExit: the engine has died.
+    """
+    setup_logging("engine", log)
+    died = uvloop.run(serve(create_executor(engine), model, engine, server, security))
+    if died:
+        sys.exit(EXIT_ENGINE_DIED)
+
+
+async def serve(
+    executor: Executor,
+    model: ModelOptions,
+    engine: EngineOptions,
+    server: GrpcServerOptions,
+    security: RpcSecurityOptions,
+) -> bool:
+    """Serves from listening to drained; returns whether it ended because the engine died.
+
+    Raises:
+        StartupError: the port is taken, or the model cannot be served.
+    """
+    registry = new_registry()
+    worker = EngineWorker(executor, model, engine)
+    grpc_server = build_server(worker, server, security, registry)
+    await grpc_server.start()
+    serve_metrics(registry, server.metrics_host, server.metrics_port)
+    serving: asyncio.Future[None] = asyncio.create_task(grpc_server.serve_until_stopped(worker.loop.drain))
+    loading: asyncio.Future[ModelInfo] = asyncio.create_task(worker.load())
+    try:
+        await _first_of(serving, loading)
+        if not loading.done():  # stopped before the model was there
+            return False
+        loading.result()
+        await grpc_server.set_serving(True)
+        logger.info("serving on %s:%d", server.host, grpc_server.port)
+        async with _companions(worker, grpc_server, engine, server, security):
+            await _first_of(serving, worker.loop.died)
+        return worker.loop.died.done()
+    finally:
+        for task in (serving, loading):
+            task.cancel()
+        await grpc_server.server.stop(grace=0.5)
+        await worker.loop.stop()
+
+
+async def _first_of(*futures: asyncio.Future[Any]) -> None:
+    """Waits until one of them is done."""
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+def build_server(
+    worker: EngineWorker, server: GrpcServerOptions, security: RpcSecurityOptions, registry: CollectorRegistry
+) -> GrpcServer:
+    """The worker's gRPC server, not listening yet, and its metrics in the registry."""
+    grpc_server = GrpcServer("engine", GRPC_SERVICE, server, security, registry)
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(worker), grpc_server.server)
+    registry.register(EngineCollector(worker.loop.load))
+    return grpc_server
+
+
+@contextlib.asynccontextmanager
+async def _companions(
+    worker: EngineWorker,
+    grpc_server: GrpcServer,
+    engine: EngineOptions,
+    server: GrpcServerOptions,
+    security: RpcSecurityOptions,
+) -> AsyncIterator[None]:
+    """What runs beside a worker that serves: the step watchdog and the registrations."""
+    address = advertised_address(server.host, grpc_server.port, engine.advertise_address)
+    jobs = [watch_steps(worker.loop.step_age, engine.step_timeout_seconds, grpc_server.set_serving)]
+    jobs += [keep_registered(router, address, security) for router in engine.router_address]
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

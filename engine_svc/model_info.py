@@ -1,0 +1,83 @@
+"""What a worker serves: the facts that routers and gateways ask for, and that requests are checked against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine_svc.generation_config import GenerationDefaults
+from engine_svc.kv_cache.sizing import KvCacheSize
+from engine_svc.plan import KvCacheSpec
+from engine_svc.request import RequestLimits
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """As quire.v1.ModelInfo, which says what the fields mean."""
+
+    served_model_names: tuple[str, ...]
+    model: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    device: str
+    block_size: int
+    num_kv_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    eos_token_ids: tuple[int, ...]
+    max_logprobs: int
+    tensor_parallel_size: int
+    attention_backend: str
+    scheduling_policy: str
+    default_sampling: dict[str, float | int] = field(default_factory=dict)
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What requests are checked against."""
+        return RequestLimits(
+            served_model_names=self.served_model_names,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            max_logprobs=self.max_logprobs,
+            scheduling_policy=self.scheduling_policy,
+        )
+
+    def summary(self) -> str:
+        """The start-up log line: what fits."""
+        tokens = self.num_kv_blocks * self.block_size
+        return (
+            f"{self.architecture} in {self.dtype} on {self.device}: KV cache of {tokens:,} tokens, room for "
+            f"{tokens / self.max_model_len:.2f} requests of the full {self.max_model_len:,} tokens at once"
+        )
+
+
+def make_model_info(
+    model: ModelOptions,
+    options: EngineOptions,
+    spec: KvCacheSpec,
+    size: KvCacheSize,
+    defaults: GenerationDefaults,
+) -> ModelInfo:
+    """The facts, from the options, the loaded model and its generation config."""
+    return ModelInfo(
+        served_model_names=tuple(model.served_names),
+        model=model.model,
+        architecture=spec.architecture,
+        max_model_len=size.max_model_len,
+        vocab_size=spec.vocab_size,
+        dtype=spec.dtype,
+        device=spec.device,
+        block_size=spec.block_size,
+        num_kv_blocks=size.num_blocks,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        eos_token_ids=tuple(sorted(token for token in defaults.eos_token_ids if token < spec.vocab_size)),
+        max_logprobs=min(options.max_logprobs, spec.vocab_size),
+        tensor_parallel_size=options.tensor_parallel_size,
+        attention_backend=spec.attention_backend,
+        scheduling_policy=options.scheduling_policy,
+        default_sampling=dict(defaults.sampling),
+    )

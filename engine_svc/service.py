@@ -1,0 +1,104 @@
+"""EngineService: protobuf in, protobuf out; the work is the worker's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from engine_svc.convert import add_delta, from_event_batch, from_load, from_model_info, to_request
+from engine_svc.outputs import SequenceDelta
+from engine_svc.session import EngineSession
+from engine_svc.worker import EngineWorker
+from quire.errors import Overloaded
+from quire.rpc.context import current_request_id
+from quire.rpc.session import Outbox
+from quire.v1 import engine_pb2, engine_pb2_grpc
+
+
+class DeltaQueue:
+    """The deltas of one request on their way to one caller."""
+
+    def __init__(self) -> None:
+        self._outbox: Outbox[list[SequenceDelta]] = Outbox(list)
+        self._overflow: Overloaded | None = None
+
+    def deliver(self, deltas: list[SequenceDelta]) -> None:
+        """Called by the engine's loop."""
+        try:
+            self._outbox.post(len(deltas)).extend(deltas)
+        except Overloaded as error:
+            self._overflow = error
+
+    async def next(self) -> list[SequenceDelta]:
+        """What has come since the last call; waits for something. The request's own deadline ends the wait.
+
+        Raises:
+            Overloaded: the caller has left too much unread.
+        """
+        if self._overflow is not None:
+            raise self._overflow
+        return await self._outbox.next() or []
+
+
+class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
+    """The methods of protos/quire/v1/engine.proto, which documents them."""
+
+    def __init__(self, worker: EngineWorker) -> None:
+        self._worker = worker
+
+    async def Generate(
+        self, request: engine_pb2.EngineServiceGenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.EngineServiceGenerateResponse]:
+        queue = DeltaQueue()
+        key = self._worker.submit(to_request(request.generation, current_request_id()), queue)
+        try:
+            while True:
+                for delta in await queue.next():
+                    if delta.error is not None:
+                        raise delta.error
+                    yield _generate_response(delta)
+                    if delta.is_final:
+                        return
+        finally:
+            self._worker.loop.detach(key)
+
+    def Session(
+        self,
+        request_iterator: AsyncIterator[engine_pb2.EngineServiceSessionRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[engine_pb2.EngineServiceSessionResponse]:
+        return EngineSession(self._worker).frames(request_iterator)
+
+    async def Abort(
+        self, request: engine_pb2.AbortRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.AbortResponse:
+        return engine_pb2.AbortResponse(aborted=self._worker.loop.abort_requests(request.request_ids))
+
+    async def GetModelInfo(
+        self, request: engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.GetModelInfoResponse:
+        return engine_pb2.GetModelInfoResponse(model_info=from_model_info(self._worker.info))
+
+    async def GetLoad(
+        self, request: engine_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.GetLoadResponse:
+        return engine_pb2.GetLoadResponse(load=from_load(self._worker.loop.load()))
+
+    async def SubscribeKvEvents(
+        self, request: engine_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
+        log = self._worker.loop.kv_events
+        wanted = request.from_sequence
+        while True:
+            known = wanted > 0 and log.keeps(wanted)
+            for batch in log.since(wanted) if known else [await self._worker.loop.kv_snapshot()]:
+                yield from_event_batch(batch)
+                wanted = batch.sequence + 1
+            await log.wait(wanted)
+
+
+def _generate_response(delta: SequenceDelta) -> engine_pb2.EngineServiceGenerateResponse:
+    session_frame = engine_pb2.EngineServiceSessionResponse()
+    add_delta(session_frame.deltas, delta, 0)
+    return engine_pb2.EngineServiceGenerateResponse(delta=session_frame.deltas[0])

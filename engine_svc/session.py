@@ -1,0 +1,111 @@
+"""The engine's side of a session: many requests over one stream, one frame per step."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from engine_svc.convert import add_delta, from_load, to_request
+from engine_svc.outputs import FinishReason, SequenceDelta
+from engine_svc.worker import EngineWorker
+from quire.errors import InvalidRequest, Overloaded, QuireError
+from quire.rpc.session import Outbox
+from quire.rpc.settings import HEARTBEAT_SECONDS
+from quire.v1 import engine_pb2
+
+
+class EngineSession:
+    """One open session. Its requests live no longer than it does."""
+
+    def __init__(self, worker: EngineWorker) -> None:
+        self._worker = worker
+        self._outbox = Outbox(engine_pb2.EngineServiceSessionResponse)
+        self._unsent = False
+        self._streams: dict[int, int] = {}  # the engine's key -> the client's stream id
+        self._keys: dict[int, int] = {}  # and back
+        self._load_sent = 0.0
+        self._overflow: Overloaded | None = None
+
+    async def frames(
+        self, requests: AsyncIterator[engine_pb2.EngineServiceSessionRequest]
+    ) -> AsyncIterator[engine_pb2.EngineServiceSessionResponse]:
+        """The frames to send, until the client ends the session.
+
+        Raises:
+            InvalidRequest: the client used a stream id twice.
+            Overloaded: the client does not read.
+        """
+        reader = asyncio.create_task(self._read(requests))
+        try:
+            while True:
+                yield await self._next_frame()
+                if self._overflow is not None:
+                    raise self._overflow
+                if reader.done():
+                    reader.result()
+                    if not self._streams and not self._unsent:  # the client has said all and heard all
+                        return
+        finally:
+            reader.cancel()
+            for key in self._streams:
+                self._worker.loop.detach(key)
+
+    def deliver(self, deltas: list[SequenceDelta]) -> None:
+        """Puts deltas into the frame that goes out next."""
+        frame = self._frame(len(deltas))
+        if frame is None:
+            return
+        streams, messages = self._streams, frame.deltas
+        for delta in deltas:
+            stream_id = streams[delta.key]
+            add_delta(messages, delta, stream_id)
+            if delta.is_final:
+                del streams[delta.key]
+                del self._keys[stream_id]
+
+    async def _read(self, requests: AsyncIterator[engine_pb2.EngineServiceSessionRequest]) -> None:
+        async for message in requests:
+            for start in message.starts:
+                self._start(start)
+            for stream_id in message.abort_stream_ids:
+                if (key := self._keys.get(stream_id)) is not None:
+                    self._worker.loop.abort(key)
+
+    def _start(self, start: engine_pb2.SessionStart) -> None:
+        if start.stream_id in self._keys:
+            raise InvalidRequest(f"stream_id {start.stream_id} is in use already.", parameter="stream_id")
+        try:
+            key = self._worker.submit(to_request(start.generation), self)
+        except QuireError as error:
+            if (frame := self._frame(1)) is not None:
+                failed = SequenceDelta(0, 0, [], finish_reason=FinishReason.ERROR, is_final=True, error=error)
+                add_delta(frame.deltas, failed, start.stream_id)
+            return
+        self._streams[key] = start.stream_id
+        self._keys[start.stream_id] = key
+
+    def _frame(self, items: int) -> engine_pb2.EngineServiceSessionResponse | None:
+        """The frame that goes out next; None once the client has left too much unread."""
+        try:
+            frame = self._outbox.post(items)
+        except Overloaded as error:
+            self._overflow = error
+            for key in self._streams:
+                self._worker.loop.detach(key)
+            return None
+        self._unsent = True
+        return frame
+
+    async def _next_frame(self) -> engine_pb2.EngineServiceSessionResponse:
+        """What has been posted, or a heartbeat when nothing is for a while."""
+        frame = await self._outbox.next(HEARTBEAT_SECONDS)
+        if frame is None:
+            frame = engine_pb2.EngineServiceSessionResponse()
+        else:
+            self._unsent = False
+        now = time.monotonic()
+        if now - self._load_sent >= HEARTBEAT_SECONDS * 0.9:
+            self._load_sent = now
+            frame.load.CopyFrom(from_load(self._worker.loop.load()))
+        return frame

@@ -1,0 +1,90 @@
+"""One worker: a model, loaded by an executor, behind an engine in its thread."""
+
+from __future__ import annotations
+
+import logging
+
+from engine_svc.engine import Engine, EngineConfig
+from engine_svc.executor.base import Executor
+from engine_svc.generation_config import read_generation_defaults
+from engine_svc.kv_cache.sizing import size_kv_cache
+from engine_svc.loop import EngineLoop, Sink
+from engine_svc.model_files import config_folder
+from engine_svc.model_info import ModelInfo, make_model_info
+from engine_svc.request import GenerationRequest
+from engine_svc.validation import validate
+from quire.errors import Unavailable
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+
+logger = logging.getLogger(__name__)
+
+
+class EngineWorker:
+    """What the service calls. Constructed at once; `load` takes as long as the model does."""
+
+    def __init__(self, executor: Executor, model: ModelOptions, options: EngineOptions) -> None:
+        self._executor = executor
+        self._model = model
+        self._options = options
+        self._info: ModelInfo | None = None
+        self.loop = EngineLoop(self._build, options.max_waiting_requests)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is served.
+
+        Raises:
+            Unavailable: the model is still loading.
+        """
+        if self._info is None:
+            raise Unavailable("The model is still loading; try again in a moment.", reason="LOADING")
+        return self._info
+
+    async def load(self) -> ModelInfo:
+        """Loads the model, in the engine's thread.
+
+        Raises:
+            StartupError: it cannot be served; says why and what to do.
+        """
+        await self.loop.start()
+        logger.info(self.info.summary())
+        return self.info
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> int:
+        """Checks a request and starts it; returns its key.
+
+        Raises:
+            InvalidRequest, ContextTooLong, NotFound: see `validate`.
+            Overloaded, Unavailable: see `EngineLoop.submit`.
+        """
+        validate(request, self.info.limits)
+        return self.loop.submit(request, sink)
+
+    def _build(self) -> Engine:
+        """Runs in the engine's thread, as all calls of the executor do."""
+        try:
+            spec = self._executor.load(self._model, self._options)
+            size = size_kv_cache(spec, self._options)
+            defaults = read_generation_defaults(config_folder(self._model), self._options)
+            self._executor.allocate(size.num_blocks)
+        except BaseException:
+            self._executor.close()
+            raise
+        self._info = info = make_model_info(self._model, self._options, spec, size, defaults)
+        return Engine(self._executor, engine_config(info, self._options))
+
+
+def engine_config(info: ModelInfo, options: EngineOptions) -> EngineConfig:
+    """The engine's configuration for a model."""
+    return EngineConfig(
+        num_blocks=info.num_kv_blocks,
+        block_size=info.block_size,
+        max_model_len=info.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        enable_chunked_prefill=options.enable_chunked_prefill,
+        enable_prefix_caching=options.enable_prefix_caching,
+        scheduling_policy=options.scheduling_policy,
+        eos_token_ids=frozenset(info.eos_token_ids),
+    )

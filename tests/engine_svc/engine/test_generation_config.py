@@ -1,0 +1,73 @@
+"""Sampling defaults and end-of-sequence tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_svc.generation_config import read_generation_defaults
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path, "config.json", {"eos_token_id": 7, "text_config": {"eos_token_id": [9]}})
+    write(
+        tmp_path,
+        "generation_config.json",
+        {"eos_token_id": [5, 6], "temperature": 0.6, "top_k": 20, "max_new_tokens": 100, "do_sample": True},
+    )
+    return tmp_path
+
+
+def write(folder: Path, name: str, content: dict[str, Any]) -> None:
+    (folder / name).write_text(json.dumps(content))
+
+
+def test_auto_reads_the_models_own(folder: Path) -> None:
+    defaults = read_generation_defaults(folder, EngineOptions())
+    assert defaults.sampling == {"temperature": 0.6, "top_k": 20, "max_tokens": 100}
+    assert defaults.eos_token_ids == {5, 6, 7, 9}
+
+
+def test_vllm_means_neutral_but_stops_all_the_same(folder: Path) -> None:
+    defaults = read_generation_defaults(folder, EngineOptions(generation_config="vllm"))
+    assert defaults.sampling == {}
+    assert defaults.eos_token_ids == {5, 6, 7, 9}
+
+
+def test_a_folder_of_its_own(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other, "generation_config.json", {"top_p": 0.5, "eos_token_id": 3})
+    defaults = read_generation_defaults(folder, EngineOptions(generation_config=str(other)))
+    assert defaults.sampling == {"top_p": 0.5}
+    assert 3 in defaults.eos_token_ids
+    with pytest.raises(StartupError, match="--generation-config"):
+        read_generation_defaults(folder, EngineOptions(generation_config=str(tmp_path / "none")))
+
+
+def test_overrides_win(folder: Path) -> None:
+    options = EngineOptions(override_generation_config={"temperature": 0.1, "eos_token_id": 2, "top_k": -1})
+    defaults = read_generation_defaults(folder, options)
+    assert defaults.sampling == {"temperature": 0.1, "top_k": 0, "max_tokens": 100}
+    assert defaults.eos_token_ids == {2}
+
+
+@pytest.mark.parametrize(
+    "override", [{"temprature": 1}, {"temperature": 3.0}, {"temperature": "hot"}, {"top_p": float("nan")}]
+)
+def test_wrong_overrides_are_refused(folder: Path, override: dict[str, Any]) -> None:
+    with pytest.raises(StartupError, match=next(iter(override))):
+        read_generation_defaults(folder, EngineOptions(override_generation_config=override))
+
+
+def test_missing_files_are_empty_and_broken_ones_are_told(tmp_path: Path) -> None:
+    assert read_generation_defaults(tmp_path, EngineOptions()).eos_token_ids == frozenset()
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(StartupError, match="not JSON"):
+        read_generation_defaults(tmp_path, EngineOptions())

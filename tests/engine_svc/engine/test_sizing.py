@@ -1,0 +1,50 @@
+"""KV blocks from memory, and the start-up errors that teach."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from engine_svc.kv_cache.sizing import KvCacheSize, size_kv_cache
+from engine_svc.plan import KvCacheSpec
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+from tests.support.fake_executor import FakeExecutor
+
+SPEC = FakeExecutor(block_size=16, max_model_len=100, bytes_per_block=1000, available_bytes=10_000).spec
+
+
+def changed(**changes: int) -> KvCacheSpec:
+    """The spec with other numbers."""
+    return msgspec.structs.replace(SPEC, **changes)
+
+
+def test_memory_is_divided_into_blocks() -> None:
+    assert size_kv_cache(SPEC, EngineOptions()) == KvCacheSize(10, 100)
+
+
+def test_too_little_memory_names_the_length_that_fits() -> None:
+    with pytest.raises(StartupError) as caught:
+        size_kv_cache(changed(max_model_len=161), EngineOptions())
+    assert "--max-model-len that fits is 160" in str(caught.value)
+    assert "--kv-cache-memory-bytes" in str(caught.value)
+    assert size_kv_cache(changed(max_model_len=160), EngineOptions()).max_model_len == 160
+
+
+def test_no_memory_at_all() -> None:
+    with pytest.raises(StartupError, match="Not even one block"):
+        size_kv_cache(changed(available_bytes=0), EngineOptions())
+
+
+def test_override_wins_and_cuts_the_length() -> None:
+    assert size_kv_cache(SPEC, EngineOptions(num_gpu_blocks_override=5)) == KvCacheSize(5, 80)
+    assert size_kv_cache(SPEC, EngineOptions(num_gpu_blocks_override=50)) == KvCacheSize(50, 100)
+
+
+def test_whole_prompts_need_the_budget() -> None:
+    options = EngineOptions(enable_chunked_prefill=False, max_num_batched_tokens=99)
+    with pytest.raises(StartupError, match="--max-num-batched-tokens"):
+        size_kv_cache(SPEC, options)
+    assert size_kv_cache(SPEC, dataclasses.replace(options, max_num_batched_tokens=100)).num_blocks == 10
