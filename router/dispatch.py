@@ -38,6 +38,11 @@ class Dispatcher:
         self._draining = False
         self.sessions: set[CallerSession] = set()
 
+    @property
+    def retries_in_flight(self) -> int:
+        """Requests whose second attempt has shown no sign of life yet."""
+        return self._budget.used
+
     def open_session(self) -> CallerSession:
         """A new caller."""
         session = CallerSession()

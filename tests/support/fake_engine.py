@@ -1,7 +1,6 @@
 """A worker without a model: the real gRPC contract of EngineService over real sockets, with made-up tokens.
 
-Use it in the test's own process (`FakeEngine`), or as a process of its own, to be killed or frozen:
-`python tests/support/fake_engine.py --port 50053 --step-ms 10`.
+Use it in the test's own process (`FakeEngine`), or as a process of its own, to be killed or frozen (engine_process.py).
 """
 
 from __future__ import annotations
@@ -261,5 +260,6 @@ async def _main() -> None:
     await engine.close()
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The process."""
     asyncio.run(_main())

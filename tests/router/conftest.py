@@ -1,0 +1,79 @@
+"""Routers and workers for tests, closed after each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from quire.options.router import RouterOptions
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from router.app import Router
+from router.discovery import Resolver, resolve_host
+from tests.support.fake_engine import FakeEngine, FakeOptions
+from tests.support.router_client import RouterClient, connect
+from tests.support.waiting import eventually
+
+StartEngine = Callable[..., Awaitable[FakeEngine]]
+
+
+@dataclass
+class Running:
+    """A router and a client of it."""
+
+    router: Router
+    client: RouterClient
+
+
+StartRouter = Callable[..., Awaitable[Running]]
+
+
+@pytest.fixture
+async def start_engine() -> AsyncIterator[StartEngine]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(port: int = 0, **options: Any) -> FakeEngine:
+            engine = await FakeEngine(FakeOptions(**options), GrpcServerOptions(port=port)).start()
+            stack.push_async_callback(engine.close)
+            return engine
+
+        yield start
+
+
+@pytest.fixture
+async def start_router() -> AsyncIterator[StartRouter]:
+    """Starts routers; afterwards proves that none of their tables holds anything."""
+    running: list[Router] = []
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(*workers: str, resolve: Resolver = resolve_host, **options: Any) -> Running:
+            router = Router(
+                RouterOptions(workers=workers, **options), GrpcServerOptions(), RpcSecurityOptions(), resolve
+            )
+            await router.start()
+            running.append(router)
+            stack.push_async_callback(router.close)
+            client = await stack.enter_async_context(connect(router.server.port))
+            await client.wait_ready(*workers)
+            return Running(router, client)
+
+        yield start
+        for router in running:
+            await eventually(lambda router=router: not leaked(router), f"leaked: {leaked(router)}")
+
+
+def leaked(router: Router) -> list[str]:
+    """What is left over in the router's tables."""
+    workers = router.registry.workers
+    left = {
+        "requests": len(router.table),
+        "streams": sum(len(session.streams) for session in router.dispatcher.sessions),
+        "sessions": len(router.dispatcher.sessions),
+        "retries": router.dispatcher.retries_in_flight,
+        "in flight": sum(worker.load.inflight_requests for worker in workers),
+        "own load": sum(worker.load.own_sequences + worker.load.own_prefill_tokens for worker in workers),
+    }
+    return [f"{name}: {count}" for name, count in left.items() if count]

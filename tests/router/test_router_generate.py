@@ -1,0 +1,88 @@
+"""RouterService.Generate: one request for any gRPC client."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from quire.errors import Unavailable
+from quire.rpc.context import REQUEST_ID_HEADER
+from quire.rpc.status import from_rpc_error
+from quire.v1 import router_pb2
+from tests.router.conftest import StartEngine, StartRouter
+from tests.support.fake_engine import expected_tokens
+from tests.support.router_client import generation
+from tests.support.waiting import eventually
+
+
+async def test_tokens_arrive_and_the_call_ends(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine()
+    running = await start_router(engine.address)
+    assert await running.client.generate(generation([3, 4], 20)) == expected_tokens([3, 4], 20)
+
+
+async def test_deltas_carry_choice_usage_and_stream_zero(start_engine: StartEngine, start_router: StartRouter) -> None:
+    running = await start_router((await start_engine()).address)
+    request = router_pb2.RouterServiceGenerateRequest(generation=generation([5], 3, n=2))
+    deltas = [answer.delta async for answer in running.client.stub.Generate(request, timeout=10)]
+    for choice in range(2):
+        tokens = [token for delta in deltas if delta.choice_index == choice for token in delta.token_ids]
+        assert tokens == expected_tokens([5], 3, choice)
+    assert {delta.stream_id for delta in deltas} == {0}
+    assert [delta.is_final for delta in deltas] == [False] * 5 + [True]
+    assert deltas[-1].usage.completion_tokens == 6
+
+
+async def test_cancelling_the_call_aborts_the_request(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine()
+    running = await start_router(engine.address)
+    call = running.client.stub.Generate(
+        router_pb2.RouterServiceGenerateRequest(generation=generation([1], request_id="goes-away"))
+    )
+    await call.read()
+    call.cancel()
+    await eventually(lambda: engine.record.aborted == ["goes-away"])
+    assert not engine.live
+
+
+async def test_the_callers_deadline_aborts_the_request(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine(silent=True)
+    running = await start_router(engine.address)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await running.client.generate(generation([1], request_id="late"), timeout=0.3)
+    assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await eventually(lambda: engine.record.aborted == ["late"])
+
+
+async def test_an_error_of_the_worker_becomes_the_status(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine(start_error=Unavailable("It is Sunday.", reason="SUNDAY", parameter="day"))
+    running = await start_router(engine.address)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await running.client.generate(generation([1], 1))
+    error = from_rpc_error(failure.value)
+    assert isinstance(error, Unavailable)
+    assert (error.message, error.reason, error.parameter) == ("It is Sunday.", "SUNDAY", "day")
+
+
+async def test_request_id_and_trace_reach_the_worker(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine()
+    running = await start_router(engine.address)
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    call = running.client.stub.Generate(
+        router_pb2.RouterServiceGenerateRequest(generation=generation([1], 1)),
+        metadata=((REQUEST_ID_HEADER, "my-request"), ("traceparent", trace)), timeout=10,
+    )  # fmt: skip
+    async for _ in call:
+        pass
+    assert dict(await call.initial_metadata())[REQUEST_ID_HEADER] == "my-request"
+    assert (engine.record.started[0].request_id, engine.record.started[0].traceparent) == ("my-request", trace)
+
+
+async def test_many_calls_at_once(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engines = [await start_engine(), await start_engine()]
+    running = await start_router(*(engine.address for engine in engines))
+    answers = await asyncio.gather(*(running.client.generate(generation([i], 5 + i % 7)) for i in range(40)))
+    assert answers == [expected_tokens([i], 5 + i % 7) for i in range(40)]
+    assert [len(engine.record.started) for engine in engines] == [20, 20]

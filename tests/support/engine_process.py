@@ -1,0 +1,49 @@
+"""A fake engine as a process of its own, to be killed, frozen and drained."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class EngineProcess:
+    """Started at once; can be started again on the same port."""
+
+    def __init__(self, port: int, *arguments: str) -> None:
+        self.address = f"127.0.0.1:{port}"
+        code = "from tests.support.fake_engine import run; run()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code, "--port", str(port), *arguments], cwd=ROOT, stderr=subprocess.DEVNULL
+        )
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+    def wait_exit(self) -> int:
+        return self._process.wait(20)
+
+
+@contextlib.contextmanager
+def engine_process(port: int, *arguments: str) -> Iterator[EngineProcess]:
+    process = EngineProcess(port, *arguments)
+    try:
+        yield process
+    finally:
+        process.kill()

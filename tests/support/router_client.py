@@ -1,0 +1,125 @@
+"""A gateway's view of a router: one session, with what arrives sorted by request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from quire.errors import QuireError
+from quire.options.server import RpcSecurityOptions
+from quire.rpc.channel import open_channel
+from quire.rpc.status import from_request_error
+from quire.v1 import common_pb2, router_pb2, router_pb2_grpc
+from tests.support.waiting import WAIT_SECONDS
+
+
+def generation(
+    prompt: Sequence[int], max_tokens: int | None = None, n: int = 1, request_id: str = "", **fields: object
+) -> common_pb2.Generation:
+    sampling = common_pb2.SamplingParams(n=n, max_tokens=max_tokens)
+    return common_pb2.Generation(prompt_token_ids=prompt, sampling=sampling, request_id=request_id, **fields)
+
+
+@dataclass
+class Output:
+    """What came for one request."""
+
+    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    error: QuireError | None = None
+    usage: common_pb2.GenerationUsage | None = None
+    finals: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, delta: common_pb2.GenerationDelta) -> None:
+        self.tokens[delta.choice_index] += delta.token_ids
+        if delta.HasField("error"):
+            self.error = from_request_error(delta.error)
+        if delta.is_final:
+            self.finals += 1
+            self.usage = delta.usage
+            self.ended.set()
+        self.changed.set()
+
+    async def wait_ended(self) -> Output:
+        await asyncio.wait_for(self.ended.wait(), WAIT_SECONDS)
+        return self
+
+    async def wait_tokens(self) -> Output:
+        """Until the first delta is here."""
+        await asyncio.wait_for(self.changed.wait(), WAIT_SECONDS)
+        return self
+
+
+class GatewaySession:
+    """One Session call."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+        self.call = call
+        self.outputs: dict[int, Output] = defaultdict(Output)
+        self.loads: list[common_pb2.EngineLoad] = []
+
+    async def start(self, stream_id: int, request: common_pb2.Generation) -> Output:
+        frame = router_pb2.RouterServiceSessionRequest()
+        frame.starts.add(stream_id=stream_id, generation=request)
+        await self.call.write(frame)
+        return self.outputs[stream_id]
+
+    async def abort(self, *stream_ids: int) -> None:
+        await self.call.write(router_pb2.RouterServiceSessionRequest(abort_stream_ids=stream_ids))
+
+    async def read(self) -> None:
+        async for frame in self.call:
+            if frame.HasField("load"):
+                self.loads.append(frame.load)
+            for delta in frame.deltas:
+                self.outputs[delta.stream_id].take(delta)
+
+
+class RouterClient:
+    """Calls of one router."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.stub = router_pb2_grpc.RouterServiceStub(channel)
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[GatewaySession]:
+        session = GatewaySession(self.stub.Session())
+        reader = asyncio.create_task(session.read())
+        try:
+            yield session
+        finally:
+            session.call.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def generate(self, request: common_pb2.Generation, timeout: float = WAIT_SECONDS) -> list[int]:
+        call = self.stub.Generate(router_pb2.RouterServiceGenerateRequest(generation=request), timeout=timeout)
+        return [token async for answer in call for token in answer.delta.token_ids]
+
+    async def workers(self) -> dict[str, router_pb2.Worker]:
+        answer = await self.stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=WAIT_SECONDS)
+        return {worker.address: worker for worker in answer.workers}
+
+    async def wait_state(self, address: str, state: int, seconds: float = WAIT_SECONDS) -> router_pb2.Worker:
+        """Until the worker is in the state."""
+        async with asyncio.timeout(seconds):
+            while True:
+                worker = (await self.workers()).get(address)
+                if worker is not None and worker.state == state:
+                    return worker
+                await asyncio.sleep(0.02)
+
+    async def wait_ready(self, *addresses: str) -> None:
+        for address in addresses:
+            await self.wait_state(address, router_pb2.WORKER_STATE_READY)
+
+
+@contextlib.asynccontextmanager
+async def connect(port: int, security: RpcSecurityOptions | None = None) -> AsyncIterator[RouterClient]:
+    async with open_channel(f"127.0.0.1:{port}", security or RpcSecurityOptions()) as channel:
+        yield RouterClient(channel)
