@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine_svc.engine import Engine
 from engine_svc.kv_cache.events import EventBatch, EventLog, KvEvent
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 # The idle thread is woken by commands; it looks up this often all the same.
 _IDLE_SECONDS = 1.0
+# Steps that the event loop may be behind with their results.
+_MAX_HANDOVERS = 16
 
 Command = Callable[[Engine], None]
 
@@ -64,6 +66,7 @@ class EngineLoop:
         self.died: asyncio.Future[Exception] = self._event_loop.create_future()
         self._commands: deque[Command] = deque()
         self._wake = threading.Event()
+        self._handovers = threading.Semaphore(_MAX_HANDOVERS)
         self._stopping = False
         self._draining = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -128,7 +131,7 @@ class EngineLoop:
     async def kv_snapshot(self) -> EventBatch:
         """All that the prefix cache holds; numbered as the last batch of `kv_events` that it includes."""
         self._ready()
-        answer: asyncio.Future[EventBatch] = self._event_loop.create_future()
+        answer: asyncio.Future[Any] = self._event_loop.create_future()
 
         def resolve(events: list[KvEvent]) -> None:
             if not answer.done():
@@ -139,7 +142,10 @@ class EngineLoop:
             self._event_loop.call_soon_threadsafe(resolve, engine.kv_snapshot())
 
         self._command(take)
-        return await answer
+        await asyncio.wait([answer, self.died], return_when=asyncio.FIRST_COMPLETED)
+        self._ready()
+        batch: EventBatch = answer.result()
+        return batch
 
     def step_age(self) -> float:
         """Seconds that the current step runs; 0 between steps."""
@@ -170,6 +176,7 @@ class EngineLoop:
 
     def _deliver(self, deltas: list[SequenceDelta], events: list[KvEvent]) -> None:
         """What a step brought, to whom it concerns."""
+        self._handovers.release()
         if events:
             self.kv_events.append(events)
         by_sink: dict[Sink, list[SequenceDelta]] = {}
@@ -204,7 +211,8 @@ class EngineLoop:
             logger.critical("the engine has died", exc_info=error)
             fault = Unavailable("The engine has failed and is being restarted; try again.", reason="ENGINE_FAULT")
             self._hand_over(engine.give_up(fault), [])
-            self._event_loop.call_soon_threadsafe(self.died.set_result, error)
+            if not self._stopping:
+                self._event_loop.call_soon_threadsafe(self.died.set_result, error)
         finally:
             engine.close()
 
@@ -222,5 +230,10 @@ class EngineLoop:
                 self._hand_over(deltas, engine.take_kv_events())
 
     def _hand_over(self, deltas: list[SequenceDelta], events: list[KvEvent]) -> None:
-        if deltas or events:
+        if not (deltas or events):
+            return
+        while not self._handovers.acquire(timeout=_IDLE_SECONDS):  # the event loop lags behind: so does the engine
+            if self._stopping:
+                return
+        if not self._stopping:  # else nobody listens any more
             self._event_loop.call_soon_threadsafe(self._deliver, deltas, events)

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from engine_svc.executor.base import Executor, create_executor
 from engine_svc.metrics import EngineCollector
 from engine_svc.model_info import ModelInfo
-from engine_svc.registration import advertised_address, keep_registered
-from engine_svc.service import EngineServicer
+from engine_svc.service.registration import advertised_address, keep_registered
+from engine_svc.service.servicer import EngineServicer
 from engine_svc.watchdog import watch_steps
 from engine_svc.worker import EngineWorker
 from quire.log import setup_logging

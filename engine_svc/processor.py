@@ -41,7 +41,13 @@ class StepProcessor:
         self._clock = clock
 
     def process(self, batch: Batch, result: StepResult) -> None:
-        """Books what a step computed and sampled."""
+        """Books what a step computed and sampled.
+
+        Raises:
+            RuntimeError: tokens are missing. The sequences would wait for them forever.
+        """
+        if len(result.sampled_slots) + len(result.failed_slots) < batch.num_samples:
+            raise RuntimeError(f"{len(result.sampled_slots)} of {batch.num_samples} tokens came back from a step")
         now = self._clock()
         for slot, message in result.failed_slots.items():
             self._fail(slot, message)

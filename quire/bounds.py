@@ -15,8 +15,8 @@ MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_REQUEST_ID_LENGTH = 128
 MAX_CACHE_SALT_LENGTH = 128
 MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
-# Entries (prompt tokens times alternatives) whose log-probabilities fit one message.
-MAX_PROMPT_LOGPROB_ENTRIES = 1_000_000
+# Entries (prompt tokens times alternatives) whose log-probabilities fit one message: 17 bytes each at most.
+MAX_PROMPT_LOGPROB_ENTRIES = 500_000
 REQUEST_ID_PATTERN = r"[A-Za-z0-9._-]{1,128}"
 
 

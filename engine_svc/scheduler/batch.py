@@ -14,6 +14,7 @@ class Batch:
         self.budget = token_budget  # tokens left
         self.sequences: list[Sequence] = []  # one for each of the plan's `scheduled`
         self.counts: list[int] = []  # how many tokens each of them computes
+        self.num_samples = 0  # how many of them sample a token
         self.prompt_only: list[Sequence] = []  # those of them that generate nothing
         self.preempted = False
         self.unscheduled_prefill_tokens = 0
@@ -28,8 +29,10 @@ class Batch:
         self._scheduled.append(ScheduledSequence(sequence.slot, computed, count, samples, new_block_ids))
         self.sequences.append(sequence)
         self.counts.append(count)
+        self.num_samples += samples
         if not sequence.generates:
-            self.prompt_only.append(sequence)
+            self.num_samples = 0  # how many of them sample a token
+        self.prompt_only.append(sequence)
         self.unscheduled_prefill_tokens += left
         self.budget -= count
 

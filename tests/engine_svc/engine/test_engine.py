@@ -7,13 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine_svc.admission import sequence_seed
 from engine_svc.engine import Engine, EngineConfig
 from engine_svc.executor.base import ExecutorDead
 from engine_svc.outputs import FinishReason, SequenceDelta
-from engine_svc.plan import SamplingPlan, StepPlan
+from engine_svc.plan import SamplingPlan, StepPlan, StepResult
 from engine_svc.request import GenerationRequest, SamplingParameters
 from quire.errors import DeadlineExceeded, Internal, Unavailable
 from tests.support.fake_executor import FakeExecutor, expected_tokens
@@ -314,3 +315,17 @@ def test_unset_seeds_differ() -> None:
         engine.add(key, request([1, 2], temperature=1.0, max_tokens=8))
     collected = run(engine)
     assert collected.tokens[0, 0] != collected.tokens[1, 0]
+
+
+def test_missing_tokens_are_noticed() -> None:
+    class Forgetful(FakeExecutor):
+        def step(self, plan: StepPlan) -> StepResult:
+            result = super().step(plan)
+            return msgspec.structs.replace(
+                result, sampled_slots=result.sampled_slots[1:], sampled_token_ids=result.sampled_token_ids[1:]
+            )
+
+    engine = make_engine(Forgetful(VOCABULARY, 4))
+    engine.add(0, request([1], max_tokens=8))
+    with pytest.raises(RuntimeError, match="0 of 1 tokens"):
+        engine.step()

@@ -16,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from engine_svc.main import EXIT_ENGINE_DIED
-from engine_svc.registration import advertised_address, keep_registered
+from engine_svc.service.registration import advertised_address, keep_registered
 from engine_svc.watchdog import watch_steps
 from quire.options.server import RpcSecurityOptions
 from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc, router_pb2, router_pb2_grpc

@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 
 from engine_svc.admission import sequence_seed
 from engine_svc.plan import SamplingPlan, StepPlan
+from engine_svc.service.session import EngineSession
 from quire.errors import ContextTooLong, DeadlineExceeded, Internal, InvalidRequest, NotFound, Overloaded, QuireError
 from quire.rpc.status import from_request_error, from_rpc_error
 from quire.v1 import common_pb2, engine_pb2
@@ -243,6 +244,41 @@ async def test_session_aborts_and_a_lost_session_frees_all() -> None:
         assert engine.worker.loop.load().used_kv_blocks > 0
         client.call.cancel()
         await wait_free(engine)
+
+
+async def test_session_sends_prompt_logprobs_before_what_follows() -> None:
+    async with running_engine() as engine:
+        client = Client(engine)
+        prompt = list(range(30))
+        await client.start(s1=generation(prompt, max_tokens=1, prompt_logprobs=1), s2=generation([1], max_tokens=20))
+        await client.start(s3=generation(prompt, max_tokens=5, prompt_logprobs=0, n=2))
+        logprobs: dict[int, int] = {}
+        while len(client.final) < 3:
+            for delta in (await client.read()).deltas:
+                assert bool(delta.prompt_logprobs) == (delta.stream_id != 2 and delta.stream_id not in logprobs)
+                logprobs[delta.stream_id] = logprobs.get(delta.stream_id, 0) + len(delta.prompt_logprobs)
+        assert logprobs == {1: 29, 2: 0, 3: 29}
+        assert client.tokens[1] == expected(prompt, 1)
+
+
+async def test_a_session_that_is_not_read_is_ended() -> None:
+    async with running_engine(num_gpu_blocks_override=64 * 129, max_num_seqs=64) as engine:
+        ended = asyncio.Event()
+
+        async def messages() -> AsyncIterator[engine_pb2.EngineServiceSessionRequest]:
+            starts = [
+                engine_pb2.SessionStart(stream_id=index, generation=generation([index])) for index in range(1, 65)
+            ]
+            yield engine_pb2.EngineServiceSessionRequest(starts=starts)
+            await ended.wait()
+
+        frames = EngineSession(engine.worker).frames(messages())
+        await anext(frames)
+        await wait_free(engine)
+        assert engine.worker.loop.load().counters.generation_tokens < 64 * 2000
+        with pytest.raises(Overloaded):
+            await anext(frames)
+        ended.set()
 
 
 async def test_cancelling_generate_frees_blocks() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 
 from engine_svc.convert import add_delta, from_load, to_request
@@ -24,6 +25,9 @@ class EngineSession:
         self._unsent = False
         self._streams: dict[int, int] = {}  # the engine's key -> the client's stream id
         self._keys: dict[int, int] = {}  # and back
+        # Deltas of megabytes, each on its way in a frame of its own; always the first of their stream.
+        self._large: deque[engine_pb2.EngineServiceSessionResponse] = deque()
+        self._held: engine_pb2.EngineServiceSessionResponse | None = None  # goes out after the large ones
         self._load_sent = 0.0
         self._overflow: Overloaded | None = None
 
@@ -44,7 +48,9 @@ class EngineSession:
                     raise self._overflow
                 if reader.done():
                     reader.result()
-                    if not self._streams and not self._unsent:  # the client has said all and heard all
+                    if not (
+                        self._streams or self._unsent or self._held or self._large
+                    ):  # the client has said all and heard all
                         return
         finally:
             reader.cancel()
@@ -59,7 +65,11 @@ class EngineSession:
         streams, messages = self._streams, frame.deltas
         for delta in deltas:
             stream_id = streams[delta.key]
-            add_delta(messages, delta, stream_id)
+            if delta.prompt_logprobs:
+                self._large.append(engine_pb2.EngineServiceSessionResponse())
+                add_delta(self._large[-1].deltas, delta, stream_id)
+            else:
+                add_delta(messages, delta, stream_id)
             if delta.is_final:
                 del streams[delta.key]
                 del self._keys[stream_id]
@@ -99,11 +109,12 @@ class EngineSession:
 
     async def _next_frame(self) -> engine_pb2.EngineServiceSessionResponse:
         """What has been posted, or a heartbeat when nothing is for a while."""
-        frame = await self._outbox.next(HEARTBEAT_SECONDS)
-        if frame is None:
-            frame = engine_pb2.EngineServiceSessionResponse()
-        else:
+        if self._held is None:
+            self._held = await self._outbox.next(HEARTBEAT_SECONDS)
             self._unsent = False
+        if self._large:
+            return self._large.popleft()
+        frame, self._held = self._held or engine_pb2.EngineServiceSessionResponse(), None
         now = time.monotonic()
         if now - self._load_sent >= HEARTBEAT_SECONDS * 0.9:
             self._load_sent = now

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 import grpc
 
 from engine_svc.convert import add_delta, from_event_batch, from_load, from_model_info, to_request
+from engine_svc.loop import EngineLoop
 from engine_svc.outputs import SequenceDelta
-from engine_svc.session import EngineSession
+from engine_svc.service.session import EngineSession
 from engine_svc.worker import EngineWorker
 from quire.errors import Overloaded
 from quire.rpc.context import current_request_id
@@ -19,7 +20,9 @@ from quire.v1 import engine_pb2, engine_pb2_grpc
 class DeltaQueue:
     """The deltas of one request on their way to one caller."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: EngineLoop) -> None:
+        self._loop = loop
+        self.key = 0  # the request's; 0 until it is submitted
         self._outbox: Outbox[list[SequenceDelta]] = Outbox(list)
         self._overflow: Overloaded | None = None
 
@@ -29,6 +32,7 @@ class DeltaQueue:
             self._outbox.post(len(deltas)).extend(deltas)
         except Overloaded as error:
             self._overflow = error
+            self._loop.detach(self.key)
 
     async def next(self) -> list[SequenceDelta]:
         """What has come since the last call; waits for something. The request's own deadline ends the wait.
@@ -50,8 +54,8 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def Generate(
         self, request: engine_pb2.EngineServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[engine_pb2.EngineServiceGenerateResponse]:
-        queue = DeltaQueue()
-        key = self._worker.submit(to_request(request.generation, current_request_id()), queue)
+        queue = DeltaQueue(self._worker.loop)
+        queue.key = self._worker.submit(to_request(request.generation, current_request_id()), queue)
         try:
             while True:
                 for delta in await queue.next():
@@ -61,7 +65,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                     if delta.is_final:
                         return
         finally:
-            self._worker.loop.detach(key)
+            self._worker.loop.detach(queue.key)
 
     def Session(
         self,
