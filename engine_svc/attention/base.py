@@ -1,0 +1,109 @@
+"""The contract of an attention backend, and the registry of them."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from quire.errors import StartupError
+
+# Loaded by name: triton is imported only where it is used.
+BACKENDS = {
+    "triton": "engine_svc.attention.triton:TritonBackend",
+    "cpu": "engine_svc.attention.cpu:CpuBackend",
+    "reference": "engine_svc.attention.reference:ReferenceBackend",
+}
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """Which tokens of a flat batch belong to which sequence, and where their keys and values live.
+
+    Sequence i has `query_lens_host[i]` new tokens, at the last positions of its `seq_lens_host[i]`.
+    """
+
+    query_start_loc: torch.Tensor  # int32 [num_seqs + 1], prefix sums of the new tokens
+    seq_lens: torch.Tensor  # int32 [num_seqs], computed and new tokens
+    block_table: torch.Tensor  # int32 [num_seqs, max_blocks]; 0 past a sequence's blocks
+    slot_mapping: torch.Tensor  # int64 [num_tokens], block * block_size + offset of each new token
+    query_lens_host: list[int]  # the same on the host, so that backends need not synchronise
+    seq_lens_host: list[int]
+    max_query_len: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Heads and cache of one rank."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class AttentionBackend(ABC):
+    """Writes keys and values to the paged cache and attends to it. One instance per rank."""
+
+    name: ClassVar[str]
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self.shape = shape
+
+    @abstractmethod
+    def allocate(self, num_blocks: int, num_layers: int) -> list[Any]:
+        """One cache for each layer, in the backend's own layout."""
+
+    @abstractmethod
+    def prepare(self, metadata: AttentionMetadata) -> Any:
+        """Once per step: whatever the layers share."""
+
+    @abstractmethod
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: Any,
+        prepared: Any,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        """Writes the new keys and values, then attends causally.
+
+        Args:
+            query: [num_tokens, num_heads, head_dim]
+            key, value: [num_tokens, num_kv_heads, head_dim]
+            cache: this layer's, of `allocate`.
+            prepared: of `prepare`.
+            sliding_window: a query at position p sees the keys at p - sliding_window + 1 … p.
+
+        Returns:
+            [num_tokens, num_heads, head_dim]
+        """
+
+    def bytes_per_block(self, num_layers: int) -> int:
+        """Keys and values of one block over all layers."""
+        shape = self.shape
+        return 2 * num_layers * shape.block_size * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+
+
+def create_backend(name: str, shape: AttentionShape) -> AttentionBackend:
+    """The backend of that name; `auto` is triton on a GPU and cpu elsewhere.
+
+    Raises:
+        StartupError: there is none of that name.
+    """
+    chosen = ("triton" if shape.device.type == "cuda" else "cpu") if name == "auto" else name
+    if chosen not in BACKENDS:
+        raise StartupError(f"--attention-backend {name}: choose auto or one of {', '.join(BACKENDS)}.")
+    module, _, class_name = BACKENDS[chosen].partition(":")
+    backend: AttentionBackend = getattr(importlib.import_module(module), class_name)(shape)
+    return backend

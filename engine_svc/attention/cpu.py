@@ -1,0 +1,162 @@
+"""The CPU backend: whole blocks are gathered, and torch's fused attention runs on the result.
+
+The cache of a layer is [2, num_kv_heads, num_blocks, block_size * head_dim]: the heads come first, so that what is
+gathered for all sequences is a batch of matrices without any further copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata
+
+
+@dataclass(frozen=True)
+class _Decode:
+    """Sequences with one new token each, padded to the longest."""
+
+    rows: torch.Tensor | None  # int64 [num_seqs], rows of the flat batch; None when they are all of it, in order
+    block_table: torch.Tensor  # int64 [num_seqs, blocks]
+    seq_lens: torch.Tensor  # int64 [num_seqs]
+    masks: dict[tuple[int | None, torch.dtype], torch.Tensor]  # by window, made when first needed
+
+
+@dataclass(frozen=True)
+class _Prefill:
+    """One sequence with several new tokens."""
+
+    rows: slice
+    query_len: int
+    seq_len: int
+    blocks: torch.Tensor | None  # int64 [blocks]; None when nothing is cached before the new tokens
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    slot_mapping: torch.Tensor
+    decode: _Decode | None
+    prefills: list[_Prefill]
+
+
+class CpuBackend(AttentionBackend):
+    """Batched decode, per-sequence prefill."""
+
+    name = "cpu"
+
+    def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
+        """Per layer [2, num_kv_heads, num_blocks, block_size * head_dim]."""
+        shape = self.shape
+        size = (2, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim)
+        return [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
+
+    def prepare(self, metadata: AttentionMetadata) -> _Prepared:
+        """Tells the sequences that decode from those that prefill."""
+        prefills, decoding, rows, start = [], [], [], 0
+        for index, query_len in enumerate(metadata.query_lens_host):
+            if query_len == 1:
+                decoding.append(index)
+                rows.append(start)
+            else:
+                prefills.append(self._prefill(metadata, index, start))
+            start += query_len
+        decode = self._decode(metadata, decoding, None if not prefills else torch.tensor(rows)) if decoding else None
+        return _Prepared(metadata.slot_mapping, decode, prefills)
+
+    def _decode(self, metadata: AttentionMetadata, indices: list[int], rows: torch.Tensor | None) -> _Decode:
+        longest = max(metadata.seq_lens_host[index] for index in indices)
+        blocks = -(-longest // self.shape.block_size)
+        chosen = torch.tensor(indices) if rows is not None else slice(None)
+        return _Decode(rows, metadata.block_table[chosen, :blocks].long(), metadata.seq_lens[chosen].long(), {})
+
+    def _prefill(self, metadata: AttentionMetadata, index: int, start: int) -> _Prefill:
+        query_len, seq_len = metadata.query_lens_host[index], metadata.seq_lens_host[index]
+        count = -(-seq_len // self.shape.block_size)
+        blocks = metadata.block_table[index, :count].long() if seq_len > query_len else None
+        return _Prefill(slice(start, start + query_len), query_len, seq_len, blocks)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: _Prepared,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        """See AttentionBackend.forward."""
+        by_slot = cache.view(2, cache.shape[1], -1, self.shape.head_dim)
+        by_slot[0].index_copy_(1, prepared.slot_mapping, key.transpose(0, 1))
+        by_slot[1].index_copy_(1, prepared.slot_mapping, value.transpose(0, 1))
+        decode = prepared.decode
+        if decode is not None and decode.rows is None:
+            return self._attend_decode(query, cache, decode, scale, sliding_window)
+        output = torch.empty_like(query)
+        if decode is not None:
+            output[decode.rows] = self._attend_decode(query[decode.rows], cache, decode, scale, sliding_window)
+        for prefill in prepared.prefills:
+            output[prefill.rows] = self._attend_prefill(query, key, value, cache, prefill, scale, sliding_window)
+        return output
+
+    def _attend_decode(
+        self, query: torch.Tensor, cache: torch.Tensor, decode: _Decode, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """query [num_seqs, heads, dim]: each kv head is a batch, each sequence one of its 'heads', each group a query."""
+        kv_heads, dim = self.shape.num_kv_heads, self.shape.head_dim
+        num_seqs = query.shape[0]
+        gathered = cache.index_select(2, decode.block_table.flatten()).view(2, kv_heads, num_seqs, -1, dim)
+        grouped = query.view(num_seqs, kv_heads, -1, dim).transpose(0, 1)
+        mask = self._mask(decode, window, query.dtype)
+        output = F.scaled_dot_product_attention(grouped, gathered[0], gathered[1], attn_mask=mask, scale=scale)
+        return output.transpose(0, 1).reshape(num_seqs, -1, dim)
+
+    def _mask(self, decode: _Decode, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """[1, num_seqs, 1, padded length], 0 where the query sees the key and -inf elsewhere; shared by the layers."""
+        if (window, dtype) not in decode.masks:
+            positions = torch.arange(decode.block_table.shape[1] * self.shape.block_size)[None, :]
+            lengths = decode.seq_lens[:, None]
+            hidden = positions >= lengths
+            if window is not None:
+                hidden |= positions < lengths - window
+            mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
+            decode.masks[window, dtype] = mask[None, :, None, :]
+        return decode.masks[window, dtype]
+
+    def _attend_prefill(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        prefill: _Prefill,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        dim = self.shape.head_dim
+        if prefill.blocks is None:
+            keys, values = key[prefill.rows].transpose(0, 1), value[prefill.rows].transpose(0, 1)
+        else:
+            gathered = cache.index_select(2, prefill.blocks).view(2, self.shape.num_kv_heads, -1, dim)
+            keys, values = gathered[0, :, : prefill.seq_len], gathered[1, :, : prefill.seq_len]
+        whole = prefill.blocks is None and (window is None or window >= prefill.seq_len)
+        output = F.scaled_dot_product_attention(
+            query[prefill.rows].transpose(0, 1)[None],
+            keys[None],
+            values[None],
+            attn_mask=None if whole else _causal_mask(prefill.query_len, prefill.seq_len, window),
+            is_causal=whole,
+            scale=scale,
+            enable_gqa=True,
+        )
+        return output[0].transpose(0, 1)
+
+
+def _causal_mask(query_len: int, seq_len: int, window: int | None) -> torch.Tensor:
+    """Bool [query_len, seq_len], true where the query sees the key; queries are the last positions."""
+    at = torch.arange(seq_len - query_len, seq_len)[:, None]
+    to = torch.arange(seq_len)[None, :]
+    return to <= at if window is None else (to <= at) & (to > at - window)

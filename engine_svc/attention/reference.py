@@ -1,0 +1,67 @@
+"""The plain backend: one sequence and one matrix product at a time, slow and obviously right."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata
+
+
+class ReferenceBackend(AttentionBackend):
+    """What the other backends are compared with. Works in any floating-point type."""
+
+    name = "reference"
+
+    def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
+        """Per layer [2, num_blocks * block_size, num_kv_heads, head_dim]."""
+        shape = self.shape
+        size = (2, num_blocks * shape.block_size, shape.num_kv_heads, shape.head_dim)
+        return [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
+
+    def prepare(self, metadata: AttentionMetadata) -> AttentionMetadata:
+        """Nothing to prepare."""
+        return metadata
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        """See AttentionBackend.forward."""
+        cache[0, prepared.slot_mapping] = key
+        cache[1, prepared.slot_mapping] = value
+        output = torch.empty_like(query)
+        start = 0
+        for index, (query_len, seq_len) in enumerate(
+            zip(prepared.query_lens_host, prepared.seq_lens_host, strict=True)
+        ):
+            slots = self._slots(prepared.block_table[index], seq_len)
+            rows = slice(start, start + query_len)
+            output[rows] = self._attend(query[rows], cache[0, slots], cache[1, slots], scale, sliding_window)
+            start += query_len
+        return output
+
+    def _slots(self, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
+        positions = torch.arange(seq_len, device=block_table.device)
+        size = self.shape.block_size
+        return block_table[positions // size].long() * size + positions % size
+
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """One sequence: query [query_len, heads, dim], key and value [seq_len, kv_heads, dim]."""
+        group = query.shape[1] // key.shape[1]
+        keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query, keys) * scale
+        query_len, seq_len = query.shape[0], key.shape[0]
+        at = torch.arange(seq_len - query_len, seq_len, device=query.device)[:, None]
+        to = torch.arange(seq_len, device=query.device)[None, :]
+        hidden = to > at if window is None else (to > at) | (to <= at - window)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        return torch.einsum("hqk,khd->qhd", weights, values)

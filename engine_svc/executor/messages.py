@@ -1,0 +1,61 @@
+"""What an executor and its rank processes say to each other."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
+from quire.options.engine import EngineOptions
+from quire.options.log import LogOptions
+from quire.options.model import ModelOptions
+
+
+class Load(msgspec.Struct, tag=True):
+    """Load the model as rank `rank` of the group that meets at `rendezvous`."""
+
+    model: ModelOptions
+    options: EngineOptions
+    rank: int
+    rendezvous: str
+    log: LogOptions
+
+
+class Allocate(msgspec.Struct, tag=True):
+    """Allocate the KV cache."""
+
+    num_blocks: int
+
+
+class Step(msgspec.Struct, tag=True):
+    """Run one step."""
+
+    plan: StepPlan
+
+
+Command = Load | Allocate | Step
+
+
+class Loaded(msgspec.Struct, tag=True):
+    """Answer to Load."""
+
+    spec: KvCacheSpec
+
+
+class Done(msgspec.Struct, tag=True):
+    """Answer to Allocate."""
+
+
+class Stepped(msgspec.Struct, tag=True):
+    """Answer to Step."""
+
+    result: StepResult
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The command failed; `startup` says that its text is for the user."""
+
+    message: str
+    startup: bool
+
+
+Answer = Loaded | Done | Stepped | Failed

@@ -1,0 +1,110 @@
+"""One process per rank. Plans and results travel as msgpack over socket pairs; a lost rank ends the executor."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from engine_svc.executor.base import Executor, ExecutorDead
+from engine_svc.executor.channel import Channel
+from engine_svc.executor.messages import Allocate, Answer, Command, Failed, Load, Loaded, Step, Stepped
+from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+from quire.options.log import LogOptions
+from quire.options.model import ModelOptions
+
+_LOAD_SECONDS = 3600.0
+_CLOSE_SECONDS = 10.0
+
+
+class MultiprocExecutor(Executor):
+    """All ranks sample from the same logits, so they agree without being told; rank 0 answers for all."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._channels: list[Channel] = []
+        self._rendezvous: tempfile.TemporaryDirectory[str] | None = None
+        self._step_seconds = _LOAD_SECONDS
+
+    def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
+        """See Executor.load."""
+        self._step_seconds = options.step_timeout_seconds
+        self._rendezvous = tempfile.TemporaryDirectory(prefix="quire-")
+        place = str(Path(self._rendezvous.name) / "group")
+        level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
+        log = LogOptions(log_level=level if level in ("debug", "info", "warning", "error") else "info")
+        for _ in range(options.tensor_parallel_size):
+            self._start_rank()
+        commands: list[Command] = [
+            Load(model, options, rank, place, log) for rank in range(options.tensor_parallel_size)
+        ]
+        try:
+            answers = self._call(commands, _LOAD_SECONDS)
+        except ExecutorDead as error:
+            raise StartupError(f"A rank of the model ended while loading: {error}. See the log above.") from error
+        specs = [answer.spec for answer in answers if isinstance(answer, Loaded)]
+        return min(specs, key=lambda spec: spec.available_bytes)
+
+    def _start_rank(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603  (our own command line, no shell)
+                [sys.executable, "-m", "engine_svc.executor.rank", str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            )
+        self._processes.append(process)
+        self._channels.append(Channel(ours))
+
+    def allocate(self, num_blocks: int) -> None:
+        """See Executor.allocate."""
+        self._call([Allocate(num_blocks)] * len(self._channels), self._step_seconds)
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """See Executor.step."""
+        answer = self._call([Step(plan)] * len(self._channels), self._step_seconds)[0]
+        if not isinstance(answer, Stepped):
+            raise ExecutorDead(f"rank 0 answered {type(answer).__name__} to a step")
+        return answer.result
+
+    def _call(self, commands: list[Command], timeout: float) -> list[Answer]:
+        """Sends each rank its command and waits for all answers.
+
+        Raises:
+            StartupError: a rank says so.
+            ExecutorDead: a rank failed, is gone or does not answer: the others wait for it in a collective for good.
+        """
+        answers: list[Answer] = []
+        try:
+            for channel, command in zip(self._channels, commands, strict=True):
+                channel.send(command)
+            for channel in self._channels:
+                answers.append(channel.receive(Answer, timeout))
+                if isinstance(answers[-1], Failed):
+                    break
+        except (OSError, EOFError) as error:  # a TimeoutError is an OSError
+            codes = [process.poll() for process in self._processes]
+            raise ExecutorDead(f"a rank process is gone or stuck (exit codes {codes}): {error!r}") from error
+        for answer in answers:
+            if isinstance(answer, Failed):
+                raise StartupError(answer.message) if answer.startup else ExecutorDead(answer.message)
+        return answers
+
+    def close(self) -> None:
+        """See Executor.close."""
+        for channel in self._channels:
+            channel.close()
+        for process in self._processes:
+            try:
+                process.wait(_CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._channels, self._processes = [], []
+        if self._rendezvous is not None:
+            with contextlib.suppress(OSError):
+                self._rendezvous.cleanup()

@@ -1,0 +1,48 @@
+"""One rank, in this process."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_svc.executor.base import Executor
+from engine_svc.executor.device import choose_device
+from engine_svc.parallel.group import ParallelGroup
+from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
+from engine_svc.runner.runner import Runner
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+
+
+class UniprocExecutor(Executor):
+    """Calls the runner."""
+
+    def __init__(self) -> None:
+        self._runner: Runner | None = None
+
+    def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
+        """See Executor.load."""
+        if options.tensor_parallel_size != 1:
+            raise StartupError("--distributed-executor-backend uni runs one rank; use mp for --tensor-parallel-size.")
+        try:
+            self._runner = Runner(model, options, ParallelGroup(), choose_device(options.device, 0))
+            return self._runner.spec()
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise StartupError(f"Not enough memory for the model's weights: {error}") from error
+
+    def allocate(self, num_blocks: int) -> None:
+        """See Executor.allocate."""
+        self._loaded().allocate(num_blocks)
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """See Executor.step."""
+        return self._loaded().step(plan)
+
+    def close(self) -> None:
+        """See Executor.close."""
+        self._runner = None
+
+    def _loaded(self) -> Runner:
+        if self._runner is None:
+            raise RuntimeError("load the model first")
+        return self._runner

@@ -1,0 +1,43 @@
+"""The vocabulary, divided over ranks: embedding on the way in, logits on the way out."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.parallel.group import ParallelGroup
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    """Rows of the embedding matrix, an equal range on each rank; the last rank's is padded with zeros."""
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, group: ParallelGroup, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self._group = group
+        self._vocab_size = vocab_size
+        self._share = -(-vocab_size // group.world_size)
+        self._first = group.rank * self._share
+        self.weight = LoadedParameter((self._share, hidden_size), dtype, device)
+        self.weight.load = self._load_weight
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens] → [tokens, hidden_size]."""
+        if self._group.world_size == 1:
+            return F.embedding(token_ids, self.weight)
+        local = token_ids - self._first
+        absent = (local < 0) | (local >= self._share)
+        hidden = F.embedding(local.masked_fill(absent, 0), self.weight)
+        return self._group.all_reduce(hidden.masked_fill_(absent[:, None], 0))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden_size] → float32 [rows, vocab_size]: the matrix as output layer."""
+        local = F.linear(hidden, self.weight).float()
+        return self._group.all_gather_last(local)[:, : self._vocab_size]
+
+    def _load_weight(self, source: TensorSlice, part: str) -> None:
+        count = max(0, min(self._share, self._vocab_size - self._first))
+        self.weight[count:] = 0
+        self.weight.write(part, self.weight[:count], source, (slice(self._first, self._first + count), slice(None)))

@@ -1,0 +1,50 @@
+"""Parameters that find their own part of a checkpoint's tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class TensorSlice(Protocol):
+    """A tensor of a checkpoint that is read as far as it is indexed (safetensors' slices)."""
+
+    def get_shape(self) -> Sequence[int]:
+        """Its shape."""
+        ...
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """The part of it that `index` names."""
+        ...
+
+
+# (checkpoint tensor, which of the parameter's shards it is) → writes this rank's part.
+Load = Callable[[TensorSlice, str], None]
+
+
+class LoadedParameter(torch.nn.Parameter):
+    """A parameter without gradient that carries its loader and knows which shards it still lacks."""
+
+    load: Load
+    missing: set[str]
+
+    def __new__(
+        cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, shards: Sequence[str] = ("",)
+    ) -> LoadedParameter:
+        parameter = super().__new__(cls, torch.empty(tuple(shape), dtype=dtype, device=device), requires_grad=False)
+        parameter.missing = set(shards)
+        return parameter
+
+    def write(self, name: str, target: torch.Tensor, source: TensorSlice, index: tuple[slice, ...]) -> None:
+        """Copies a part of a checkpoint tensor to a part of this one.
+
+        Raises:
+            ValueError: the shapes differ.
+        """
+        part = source[index]
+        if part.shape != target.shape:
+            raise ValueError(f"shape {list(source.get_shape())} in the checkpoint does not fit {list(target.shape)}")
+        target.copy_(part)
+        self.missing.discard(name)

@@ -1,0 +1,125 @@
+"""Rotary position embedding (Su et al. 2021) and its scalings, as one table of cosines and sines per position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from quire.errors import StartupError
+
+# (parameters, head_dim, max_position_embeddings) → (inverse frequencies [head_dim / 2], factor on cosine and sine)
+Scaling = Callable[[Mapping[str, Any], int, int], tuple[torch.Tensor, float]]
+
+
+def _plain(base: float, dim: int) -> torch.Tensor:
+    return 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
+
+
+def _default(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple[torch.Tensor, float]:
+    return _plain(parameters["rope_theta"], dim), 1.0
+
+
+def _linear(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple[torch.Tensor, float]:
+    return _plain(parameters["rope_theta"], dim) / parameters["factor"], 1.0
+
+
+def _llama3(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple[torch.Tensor, float]:
+    """Long wavelengths are stretched, short ones kept, those between blended (Llama 3.1)."""
+    plain = _plain(parameters["rope_theta"], dim)
+    original = parameters["original_max_position_embeddings"]
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    wavelength = 2 * math.pi / plain
+    smooth = ((original / wavelength - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - smooth) * plain / parameters["factor"] + smooth * plain, 1.0
+
+
+def _yarn(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple[torch.Tensor, float]:
+    """YaRN (Peng et al. 2023): interpolation for low frequencies, extrapolation for high ones, a ramp between."""
+    base, factor = parameters["rope_theta"], parameters["factor"]
+    original = parameters.get("original_max_position_embeddings") or max_position
+    low = _yarn_dimension(parameters.get("beta_fast") or 32, dim, base, original)
+    high = _yarn_dimension(parameters.get("beta_slow") or 1, dim, base, original)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = ((torch.arange(dim // 2).float() - low) / max(high - low, 0.001)).clamp(0, 1)
+    plain = _plain(base, dim)
+    return plain / factor * ramp + plain * (1 - ramp), _yarn_attention_factor(parameters, factor)
+
+
+def _yarn_dimension(rotations: float, dim: int, base: float, original: int) -> float:
+    """The dimension that rotates this often over the original length."""
+    return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+
+def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
+    if parameters.get("attention_factor") is not None:
+        return float(parameters["attention_factor"])
+
+    def scale(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
+
+
+# `dynamic` begins as the plain one; `rotary_table` changes it past the trained length.
+SCALINGS: dict[str, Scaling] = {
+    "default": _default, "linear": _linear, "dynamic": _default, "llama3": _llama3, "yarn": _yarn,
+}  # fmt: skip
+
+
+def rotary_table(
+    parameters: Mapping[str, Any], head_dim: int, max_position: int, length: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Cosines and sines of every position.
+
+    With dynamic NTK scaling, Transformers stretches the base with the length of the sequence so far and leaves the
+    keys that are cached already as they are. Here, each position past the trained length is rotated as if the sequence
+    ended there: what Transformers does while decoding, and independent of how a prompt is cut into chunks.
+
+    Args:
+        parameters: `rope_parameters` of the configuration, with rope_type and rope_theta.
+        max_position: positions the model was trained for.
+        length: positions the table holds.
+
+    Returns:
+        [length, 2, head_dim / 2]: cosines, then sines.
+
+    Raises:
+        StartupError: the type of scaling is not supported.
+    """
+    kind = parameters.get("rope_type", "default")
+    if kind not in SCALINGS:
+        raise StartupError(f"rope_type {kind!r} is not supported; supported are {', '.join(SCALINGS)}.")
+    frequencies, factor = SCALINGS[kind](parameters, head_dim, max_position)
+    positions = torch.arange(length)
+    angles = positions.float()[:, None] * frequencies[None, :]
+    if kind == "dynamic" and length > max_position:
+        angles[max_position:] = _dynamic_angles(parameters, head_dim, max_position, positions[max_position:])
+    return (torch.stack((angles.cos(), angles.sin()), dim=1) * factor).to(dtype)
+
+
+def _dynamic_angles(
+    parameters: Mapping[str, Any], dim: int, max_position: int, positions: torch.Tensor
+) -> torch.Tensor:
+    factor = parameters["factor"]
+    stretched = (factor * (positions.double() + 1) / max_position - (factor - 1)) ** (dim / (dim - 2))
+    bases = (parameters["rope_theta"] * stretched).float()
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+    return positions.float()[:, None] / bases[:, None] ** exponents[None, :]
+
+
+def rotate(heads: torch.Tensor, table_rows: torch.Tensor) -> torch.Tensor:
+    """Rotates the halves of each head against each other.
+
+    Args:
+        heads: [tokens, heads, head_dim]
+        table_rows: [tokens, 2, head_dim / 2], the tokens' rows of the table.
+    """
+    cosine, sine = table_rows[:, 0, None], table_rows[:, 1, None]
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

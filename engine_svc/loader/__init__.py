@@ -1,0 +1,1 @@
+"""Loading weights: memory-mapped safetensors, of which each rank reads its own part."""

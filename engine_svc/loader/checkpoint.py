@@ -1,0 +1,58 @@
+"""The tensors of a checkpoint: one safetensors file, or several with an index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import safe_open
+from tqdm import tqdm
+
+from engine_svc.layers.parameter import TensorSlice
+from quire.errors import StartupError
+
+_INDEX = "model.safetensors.index.json"
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The files that hold the weights, in order.
+
+    Raises:
+        StartupError: there are none, one is missing, or the index points outside of the folder.
+    """
+    index = folder / _INDEX
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if strange := [name for name in names if Path(name).name != name]:
+            raise StartupError(f"{index} names {strange[0]!r}, which is not a file of the folder.")
+        files = [folder / name for name in names]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if missing := [file.name for file in files if not file.exists()]:
+        raise StartupError(f"{folder} is not complete: {', '.join(missing[:3])} is missing.")
+    if not files:
+        pickled = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
+        hint = " Its .bin files are pickles, which can run code: convert them to safetensors." if pickled else ""
+        raise StartupError(f"{folder} has no *.safetensors weights.{hint}")
+    return files
+
+
+def tensors(folder: Path, progress: bool) -> Iterator[tuple[str, TensorSlice]]:
+    """Name and slice of every tensor; a slice reads from the memory-mapped file only what is indexed.
+
+    Args:
+        progress: shows a bar, one step per file.
+    """
+    files = checkpoint_files(folder)
+    for file in tqdm(files, desc="Loading weights", unit="file", disable=not progress):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  (not a dict)
+                    yield name, opened.get_slice(name)
+        except OSError as error:
+            raise StartupError(f"{file} cannot be read: {error}") from error
+        except Exception as error:
+            if type(error).__name__ != "SafetensorError":
+                raise
+            raise StartupError(f"{file} is not a valid safetensors file: {error}") from error

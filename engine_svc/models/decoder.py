@@ -1,0 +1,159 @@
+"""The decoder that the Llama, Mistral and Qwen families share: what differs between them is in ModelConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from engine_svc.attention.base import AttentionBackend
+from engine_svc.layers.embedding import VocabParallelEmbedding
+from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts, qkv_parts
+from engine_svc.layers.norm import RMSNorm
+from engine_svc.layers.rotary import rotary_table, rotate
+from engine_svc.models.config import ModelConfig
+from engine_svc.parallel.group import ParallelGroup
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What every layer is built with."""
+
+    config: ModelConfig
+    group: ParallelGroup
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What the layers of one forward pass share."""
+
+    rotary: torch.Tensor  # [tokens, 2, head_dim / 2]
+    attention: AttentionBackend
+    prepared: Any  # of the backend
+
+
+class Attention(torch.nn.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, context: BuildContext, sliding_window: int | None) -> None:
+        super().__init__()
+        config, group = context.config, context.group
+        kind = {"dtype": context.dtype, "device": context.device}
+        parts = qkv_parts(group, config.num_heads, config.num_kv_heads, config.head_dim)
+        self._heads = parts["q"][1] // config.head_dim
+        self._kv_heads = parts["k"][1] // config.head_dim
+        self._head_dim = config.head_dim
+        self._window = sliding_window
+        self.qkv_proj = ColumnParallelLinear(config.hidden_size, parts, bias=config.qkv_bias, **kind)
+        self.o_proj = RowParallelLinear(
+            config.num_heads * config.head_dim, config.hidden_size, bias=config.output_bias, group=group, **kind
+        )
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, **kind) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, **kind) if config.qk_norm else None
+
+    def forward(self, hidden: torch.Tensor, cache: Any, step: StepInputs) -> torch.Tensor:
+        """[tokens, hidden_size] → [tokens, hidden_size]."""
+        heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self._head_dim)
+        query_key, value = heads.split((self._heads + self._kv_heads, self._kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query_key = torch.cat(
+                (self.q_norm(query_key[:, : self._heads]), self.k_norm(query_key[:, self._heads :])), dim=1
+            )
+        query, key = rotate(query_key, step.rotary).split((self._heads, self._kv_heads), dim=1)
+        output = step.attention.forward(
+            query, key, value, cache, step.prepared, scale=self._head_dim**-0.5, sliding_window=self._window
+        )
+        return self.o_proj(output.reshape(hidden.shape[0], -1))
+
+
+class MLP(torch.nn.Module):
+    """The gated feed-forward layer (SwiGLU)."""
+
+    def __init__(self, context: BuildContext) -> None:
+        super().__init__()
+        config, group = context.config, context.group
+        kind = {"dtype": context.dtype, "device": context.device}
+        parts = even_parts(group, {"gate": config.intermediate_size, "up": config.intermediate_size})
+        self.gate_up_proj = ColumnParallelLinear(config.hidden_size, parts, bias=config.mlp_bias, **kind)
+        self.down_proj = RowParallelLinear(
+            config.intermediate_size, config.hidden_size, bias=config.mlp_bias, group=group, **kind
+        )
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden_size] → [tokens, hidden_size]."""
+        gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class DecoderLayer(torch.nn.Module):
+    """Attention and feed-forward, each behind a norm and around a residual."""
+
+    def __init__(self, context: BuildContext, sliding_window: int | None) -> None:
+        super().__init__()
+        config = context.config
+        kind = {"dtype": context.dtype, "device": context.device}
+        self.self_attn = Attention(context, sliding_window)
+        self.mlp = MLP(context)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, **kind)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, **kind)
+
+    def forward(self, hidden: torch.Tensor, cache: Any, step: StepInputs) -> torch.Tensor:
+        """[tokens, hidden_size] → [tokens, hidden_size]."""
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cache, step)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Decoder(torch.nn.Module):
+    """Token ids to hidden states, and hidden states to logits."""
+
+    # Checkpoint names are the module's names, but for the parts that are computed together.
+    packed = {
+        "q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
+        "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
+    }  # fmt: skip
+
+    def __init__(self, context: BuildContext, attention: AttentionBackend, max_model_len: int) -> None:
+        super().__init__()
+        config = context.config
+        kind = {"dtype": context.dtype, "device": context.device}
+        self._attention = attention
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group=context.group, **kind)
+        self.layers = torch.nn.ModuleList([DecoderLayer(context, window) for window in config.sliding_windows])
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **kind)
+        self.lm_head = (
+            self.embed_tokens
+            if config.tie_word_embeddings
+            else VocabParallelEmbedding(config.vocab_size, config.hidden_size, group=context.group, **kind)
+        )
+        table = rotary_table(
+            config.rope_parameters, config.head_dim, config.max_position_embeddings, max_model_len, context.dtype
+        )
+        self._rotary = table.to(context.device)
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[Any], prepared: Any
+    ) -> torch.Tensor:
+        """One forward pass over a flat batch.
+
+        Args:
+            token_ids, positions: int64 [tokens]
+            caches: one for each layer.
+            prepared: of the attention backend.
+
+        Returns:
+            Hidden states [tokens, hidden_size], normalised.
+        """
+        step = StepInputs(self._rotary[positions], self._attention, prepared)
+        hidden = self.embed_tokens(token_ids)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            hidden = layer(hidden, cache, step)
+        return self.norm(hidden)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden_size] → float32 [rows, vocab_size]."""
+        return self.lm_head.logits(hidden)

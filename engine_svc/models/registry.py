@@ -1,0 +1,40 @@
+"""Which architecture is in which file, loaded when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models.config import ModelConfig
+from quire.errors import StartupError
+
+# Architecture of config.json → module with `config_of(config) -> ModelConfig`.
+ARCHITECTURES = {
+    "LlamaForCausalLM": "engine_svc.models.llama",
+    "MistralForCausalLM": "engine_svc.models.mistral",
+    "Qwen2ForCausalLM": "engine_svc.models.qwen2",
+    "Qwen3ForCausalLM": "engine_svc.models.qwen3",
+}
+
+
+def config_for(config: Mapping[str, Any]) -> ModelConfig:
+    """The model's shape, as its family reads config.json.
+
+    Raises:
+        StartupError: the architecture is not supported, or config.json lacks a field.
+    """
+    names = config.get("architectures") or []
+    name = next((name for name in names if name in ARCHITECTURES), None)
+    if name is None:
+        asked = ", ".join(names) or "none"
+        raise StartupError(
+            f"The model's architecture ({asked}) is not supported. Supported: {', '.join(ARCHITECTURES)}."
+        )
+    try:
+        result: ModelConfig = importlib.import_module(ARCHITECTURES[name]).config_of(
+            {**config, "architectures": [name]}
+        )
+    except KeyError as error:
+        raise StartupError(f"config.json lacks {error}, which {name} needs.") from error
+    return result

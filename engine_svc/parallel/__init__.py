@@ -1,0 +1,1 @@
+"""Parallelism: process groups as values, never as globals."""

@@ -1,0 +1,60 @@
+"""The tensor-parallel group of a rank, handed to every layer that needs it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+_JOIN_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class ParallelGroup:
+    """A rank among `world_size`; with one rank every collective is free."""
+
+    rank: int = 0
+    world_size: int = 1
+    process_group: dist.ProcessGroup | None = None
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks, in place."""
+        if self.process_group is not None:
+            dist.all_reduce(tensor, group=self.process_group)
+        return tensor
+
+    def all_gather_last(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The ranks' tensors side by side along the last dimension."""
+        if self.process_group is None:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(parts, tensor.contiguous(), group=self.process_group)
+        return torch.cat(parts, dim=-1)
+
+    def divide(self, total: int, what: str) -> int:
+        """total / world_size.
+
+        Raises:
+            ValueError: it does not come out even.
+        """
+        if total % self.world_size:
+            raise ValueError(f"{what} ({total}) cannot be divided among {self.world_size} ranks")
+        return total // self.world_size
+
+
+def join_group(rank: int, world_size: int, rendezvous: str, device: torch.device) -> ParallelGroup:
+    """Meets the other ranks.
+
+    Args:
+        rendezvous: a file that all ranks see, fresh for each group.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        backend, init_method=f"file://{rendezvous}", rank=rank, world_size=world_size,
+        timeout=datetime.timedelta(seconds=_JOIN_SECONDS),
+    )  # fmt: skip
+    return ParallelGroup(rank, world_size, dist.group.WORLD)

@@ -1,0 +1,1 @@
+"""The runner: one rank's model, buffers and steps."""

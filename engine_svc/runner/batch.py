@@ -1,0 +1,82 @@
+"""Persistent buffers by slot, and the flat batch of a step made from them without a loop over tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_svc.attention.base import AttentionMetadata
+from engine_svc.plan import NewSequence, StepPlan
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's inputs on the device."""
+
+    token_ids: torch.Tensor  # int64 [tokens]
+    positions: torch.Tensor  # int64 [tokens]
+    metadata: AttentionMetadata
+    slots: list[int]  # of each sequence
+    query_start: list[int]  # first row of each sequence, and the number of rows
+    computed: list[int]  # tokens of each sequence before the step
+
+
+class SlotBuffers:
+    """What the runner remembers of each slot: its tokens and its block table."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+        self._block_size = block_size
+        self._device = device
+        # One more, because the last token sampled at full length is written and never read.
+        self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int64)
+        self._blocks = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int32)
+        self._num_blocks = np.zeros(max_num_seqs, np.int64)
+
+    def add(self, sequence: NewSequence) -> None:
+        """Gives a slot to a sequence."""
+        self.token_ids[sequence.slot, : len(sequence.token_ids)] = sequence.token_ids
+        self._num_blocks[sequence.slot] = 0
+        self._append_blocks(sequence.slot, sequence.block_ids)
+
+    def _append_blocks(self, slot: int, block_ids: list[int]) -> None:
+        start = int(self._num_blocks[slot])
+        self._blocks[slot, start : start + len(block_ids)] = block_ids
+        self._num_blocks[slot] = start + len(block_ids)
+
+    def flatten(self, plan: StepPlan) -> Batch:
+        """The batch of a step; appends the plan's new blocks first."""
+        for sequence in plan.scheduled:
+            if sequence.new_block_ids:
+                self._append_blocks(sequence.slot, sequence.new_block_ids)
+        slots = np.array([sequence.slot for sequence in plan.scheduled])
+        computed = np.array([sequence.num_computed_tokens for sequence in plan.scheduled])
+        new = np.array([sequence.num_new_tokens for sequence in plan.scheduled])
+        start = np.concatenate(([0], np.cumsum(new)))
+        owner = np.repeat(np.arange(len(slots)), new)
+        positions = np.arange(start[-1]) - start[owner] + computed[owner]
+        rows = slots[owner]
+        blocks = self._blocks[rows, positions // self._block_size].astype(np.int64)
+        slot_mapping = blocks * self._block_size + positions % self._block_size
+        lengths = computed + new
+        metadata = AttentionMetadata(
+            query_start_loc=self._move(start.astype(np.int32)),
+            seq_lens=self._move(lengths.astype(np.int32)),
+            block_table=self._move(self._blocks[slots, : -(-int(lengths.max()) // self._block_size)]),
+            slot_mapping=self._move(slot_mapping),
+            query_lens_host=new.tolist(),
+            seq_lens_host=lengths.tolist(),
+            max_query_len=int(new.max()),
+            max_seq_len=int(lengths.max()),
+        )
+        return Batch(
+            self._move(self.token_ids[rows, positions]), self._move(positions), metadata, slots.tolist(),
+            start.tolist(), computed.tolist(),
+        )  # fmt: skip
+
+    def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)

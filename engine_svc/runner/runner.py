@@ -1,0 +1,197 @@
+"""One rank of a worker: loads the model, allocates the cache, runs steps."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+
+from engine_svc.attention.base import AttentionShape, create_backend
+from engine_svc.layers.linear import qkv_parts
+from engine_svc.loader.folder import model_folder
+from engine_svc.loader.weights import load_weights, randomize_weights
+from engine_svc.models.config import ModelConfig, read_config
+from engine_svc.models.decoder import BuildContext, Decoder
+from engine_svc.models.registry import config_for
+from engine_svc.parallel.group import ParallelGroup
+from engine_svc.plan import (
+    KvCacheSpec,
+    NewSequence,
+    PositionLogprobs,
+    SamplingPlan,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
+from engine_svc.runner.batch import Batch, SlotBuffers
+from engine_svc.runner.memory import kv_cache_bytes
+from engine_svc.sampling.logprobs import position_logprobs
+from engine_svc.sampling.sampler import Sampler
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+
+DEFAULT_BLOCK_SIZE = 16
+_DTYPES = {
+    "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "half": torch.float16,
+}  # fmt: skip
+
+
+class Runner:
+    """Order of calls: construct (loads the weights), `allocate`, `step`…"""
+
+    def __init__(self, model: ModelOptions, options: EngineOptions, group: ParallelGroup, device: torch.device) -> None:
+        """
+        Raises:
+            StartupError: the model cannot be found, read or supported.
+        """
+        self._options = options
+        self._device = device
+        if device.type == "cpu":
+            torch.set_num_threads(options.cpu_threads or max(1, (os.cpu_count() or 1) // group.world_size))
+        folder = model_folder(model)
+        self._config = config_for(read_config(folder, options.hf_overrides))
+        self._dtype = _DTYPES[self._config.dtype if options.dtype == "auto" else options.dtype]
+        self._max_model_len = _max_model_len(self._config, options)
+        self._attention = create_backend(options.attention_backend, self._shape(group))
+        context = BuildContext(self._config, group, self._dtype, device)
+        with torch.inference_mode():
+            try:
+                self._model = Decoder(context, self._attention, self._max_model_len)
+            except ValueError as error:
+                raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
+            if options.load_format == "dummy":
+                randomize_weights(self._model, options.seed)
+            else:
+                load_weights(self._model, folder, options.use_tqdm_on_load and group.rank == 0)
+        self._buffers = SlotBuffers(options.max_num_seqs, self._max_model_len, self._attention.shape.block_size, device)
+        self._sampler = Sampler(options.max_num_seqs, self._config.vocab_size, device)
+        self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
+        self._caches: list[Any] = []
+
+    def _shape(self, group: ParallelGroup) -> AttentionShape:
+        config = self._config
+        try:
+            parts = qkv_parts(group, config.num_heads, config.num_kv_heads, config.head_dim)
+        except ValueError as error:
+            raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
+        return AttentionShape(
+            parts["q"][1] // config.head_dim, parts["k"][1] // config.head_dim, config.head_dim,
+            self._options.block_size or DEFAULT_BLOCK_SIZE, self._dtype, self._device,
+        )  # fmt: skip
+
+    def spec(self) -> KvCacheSpec:
+        """What the control side must know; on a GPU, runs a largest step first to see what it needs."""
+        if self._device.type == "cuda":
+            self._profile()
+        return KvCacheSpec(
+            architecture=self._config.architecture,
+            dtype=str(self._dtype).removeprefix("torch."),
+            device=_device_name(self._device),
+            vocab_size=self._config.vocab_size,
+            max_model_len=self._max_model_len,
+            bytes_per_block=self._attention.bytes_per_block(self._config.num_layers),
+            available_bytes=kv_cache_bytes(self._options, self._device),
+            attention_backend=self._attention.name,
+            block_size=self._attention.shape.block_size,
+        )
+
+    def _profile(self) -> None:
+        """Runs a step of the whole token budget over a cache just large enough, then forgets it."""
+        tokens = min(self._options.max_num_batched_tokens, self._max_model_len)
+        self.allocate(-(-tokens // self._attention.shape.block_size))
+        self._caches = []
+        torch.cuda.empty_cache()
+
+    def allocate(self, num_blocks: int) -> None:
+        """Allocates the KV cache and warms the kernels up with a prefill and a decode step."""
+        self._caches = self._attention.allocate(num_blocks, self._config.num_layers)
+        capacity = num_blocks * self._attention.shape.block_size
+        tokens = min(self._options.max_num_batched_tokens, self._max_model_len, capacity)
+        if self._device.type == "cpu":
+            tokens = min(tokens, 32)
+        blocks = list(range(-(-tokens // self._attention.shape.block_size)))
+        prompt = NewSequence(0, [0] * tokens, tokens, 0, blocks, SamplingPlan(temperature=0.0))
+        self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, True, [])]))
+        self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, True, [])]))
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> StepResult:
+        """Runs the plan; see StepResult."""
+        start = time.perf_counter()
+        for sequence in plan.new_sequences:
+            self._add(sequence)
+        batch = self._buffers.flatten(plan)
+        prepared = self._attention.prepare(batch.metadata)
+        hidden = self._model(batch.token_ids, batch.positions, self._caches, prepared)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        forward = time.perf_counter()
+        prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._prompts else {}
+        sampling = [index for index, sequence in enumerate(plan.scheduled) if sequence.samples]
+        slots, token_ids, logprobs, failed = self._sample(batch, hidden, sampling)
+        return StepResult(
+            slots, token_ids, logprobs, prompt_logprobs,
+            (forward - start) * 1e3, (time.perf_counter() - start) * 1e3, failed,
+        )  # fmt: skip
+
+    def _add(self, sequence: NewSequence) -> None:
+        self._buffers.add(sequence)
+        self._sampler.add(sequence.slot, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens)
+        self._prompts.pop(sequence.slot, None)
+        if sequence.sampling.num_prompt_logprobs is not None:
+            self._prompts[sequence.slot] = (sequence.num_prompt_tokens, sequence.sampling.num_prompt_logprobs)
+
+    def _sample(
+        self, batch: Batch, hidden: torch.Tensor, sampling: list[int]
+    ) -> tuple[list[int], list[int], dict[int, PositionLogprobs], dict[int, str]]:
+        if not sampling:
+            return [], [], {}, {}
+        rows = [batch.query_start[index + 1] - 1 for index in sampling]
+        slots = [batch.slots[index] for index in sampling]
+        lengths = [batch.metadata.seq_lens_host[index] for index in sampling]
+        logits = self._model.logits(hidden if len(rows) == len(hidden) else hidden[rows])
+        output = self._sampler.sample(logits, slots, lengths)
+        token_ids: list[int] = output.token_ids.tolist()
+        self._buffers.token_ids[slots, lengths] = token_ids
+        return slots, token_ids, output.logprobs, output.failed
+
+    def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> dict[int, list[PositionLogprobs]]:
+        """For the prompts that want them: the row at position p tells of the token at p + 1."""
+        found = {}
+        for index, slot in enumerate(batch.slots):
+            num_prompt, count = self._prompts.get(slot, (0, 0))
+            first = batch.computed[index]
+            last = min(batch.metadata.seq_lens_host[index], num_prompt - 1)
+            if last > first:
+                start = batch.query_start[index]
+                logits = self._model.logits(hidden[start : start + last - first])
+                targets = torch.from_numpy(self._buffers.token_ids[slot, first + 1 : last + 1]).to(self._device)
+                found[slot] = position_logprobs(logits, targets, [count] * (last - first))
+        return found
+
+
+def _max_model_len(config: ModelConfig, options: EngineOptions) -> int:
+    """The longest sequence.
+
+    Raises:
+        StartupError: the user asks for more than the model's positions reach.
+    """
+    longest = config.max_position_embeddings
+    factor = config.rope_parameters.get("factor")
+    if factor and config.rope_parameters.get("rope_type") in ("linear", "dynamic", "yarn"):
+        original = config.rope_parameters.get("original_max_position_embeddings") or longest
+        longest = max(longest, int(original * factor))
+    if options.max_model_len is not None and options.max_model_len > longest:
+        raise StartupError(
+            f"--max-model-len {options.max_model_len} is more than the model's {longest} positions. Lower it, or change "
+            "max_position_embeddings or rope_parameters with --hf-overrides."
+        )
+    return options.max_model_len or longest
+
+
+def _device_name(device: torch.device) -> str:
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
