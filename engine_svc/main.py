@@ -77,7 +77,6 @@ async def serve(
         await _first_of(serving, loading)
         if not loading.done():  # stopped before the model was there
             return False
-        loading.result()
         await grpc_server.set_serving(True)
         logger.info("serving on %s:%d", server.host, grpc_server.port)
         async with _companions(worker, grpc_server, engine, server, security):
@@ -91,8 +90,10 @@ async def serve(
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:
-    """Waits until one of them is done."""
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    """Waits until one of them is done; raises what it raised."""
+    done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    for future in done:
+        future.result()
 
 
 def build_server(

@@ -1,0 +1,124 @@
+"""Who runs in a step, and how much of it."""
+
+from __future__ import annotations
+
+from engine_svc.admission import make_sequences
+from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.request import GenerationRequest, SamplingParameters
+from engine_svc.scheduler.batch import Batch
+from engine_svc.scheduler.policies import POLICIES
+from engine_svc.scheduler.queue import WaitingQueue
+from engine_svc.scheduler.scheduler import Scheduler, SchedulerOptions
+from engine_svc.scheduler.sequence import LiveRequest, Sequence, SequenceState
+
+
+def sequence(arrival: int, prompt: int, rank: int = 0) -> Sequence:
+    request = GenerationRequest("r", list(range(arrival * 100, arrival * 100 + prompt)), SamplingParameters())
+    return make_sequences(LiveRequest(arrival, request, frozenset(), 0.0), (rank, arrival), 1000)[0]
+
+
+def scheduler(blocks: int = 100, budget: int = 16, seqs: int = 4, chunked: bool = True) -> Scheduler:
+    return Scheduler(KvCacheManager(blocks, 4), SchedulerOptions(budget, seqs, chunked))
+
+
+def apply(batch: Batch) -> None:
+    """Computes and samples, as a step would."""
+    for each, count in zip(batch.sequences, batch.counts, strict=True):
+        each.num_computed_tokens += count
+        if not each.num_uncomputed_tokens:
+            each.token_ids.append(1)
+
+
+def counts(batch: Batch) -> dict[int, int]:
+    return {each.order[1]: count for each, count in zip(batch.sequences, batch.counts, strict=True)}
+
+
+def test_running_first_then_waiting_within_the_budget() -> None:
+    subject = scheduler()
+    for arrival, prompt in enumerate((10, 20, 3)):
+        subject.add(sequence(arrival, prompt))
+    steps = []
+    for _ in range(3):
+        batch = subject.schedule()
+        steps.append(counts(batch))
+        apply(batch)
+    assert steps == [{0: 10, 1: 6}, {0: 1, 1: 14, 2: 1}, {0: 1, 1: 1, 2: 2}]
+
+
+def test_a_long_prompt_leaves_running_sequences_their_token() -> None:
+    subject = scheduler(blocks=100, budget=8)
+    older, younger = sequence(0, 40), sequence(1, 2)
+    subject.add(younger)
+    apply(subject.schedule())
+    subject.add(older)  # first in order, as after a preemption
+    apply(subject.schedule())
+    assert counts(subject.schedule()) == {0: 7, 1: 1}
+
+
+def test_without_chunking_a_prompt_waits_for_a_budget_that_holds_it() -> None:
+    subject = scheduler(chunked=False)
+    for arrival in range(2):
+        subject.add(sequence(arrival, 10))
+    batch = subject.schedule()
+    assert counts(batch) == {0: 10}
+    apply(batch)
+    assert counts(subject.schedule()) == {0: 1, 1: 10}
+
+
+def test_slots_are_bounded_and_reused() -> None:
+    subject = scheduler(seqs=2)
+    sequences = [sequence(arrival, 1) for arrival in range(3)]
+    for each in sequences:
+        subject.add(each)
+    apply(subject.schedule())
+    assert subject.num_running == 2
+    freed = sequences[0].slot
+    subject.finish(sequences[0])
+    apply(subject.schedule())
+    assert sequences[2].slot == freed
+    subject.check()
+
+
+def test_the_last_in_order_yields() -> None:
+    subject = scheduler(blocks=4)
+    first, second = sequence(0, 7), sequence(1, 7)
+    subject.add(first)
+    subject.add(second)
+    for _ in range(3):  # 7 tokens, then 8, then 9: a third block is needed
+        apply(subject.schedule())
+    assert (first.state, second.state) == (SequenceState.RUNNING, SequenceState.PREEMPTED)
+    assert (second.slot, second.num_computed_tokens, second.table.block_ids) == (-1, 0, [])
+    assert subject.preemptions == 1
+    subject.check()
+    subject.finish(first)
+    batch = subject.schedule()
+    assert counts(batch)[1] + second.num_computed_tokens == 9
+    subject.check()
+
+
+def test_a_prompt_starts_only_when_all_of_it_has_room() -> None:
+    subject = scheduler(blocks=5)
+    subject.add(sequence(0, 8))
+    subject.add(sequence(1, 16))
+    assert counts(subject.schedule()) == {0: 8}
+
+
+def test_queue_keeps_the_order_and_its_count() -> None:
+    queue = WaitingQueue()
+    entries = [sequence(arrival, arrival + 1, rank) for arrival, rank in ((3, 1), (1, 1), (2, 0), (4, 0))]
+    for each in entries:
+        queue.push(each)
+    assert queue.num_uncomputed_tokens == 4 + 2 + 3 + 5
+    queue.remove(entries[1])
+    order = []
+    while len(queue):
+        order.append(queue.first().order[1])
+        queue.remove(queue.first())
+    assert order == [2, 4, 3]
+    assert queue.num_uncomputed_tokens == 0
+
+
+def test_policies_rank() -> None:
+    assert set(POLICIES) == {"fcfs", "priority"}
+    assert [POLICIES["fcfs"]().rank(priority) for priority in (-1, 5)] == [0, 0]
+    assert POLICIES["priority"]().rank(-1) < POLICIES["priority"]().rank(5)
