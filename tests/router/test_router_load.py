@@ -1,0 +1,127 @@
+"""Estimates of load, the fleet's sums, and the states of a worker."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from quire.v1 import common_pb2
+from router.budget import RetryBudget
+from router.fleet_load import FleetCounters, add_gauges
+from router.load import LoadTracker
+from router.policies.base import RouteRequest
+from router.state import Facts, Health, State, assess
+
+
+def request(tokens: int, sequences: int = 1) -> RouteRequest:
+    return RouteRequest("r", "", [1] * tokens, sequences, "", 0)
+
+
+def beat(running: int = 0, waiting: int = 0, prefill: int = 0) -> common_pb2.EngineLoad:
+    return common_pb2.EngineLoad(
+        running_sequences=running, waiting_requests=waiting, waiting_prefill_tokens=prefill, used_kv_blocks=30,
+        total_kv_blocks=120,
+    )  # fmt: skip
+
+
+def test_placements_count_at_once() -> None:
+    load = LoadTracker()
+    load.heartbeat(beat())
+    load.placed(request(100, sequences=2))
+    load.placed(request(50))
+    estimate = load.estimate()
+    assert (estimate.sequences, estimate.prefill_tokens, estimate.kv_usage) == (3, 150, 0.25)
+    assert load.inflight_requests == 2
+
+
+def test_a_heartbeat_that_reports_our_own_requests_counts_them_once() -> None:
+    load = LoadTracker()
+    first, second = request(100), request(50)
+    load.placed(first)
+    load.placed(second)
+    load.heartbeat(beat(running=1, waiting=1, prefill=150))
+    assert (load.estimate().sequences, load.estimate().prefill_tokens) == (2, 150)
+    load.prefilled(first)
+    load.ended(first)
+    assert (load.estimate().sequences, load.estimate().prefill_tokens) == (1, 50)
+
+
+def test_what_other_routers_placed_counts_too() -> None:
+    load = LoadTracker()
+    load.placed(request(100))
+    load.heartbeat(beat(running=5, waiting=2, prefill=700))
+    load.placed(request(10))
+    assert (load.estimate().sequences, load.estimate().prefill_tokens) == (8, 710)
+    load.heartbeat(beat(running=1, prefill=0))
+    assert load.estimate().sequences == 2
+
+
+def test_fleet_counters_grow_through_restarts_and_departures() -> None:
+    def counters(tokens: int, buckets: list[int]) -> common_pb2.EngineCounters:
+        histogram = common_pb2.Histogram(bounds=[1, 2], counts=buckets, sum=float(sum(buckets)))
+        return common_pb2.EngineCounters(generation_tokens=tokens, iteration_tokens=histogram)
+
+    fleet = FleetCounters()
+    fleet.take("a", counters(10, [1, 2, 3]))
+    fleet.take("a", counters(15, [2, 2, 3]))
+    fleet.take("b", counters(100, [0, 0, 1]))
+    assert fleet.total.generation_tokens == 115
+    assert list(fleet.total.iteration_tokens.counts) == [2, 2, 4]
+    fleet.take("a", counters(4, [1, 0, 0]))  # it has restarted
+    assert fleet.total.generation_tokens == 119
+    assert list(fleet.total.iteration_tokens.counts) == [3, 2, 4]
+    assert fleet.total.iteration_tokens.sum == 9
+    fleet.forget("b")
+    fleet.take("b", counters(1, [0, 0, 0]))
+    assert fleet.total.generation_tokens == 120
+
+
+def test_buckets_that_differ_are_left_out() -> None:
+    fleet = FleetCounters()
+    fleet.take("a", common_pb2.EngineCounters(iteration_tokens=common_pb2.Histogram(bounds=[1], counts=[1, 1], sum=2)))
+    fleet.take("b", common_pb2.EngineCounters(iteration_tokens=common_pb2.Histogram(bounds=[9], counts=[5, 5], sum=9)))
+    assert list(fleet.total.iteration_tokens.counts) == [1, 1]
+
+
+def test_gauges_add_up() -> None:
+    total = common_pb2.EngineLoad()
+    add_gauges(total, beat(running=2, waiting=1))
+    add_gauges(total, common_pb2.EngineLoad(running_sequences=1, step=7, busy=True))
+    assert (total.running_sequences, total.waiting_requests, total.total_kv_blocks, total.step) == (3, 1, 120, 7)
+    assert total.busy
+
+
+@pytest.mark.parametrize(("active", "allowed"), [(0, 3), (10, 3), (15, 3), (16, 4), (100, 20)])
+def test_the_retry_budget_is_a_fifth_of_the_active_and_three_at_least(active: int, allowed: int) -> None:
+    budget = RetryBudget()
+    assert [budget.take(active) for _ in range(allowed + 1)] == [True] * allowed + [False]
+    budget.give_back()
+    assert budget.take(active)
+
+
+READY = Facts(
+    retired=False, connected=True, was_connected=True, late=False, health=Health.SERVING, was_serving=True,
+    has_model=True, trouble="",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "reason"),
+    [
+        ({}, State.READY, ""),
+        ({"retired": True}, State.DRAINING, "no longer announced"),
+        ({"connected": False, "trouble": "refused"}, State.UNREACHABLE, "refused"),
+        ({"connected": False, "was_connected": False}, State.STARTING, "no connection"),
+        ({"late": True}, State.UNREACHABLE, "no heartbeat"),
+        ({"health": Health.NOT_SERVING}, State.DRAINING, "NOT_SERVING"),
+        ({"health": Health.NOT_SERVING, "was_serving": False}, State.STARTING, "loads the model"),
+        ({"health": Health.UNKNOWN}, State.STARTING, "not known"),
+        ({"has_model": False}, State.STARTING, "model"),
+    ],
+)
+def test_states(changes: dict[str, object], state: State, reason: str) -> None:
+    condition = assess(dataclasses.replace(READY, **changes))
+    assert condition.state is state
+    assert reason in condition.reason
+    assert bool(condition.reason) == (state is not State.READY)

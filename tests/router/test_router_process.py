@@ -1,0 +1,131 @@
+"""The router as a process: start, metrics, drain, mistakes in its options."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.router.conftest import StartEngine
+from tests.support.engine_process import free_port
+from tests.support.fake_engine import expected_tokens
+from tests.support.router_client import connect, generation
+
+ROOT = Path(__file__).parents[2]
+CODE = "from quire.cli import main; main()"
+
+
+def router_process(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, "router", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def run_router(*arguments: str) -> tuple[int, str]:
+    """(exit status, standard error) of a router that cannot start."""
+    process = router_process(*arguments)
+    _, stderr = process.communicate(timeout=20)
+    return process.returncode, stderr
+
+
+async def wait_serving(port: int) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        request = health_pb2.HealthCheckRequest(service="quire.v1.RouterService")
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=20, wait_for_ready=True)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_serves_drains_and_exits(start_engine: StartEngine) -> None:
+    engine = await start_engine(step_seconds=0.02)
+    port, metrics_port = free_port(), free_port()
+    process = router_process("--port", str(port), "--workers", engine.address, "--metrics-port", str(metrics_port))
+    try:
+        await wait_serving(port)
+        async with connect(port) as client:
+            await client.wait_ready(engine.address)
+            async with client.session() as session:
+                await (await session.start(1, generation([1], 50))).wait_tokens()
+                metrics = await asyncio.to_thread(read, f"http://127.0.0.1:{metrics_port}/metrics")
+                assert f'quire_router_worker_inflight_requests{{worker="{engine.address}"}} 1.0' in metrics
+                assert 'quire_router_workers{state="ready"} 1.0' in metrics
+                assert "quire_router_deltas_total" in metrics
+                process.send_signal(signal.SIGTERM)
+                assert (await session.outputs[1].wait_ended()).tokens[0] == expected_tokens([1], 50)
+        assert await asyncio.to_thread(process.wait, 20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        text: str = response.read().decode()
+        return text
+
+
+async def test_needs_little_cpu_to_be_ready() -> None:
+    """Measured as CPU time, which other work on the machine does not stretch."""
+    port = free_port()
+    process = router_process("--port", str(port))
+    try:
+        await wait_serving(port)
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        assert seconds < 1.5
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    port = free_port()
+    process = router_process("--port", str(port), "--drain-settle-seconds", "60")
+    try:
+        asyncio.run(wait_serving(port))
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_port_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, stderr = run_router("--port", str(port))
+    assert status == 1
+    assert f"127.0.0.1:{port}" in stderr
+    assert "--port" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_unknown_policy() -> None:
+    status, stderr = run_router("--routing-policy", "psychic")
+    assert status == 1
+    assert "least_loaded, power_of_two, random, round_robin" in stderr
+
+
+def test_malformed_worker() -> None:
+    status, stderr = run_router("--workers", "engine")
+    assert status == 1
+    assert "--workers 'engine' is not host:port" in stderr
+
+
+def test_refuses_to_listen_unprotected_beyond_this_machine() -> None:
+    status, stderr = run_router("--host", "0.0.0.0")
+    assert status == 1
+    assert "--insecure" in stderr
