@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -47,7 +48,7 @@ async def running_engine(
         options: fields of EngineOptions.
     """
     security, registry = RpcSecurityOptions(), CollectorRegistry()
-    model = model or ModelOptions(model="/fake/model", served_model_name=("fake",))
+    model = model or ModelOptions(model=str(Path(__file__).parent), served_model_name=("fake",))
     worker = EngineWorker(executor or FakeExecutor(), model, EngineOptions(generation_config="vllm", **options))
     server = build_server(worker, GrpcServerOptions(port=port), security, registry)
     await server.start()

@@ -43,7 +43,7 @@ executor = FakeExecutor(
     step_seconds=0.01, on_step=on_step, available_bytes=1024 if mode == "small" else 2**22
 )
 try:
-    died = asyncio.run(serve(executor, ModelOptions(model="/fake"), EngineOptions(max_num_seqs=1),
+    died = asyncio.run(serve(executor, ModelOptions(model="tests"), EngineOptions(max_num_seqs=1),
                              GrpcServerOptions(port=port), RpcSecurityOptions()))
 except StartupError as error:
     sys.exit(str(error))
