@@ -11,8 +11,11 @@ from quire.options.engine import EngineOptions
 
 logger = logging.getLogger(__name__)
 
-# The bookkeeping costs about 100 bytes a block; for tiny models the memory would hold more than can ever be used.
+# The bookkeeping costs about 100 bytes a block.
 MAX_BLOCKS = 2**20
+# Tiny models: the cache never takes more than this many times what a full batch of the longest sequences needs, unless
+# its size is asked for. What is beyond would only keep prefixes, and cost start-up time.
+_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,17 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
     if options.num_gpu_blocks_override is not None:
         size = _overridden(options.num_gpu_blocks_override, spec)
     else:
-        size = KvCacheSize(min(spec.available_bytes // spec.bytes_per_block, MAX_BLOCKS), spec.max_model_len)
+        size = KvCacheSize(min(spec.available_bytes // spec.bytes_per_block, _most(spec, options)), spec.max_model_len)
         _check_memory(size.num_blocks, spec)
     _check_budget(size, options)
     return size
+
+
+def _most(spec: KvCacheSpec, options: EngineOptions) -> int:
+    """More blocks than this are no use."""
+    if options.kv_cache_memory_bytes is not None:
+        return MAX_BLOCKS
+    return min(MAX_BLOCKS, _BATCHES * options.max_num_seqs * -(-spec.max_model_len // spec.block_size))
 
 
 def _overridden(num_blocks: int, spec: KvCacheSpec) -> KvCacheSize:

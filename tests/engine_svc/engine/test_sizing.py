@@ -25,6 +25,12 @@ def test_memory_is_divided_into_blocks() -> None:
     assert size_kv_cache(SPEC, EngineOptions()) == KvCacheSize(10, 100)
 
 
+def test_a_tiny_model_takes_no_more_than_it_can_use() -> None:
+    spec = changed(available_bytes=10**9)
+    assert size_kv_cache(spec, EngineOptions(max_num_seqs=2)).num_blocks == 4 * 2 * 7
+    assert size_kv_cache(spec, EngineOptions(max_num_seqs=2, kv_cache_memory_bytes=10**9)).num_blocks == 10**6
+
+
 def test_too_little_memory_names_the_length_that_fits() -> None:
     with pytest.raises(StartupError) as caught:
         size_kv_cache(changed(max_model_len=161), EngineOptions())
