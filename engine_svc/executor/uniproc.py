@@ -36,7 +36,8 @@ class UniprocExecutor(Executor):
 
     def step(self, plan: StepPlan) -> StepResult:
         """See Executor.step."""
-        return self._loaded().step(plan)
+        result: StepResult = self._loaded().step(plan)
+        return result
 
     def close(self) -> None:
         """See Executor.close."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -112,7 +112,7 @@ class Decoder(torch.nn.Module):
     """Token ids to hidden states, and hidden states to logits."""
 
     # Checkpoint names are the module's names, but for the parts that are computed together.
-    packed = {
+    packed: ClassVar[dict[str, tuple[str, str]]] = {
         "q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
         "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
     }  # fmt: skip

@@ -31,8 +31,8 @@ def kv_cache_bytes(options: EngineOptions, device: torch.device) -> int:
     if available <= 0:
         raise StartupError(
             f"No GPU memory is left for the KV cache: weights and activations take {ours / 2**30:.1f} GiB of the "
-            f"{total * options.gpu_memory_utilization / 2**30:.1f} GiB allowed. Raise --gpu-memory-utilization, or lower "
-            "--max-num-batched-tokens."
+            f"{total * options.gpu_memory_utilization / 2**30:.1f} GiB allowed. Raise --gpu-memory-utilization, or "
+            "lower --max-num-batched-tokens."
         )
     return available
 

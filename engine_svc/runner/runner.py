@@ -187,8 +187,8 @@ def _max_model_len(config: ModelConfig, options: EngineOptions) -> int:
         longest = max(longest, int(original * factor))
     if options.max_model_len is not None and options.max_model_len > longest:
         raise StartupError(
-            f"--max-model-len {options.max_model_len} is more than the model's {longest} positions. Lower it, or change "
-            "max_position_embeddings or rope_parameters with --hf-overrides."
+            f"--max-model-len {options.max_model_len} is more than the model's {longest} positions. Lower it, or "
+            "change max_position_embeddings or rope_parameters with --hf-overrides."
         )
     return options.max_model_len or longest
 

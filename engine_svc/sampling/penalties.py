@@ -1,4 +1,4 @@
-"""Repetition, presence and frequency penalties: counts of each slot's tokens, kept only for the slots that need them."""
+"""Repetition, presence and frequency penalties: counts of tokens, kept for the slots that need them."""
 
 from __future__ import annotations
 
