@@ -168,6 +168,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     ) -> engine_pb2.GetLoadResponse:
         if current_request_id() == "fail-with-error-info":
             raise InvalidRequest("Told to fail.", parameter="load", reason="TOLD_TO_FAIL")
+        if current_request_id() == "fail-unexpectedly":
+            raise ZeroDivisionError("secret")
         if current_request_id() == "sleep":
             await asyncio.sleep(3600)
         self.record.metadata.append({"traceparent": current_traceparent(), "x-request-id": current_request_id()})

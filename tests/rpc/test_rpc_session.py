@@ -1,0 +1,200 @@
+"""Outbox and SessionLink: batching, bounds, reconnection, silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from quire.errors import Internal, Overloaded, QuireError, Unavailable
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.rpc import session as session_module
+from quire.rpc.channel import open_channel
+from quire.rpc.session import Outbox, SessionLink
+from quire.rpc.settings import LATE_SECONDS
+from quire.v1 import engine_pb2, engine_pb2_grpc
+from tests.rpc.conftest import StartServer
+from tests.support.engine_process import free_port
+from tests.support.fake_engine import FakeEngine, expected_tokens
+from tests.support.router_client import generation
+from tests.support.waiting import eventually
+
+Frame = engine_pb2.EngineServiceSessionResponse
+Link = SessionLink[engine_pb2.EngineServiceSessionRequest, Frame]
+
+
+class Owner:
+    """Holds a link and what it reported."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = open_channel(address, RpcSecurityOptions())
+        self.stub = engine_pb2_grpc.EngineServiceStub(self.channel)
+        self.tokens: list[int] = []
+        self.frames = 0
+        self.connections = 0
+        self.losses: list[QuireError] = []
+        self.poisoned = False
+        self.link: Link = SessionLink(
+            "The engine", self.stub.Session, engine_pb2.EngineServiceSessionRequest, self.on_frame, self.losses.append,
+            on_connected=self.on_connected,
+        )  # fmt: skip
+
+    def on_connected(self) -> None:
+        assert self.link.connected
+        self.connections += 1
+
+    def on_frame(self, frame: Frame) -> None:
+        if self.poisoned:
+            raise ZeroDivisionError
+        self.frames += 1
+        self.tokens += [token for delta in frame.deltas for token in delta.token_ids]
+
+    async def run(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.link.run())
+        yield
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await self.channel.close()
+
+
+@pytest.fixture
+async def engine(start_server: StartServer) -> FakeEngine:
+    return await start_server()
+
+
+@pytest.fixture
+async def owner(engine: FakeEngine) -> AsyncIterator[Owner]:
+    owner = Owner(engine.address)
+    async for _ in owner.run():
+        yield owner
+
+
+async def test_an_outbox_batches_what_is_posted_between_two_takes() -> None:
+    outbox = Outbox(Frame)
+    assert await outbox.next(timeout=0.01) is None
+    for number in range(5):
+        outbox.post().deltas.add(stream_id=number)
+    assert outbox.pending
+    frame = await outbox.next()
+    assert frame is not None
+    assert [delta.stream_id for delta in frame.deltas] == list(range(5))
+    assert not outbox.pending
+    outbox.post().deltas.add(stream_id=9)
+    second = await outbox.next()
+    assert second is not None
+    assert [delta.stream_id for delta in second.deltas] == [9]
+
+
+async def test_a_waiting_reader_of_an_outbox_wakes() -> None:
+    outbox = Outbox(Frame)
+    reader = asyncio.create_task(outbox.next())
+    await asyncio.sleep(0)
+    outbox.post().deltas.add(stream_id=1)
+    assert await asyncio.wait_for(reader, 5) is not None
+
+
+async def test_an_outbox_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "MAX_PENDING_ITEMS", 10)
+    outbox = Outbox(Frame)
+    outbox.post(10)
+    with pytest.raises(Overloaded):
+        outbox.post()
+
+
+async def test_frames_go_both_ways(owner: Owner) -> None:
+    await owner.link.wait_connected(5)
+    owner.link.post().starts.add(stream_id=1, generation=generation([2], 10))
+    await eventually(lambda: owner.tokens == expected_tokens([2], 10))
+    assert owner.connections == 1
+    assert not owner.losses
+
+
+async def test_posting_without_a_connection_is_an_error() -> None:
+    owner = Owner("127.0.0.1:1")
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        owner.link.post()
+    async for _ in owner.run():
+        with pytest.raises(Unavailable):
+            await owner.link.wait_connected(0.1)
+        await eventually(lambda: isinstance(owner.link.error, Unavailable))
+    assert not owner.losses  # it never was connected
+
+
+async def test_a_link_comes_back_after_its_peer_restarts(start_server: StartServer) -> None:
+    port = free_port()
+    first = await start_server(server=GrpcServerOptions(port=port))
+    owner = Owner(first.address)
+    async for _ in owner.run():
+        await owner.link.wait_connected(5)
+        await first.close()
+        await eventually(lambda: len(owner.losses) == 1)
+        assert not owner.link.connected
+        await start_server(server=GrpcServerOptions(port=port))
+        await owner.link.wait_connected(10)
+        owner.link.post().starts.add(stream_id=1, generation=generation([2], 5))
+        await eventually(lambda: owner.tokens == expected_tokens([2], 5))
+    assert (owner.connections, len(owner.losses)) == (2, 1)
+
+
+async def test_a_frame_that_cannot_be_handled_costs_the_connection_not_the_link(owner: Owner) -> None:
+    await owner.link.wait_connected(5)
+    owner.poisoned = True
+    await eventually(lambda: owner.losses)
+    assert isinstance(owner.losses[0], Internal)
+    owner.poisoned = False
+    await owner.link.wait_connected(10)
+    frames = owner.frames
+    await eventually(lambda: owner.frames > frames)
+
+
+async def test_heartbeats_keep_a_link_from_being_late(owner: Owner) -> None:
+    await owner.link.wait_connected(5)
+    await asyncio.sleep(LATE_SECONDS * 1.3)
+    assert not owner.link.late
+    assert owner.frames >= 3
+
+
+class SilentEngine(engine_pb2_grpc.EngineServiceServicer):
+    """Accepts sessions and says nothing."""
+
+    async def Session(
+        self, request_iterator: AsyncIterator[engine_pb2.EngineServiceSessionRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[Frame]:
+        await asyncio.sleep(3600)
+        yield Frame()
+
+
+@pytest.fixture
+async def silent_address() -> AsyncIterator[str]:
+    # The server's own settings are under test, so it is made by the same class that every service uses.
+    silent = FakeEngine()
+    silent.Session = SilentEngine().Session  # type: ignore[method-assign]  # the one call that differs
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(silent, silent.rpc.server)
+    await silent.start()
+    yield silent.address
+    await silent.close()
+
+
+async def test_silence_makes_a_link_late_and_then_lost(silent_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "LATE_SECONDS", 0.2)
+    monkeypatch.setattr(session_module, "LOST_SECONDS", 0.6)
+    owner = Owner(silent_address)
+    async for _ in owner.run():
+        await owner.link.wait_connected(5)
+        assert not owner.link.late
+        await eventually(lambda: owner.link.late)
+        assert owner.link.connected
+        await eventually(lambda: owner.losses)
+        assert "no heartbeat" in owner.losses[0].message
+
+
+async def test_a_silent_stream_survives_its_pings(silent_address: str) -> None:
+    """A server with gRPC's defaults would end it after three pings, a second apart: ENHANCE_YOUR_CALM."""
+    async with open_channel(silent_address, RpcSecurityOptions()) as channel:
+        call = engine_pb2_grpc.EngineServiceStub(channel).Session()
+        await asyncio.wait_for(call.wait_for_connection(), 5)
+        await asyncio.sleep(5.5)
+        assert not call.done()
+        call.cancel()
