@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypeVar
 
 import click
@@ -110,10 +111,10 @@ class SizedInt(click.ParamType[Any]):
         match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)", str(value).strip())
         if not match:
             self.fail(f"{value!r} is not an integer (25.6k means 25,600 and 32K means 32,768).", param, ctx)
-        number = float(match[1]) * self._UNITS[match[2]] if match[2] else float(match[1])
-        if number != int(number):
+        number = Fraction(match[1]) * self._UNITS[match[2]]
+        if number.denominator != 1:
             self.fail(f"{value!r} is not a whole number.", param, ctx)
-        exact = int(match[1]) if not match[2] and "." not in match[1] else int(number)
+        exact = int(number)
         if (self.minimum is not None and exact < self.minimum) or (self.maximum is not None and exact > self.maximum):
             self.fail(f"{value} is out of range: {_range(self.minimum, self.maximum)}.", param, ctx)
         return exact
@@ -159,7 +160,7 @@ def click_type(field: OptionField) -> click.ParamType[Any] | type:
 
 
 def click_option(field: OptionField) -> click.Option:
-    """The option as click sees it. Lists take several values by repetition or, in one value, separated by commas."""
+    """The option as click sees it. Lists take several values by repetition; in the environment, by white space."""
     metadata = field.metadata
     common: dict[str, Any] = {
         "help": metadata["help"], "default": field.default, "envvar": field.environment_variable,

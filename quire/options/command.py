@@ -78,7 +78,11 @@ class OptionsCommand(click.Command):
 
     def _read_config(self, ctx: click.Context, parameter: click.Parameter, path: str | None) -> None:
         if path:
-            ctx.default_map = {**(ctx.default_map or {}), **load_config_file(path, self._fields)}
+            values = load_config_file(path, self._fields)
+            for name, value in values.items():
+                if self._fields[name][1].multiple and not isinstance(value, list):
+                    values[name] = [value]  # one value needs no brackets
+            ctx.default_map = {**(ctx.default_map or {}), **values}
 
     def _show_help(self, ctx: click.Context, parameter: click.Parameter, word: str | None) -> None:
         if word is None:

@@ -1,0 +1,68 @@
+"""The chained block hash."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.block_hash import HASH_BYTES, block_hash, extend_hashes, root_hash
+
+token_ids = st.lists(st.integers(0, 2**32 - 1), max_size=60)
+
+
+def hashes_of(tokens: list[int], block_size: int, salt: str = "") -> list[bytes]:
+    hashes: list[bytes] = []
+    extend_hashes(hashes, tokens, block_size, salt)
+    return hashes
+
+
+def test_the_value_is_fixed() -> None:
+    """Other processes, versions and languages must arrive at the same bytes."""
+    root = hashlib.sha256(b"quire.v1.block").digest()
+    assert root_hash() == root
+    assert block_hash(root, [1, 2, 2**32 - 1]) == hashlib.sha256(root + struct.pack("<3I", 1, 2, 2**32 - 1)).digest()
+
+
+@given(token_ids, st.integers(1, 9))
+def test_one_hash_for_each_full_block(tokens: list[int], block_size: int) -> None:
+    hashes = hashes_of(tokens, block_size)
+    assert len(hashes) == len(tokens) // block_size
+    assert all(len(value) == HASH_BYTES for value in hashes)
+
+
+@given(token_ids, token_ids, st.integers(1, 5))
+def test_equal_hashes_mean_equal_prefixes(first: list[int], second: list[int], block_size: int) -> None:
+    for index, (a, b) in enumerate(zip(hashes_of(first, block_size), hashes_of(second, block_size), strict=False)):
+        end = (index + 1) * block_size
+        assert (a == b) == (first[:end] == second[:end])
+
+
+@given(token_ids, st.integers(0, 60), st.integers(1, 5))
+def test_growing_in_steps_gives_the_same_hashes(tokens: list[int], cut: int, block_size: int) -> None:
+    grown: list[bytes] = []
+    extend_hashes(grown, tokens[:cut], block_size)
+    extend_hashes(grown, tokens, block_size)
+    assert grown == hashes_of(tokens, block_size)
+
+
+def test_salts_keep_tenants_apart() -> None:
+    tokens = list(range(8))
+    assert not set(hashes_of(tokens, 4, "a")) & set(hashes_of(tokens, 4, "b"))
+    assert not set(hashes_of(tokens, 4, "a")) & set(hashes_of(tokens, 4))
+
+
+def test_a_salt_is_needed_when_growing_from_nothing_only() -> None:
+    tokens = list(range(8))
+    grown = hashes_of(tokens[:4], 4, "a")
+    extend_hashes(grown, tokens, 4)
+    assert grown == hashes_of(tokens, 4, "a")
+
+
+@pytest.mark.parametrize("token", [-1, 2**32])
+def test_ids_outside_32_bits_are_refused(token: int) -> None:
+    with pytest.raises(OverflowError):
+        block_hash(root_hash(), [token])

@@ -1,0 +1,302 @@
+"""Options: from a dataclass to flags, environment, config file and the arguments of a child process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.options.base import fields_of, option, to_arguments
+from quire.options.command import OptionsCommand
+from quire.options.engine import EngineOptions
+from quire.options.log import LogOptions
+from quire.options.model import ModelOptions
+from quire.options.router import RouterOptions
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Options of every kind."""
+
+    model: str = option("", "Positional too.", positional=True)
+    count: int = option(3, "A number.", minimum=-5, maximum=10**12, aliases=("-c",))
+    limit: int | None = option(None, "A number or none.", minimum=1)
+    share: float = option(0.5, "A share.", minimum=0.0, maximum=1.0)
+    eager: bool = option(False, "Off unless asked for.")
+    caching: bool = option(True, "On unless asked not to.")
+    mode: str = option("fast", "One of some.", choices=("fast", "slow"))
+    names: tuple[str, ...] = option((), "Several.")
+    ports: tuple[int, ...] = option((), "Several numbers.")
+    overrides: dict[str, Any] = option({}, "An object.", json_value=True)
+    key: str | None = option(None, "Hidden.", secret=True)
+    keys: tuple[str, ...] = option((), "Several, hidden.", secret=True)
+
+
+@dataclass(frozen=True)
+class Other:
+    """A second group."""
+
+    count: int = option(3, "The same option as the first group's.")
+    speed: int = option(1, "Only here.")
+
+
+class Parsed:
+    """Runs the command and keeps what it parsed."""
+
+    def __init__(self, groups: Mapping[str, type], **defaults: Any) -> None:
+        self.values: dict[str, Any] = {}
+        self.command = OptionsCommand("sample", "Help.", groups, self.keep, defaults)
+
+    def keep(self, **values: Any) -> None:
+        self.values = values
+
+    def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Result:
+        return CliRunner().invoke(self.command, arguments, env=env)
+
+
+def parse(*arguments: str, env: Mapping[str, str] | None = None, **defaults: Any) -> Sample:
+    parsed = Parsed({"sample": Sample}, **defaults)
+    result = parsed.run(*arguments, env=env)
+    assert result.exit_code == 0, result.output
+    sample = parsed.values["sample"]
+    assert isinstance(sample, Sample)
+    return sample
+
+
+def refuse(*arguments: str, env: Mapping[str, str] | None = None) -> str:
+    """What is said about arguments that are wrong."""
+    result = Parsed({"sample": Sample}).run(*arguments, env=env)
+    assert result.exit_code == 2, result.output
+    return result.output
+
+
+def test_defaults() -> None:
+    assert parse() == Sample()
+
+
+def test_flags_of_every_kind() -> None:
+    assert parse(
+        "folder", "--count", "7", "--limit=32K", "--share", "0.25", "--eager", "--no-caching", "--mode", "slow",
+        "--names", "a", "--names", "b", "--ports", "1", "--ports", "2k", "--overrides", '{"a": {"b": 1}}', "--key", "k",
+    ) == Sample(
+        model="folder", count=7, limit=32768, share=0.25, eager=True, caching=False, mode="slow", names=("a", "b"),
+        ports=(1, 2000), overrides={"a": {"b": 1}}, key="k",
+    )  # fmt: skip
+
+
+def test_aliases_and_the_positional_argument() -> None:
+    assert parse("-c", "4").count == 4
+    assert parse("--model", "m").model == parse("m").model == parse("m", "--model", "m").model == "m"
+    assert "name one model" in refuse("m", "--model", "other")
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("count: 5\nmode: slow\nnames: [x, y]\ncaching: false\n")
+    file = ("--config", str(config))
+    assert parse(*file) == Sample(count=5, mode="slow", names=("x", "y"), caching=False)
+    environment = {"QUIRE_COUNT": "6", "QUIRE_NAMES": "e f"}
+    assert parse(*file, env=environment) == Sample(count=6, mode="slow", names=("e", "f"), caching=False)
+    flags = ("--count", "7", "--names", "g", "--caching")
+    assert parse(*file, *flags, env=environment) == Sample(count=7, mode="slow", names=("g",), caching=True)
+
+
+def test_a_commands_own_default_is_the_weakest(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("count: 5\n")
+    assert parse(count=9).count == 9
+    assert parse("--config", str(config), count=9).count == 5
+    assert parse(env={"QUIRE_COUNT": "6"}, count=9).count == 6
+    assert parse("--count", "7", count=9).count == 7
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), ("false", False), ("0", False)])
+def test_booleans_in_the_environment(text: str, value: bool) -> None:
+    assert parse(env={"QUIRE_EAGER": text, "QUIRE_CACHING": text}) == Sample(eager=value, caching=value)
+
+
+def test_json_and_secrets_in_the_environment() -> None:
+    sample = parse(env={"QUIRE_OVERRIDES": '{"a": [1]}', "QUIRE_KEY": "s3cret", "QUIRE_KEYS": "a b"})
+    assert sample == Sample(overrides={"a": [1]}, key="s3cret", keys=("a", "b"))
+
+
+def test_config_file_takes_an_object_and_a_single_value_for_a_list(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("overrides: {a: 1}\nnames: just-one\nports: 8\nlimit: 4k\n")
+    assert parse("--config", str(config)) == Sample(overrides={"a": 1}, names=("just-one",), ports=(8,), limit=4000)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("cuont: 5\n", ("cuont", "no option", "count")),
+        ("- a\n- b\n", ("keys and values",)),
+        ("a: [\n", ("cannot be read",)),
+        ("count: many\n", ("many", "not an integer")),
+    ],
+)
+def test_a_bad_config_file_is_explained(tmp_path: Path, content: str, words: Sequence[str]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(content)
+    output = refuse("--config", str(config))
+    assert all(word in output for word in words), output
+
+
+def test_a_missing_config_file_is_named() -> None:
+    assert "/nowhere.yaml" in refuse("--config", "/nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--count", "x"), ("not an integer", "25.6k")),
+        (("--count", "1.5"), ("whole",)),
+        (("--count", "-6"), ("at least -5",)),
+        (("--limit", "0"), ("at least 1",)),
+        (("--share", "1.5"), ("1.5",)),
+        (("--mode", "medium"), ("fast", "slow")),
+        (("--overrides", "{"), ("not JSON",)),
+        (("--overrides", "[1]"), ("not a JSON object",)),
+        (("--nonsense",), ("--nonsense",)),
+        (("--quantization", "fp8"), ("option of vLLM", "does not implement")),
+        (("--no-enable-lora",), ("option of vLLM",)),
+    ],
+)
+def test_what_is_wrong_is_explained(arguments: tuple[str, ...], words: Sequence[str]) -> None:
+    output = refuse(*arguments)
+    assert all(word in output for word in words), output
+
+
+def test_a_bad_value_in_the_environment_names_the_option() -> None:
+    assert "--count" in refuse(env={"QUIRE_COUNT": "x"})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("-5", -5), ("12", 12), ("1k", 1000), ("1K", 1024), ("25.6k", 25600), ("2m", 2 * 10**6), ("1M", 2**20),
+     ("0.5K", 512), ("1.005k", 1005), ("1G", 2**30), ("123456789012", 123456789012)],
+)  # fmt: skip
+def test_integers_with_suffixes(text: str, value: int) -> None:
+    assert parse("--count", text).count == value
+
+
+@given(st.integers(0, 10**6))
+@settings(deadline=None, max_examples=50)
+def test_thousandths_are_exact(number: int) -> None:
+    assert parse("--count", f"{number // 1000}.{number % 1000:03d}k").count == number
+
+
+def test_help_shows_options_and_finds_words() -> None:
+    parsed = Parsed({"sample": Sample})
+    everything = parsed.run("--help").output
+    assert "Options of every kind" in everything
+    assert "--no-caching" in everything
+    found = parsed.run("--help=share").output
+    assert "--share" in found
+    assert "--mode" not in found
+    assert "No option" in parsed.run("--help=zebra").output
+
+
+def test_help_hides_the_values_of_secrets() -> None:
+    @dataclass(frozen=True)
+    class Secretive:
+        """Secrets."""
+
+        token: str = option("hush", "A token.", secret=True)
+
+    Secretive.__annotations__["token"] = str
+    assert "hush" not in Parsed({"secretive": Secretive}).run("--help").output
+
+
+def test_groups_share_an_option_of_the_same_name() -> None:
+    parsed = Parsed({"sample": Sample, "other": Other})
+    assert parsed.run("--count", "8", "--speed", "2").exit_code == 0
+    assert parsed.values["sample"].count == parsed.values["other"].count == 8
+    assert parsed.values["other"].speed == 2
+
+
+words = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_categories=["Cc", "Cs"]), min_size=1)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+samples = st.builds(
+    Sample,
+    model=st.just("") | words.filter(lambda word: not word.startswith("-")),
+    count=st.integers(-5, 10**12),
+    limit=st.none() | st.integers(1, 10**9),
+    share=st.floats(0, 1),
+    eager=st.booleans(),
+    caching=st.booleans(),
+    mode=st.sampled_from(["fast", "slow"]),
+    names=st.lists(words, max_size=3).map(tuple),
+    ports=st.lists(st.integers(0, 65535), max_size=3).map(tuple),
+    overrides=st.dictionaries(st.text(max_size=5), json_values, max_size=3),
+    key=st.none() | words,
+    keys=st.lists(words.filter(lambda word: word.split() == [word]), max_size=3).map(tuple),
+)
+
+
+@given(samples)
+@settings(deadline=None, max_examples=60)
+def test_a_child_process_parses_the_same_options(sample: Sample) -> None:
+    arguments, environment = to_arguments(sample)
+    assert parse(*arguments, env=environment) == sample
+
+
+def test_secrets_stay_out_of_the_arguments() -> None:
+    arguments, environment = to_arguments(Sample(key="hush", keys=("a", "b"), count=4))
+    assert arguments == ["--count", "4"]
+    assert environment == {"QUIRE_KEY": "hush", "QUIRE_KEYS": "a b"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        RouterOptions(workers=("a:1", "b:2"), routing_policy="random", worker_lease_seconds=2.5),
+        GrpcServerOptions(port=5, insecure=True, drain_timeout_seconds=0.0),
+        RpcSecurityOptions(grpc_token="hush"),
+        EngineOptions(max_model_len=128, enable_prefix_caching=False, hf_overrides={"a": 1}, tensor_parallel_size=2),
+        ModelOptions(model="m", served_model_name=("x", "y")),
+        LogOptions(log_level="debug"),
+    ],
+)
+def test_the_real_options_survive_the_way_to_a_child(options: Any) -> None:
+    arguments, environment = to_arguments(options)
+    parsed = Parsed({"options": type(options)})
+    result = parsed.run(*arguments, env=environment)
+    assert result.exit_code == 0, result.output
+    assert parsed.values["options"] == options
+    assert "hush" not in arguments
+
+
+@pytest.mark.parametrize(
+    "cls", [RouterOptions, GrpcServerOptions, RpcSecurityOptions, EngineOptions, ModelOptions, LogOptions]
+)
+def test_every_option_has_help_and_a_default(cls: type) -> None:
+    cls()
+    for field in fields_of(cls):
+        assert field.metadata["help"].endswith("."), field.name
+        assert field.flag == "--" + field.name.replace("_", "-")
+        json.dumps(field.default)
+    assert all(dataclasses.is_dataclass(cls) and isinstance(field.metadata, Mapping) for field in fields_of(cls))
+
+
+def test_an_option_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Sample().count = 4  # type: ignore[misc]  # that it fails is the point
+
+
+def test_a_command_is_a_click_command() -> None:
+    assert isinstance(Parsed({"sample": Sample}).command, click.Command)
