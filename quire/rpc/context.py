@@ -14,9 +14,14 @@ _request_id: ContextVar[str] = ContextVar("request_id", default="")
 _trace: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("trace", default=())
 
 
+def is_request_id(candidate: str) -> bool:
+    """Whether it is well-formed: 1 to 128 of A-Z a-z 0-9 . _ -"""
+    return _REQUEST_ID.fullmatch(candidate) is not None
+
+
 def accept_request_id(candidate: str | None) -> str:
     """The caller's id if it is well-formed, else a new one (32 hexadecimal digits)."""
-    return candidate if candidate and _REQUEST_ID.fullmatch(candidate) else uuid.uuid4().hex
+    return candidate if candidate and is_request_id(candidate) else uuid.uuid4().hex
 
 
 def current_request_id() -> str:

@@ -167,8 +167,14 @@ class SessionLink(Generic[Out, In]):
             self._connected.clear()
             self.error = error
         if was_connected:
-            self._on_lost(error)
+            self._report_loss(error)
         return error
+
+    def _report_loss(self, error: QuireError) -> None:
+        try:
+            self._on_lost(error)
+        except Exception:  # the owner's trouble must not keep the link from coming back
+            logger.exception("session with %s: its end could not be handled", self.name)
 
     async def _pump(self, call: grpc.aio.StreamStreamCall) -> QuireError:
         """Moves frames both ways until one side ends; returns why."""

@@ -1,0 +1,43 @@
+"""What the endpoints work with; made once, handed to them by the application's state."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from gateway.pipeline import Pipeline
+from gateway.services import Fleet, Tokenizer
+from gateway.statistics import RequestStatistics
+from quire.options.gateway import GatewayOptions
+
+
+@dataclass
+class GatewayContext:
+    """The gateway's parts."""
+
+    options: GatewayOptions
+    fleet: Fleet
+    tokenizer: Tokenizer
+    pipeline: Pipeline
+    statistics: RequestStatistics
+    draining: bool = False
+    start_time: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be served now."""
+        links = self.pipeline.router_link.connected and self.pipeline.text_link.connected
+        return bool(links and self.fleet.ready)
+
+
+def context_of(request: Request) -> GatewayContext:
+    """The context of the application that the request came to."""
+    context: GatewayContext = request.app.state.context
+    return context
+
+
+def tenant_of(request: Request) -> str:
+    """Whose cached prefixes the request may share; empty for everybody's."""
+    return str(request.scope["state"].get("tenant", ""))

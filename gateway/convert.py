@@ -1,0 +1,122 @@
+"""From checked OpenAI fields to a Job."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from gateway.job import DetokenizeOptions, Job
+from gateway.protocol.common import GenerationFields
+from gateway.validate import stop_strings
+from quire.errors import ContextTooLong, InvalidRequest
+from quire.rpc.context import current_request_id
+from quire.v1 import common_pb2
+
+_OPTIONAL = ("temperature", "top_p", "repetition_penalty", "seed")
+_PLAIN = ("min_p", "presence_penalty", "frequency_penalty", "min_tokens")
+
+
+def make_job(
+    body: GenerationFields,
+    prompts: Sequence[Sequence[int]],
+    model: common_pb2.ModelInfo,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    tenant: str,
+    timeout_seconds: float,
+) -> Job:
+    """The job of a request.
+
+    Args:
+        max_tokens: as the endpoint reads it; None means as many as fit.
+        tenant: whose cached prefixes the request may share; empty for everybody's.
+
+    Raises:
+        InvalidRequest: a prompt is empty.
+        ContextTooLong: a prompt, or a prompt and max_tokens, do not fit the model.
+    """
+    sampling = sampling_params(body, model.default_sampling)
+    if max_tokens is not None:
+        sampling.max_tokens = max_tokens
+    if logprobs is not None:
+        sampling.logprobs = logprobs
+    if prompt_logprobs is not None:
+        sampling.prompt_logprobs = prompt_logprobs
+    truncated = [truncate(prompt, body.truncate_prompt_tokens, model.max_model_len) for prompt in prompts]
+    for prompt in truncated:
+        check_length(len(prompt), max_tokens, model.max_model_len)
+    return Job(
+        request_id=body.request_id or current_request_id(),
+        model=body.model or model.served_model_names[0],
+        prompts=tuple(tuple(prompt) for prompt in truncated),
+        sampling=sampling,
+        detokenize=DetokenizeOptions(
+            skip_special_tokens=body.skip_special_tokens,
+            stop_strings=stop_strings(body),
+            include_stop_string=body.include_stop_str_in_output,
+            min_tokens=body.min_tokens or 0,
+            ends_with_stop_token=body.include_stop_str_in_output,
+        ),
+        priority=body.priority,
+        cache_salt=cache_salt(tenant, body.cache_salt or ""),
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def sampling_params(body: GenerationFields, defaults: common_pb2.SamplingParams) -> common_pb2.SamplingParams:
+    """The request's sampling; what it leaves open comes from the model's generation config."""
+    sampling = common_pb2.SamplingParams()
+    sampling.CopyFrom(defaults)
+    for name in (*_OPTIONAL, *_PLAIN, "n"):
+        value = getattr(body, name)
+        if value is not None:
+            setattr(sampling, name, value)
+    if body.top_k is not None:
+        sampling.top_k = max(0, body.top_k)  # -1 and 0 both keep all
+    sampling.ignore_eos = body.ignore_eos
+    sampling.stop_token_ids.extend(body.stop_token_ids or ())
+    for token_id, bias in (body.logit_bias or {}).items():
+        sampling.logit_bias[int(token_id)] = bias
+    return sampling
+
+
+def truncate(prompt: Sequence[int], limit: int | None, max_model_len: int) -> Sequence[int]:
+    """The last `limit` tokens; -1 stands for the model's length.
+
+    Raises:
+        InvalidRequest: the limit is neither -1 nor positive.
+    """
+    if limit is None:
+        return prompt
+    if limit != -1 and limit < 1:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {limit}; it must be -1 or positive.", parameter="truncate_prompt_tokens"
+        )
+    return prompt[-(max_model_len - 1 if limit == -1 else limit) :]
+
+
+def check_length(prompt: int, max_tokens: int | None, max_model_len: int) -> None:
+    """
+    Raises:
+        InvalidRequest: the prompt is empty.
+        ContextTooLong: it does not fit, or leaves no room for max_tokens.
+    """
+    if not prompt:
+        raise InvalidRequest("The prompt is empty; it needs at least one token.", parameter="prompt")
+    if prompt + (1 if max_tokens is None else max_tokens) > max_model_len:
+        output = "at least one output token" if max_tokens is None else f"max_tokens {max_tokens}"
+        raise ContextTooLong(
+            f"The model's context length is {max_model_len} tokens. The prompt has {prompt}, and {output} does not "
+            "fit behind it: shorten the prompt or lower max_tokens.",
+            parameter="prompt" if max_tokens is None or prompt >= max_model_len else "max_tokens",
+        )
+
+
+def cache_salt(tenant: str, salt: str) -> str:
+    """What keeps cached prefixes apart: the tenant's key and the request's own salt, hashed together."""
+    if not tenant:
+        return salt
+    return hmac.new(tenant.encode(), salt.encode(), hashlib.sha256).hexdigest()

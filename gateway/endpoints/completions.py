@@ -1,0 +1,200 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.context import GatewayContext, context_of, tenant_of
+from gateway.convert import make_job
+from gateway.errors import json_response
+from gateway.job import ChoiceEvent, Job
+from gateway.live import LiveRequest
+from gateway.outcome import ChoiceOutcome, collect, usage_of
+from gateway.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from gateway.protocol.decode import read_json
+from gateway.scores import CompletionScores, merge, prompt_logprobs, score_of
+from gateway.services import Tokenizer
+from gateway.stream import EventStream
+from gateway.validate import MAX_PROMPTS, check_generation, check_logprobs, check_token_ids
+from quire.errors import InvalidRequest
+from quire.v1 import common_pb2
+
+_DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt in both forms; the text is known only where it is echoed."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+
+
+async def completions(request: Request) -> Response | EventStream:
+    """Continues prompts."""
+    context = context_of(request)
+    body = await read_json(request, CompletionRequest)
+    model = context.fleet.model(body.model)
+    max_tokens = _check(body, model)
+    token_ids = await _token_ids(body, context.tokenizer)
+    job = make_job(
+        body, token_ids, model, max_tokens=max_tokens, logprobs=body.logprobs,
+        prompt_logprobs=_prompt_logprobs(body), tenant=tenant_of(request),
+        timeout_seconds=context.options.request_timeout_seconds,
+    )  # fmt: skip
+    prompts = [Prompt(ids, await context.tokenizer.decode(ids) if body.echo else "") for ids in job.prompts]
+    live = await context.pipeline.start(job)
+    answer = _Answer(context, body, job, prompts, live)
+    if body.stream:
+        return EventStream(live, answer.opening(), answer.chunks, answer.closing)
+    return json_response(await answer.whole(await collect(live, request)))
+
+
+def _check(body: CompletionRequest, model: common_pb2.ModelInfo) -> int:
+    """max_tokens as this endpoint reads it.
+
+    Raises:
+        InvalidRequest: a field of this endpoint is wrong.
+    """
+    check_generation(body, model.max_logprobs)
+    check_logprobs("logprobs", body.logprobs, model.max_logprobs)
+    max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if not max_tokens and not body.echo:
+        raise InvalidRequest("max_tokens is 0, which asks for nothing without echo.", parameter="max_tokens")
+    if body.echo and body.stream and body.logprobs is not None:
+        raise InvalidRequest("echo with logprobs is not available in streams.", parameter="echo")
+    return max_tokens
+
+
+def _prompt_logprobs(body: CompletionRequest) -> int | None:
+    """With echo, the prompt is scored as the output is; a prompt only computed is scored in any case."""
+    if body.echo and body.logprobs is not None:
+        return max(body.logprobs, body.prompt_logprobs or 0)
+    return 0 if body.prompt_logprobs is None and body.max_tokens == 0 else body.prompt_logprobs
+
+
+async def _token_ids(body: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
+    """Each prompt as token ids.
+
+    Raises:
+        InvalidRequest: prompts of several kinds, none, or too many.
+    """
+    prompt = body.prompt
+    if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
+        prompt = [prompt]  # type: ignore[list-item]  # narrowed by all()
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise InvalidRequest(f"prompt has {len(prompts)} entries; it needs 1 to {MAX_PROMPTS}.", parameter="prompt")
+    if texts := [item for item in prompts if isinstance(item, str)]:
+        if len(texts) != len(prompts):
+            raise InvalidRequest("prompt mixes texts and token ids; send one kind.", parameter="prompt")
+        sequences = await tokenizer.encode(texts, body.add_special_tokens)
+        return [list(sequence.token_ids) for sequence in sequences]
+    lists = [item for item in prompts if isinstance(item, list)]
+    if len(lists) != len(prompts):
+        raise InvalidRequest("prompt mixes token ids and lists of them; send one kind.", parameter="prompt")
+    for token_ids in lists:
+        check_token_ids("prompt", token_ids)
+    return lists
+
+
+class _Answer:
+    """One request's answer in either form."""
+
+    def __init__(
+        self, context: GatewayContext, body: CompletionRequest, job: Job, prompts: list[Prompt], live: LiveRequest
+    ) -> None:
+        self._context = context
+        self._body = body
+        self._job = job
+        self._prompts = prompts
+        self._live = live
+        self._id = f"cmpl-{job.request_id}"
+        self._created = int(time.time())
+        self._as_ids = bool(body.return_tokens_as_token_ids or context.options.return_tokens_as_token_ids)
+        self._scores = [CompletionScores(self._as_ids) for _ in range(len(prompts) * job.n)]
+        options = body.stream_options
+        self._usage_at_end = context.options.enable_force_include_usage or bool(options and options.include_usage)
+        self._usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
+
+    def opening(self) -> Iterator[Completion]:
+        """The prompts, if they are echoed."""
+        if self._body.echo:
+            for index in range(len(self._scores)):
+                yield self._chunk(CompletionChoice(index, self._prompts[index // self._job.n].text))
+
+    def chunks(self, event: ChoiceEvent) -> Iterator[Completion]:
+        """An event's chunk; none for one that has nothing to show."""
+        if not (event.text or event.finish or event.scores or self._body.return_token_ids):
+            return
+        choice = CompletionChoice(event.index, event.text)
+        if event.scores:
+            choice.logprobs = self._scores[event.index].take(event.scores)
+        if self._body.return_token_ids:
+            choice.token_ids = list(event.token_ids)
+        if event.finish:
+            choice.finish_reason = event.finish.value
+            choice.stop_reason = event.stop_reason
+        yield self._chunk(choice)
+
+    def closing(self) -> Iterator[Completion]:
+        """Usage, if asked for."""
+        if self._usage_at_end:
+            chunk = self._chunk()
+            chunk.usage = usage_of(self._live, self._context.options.enable_prompt_tokens_details)
+            yield chunk
+
+    def _chunk(self, *choices: CompletionChoice) -> Completion:
+        usage = usage_of(self._live, False) if self._usage_always else UNSET
+        return Completion(self._id, "text_completion", self._created, self._job.model, list(choices), usage)
+
+    async def whole(self, outcomes: list[ChoiceOutcome]) -> Completion:
+        """The answer in one piece."""
+        ids = [i for outcome in outcomes for score in outcome.prompt_scores for i in score.token_ids]
+        if self._body.echo and self._body.logprobs is not None:
+            ids += [prompt.token_ids[0] for prompt in self._prompts]
+        texts = await self._context.tokenizer.token_bytes(ids) if ids else {}
+        answer = self._chunk(*(self._choice(index, outcomes, texts) for index in range(len(outcomes))))
+        answer.usage = usage_of(self._live, self._context.options.enable_prompt_tokens_details)
+        return answer
+
+    def _choice(self, index: int, outcomes: list[ChoiceOutcome], texts: Mapping[int, bytes]) -> CompletionChoice:
+        outcome, prompt = outcomes[index], self._prompts[index // self._job.n]
+        # The engine scores a prompt once, with its first choice.
+        prompt_scores = outcomes[index - index % self._job.n].prompt_scores
+        choice = CompletionChoice(
+            index,
+            prompt.text + outcome.text if self._body.max_tokens != 0 else prompt.text,
+            self._logprobs(index, outcome, prompt, prompt_scores, texts),
+            outcome.finish.value if outcome.finish else None,
+            outcome.stop_reason,
+        )
+        if self._body.return_token_ids:
+            choice.token_ids, choice.prompt_token_ids = outcome.token_ids, list(prompt.token_ids)
+        if self._body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(prompt_scores, texts)
+        return choice
+
+    def _logprobs(
+        self,
+        index: int,
+        outcome: ChoiceOutcome,
+        prompt: Prompt,
+        prompt_scores: tuple[common_pb2.TokenLogprobs, ...],
+        texts: Mapping[int, bytes],
+    ) -> CompletionLogprobs | None:
+        if self._body.logprobs is None:
+            return None
+        scores = self._scores[index]
+        parts = []
+        if self._body.echo:
+            parts.append(scores.take_unscored(prompt.token_ids[0], texts[prompt.token_ids[0]]))
+            parts.append(scores.take([score_of(position, texts) for position in prompt_scores]))
+        parts.append(scores.take(outcome.scores))
+        return merge(parts)

@@ -1,0 +1,50 @@
+"""Probes, version, load and metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+
+import quire
+from gateway.context import context_of
+from gateway.errors import error_response, json_response
+from quire.errors import Unavailable
+
+
+async def health(request: Request) -> Response:
+    """200 and nothing else while requests can be served; 503 with the reason otherwise."""
+    context = context_of(request)
+    if context.ready and not context.draining:
+        return Response()
+    reasons = []
+    if context.draining:
+        reasons.append("the server is stopping")
+    if not context.pipeline.router_link.connected:
+        reasons.append("the router cannot be reached")
+    elif not context.fleet.ready:
+        states = sorted({worker.reason or "unknown" for worker in context.fleet.workers})
+        reasons.append(f"no engine worker is ready ({'; '.join(states) or 'none is known'})")
+    if not context.pipeline.text_link.connected:
+        reasons.append("the tokenizer service cannot be reached")
+    return error_response(Unavailable(f"Loading model: {', '.join(reasons)}."))
+
+
+async def livez(request: Request) -> Response:
+    """200 as long as this process runs."""
+    return Response()
+
+
+async def version(request: Request) -> Response:
+    """Quire's version."""
+    return json_response({"version": quire.__version__})
+
+
+async def load(request: Request) -> Response:
+    """Requests under way in this gateway."""
+    return json_response({"server_load": context_of(request).statistics.num_live})
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,79 @@
+"""`/tokenize`, `/detokenize`, `/tokenizer_info` and `/v1/models`."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.context import context_of
+from gateway.errors import json_response
+from gateway.protocol.decode import read_json
+from gateway.protocol.tokens import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from gateway.services import Tokenizer
+from gateway.validate import MAX_MESSAGES, check_token_ids
+from quire.errors import InvalidRequest
+from quire.v1 import tokenizer_pb2
+
+
+async def list_models(request: Request) -> Response:
+    """The models that ready workers serve."""
+    context = context_of(request)
+    cards = [
+        ModelCard(name, info.max_model_len, context.start_time, info.model)
+        for name, info in context.fleet.models.items()
+    ]
+    return json_response(ModelList(cards))
+
+
+async def tokenize(request: Request) -> Response:
+    """Token ids of a text or a conversation."""
+    context = context_of(request)
+    body = await read_json(request, TokenizeRequest)
+    model = context.fleet.model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("Send either prompt or messages.", parameter="prompt")
+    sequence = await _sequence(body, context.tokenizer)
+    strings = list(sequence.token_strings) if body.return_token_strs else None
+    token_ids = list(sequence.token_ids)
+    return json_response(TokenizeResponse(len(token_ids), model.max_model_len, token_ids, strings))
+
+
+async def _sequence(body: TokenizeRequest, tokenizer: Tokenizer) -> tokenizer_pb2.TokenSequence:
+    strings = bool(body.return_token_strs)
+    if body.messages is None:
+        special = body.add_special_tokens is not False
+        return (await tokenizer.encode([body.prompt or ""], special, strings))[0]
+    if not 1 <= len(body.messages) <= MAX_MESSAGES:
+        raise InvalidRequest(f"messages needs 1 to {MAX_MESSAGES} entries.", parameter="messages")
+    return await tokenizer.render_chat(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        add_special_tokens=bool(body.add_special_tokens),
+        template=body.chat_template,
+        kwargs=body.chat_template_kwargs,
+        strings=strings,
+    )
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of token ids."""
+    context = context_of(request)
+    body = await read_json(request, DetokenizeRequest)
+    context.fleet.model(body.model)
+    check_token_ids("tokens", body.tokens)
+    return json_response(DetokenizeResponse(await context.tokenizer.decode(body.tokens)))
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """The tokenizer's configuration, where the server is told to show it."""
+    info = await context_of(request).tokenizer.info()
+    return json_response(msgspec.json.decode(info.config_json))

@@ -1,0 +1,83 @@
+"""uvicorn's HTTP protocol with the limits it lacks: size of the headers, time for headers, time for the body."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEADER_BYTES = 64 * 1024
+
+
+def limited_protocol(header_seconds: float, body_seconds: float) -> type[asyncio.Protocol]:
+    """The protocol class with these deadlines; uvicorn makes one instance per connection."""
+
+    class LimitedProtocol(HttpToolsProtocol):
+        """Closes connections that send too much or too slowly before the application hears of them."""
+
+        _timer: asyncio.TimerHandle | None = None
+        _header_bytes = 0
+        _in_headers = True  # or between requests
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows it likewise
+            self._arm(header_seconds, 408, "The request's headers did not come in time.")
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._disarm()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._in_headers:
+                self._header_bytes += len(data)
+                if self._timer is None:
+                    self._arm(header_seconds, 408, "The request's headers did not come in time.")
+            super().data_received(data)
+            if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
+                self._refuse(431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")
+
+        def on_headers_complete(self) -> None:
+            if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES:
+                self._refuse(431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")
+                return
+            self._in_headers = False
+            self._arm(body_seconds, 408, "The request's body did not come in time.")
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            if not self._in_headers:
+                super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            if not self._in_headers:
+                self._disarm()
+                self._in_headers, self._header_bytes = True, 0
+                super().on_message_complete()
+
+        def _arm(self, seconds: float, status: int, message: str) -> None:
+            self._disarm()
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._refuse, status, message)
+
+        def _disarm(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _refuse(self, status: int, message: str) -> None:
+            if self.transport.is_closing():
+                return
+            started = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+            if not started:
+                self.transport.write(_response(status, message))
+            self.transport.close()
+
+    return LimitedProtocol
+
+
+def _response(status: int, message: str) -> bytes:
+    phrase = {408: "Request Timeout", 431: "Request Header Fields Too Large"}[status]
+    body = f'{{"error":{{"message":"{message}","type":"{phrase}","param":null,"code":{status}}}}}'
+    return (
+        f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        f"connection: close\r\n\r\n{body}"
+    ).encode()

@@ -1,0 +1,80 @@
+"""What an endpoint asks of the services, free of HTTP and OpenAI: prompts in, events out."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from quire.errors import QuireError
+from quire.v1 import common_pb2
+
+
+@dataclass(frozen=True)
+class DetokenizeOptions:
+    """How a sequence's tokens become text."""
+
+    skip_special_tokens: bool = True
+    stop_strings: tuple[str, ...] = ()
+    include_stop_string: bool = False
+    min_tokens: int = 0
+    ends_with_stop_token: bool = False  # the stop token's own text is part of the text
+
+
+@dataclass(frozen=True)
+class Job:
+    """One or more prompts that are sampled alike. Trustworthy: everything is validated."""
+
+    request_id: str
+    model: str
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: common_pb2.SamplingParams
+    detokenize: DetokenizeOptions = field(default_factory=DetokenizeOptions)
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_seconds: float = 0.0
+
+    @property
+    def n(self) -> int:
+        """Sequences of each prompt."""
+        return self.sampling.n or 1
+
+
+class Finish(enum.Enum):
+    """Why a choice ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """Log-probabilities at one position; the token itself comes first in all three."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    texts: tuple[bytes, ...]  # each token's own bytes
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEvent:
+    """News of one choice."""
+
+    index: int  # prompt * n + choice
+    text: str
+    token_ids: tuple[int, ...]
+    scores: tuple[TokenScore, ...] = ()  # one for each token, if asked for
+    prompt_scores: tuple[common_pb2.TokenLogprobs, ...] = ()  # with the first event of a prompt's first choice
+    finish: Finish | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True)
+class FailureEvent:
+    """The request as a whole failed; nothing follows."""
+
+    error: QuireError
+
+
+Event = ChoiceEvent | FailureEvent

@@ -1,0 +1,36 @@
+"""Request ids and trace context: taken from the request or made up, handed on to every service."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.rpc.context import REQUEST_ID_HEADER, TRACE_HEADERS, accept_request_id, enter_request
+
+
+class RequestIdMiddleware:
+    """Makes the request the current one of its task."""
+
+    def __init__(self, app: ASGIApp, echo: bool) -> None:
+        """
+        Args:
+            echo: adds X-Request-Id to answers.
+        """
+        self._app = app
+        self._echo = echo
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Enters the request's context, then passes it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        request_id = accept_request_id(headers.get(REQUEST_ID_HEADER.encode()))
+        trace = tuple((name, headers[name.encode()]) for name in TRACE_HEADERS if name.encode() in headers)
+        enter_request(request_id, trace)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (REQUEST_ID_HEADER.encode(), request_id.encode())]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id if self._echo else send)

@@ -1,0 +1,119 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.protocol.common import GenerationFields, PromptLogprobs, Usage
+
+
+class ChatCompletionRequest(GenerationFields, kw_only=True):
+    """A conversation to continue."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tool_choice: Any = None
+
+    tools: Any = None
+    functions: Any = None
+    function_call: Any = None
+    parallel_tool_calls: Any = None
+    documents: Any = None
+    reasoning_effort: Any = None
+    modalities: Any = None
+    audio: Any = None
+
+
+class TopLogprob(msgspec.Struct):
+    """One token at one position."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(msgspec.Struct):
+    """The token at one position, with the most likely alternatives."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log-probabilities of a choice or a chunk."""
+
+    content: list[ChatTokenLogprob]
+
+
+class ChatMessage(msgspec.Struct):
+    """A whole answer."""
+
+    role: str
+    content: str | None
+    refusal: str | None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One of the n answers."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(msgspec.Struct):
+    """The answer as a whole."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatDelta(msgspec.Struct):
+    """What a chunk adds to an answer."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """What a chunk adds to one of the n answers."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct):
+    """A chunk of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

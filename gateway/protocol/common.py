@@ -1,0 +1,95 @@
+"""What chat completions and completions share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class StreamOptions(msgspec.Struct):
+    """How a stream reports usage."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """Fields of both generating endpoints; null means the same as absent."""
+
+    model: str | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logit_bias: dict[str, float] | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: int | None = None
+    echo: bool = False
+    priority: int = 0
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    user: str | None = None
+
+    # Known to clients and not built: refused unless they say nothing. See validate.UNSUPPORTED.
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    spaces_between_special_tokens: Any = None
+    truncation_side: Any = None
+    logprob_token_ids: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
+    repetition_detection: Any = None
+    thinking_token_budget: Any = None
+    prompt_embeds: Any = None
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+
+
+class PromptLogprob(msgspec.Struct):
+    """One token at one position of the prompt."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]

@@ -1,0 +1,54 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.protocol.common import GenerationFields, PromptLogprobs, Usage
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """One or more prompts to continue, as text or as token ids."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+
+    best_of: int | None = None
+    suffix: Any = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Log-probabilities, one entry per token in each list."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(msgspec.Struct):
+    """One of the n continuations of one of the prompts."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+
+
+class Completion(msgspec.Struct):
+    """The answer as a whole, and each chunk of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType = UNSET

@@ -1,0 +1,48 @@
+"""From a request's body to a struct, or to an error that names the field."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from gateway.errors import HttpError
+from quire.errors import InvalidRequest
+
+T = TypeVar("T")
+
+_PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+
+
+async def read_json(request: Request, kind: type[T]) -> T:
+    """The body as `kind`.
+
+    Raises:
+        HttpError: it is not said to be JSON, or is compressed.
+        InvalidRequest: it is not valid JSON, or a field is missing or of another type.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise HttpError(400, "Unsupported Media Type: Only 'application/json' is allowed")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HttpError(415, "Compressed request bodies are not accepted; send the JSON as it is.")
+    return decode_json(await request.body(), kind)
+
+
+def decode_json(body: bytes, kind: type[T]) -> T:
+    """The JSON text as `kind`. Where a key stands twice, the last one counts."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        path = _PATH.search(text)
+        field = path[1] if path else ""
+        raise InvalidRequest(
+            f"{field + ': ' if field else ''}{_PATH.sub('', text)[:500]}", parameter=field[:200]
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"The body is not valid JSON: {str(error)[:300]}.") from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.") from None

@@ -1,0 +1,63 @@
+"""`/tokenize`, `/detokenize` and `/v1/models`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """A text, or a conversation to be rendered by the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeResponse(msgspec.Struct):
+    """Token ids, and their strings if asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class DetokenizeResponse(msgspec.Struct):
+    """Their text."""
+
+    prompt: str
+
+
+class ModelCard(msgspec.Struct):
+    """A served model."""
+
+    id: str
+    max_model_len: int
+    created: int
+    root: str
+    object: str = "model"
+    owned_by: str = "quire"
+    parent: str | None = None
+    permission: list[dict[str, Any]] = []
+
+
+class ModelList(msgspec.Struct):
+    """All served models."""
+
+    data: list[ModelCard]
+    object: str = "list"

@@ -1,0 +1,99 @@
+"""Log-probabilities in OpenAI's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.job import TokenScore
+from gateway.protocol.chat import ChatLogprobs, ChatTokenLogprob, TopLogprob
+from gateway.protocol.common import PromptLogprob, PromptLogprobs
+from gateway.protocol.completions import CompletionLogprobs
+from quire.v1 import common_pb2
+
+# JSON has no infinity.
+_LEAST = -9999.0
+
+
+def token_text(token_id: int, raw: bytes, as_ids: bool) -> str:
+    """How a token is shown."""
+    return f"token_id:{token_id}" if as_ids else raw.decode("utf-8", "replace")
+
+
+def chat_logprobs(scores: Sequence[TokenScore], as_ids: bool) -> ChatLogprobs:
+    """The `logprobs` of a chat choice or chunk."""
+    return ChatLogprobs([_chat_token(score, as_ids) for score in scores])
+
+
+def _chat_token(score: TokenScore, as_ids: bool) -> ChatTokenLogprob:
+    entries = [
+        TopLogprob(token_text(token_id, raw, as_ids), max(logprob, _LEAST), list(raw))
+        for token_id, logprob, raw in zip(score.token_ids, score.logprobs, score.texts, strict=True)
+    ]
+    own = entries[0]
+    return ChatTokenLogprob(own.token, own.logprob, own.bytes, entries[1:])
+
+
+class CompletionScores:
+    """Builds the `logprobs` of a completion choice; offsets go on from one chunk to the next."""
+
+    def __init__(self, as_ids: bool) -> None:
+        self._as_ids = as_ids
+        self._offset = 0
+
+    def take(self, scores: Sequence[TokenScore]) -> CompletionLogprobs:
+        """The next positions."""
+        result = CompletionLogprobs([], [], [], [])
+        for score in scores:
+            texts = [token_text(i, raw, self._as_ids) for i, raw in zip(score.token_ids, score.texts, strict=True)]
+            logprobs = [max(logprob, _LEAST) for logprob in score.logprobs]
+            self._append(result, texts[0], logprobs[0], dict(zip(texts[::-1], logprobs[::-1], strict=True)))
+        return result
+
+    def take_unscored(self, token_id: int, raw: bytes) -> CompletionLogprobs:
+        """A prompt's first token, which nothing comes before."""
+        result = CompletionLogprobs([], [], [], [])
+        self._append(result, token_text(token_id, raw, self._as_ids), None, None)
+        return result
+
+    def _append(
+        self, result: CompletionLogprobs, text: str, logprob: float | None, top: dict[str, float] | None
+    ) -> None:
+        result.text_offset.append(self._offset)
+        result.tokens.append(text)
+        result.token_logprobs.append(logprob)
+        result.top_logprobs.append(top)
+        self._offset += len(text)
+
+
+def merge(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
+    """Several stretches as one."""
+    result = CompletionLogprobs([], [], [], [])
+    for part in parts:
+        result.text_offset += part.text_offset
+        result.token_logprobs += part.token_logprobs
+        result.tokens += part.tokens
+        result.top_logprobs += part.top_logprobs
+    return result
+
+
+def score_of(position: common_pb2.TokenLogprobs, texts: Mapping[int, bytes]) -> TokenScore:
+    """A position of the prompt with the tokens' texts filled in."""
+    token_ids = tuple(position.token_ids)
+    return TokenScore(token_ids, tuple(position.logprobs), tuple(texts[i] for i in token_ids), position.rank)
+
+
+def prompt_logprobs(positions: Sequence[common_pb2.TokenLogprobs], texts: Mapping[int, bytes]) -> PromptLogprobs:
+    """vLLM's `prompt_logprobs`: nothing for the first token, then token id → entry."""
+    result: PromptLogprobs = [None]
+    for position in positions:
+        own, *others = position.token_ids
+        ranks = {token_id: rank for rank, token_id in enumerate(others, 1)} | {own: position.rank}
+        result.append(
+            {
+                str(token_id): PromptLogprob(
+                    max(logprob, _LEAST), ranks[token_id], texts[token_id].decode("utf-8", "replace")
+                )
+                for token_id, logprob in zip(position.token_ids, position.logprobs, strict=True)
+            }
+        )
+    return result

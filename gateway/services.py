@@ -1,0 +1,156 @@
+"""The services behind the gateway: what they serve now, and their unary calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+import msgspec
+
+from quire.errors import NotFound, QuireError, Unavailable
+from quire.options.server import RpcSecurityOptions
+from quire.rpc.channel import call_metadata, open_channel
+from quire.rpc.settings import CALL_SECONDS
+from quire.rpc.status import from_rpc_error
+from quire.v1 import common_pb2, router_pb2, router_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.5
+_FAST_POLL_SECONDS = 0.1  # while nothing is ready
+
+
+class Fleet:
+    """The workers, as the router told last."""
+
+    def __init__(self, router_address: str, security: RpcSecurityOptions) -> None:
+        self._security = security
+        self._channel = open_channel(router_address, security)
+        self._router = router_pb2_grpc.RouterServiceStub(self._channel)
+        self.workers: Sequence[router_pb2.Worker] = ()
+
+    async def run(self) -> None:
+        """Polls the router until cancelled. While it does not answer, no worker counts as ready."""
+        try:
+            while True:
+                self.workers = await self._list_workers()
+                await asyncio.sleep(_POLL_SECONDS if self.ready else _FAST_POLL_SECONDS)
+        finally:
+            await self._channel.close()
+
+    async def _list_workers(self) -> Sequence[router_pb2.Worker]:
+        metadata = call_metadata(self._security)
+        try:
+            answer = await self._router.ListWorkers(
+                router_pb2.ListWorkersRequest(), metadata=metadata, timeout=CALL_SECONDS
+            )
+        except grpc.aio.AioRpcError as error:
+            logger.debug("the router does not answer: %s", error.code())
+            return ()
+        workers: Sequence[router_pb2.Worker] = answer.workers
+        return workers
+
+    @property
+    def ready(self) -> list[router_pb2.Worker]:
+        """Workers that take requests."""
+        return [worker for worker in self.workers if worker.state == router_pb2.WORKER_STATE_READY]
+
+    @property
+    def models(self) -> Mapping[str, common_pb2.ModelInfo]:
+        """Served name → model, the main names first."""
+        infos = [worker.model_info for worker in self.ready]
+        return {name: info for info in reversed(infos) for name in info.served_model_names}
+
+    def model(self, name: str | None) -> common_pb2.ModelInfo:
+        """The model of that name; the first one for no name.
+
+        Raises:
+            Unavailable: no worker is ready.
+            NotFound: none serves that name.
+        """
+        models = self.models
+        if not models:
+            raise Unavailable("Loading model: no engine worker is ready yet; try again in a moment.")
+        if not name:
+            return next(iter(models.values()))
+        if name not in models:
+            raise NotFound(
+                f"The model {name[:200]!r} does not exist. Served here: {', '.join(models)}.", parameter="model"
+            )
+        return models[name]
+
+
+class Tokenizer:
+    """The unary calls of the tokenizer service."""
+
+    def __init__(self, address: str, security: RpcSecurityOptions) -> None:
+        self._security = security
+        self._channel = open_channel(address, security)
+        self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(self._channel)
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._channel.close()
+
+    async def encode(
+        self, texts: Sequence[str], add_special_tokens: bool, strings: bool = False
+    ) -> list[tokenizer_pb2.TokenSequence]:
+        """Token ids of each text, and their strings if wanted."""
+        request = tokenizer_pb2.EncodeRequest(
+            texts=texts, add_special_tokens=add_special_tokens, return_token_strings=strings
+        )
+        return list((await self._call(self._stub.Encode, request)).sequences)
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        request = tokenizer_pb2.DecodeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        return str((await self._call(self._stub.Decode, request)).text)
+
+    async def token_bytes(self, token_ids: Sequence[int]) -> dict[int, bytes]:
+        """The bytes of each token by itself."""
+        unique = sorted(set(token_ids))
+        request = tokenizer_pb2.DecodeRequest(token_ids=unique, return_token_bytes=True)
+        return dict(zip(unique, (await self._call(self._stub.Decode, request)).token_bytes, strict=True))
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        add_special_tokens: bool,
+        template: str | None,
+        kwargs: Mapping[str, Any] | None,
+        strings: bool = False,
+    ) -> tokenizer_pb2.TokenSequence:
+        """Token ids of a conversation."""
+        request = tokenizer_pb2.RenderChatRequest(
+            messages_json=msgspec.json.encode(messages),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            add_special_tokens=add_special_tokens,
+            chat_template=template or "",
+            template_kwargs_json=msgspec.json.encode(kwargs) if kwargs else b"",
+            return_token_strings=strings,
+        )
+        return (await self._call(self._stub.RenderChat, request)).sequence
+
+    async def info(self) -> tokenizer_pb2.GetTokenizerInfoResponse:
+        """What the service has loaded."""
+        return await self._call(self._stub.GetTokenizerInfo, tokenizer_pb2.GetTokenizerInfoRequest())
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, metadata=call_metadata(self._security), timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise _translated(from_rpc_error(error)) from error
+
+
+def _translated(error: QuireError) -> QuireError:
+    """A connection error in words for a client of the gateway; others as they are."""
+    if isinstance(error, Unavailable):
+        return Unavailable("The tokenizer service cannot be reached; try again in a moment.")
+    return error

@@ -1,0 +1,130 @@
+"""What the gateway measures of its requests. Read by `metrics`."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from gateway.job import ChoiceEvent
+from gateway.live import LiveRequest
+from quire.histogram import Histogram
+from quire.v1 import common_pb2
+
+_LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TTFT = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+_TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_TOKENS = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
+_CHOICES = (1, 2, 5, 10, 20)
+
+# Histogram → its bounds; the names are those of the metrics.
+HISTOGRAMS = {
+    "time_to_first_token_seconds": _TTFT,
+    "time_per_output_token_seconds": _TPOT,
+    "inter_token_latency_seconds": _TPOT,
+    "e2e_request_latency_seconds": _LATENCY,
+    "request_queue_time_seconds": _LATENCY,
+    "request_inference_time_seconds": _LATENCY,
+    "request_prefill_time_seconds": _LATENCY,
+    "request_decode_time_seconds": _LATENCY,
+    "request_prompt_tokens": _TOKENS,
+    "request_generation_tokens": _TOKENS,
+    "request_max_num_generation_tokens": _TOKENS,
+    "request_params_n": _CHOICES,
+    "request_params_max_tokens": _TOKENS,
+}
+
+
+@dataclass
+class _Clock:
+    """When things happened to one live request."""
+
+    start: float
+    first: float = 0.0
+    last: float = 0.0
+
+
+class RequestStatistics:
+    """Histograms and counters over all requests."""
+
+    def __init__(self) -> None:
+        self.histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
+        self.finished: Counter[str] = Counter()  # by finish reason
+        self._clocks: dict[LiveRequest, _Clock] = {}
+
+    @property
+    def num_live(self) -> int:
+        """Requests under way."""
+        return len(self._clocks)
+
+    def started(self, request: LiveRequest) -> None:
+        """A request was handed to the router."""
+        self._clocks[request] = _Clock(time.monotonic())
+        self.histograms["request_params_n"].observe(request.job.n)
+        if request.job.sampling.HasField("max_tokens"):
+            self.histograms["request_params_max_tokens"].observe(request.job.sampling.max_tokens)
+
+    def progressed(self, request: LiveRequest, event: ChoiceEvent, now: float) -> None:
+        """An event is on its way to the client."""
+        clock = self._clocks.get(request)
+        if clock is None:
+            return
+        if event.token_ids:
+            if clock.first:
+                self.histograms["inter_token_latency_seconds"].observe(now - clock.last)
+            else:
+                clock.first = now
+                self.histograms["time_to_first_token_seconds"].observe(now - clock.start)
+            clock.last = now
+        if event.finish:
+            self.finished[event.finish.value] += 1
+
+    def ended(self, request: LiveRequest) -> None:
+        """A request ended, in whatever way."""
+        clock = self._clocks.pop(request, None)
+        if clock is None:
+            return
+        if request.open_choices:
+            self.finished["abort"] += request.open_choices
+            return
+        tokens = request.completion_tokens
+        observe = {name: histogram.observe for name, histogram in self.histograms.items()}
+        observe["e2e_request_latency_seconds"](time.monotonic() - clock.start)
+        observe["request_prompt_tokens"](request.prompt_tokens)
+        observe["request_generation_tokens"](tokens)
+        observe["request_max_num_generation_tokens"](tokens)
+        if tokens > 1:
+            observe["time_per_output_token_seconds"]((clock.last - clock.first) / (tokens - 1))
+        for stream in request.streams:
+            if stream.usage:
+                self._engine_times(stream.usage)
+
+    def _engine_times(self, usage: common_pb2.GenerationUsage) -> None:
+        histograms = self.histograms
+        histograms["request_queue_time_seconds"].observe(usage.queue_seconds)
+        histograms["request_prefill_time_seconds"].observe(usage.prefill_seconds)
+        histograms["request_decode_time_seconds"].observe(usage.decode_seconds)
+        histograms["request_inference_time_seconds"].observe(usage.prefill_seconds + usage.decode_seconds)

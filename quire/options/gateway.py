@@ -1,0 +1,63 @@
+"""Options of the HTTP gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.errors import StartupError
+from quire.options.base import option
+from quire.options.server import LOOPBACK
+
+
+@dataclass(frozen=True)
+class GatewayOptions:
+    """The OpenAI-compatible HTTP server."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on.", minimum=1, maximum=65535)
+    api_key: tuple[str, ...] = option(
+        (), "Key that every request must bring (`Authorization: Bearer …`); several may be given.", secret=True
+    )
+    insecure: bool = option(False, "Allows listening beyond this machine without protection.")
+    root_path: str = option("", "Path under which a proxy in front serves this server.")
+    ssl_keyfile: str | None = option(None, "Private key (PEM) for HTTPS.")
+    ssl_certfile: str | None = option(None, "Certificate (PEM) for HTTPS.")
+    ssl_ca_certs: str | None = option(None, "Authorities (PEM) that client certificates must come from.")
+    ssl_cert_reqs: int = option(0, "Whether clients need a certificate: 0 no, 1 optional, 2 yes.", minimum=0, maximum=2)
+    allowed_origins: tuple[str, ...] = option((), "Origins that browsers may call from; none by default.")
+    allowed_methods: tuple[str, ...] = option(("*",), "Methods that those origins may use.")
+    allowed_headers: tuple[str, ...] = option(("*",), "Headers that those origins may send.")
+    allow_credentials: bool = option(False, "Lets those origins send credentials.")
+    uvicorn_log_level: str = option(
+        "info", "Least level of the HTTP server's log.", choices=("critical", "error", "warning", "info", "debug")
+    )
+    disable_uvicorn_access_log: bool = option(False, "Leaves the line for each HTTP request out of the log.")
+    enable_request_id_headers: bool = option(False, "Adds X-Request-Id to every answer.")
+    enable_prompt_tokens_details: bool = option(False, "Adds prompt_tokens_details to usage.")
+    enable_force_include_usage: bool = option(False, "Adds usage to every stream, asked for or not.")
+    return_tokens_as_token_ids: bool = option(False, "Shows tokens in logprobs as token_id:N.")
+    disable_fastapi_docs: bool = option(False, "Turns /docs and /openapi.json off.")
+    enable_tokenizer_info_endpoint: bool = option(False, "Turns /tokenizer_info on.")
+    response_role: str = option("assistant", "Role of the answers of chat completions.")
+    router_address: str = option("127.0.0.1:50051", "The router (host:port).")
+    tokenizer_address: str = option("127.0.0.1:50052", "The tokenizer service (host:port).")
+    request_timeout_seconds: float = option(3600.0, "Longest time that a request may take.", minimum=0.1)
+    max_body_bytes: int = option(8 * 2**20, "Largest request body.", minimum=1024)
+    max_connections: int = option(4096, "Most connections at a time; more are answered with 503.", minimum=1)
+    header_timeout_seconds: float = option(10.0, "Time for a request's headers to come.", minimum=0.1)
+    body_timeout_seconds: float = option(30.0, "Time for a request's body to come.", minimum=0.1)
+    drain_timeout_seconds: float = option(90.0, "After SIGTERM, time for running requests to finish.", minimum=0.0)
+
+    def check(self) -> None:
+        """Refuses to expose an open server.
+
+        Raises:
+            StartupError: the address is reachable from other machines and no key is asked for; or half of TLS is set.
+        """
+        if self.host not in LOOPBACK and not self.api_key and not self.insecure:
+            raise StartupError(
+                f"--host {self.host} is reachable from other machines and no --api-key is set. Set one "
+                "(or QUIRE_API_KEY), or pass --insecure if something in front protects the server."
+            )
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
