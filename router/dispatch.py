@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from quire.errors import DeadlineExceeded, InvalidRequest, Overloaded, QuireError, Unavailable
+from quire.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, QuireError, Unavailable
 from quire.rpc.status import from_request_error
 from quire.v1 import common_pb2, engine_pb2
 from router.budget import RetryBudget
@@ -61,9 +61,9 @@ class Dispatcher:
             self._admit(session, stream_id)
             stream = _new_stream(session, stream_id, generation)
             self._table.add(stream)
-        except QuireError as error:
+        except Exception as error:
             self._metrics.count("refused")
-            session.deliver_error(stream_id, error)
+            session.deliver_error(stream_id, _as_quire_error(error))
             return
         self._idle.clear()
         session.streams[stream_id] = stream
@@ -151,8 +151,9 @@ class Dispatcher:
         self._table.remove(stream)
         try:
             self._table.add(stream, avoid=lost)
-        except QuireError as error:
-            logger.info("request %s is not retried: %s", stream.request.request_id, error.message)
+        except Exception as error:
+            reason = _as_quire_error(error).message
+            logger.info("request %s is not retried: %s", stream.request.request_id, reason)
             return False
         self._metrics.retries.inc()
         return True
@@ -191,6 +192,14 @@ class Dispatcher:
         self._metrics.count(outcome)
         if not len(self._table):
             self._idle.set()
+
+
+def _as_quire_error(error: Exception) -> QuireError:
+    """The error for the caller. A policy that fails costs the request that it was asked for, not the session."""
+    if isinstance(error, QuireError):
+        return error
+    logger.error("a request could not be placed", exc_info=error)
+    return Internal("The request could not be placed; the log of the router has the details.")
 
 
 def _new_stream(session: CallerSession, stream_id: int, generation: common_pb2.Generation) -> Stream:

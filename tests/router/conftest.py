@@ -35,8 +35,8 @@ StartRouter = Callable[..., Awaitable[Running]]
 async def start_engine() -> AsyncIterator[StartEngine]:
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(port: int = 0, **options: Any) -> FakeEngine:
-            engine = await FakeEngine(FakeOptions(**options), GrpcServerOptions(port=port)).start()
+        async def start(security: RpcSecurityOptions | None = None, **options: Any) -> FakeEngine:
+            engine = await FakeEngine(FakeOptions(**options), GrpcServerOptions(), security).start()
             stack.push_async_callback(engine.close)
             return engine
 
@@ -49,14 +49,17 @@ async def start_router() -> AsyncIterator[StartRouter]:
     running: list[Router] = []
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(*workers: str, resolve: Resolver = resolve_host, **options: Any) -> Running:
-            router = Router(
-                RouterOptions(workers=workers, **options), GrpcServerOptions(), RpcSecurityOptions(), resolve
-            )
+        async def start(
+            *workers: str,
+            resolve: Resolver = resolve_host,
+            security: RpcSecurityOptions = RpcSecurityOptions(),
+            **options: Any,
+        ) -> Running:
+            router = Router(RouterOptions(workers=workers, **options), GrpcServerOptions(), security, resolve)
             await router.start()
             running.append(router)
             stack.push_async_callback(router.close)
-            client = await stack.enter_async_context(connect(router.server.port))
+            client = await stack.enter_async_context(connect(router.server.port, security))
             await client.wait_ready(*workers)
             return Running(router, client)
 

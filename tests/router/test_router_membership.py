@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from quire.errors import InvalidRequest, NotFound
+from quire.options.server import RpcSecurityOptions
 from quire.rpc.status import from_rpc_error
 from quire.v1 import router_pb2
 from router.discovery import DnsSource, join_address, resolve_host, split_address
@@ -177,6 +178,27 @@ async def test_a_worker_that_returns_before_it_is_done_is_kept(
         registry.announce("dns", [engine.address])
         assert list(registry.workers) == [worker]
         assert worker.ready
+
+
+async def test_the_token_of_the_deployment_is_asked_for_and_shown(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    security = RpcSecurityOptions(grpc_token="correct horse")
+    engine = await start_engine(security)
+    running = await start_router(engine.address, security=security)
+    assert await running.client.generate(generation([1], 3)) == expected_tokens([1], 3)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await register(running, "127.0.0.1:1")
+    assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_worker_that_asks_for_another_token_says_why_it_is_not_used(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine(RpcSecurityOptions(grpc_token="another"))
+    running = await start_router()
+    running.router.registry.announce("test", [engine.address])
+    await eventually(lambda: "--grpc-token" in next(iter(running.router.registry.workers)).condition.reason)
 
 
 async def test_dns_names_are_checked_at_the_start() -> None:

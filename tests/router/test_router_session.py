@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from quire.errors import InvalidRequest, NotFound, Overloaded, Unavailable
+from quire.errors import Internal, InvalidRequest, NotFound, Overloaded, Unavailable
 from quire.rpc.settings import HEARTBEAT_SECONDS
 from tests.router.conftest import StartEngine, StartRouter
 from tests.support.fake_engine import FakeOptions, expected_tokens
@@ -145,6 +145,28 @@ async def test_a_stream_id_in_use_is_refused(start_engine: StartEngine, start_ro
         assert isinstance(output.error, InvalidRequest)
         assert output.error.parameter == "stream_id"
         assert len(running.router.table) == 1
+
+
+async def test_aborting_the_unknown_is_no_error(start_engine: StartEngine, start_router: StartRouter) -> None:
+    running = await start_router((await start_engine()).address)
+    async with running.client.session() as session:
+        await (await session.start(1, generation([1], 1))).wait_ended()
+        await session.abort(1, 2, 3)
+        output = await (await session.start(4, generation([1], 5))).wait_ended()
+        assert output.tokens[0] == expected_tokens([1], 5)
+
+
+async def test_a_policy_that_fails_costs_one_request(
+    start_engine: StartEngine, start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_router((await start_engine()).address)
+    async with running.client.session() as session:
+        survivor = await (await session.start(1, generation([1], 50))).wait_tokens()
+        with monkeypatch.context() as broken:
+            broken.setattr("router.policies.least_loaded.cost", lambda load: 1 / 0)
+            failed = await (await session.start(2, generation([2], 5))).wait_ended()
+        assert isinstance(failed.error, Internal)
+        assert (await survivor.wait_ended()).tokens[0] == expected_tokens([1], 50)
 
 
 async def test_no_worker_at_all(start_router: StartRouter) -> None:

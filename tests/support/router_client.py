@@ -12,10 +12,12 @@ import grpc
 
 from quire.errors import QuireError
 from quire.options.server import RpcSecurityOptions
-from quire.rpc.channel import open_channel
+from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.status import from_request_error
 from quire.v1 import common_pb2, router_pb2, router_pb2_grpc
 from tests.support.waiting import WAIT_SECONDS
+
+Metadata = tuple[tuple[str, str], ...]
 
 
 def generation(
@@ -84,12 +86,13 @@ class GatewaySession:
 class RouterClient:
     """Calls of one router."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, metadata: Metadata) -> None:
         self.stub = router_pb2_grpc.RouterServiceStub(channel)
+        self._metadata = metadata
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[GatewaySession]:
-        session = GatewaySession(self.stub.Session())
+        session = GatewaySession(self.stub.Session(metadata=self._metadata))
         reader = asyncio.create_task(session.read())
         try:
             yield session
@@ -98,11 +101,14 @@ class RouterClient:
             await asyncio.gather(reader, return_exceptions=True)
 
     async def generate(self, request: common_pb2.Generation, timeout: float = WAIT_SECONDS) -> list[int]:
-        call = self.stub.Generate(router_pb2.RouterServiceGenerateRequest(generation=request), timeout=timeout)
+        message = router_pb2.RouterServiceGenerateRequest(generation=request)
+        call = self.stub.Generate(message, timeout=timeout, metadata=self._metadata)
         return [token async for answer in call for token in answer.delta.token_ids]
 
     async def workers(self) -> dict[str, router_pb2.Worker]:
-        answer = await self.stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=WAIT_SECONDS)
+        answer = await self.stub.ListWorkers(
+            router_pb2.ListWorkersRequest(), timeout=WAIT_SECONDS, metadata=self._metadata
+        )
         return {worker.address: worker for worker in answer.workers}
 
     async def wait_state(self, address: str, state: int, seconds: float = WAIT_SECONDS) -> router_pb2.Worker:
@@ -121,5 +127,6 @@ class RouterClient:
 
 @contextlib.asynccontextmanager
 async def connect(port: int, security: RpcSecurityOptions | None = None) -> AsyncIterator[RouterClient]:
-    async with open_channel(f"127.0.0.1:{port}", security or RpcSecurityOptions()) as channel:
-        yield RouterClient(channel)
+    trust = security or RpcSecurityOptions()
+    async with open_channel(f"127.0.0.1:{port}", trust) as channel:
+        yield RouterClient(channel, call_metadata(trust))
