@@ -13,28 +13,8 @@ from quire.v1 import common_pb2
 
 _LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _TTFT = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
 )
 _TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TOKENS = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
@@ -58,6 +38,18 @@ HISTOGRAMS = {
 }
 
 
+class ModelStatistics:
+    """Figures of the requests for one model."""
+
+    def __init__(self) -> None:
+        self.histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
+        self.finished: Counter[str] = Counter()  # choices by finish reason
+
+    def observe(self, name: str, value: float) -> None:
+        """Counts one observation."""
+        self.histograms[name].observe(value)
+
+
 @dataclass
 class _Clock:
     """When things happened to one live request."""
@@ -68,11 +60,10 @@ class _Clock:
 
 
 class RequestStatistics:
-    """Histograms and counters over all requests."""
+    """Figures of all requests, by model."""
 
     def __init__(self) -> None:
-        self.histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
-        self.finished: Counter[str] = Counter()  # by finish reason
+        self.models: dict[str, ModelStatistics] = {}
         self._clocks: dict[LiveRequest, _Clock] = {}
 
     @property
@@ -83,48 +74,50 @@ class RequestStatistics:
     def started(self, request: LiveRequest) -> None:
         """A request was handed to the router."""
         self._clocks[request] = _Clock(time.monotonic())
-        self.histograms["request_params_n"].observe(request.job.n)
+        model = self.models.setdefault(request.job.model, ModelStatistics())
+        model.observe("request_params_n", request.job.n)
         if request.job.sampling.HasField("max_tokens"):
-            self.histograms["request_params_max_tokens"].observe(request.job.sampling.max_tokens)
+            model.observe("request_params_max_tokens", request.job.sampling.max_tokens)
 
     def progressed(self, request: LiveRequest, event: ChoiceEvent, now: float) -> None:
         """An event is on its way to the client."""
         clock = self._clocks.get(request)
         if clock is None:
             return
+        model = self.models[request.job.model]
         if event.token_ids:
             if clock.first:
-                self.histograms["inter_token_latency_seconds"].observe(now - clock.last)
+                model.observe("inter_token_latency_seconds", now - clock.last)
             else:
                 clock.first = now
-                self.histograms["time_to_first_token_seconds"].observe(now - clock.start)
+                model.observe("time_to_first_token_seconds", now - clock.start)
             clock.last = now
         if event.finish:
-            self.finished[event.finish.value] += 1
+            model.finished[event.finish.value] += 1
 
     def ended(self, request: LiveRequest) -> None:
         """A request ended, in whatever way."""
         clock = self._clocks.pop(request, None)
         if clock is None:
             return
+        model = self.models[request.job.model]
         if request.open_choices:
-            self.finished["abort"] += request.open_choices
+            model.finished["abort"] += request.open_choices
             return
         tokens = request.completion_tokens
-        observe = {name: histogram.observe for name, histogram in self.histograms.items()}
-        observe["e2e_request_latency_seconds"](time.monotonic() - clock.start)
-        observe["request_prompt_tokens"](request.prompt_tokens)
-        observe["request_generation_tokens"](tokens)
-        observe["request_max_num_generation_tokens"](tokens)
+        model.observe("e2e_request_latency_seconds", time.monotonic() - clock.start)
+        model.observe("request_prompt_tokens", request.prompt_tokens)
+        model.observe("request_generation_tokens", tokens)
+        model.observe("request_max_num_generation_tokens", tokens)
         if tokens > 1:
-            observe["time_per_output_token_seconds"]((clock.last - clock.first) / (tokens - 1))
+            model.observe("time_per_output_token_seconds", (clock.last - clock.first) / (tokens - 1))
         for stream in request.streams:
             if stream.usage:
-                self._engine_times(stream.usage)
+                _observe_engine_times(model, stream.usage)
 
-    def _engine_times(self, usage: common_pb2.GenerationUsage) -> None:
-        histograms = self.histograms
-        histograms["request_queue_time_seconds"].observe(usage.queue_seconds)
-        histograms["request_prefill_time_seconds"].observe(usage.prefill_seconds)
-        histograms["request_decode_time_seconds"].observe(usage.decode_seconds)
-        histograms["request_inference_time_seconds"].observe(usage.prefill_seconds + usage.decode_seconds)
+
+def _observe_engine_times(model: ModelStatistics, usage: common_pb2.GenerationUsage) -> None:
+    model.observe("request_queue_time_seconds", usage.queue_seconds)
+    model.observe("request_prefill_time_seconds", usage.prefill_seconds)
+    model.observe("request_decode_time_seconds", usage.decode_seconds)
+    model.observe("request_inference_time_seconds", usage.prefill_seconds + usage.decode_seconds)

@@ -1,4 +1,4 @@
-"""Checks of the fields that both generating endpoints share. The engine checks again; here the field has its HTTP name."""
+"""Checks of what both generating endpoints share. The engine checks again; here a field has its HTTP name."""
 
 from __future__ import annotations
 

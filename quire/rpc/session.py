@@ -58,7 +58,9 @@ class Outbox(Generic[Out]):
 
     async def next(self, timeout: float | None = None) -> Out | None:
         """Takes the next frame once something is in it; None when `timeout` seconds pass before."""
-        if not self._ready.is_set():
+        if timeout is None:
+            await self._ready.wait()
+        elif not self._ready.is_set():
             try:
                 async with asyncio.timeout(timeout):
                     await self._ready.wait()

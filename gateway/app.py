@@ -1,0 +1,106 @@
+"""The application as a value: routes and middleware, each an ordered list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from gateway.context import GatewayContext
+from gateway.endpoints import chat, completions, operations, tokens
+from gateway.errors import (
+    HttpError,
+    handle_http_error,
+    handle_http_exception,
+    handle_quire_error,
+    handle_unexpected,
+)
+from gateway.metrics import GatewayCollector
+from gateway.middleware.authentication import AuthenticationMiddleware
+from gateway.middleware.request_id import RequestIdMiddleware
+from gateway.openapi import docs, openapi_json
+from quire.errors import QuireError
+from quire.metrics import new_registry
+from quire.options.gateway import GatewayOptions
+
+
+def routes(options: GatewayOptions) -> list[Route]:
+    """What the server answers to."""
+    found = [
+        Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+        Route("/v1/completions", completions.completions, methods=["POST"]),
+        Route("/v1/models", tokens.list_models),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/health", operations.health),
+        Route("/ping", operations.health, methods=["GET", "POST"]),
+        Route("/readyz", operations.health),
+        Route("/livez", operations.livez),
+        Route("/version", operations.version),
+        Route("/load", operations.load),
+        Route("/metrics", operations.metrics),
+    ]
+    if options.enable_tokenizer_info_endpoint:
+        found.append(Route("/tokenizer_info", tokens.tokenizer_info))
+    if not options.disable_fastapi_docs:
+        found += [Route("/openapi.json", openapi_json), Route("/docs", docs), Route("/docs/{asset}", docs)]
+    return found
+
+
+def middleware(options: GatewayOptions) -> list[Middleware]:
+    """What a request passes on its way in, in order. CORS comes first: preflight requests carry no key."""
+    found = [Middleware(RequestIdMiddleware, echo=options.enable_request_id_headers)]
+    if options.allowed_origins:
+        found.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=options.allowed_origins,
+                allow_methods=options.allowed_methods,
+                allow_headers=options.allowed_headers,
+                allow_credentials=options.allow_credentials,
+            )
+        )
+    if options.api_key:
+        found.append(Middleware(AuthenticationMiddleware, api_keys=options.api_key))
+    return found
+
+
+def create_app(context: GatewayContext) -> Starlette:
+    """The ASGI application."""
+    options = context.options
+    registry = new_registry()
+    registry.register(GatewayCollector(context.fleet, context.statistics))
+    app = Starlette(
+        routes=routes(options),
+        middleware=middleware(options),
+        exception_handlers={
+            QuireError: handle_quire_error,
+            HttpError: handle_http_error,
+            HTTPException: handle_http_exception,
+            Exception: handle_unexpected,
+        },
+        lifespan=_lifespan,
+        max_body_size=options.max_body_bytes,
+    )
+    app.router.redirect_slashes = False
+    app.state.context = context
+    app.state.registry = registry
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    """Keeps the sessions with the other services up while the server runs."""
+    context: GatewayContext = app.state.context
+    jobs = [asyncio.create_task(context.fleet.run()), asyncio.create_task(context.pipeline.run())]
+    yield
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
+    await context.tokenizer.close()

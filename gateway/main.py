@@ -1,0 +1,103 @@
+"""The gateway's process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+
+import uvicorn
+import uvloop
+
+from gateway.app import create_app
+from gateway.context import GatewayContext
+from gateway.http_protocol import limited_protocol
+from gateway.pipeline import Pipeline
+from gateway.services import Fleet, Tokenizer
+from gateway.statistics import RequestStatistics
+from quire.errors import StartupError
+from quire.log import setup_logging
+from quire.options.gateway import GatewayOptions
+from quire.options.log import LogOptions
+from quire.options.server import RpcSecurityOptions
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
+
+
+def main(gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Raises:
+        StartupError: the options do not go together, or the port is taken.
+    """
+    setup_logging("gateway", log)
+    gateway.check()
+    listener = _listen(gateway)
+    uvloop.run(_serve(gateway, security, listener))
+
+
+def _listen(options: GatewayOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        raise StartupError(
+            f"Cannot listen on {options.host}:{options.port} ({error.strerror}): set another --port or --host."
+        ) from error
+    return listener
+
+
+async def _serve(options: GatewayOptions, security: RpcSecurityOptions, listener: socket.socket) -> None:
+    statistics = RequestStatistics()
+    context = GatewayContext(
+        options,
+        Fleet(options.router_address, security),
+        Tokenizer(options.tokenizer_address, security),
+        Pipeline(options.router_address, options.tokenizer_address, security, statistics),
+        statistics,
+    )
+    server = uvicorn.Server(_config(options, context))
+    # uvicorn's own handlers would close streams without letting them finish.
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # older releases only
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(_POLL_SECONDS)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    logger.info("listening on %s:%d", options.host, options.port)
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    context.draining = True
+    server.should_exit = True
+    await serving
+    stopping.cancel()
+
+
+def _config(options: GatewayOptions, context: GatewayContext) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(context),
+        host=options.host,
+        port=options.port,
+        loop="none",
+        http=limited_protocol(options.header_timeout_seconds, options.body_timeout_seconds),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level=options.uvicorn_log_level,
+        access_log=not options.disable_uvicorn_access_log,
+        root_path=options.root_path,
+        limit_concurrency=options.max_connections,
+        timeout_graceful_shutdown=int(options.drain_timeout_seconds) or 1,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        ssl_ca_certs=options.ssl_ca_certs,
+        ssl_cert_reqs=options.ssl_cert_reqs,
+        server_header=False,
+    )
