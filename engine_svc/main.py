@@ -117,7 +117,7 @@ async def _companions(
     """What runs beside a worker that serves: the step watchdog and the registrations."""
     address = advertised_address(server.host, grpc_server.port, engine.advertise_address)
     jobs = [watch_steps(worker.loop.step_age, engine.step_timeout_seconds, grpc_server.set_serving)]
-    jobs += [keep_registered(router, address, security) for router in engine.router_address]
+    jobs += [keep_registered(router, address, security) for router in engine.register_with]
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         yield

@@ -8,7 +8,7 @@ from engine_svc.engine import Engine, EngineConfig
 from engine_svc.executor.base import Executor
 from engine_svc.generation_config import read_generation_defaults
 from engine_svc.kv_cache.sizing import size_kv_cache
-from engine_svc.loader.folder import model_folder
+from engine_svc.loader.folder import weights_folder
 from engine_svc.loop import EngineLoop, Sink
 from engine_svc.model_info import ModelInfo, make_model_info
 from engine_svc.request import GenerationRequest
@@ -66,7 +66,7 @@ class EngineWorker:
         try:
             spec = self._executor.load(self._model, self._options)
             size = size_kv_cache(spec, self._options)
-            defaults = read_generation_defaults(model_folder(self._model), self._options)
+            defaults = read_generation_defaults(weights_folder(self._model), self._options)
             self._executor.allocate(size.num_blocks)
         except BaseException:
             self._executor.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
+from collections.abc import Iterator
 
 import uvicorn
 import uvloop
@@ -25,6 +27,7 @@ from quire.options.server import RpcSecurityOptions
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+_PROBES = ("/health", "/ping", "/livez", "/readyz", "/metrics")
 
 
 def main(gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions) -> None:
@@ -34,9 +37,15 @@ def main(gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions)
         StartupError: the options do not go together, or the port is taken.
     """
     setup_logging("gateway", log)
+    logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
     gateway.check()
     listener = _listen(gateway)
     uvloop.run(_serve(gateway, security, listener))
+
+
+def _is_no_probe(record: logging.LogRecord) -> bool:
+    """Orchestrators and Prometheus ask every few seconds; their lines would hide those of clients."""
+    return not (isinstance(record.args, tuple) and len(record.args) > 2 and record.args[2] in _PROBES)
 
 
 def _listen(options: GatewayOptions) -> socket.socket:
@@ -52,6 +61,14 @@ def _listen(options: GatewayOptions) -> socket.socket:
     return listener
 
 
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: they would close streams without letting them finish."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 async def _serve(options: GatewayOptions, security: RpcSecurityOptions, listener: socket.socket) -> None:
     statistics = RequestStatistics()
     context = GatewayContext(
@@ -61,9 +78,7 @@ async def _serve(options: GatewayOptions, security: RpcSecurityOptions, listener
         Pipeline(options.router_address, options.tokenizer_address, security, statistics),
         statistics,
     )
-    server = uvicorn.Server(_config(options, context))
-    # uvicorn's own handlers would close streams without letting them finish.
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # older releases only
+    server = _Server(_config(options, context))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     serving = asyncio.create_task(server.serve(sockets=[listener]))

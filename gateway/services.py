@@ -136,11 +136,14 @@ class Tokenizer:
             template_kwargs_json=msgspec.json.encode(kwargs) if kwargs else b"",
             return_token_strings=strings,
         )
-        return (await self._call(self._stub.RenderChat, request)).sequence
+        sequence: tokenizer_pb2.TokenSequence = (await self._call(self._stub.RenderChat, request)).sequence
+        return sequence
 
     async def info(self) -> tokenizer_pb2.GetTokenizerInfoResponse:
         """What the service has loaded."""
-        return await self._call(self._stub.GetTokenizerInfo, tokenizer_pb2.GetTokenizerInfoRequest())
+        answer: tokenizer_pb2.GetTokenizerInfoResponse
+        answer = await self._call(self._stub.GetTokenizerInfo, tokenizer_pb2.GetTokenizerInfoRequest())
+        return answer
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:

@@ -1,3 +1,8 @@
 """Quire: an LLM inference system made of small gRPC services."""
 
+import os
+
+# No process of ours forks without exec; gRPC would log a warning for every child process. Read when grpc is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 __version__ = "0.1.0"

@@ -127,10 +127,10 @@ class Worker:
         return self._stub.Session(metadata=call_metadata(self._security))
 
     def _begin_session(self) -> None:
-        self._was_connected = True
         self._ask_model.set()  # a restarted worker may serve something else
 
     def _take_frame(self, frame: engine_pb2.EngineServiceSessionResponse) -> None:
+        self._was_connected = True  # a worker that still loads ends sessions without a frame
         if frame.HasField("load"):
             self.load.heartbeat(frame.load)
             frame.ClearField("load")

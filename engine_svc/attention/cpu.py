@@ -105,7 +105,7 @@ class CpuBackend(AttentionBackend):
     def _attend_decode(
         self, query: torch.Tensor, cache: torch.Tensor, decode: _Decode, scale: float, window: int | None
     ) -> torch.Tensor:
-        """query [num_seqs, heads, dim]: a kv head is a batch, a sequence one of its heads, a query head one of its queries."""
+        """query [num_seqs, heads, dim]: kv heads are batches, sequences heads, and query heads the queries of one."""
         kv_heads, dim = self.shape.num_kv_heads, self.shape.head_dim
         num_seqs = query.shape[0]
         gathered = cache.index_select(2, decode.block_table.flatten()).view(2, kv_heads, num_seqs, -1, dim)

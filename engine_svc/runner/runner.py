@@ -10,7 +10,7 @@ import torch
 
 from engine_svc.attention.base import AttentionShape, create_backend
 from engine_svc.layers.linear import qkv_parts
-from engine_svc.loader.folder import model_folder
+from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.weights import load_weights, randomize_weights
 from engine_svc.models.config import ModelConfig, read_config
 from engine_svc.models.decoder import BuildContext, Decoder
@@ -52,7 +52,7 @@ class Runner:
         self._device = device
         if device.type == "cpu":
             torch.set_num_threads(options.cpu_threads or max(1, (os.cpu_count() or 1) // group.world_size))
-        folder = model_folder(model)
+        folder = weights_folder(model)
         self._config = config_for(read_config(folder, options.hf_overrides))
         self._dtype = _DTYPES[self._config.dtype if options.dtype == "auto" else options.dtype]
         self._max_model_len = _max_model_len(self._config, options)

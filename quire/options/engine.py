@@ -76,7 +76,7 @@ class EngineOptions:
     )
 
     # Fleet
-    router_address: tuple[str, ...] = option(
+    register_with: tuple[str, ...] = option(
         (), "Routers to register with (host:port). Default: none; the router finds its workers."
     )
     advertise_address: str | None = option(None, "host:port under which routers reach this worker.")

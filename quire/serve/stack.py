@@ -165,7 +165,8 @@ def process_specs(options: StackOptions, addresses: Addresses) -> list[ProcessSp
 
 
 def _spec(name: str, command: str, *groups: Any) -> ProcessSpec:
-    arguments, environment = [command], {}
+    arguments = [command]
+    environment: dict[str, str] = {}
     for group in groups:
         more_arguments, more_environment = to_arguments(group)
         arguments += more_arguments

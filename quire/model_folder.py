@@ -1,0 +1,34 @@
+"""From a path or a name on the Hugging Face hub to a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.errors import StartupError
+
+
+def model_folder(model: str, revision: str | None, download_dir: str | None, patterns: Sequence[str]) -> Path:
+    """The model's folder, downloaded when `model` is a hub name.
+
+    Args:
+        download_dir: where downloads are kept; the Hugging Face cache when None.
+        patterns: of the files that are needed, such as "*.safetensors".
+
+    Raises:
+        StartupError: there is no such folder, or the hub does not give the model.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return path
+    if path.is_absolute() or model.startswith("."):
+        raise StartupError(f"No model at {model}: there is no such folder. Check the path.")
+    from huggingface_hub import snapshot_download  # slow to import, and not needed for folders
+
+    try:
+        folder = snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=list(patterns))
+    except Exception as error:
+        raise StartupError(
+            f"No model {model}: there is no such folder, and the hub did not give it ({error})."
+        ) from error
+    return Path(folder)

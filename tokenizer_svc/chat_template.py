@@ -1,0 +1,156 @@
+"""Chat templates: sandboxed Jinja with what templates of models expect to find.
+
+Rendering runs in a process of its own (see `renderer`), because no sandbox inside a process can stop a template that
+loops or grows.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+_RESERVED = ("messages", "tools", "add_generation_prompt")
+
+
+class TemplateRejection(Exception):
+    """The template cannot render this conversation; the text is for the caller."""
+
+
+class _GenerationExtension(jinja2.ext.Extension):
+    """`{% generation %}`: marks the assistant's text for training; here it renders what it encloses."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja's own interface)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateRejection(f"The model's chat template rejects the conversation: {message}")
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def make_environment() -> jinja2.Environment:
+    """Jinja as Transformers sets it up for chat templates."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationExtension, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class ChatTemplates:
+    """The model's templates, and how a conversation goes through one."""
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], max_chars: int) -> None:
+        """
+        Args:
+            templates: name → template; "default", and "tool_use" where a model has one for tools.
+            special_tokens: variables such as bos_token.
+            max_chars: longest text to write.
+        """
+        self._environment = make_environment()
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens)
+        self._max_chars = max_chars
+        self._compiled: dict[str, jinja2.Template] = {}
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any],
+        template: str | None,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            template: in place of the model's.
+
+        Raises:
+            TemplateRejection: it cannot be rendered.
+        """
+        for name in _RESERVED:
+            if name in variables:
+                raise TemplateRejection(f"chat_template_kwargs must not set {name!r}; it has a field of its own.")
+        try:
+            chosen = self._environment.from_string(template) if template else self._own(bool(tools))
+            pieces = chosen.generate(
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **{**self._special_tokens, **variables},
+            )
+            text = self._join(pieces)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateRejection(f"The chat template is not valid Jinja (line {error.lineno}): {error}") from error
+        except TemplateRejection:
+            raise
+        except MemoryError:
+            raise TemplateRejection("The chat template needs too much memory for this conversation.") from None
+        except RecursionError:
+            raise TemplateRejection("The chat template nests too deeply for this conversation.") from None
+        except (
+            Exception
+        ) as error:  # whatever a template's expressions raise: the conversation has not the form it needs
+            raise TemplateRejection(
+                f"The chat template cannot render this conversation: {type(error).__name__}: {error}"
+            ) from error
+        return _without_end(text, messages[-1]) if continue_final_message else text
+
+    def _own(self, with_tools: bool) -> jinja2.Template:
+        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
+        if name not in self._compiled:
+            self._compiled[name] = self._environment.from_string(self._templates[name])
+        return self._compiled[name]
+
+    def _join(self, pieces: Any) -> str:
+        texts, length = [], 0
+        for piece in pieces:
+            length += len(piece)
+            if length > self._max_chars:
+                raise TemplateRejection(
+                    f"The rendered conversation has more than {self._max_chars} characters (--max-prompt-chars)."
+                )
+            texts.append(piece)
+        return "".join(texts)
+
+
+def _without_end(text: str, final_message: Mapping[str, Any]) -> str:
+    """The text up to the end of the final message's content, so that the model goes on with it."""
+    content = final_message.get("content")
+    if isinstance(content, list):
+        content = next((part["text"] for part in reversed(content) if part.get("type") == "text"), None)
+    find: Callable[[str], int] = text.rfind
+    if not isinstance(content, str) or not content.strip() or find(content.strip()) < 0:
+        raise TemplateRejection("continue_final_message needs a final message whose content the template shows.")
+    if find(content) >= 0:
+        return text[: find(content) + len(content)]
+    return text[: find(content.strip()) + len(content.strip())]

@@ -1,0 +1,96 @@
+"""Incremental detokenization: the text of a growing sequence, without half a character and without doubt."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+import tokenizers
+
+from tokenizer_svc.token_bytes import TokenBytes
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Detokenizer(Protocol):
+    """The state of one sequence. The concatenation of all texts equals decoding the whole sequence at once."""
+
+    def add(self, token_id: int) -> str:
+        """The text that this token made certain; may be empty."""
+
+    def finish(self) -> str:
+        """The rest: a replacement character for a character that never became whole."""
+
+
+class BytesDetokenizer:
+    """For vocabularies whose tokens stand for bytes."""
+
+    def __init__(self, token_bytes: TokenBytes, skipped: frozenset[int], is_first: bool) -> None:
+        """
+        Args:
+            skipped: ids that have no text here.
+            is_first: nothing precedes the sequence.
+        """
+        self._token_bytes = token_bytes
+        self._skipped = skipped
+        self._strip = is_first and token_bytes.strips_first_space
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        text = self._decoder.decode(self._token_bytes[token_id])
+        if self._strip and text:
+            self._strip = False
+            text = text.removeprefix(" ")
+        return text
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+# A real replacement character in the output looks like an unfinished one; after this many tokens it counts as real.
+_LONGEST_CHARACTER = 6
+
+
+class WindowDetokenizer:
+    """For decoders that join neighbouring tokens, such as WordPiece: decodes a short window again for each token."""
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool, context: Sequence[int], vocab_size: int
+    ) -> None:
+        """
+        Args:
+            context: the tokens before the sequence; they decide on its first space.
+            vocab_size: ids from here on have no text.
+        """
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._vocab_size = vocab_size
+        self._shown = [token_id for token_id in context if token_id < vocab_size]  # their text is out
+        self._waiting: list[int] = []
+
+    def add(self, token_id: int) -> str:
+        if token_id >= self._vocab_size:
+            return ""
+        self._waiting.append(token_id)
+        text = self._new_text()
+        if text.endswith(_REPLACEMENT) and len(self._waiting) < _LONGEST_CHARACTER:
+            return ""
+        if text:
+            self._shown, self._waiting = self._waiting, []
+        return text
+
+    def finish(self) -> str:
+        text = self._new_text() if self._waiting else ""
+        self._waiting = []
+        return text
+
+    def _new_text(self) -> str:
+        before = self._decode(self._shown)
+        after = self._decode(self._shown + self._waiting)
+        return after[len(before) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)

@@ -1,0 +1,137 @@
+"""What a model folder says about its tokenizer, in the layouts of Transformers 4 and 5."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from quire.errors import StartupError
+
+PATTERNS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TEMPLATE_KEYS = ("chat_template",)
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """The parsed files."""
+
+    tokenizer: tokenizers.Tokenizer
+    definition: dict[str, Any]  # tokenizer.json
+    config: dict[str, Any]  # tokenizer_config.json without the chat template
+    special_tokens: dict[str, str] = field(default_factory=dict)  # "eos_token" → its text
+    chat_templates: dict[str, str] = field(default_factory=dict)  # "default" and, of some models, others
+
+
+def read_tokenizer_files(folder: Path) -> TokenizerFiles:
+    """
+    Raises:
+        StartupError: a file is missing or cannot be parsed.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise StartupError(
+            f"No tokenizer.json in {folder}. Quire needs a fast tokenizer; make one with "
+            "`AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` of Transformers, "
+            "or name another folder with --tokenizer."
+        )
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exceptions
+        raise StartupError(f"{path} cannot be loaded: {error}") from error
+    # A length limit or padding that training left in the file would change prompts silently.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config = _read_json(folder / "tokenizer_config.json")
+    special_tokens = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **config})
+    _add_missing_tokens(tokenizer, config, special_tokens)
+    _set_post_processor(tokenizer, config, special_tokens)
+    return TokenizerFiles(
+        tokenizer,
+        json.loads(path.read_bytes()),
+        {key: value for key, value in config.items() if key not in _TEMPLATE_KEYS},
+        special_tokens,
+        _chat_templates(folder, config),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise StartupError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise StartupError(f"{path} must hold a JSON object.")
+    return content
+
+
+def _text_of(token: Any) -> str | None:
+    """A token is written as its text or as an object with its properties."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    found = {name: text for name in _NAMED_TOKENS if (text := _text_of(config.get(name))) is not None}
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        found |= {name: text for name, token in extra.items() if (text := _text_of(token)) is not None}
+    return found
+
+
+def _add_missing_tokens(
+    tokenizer: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
+) -> None:
+    """Adds what only tokenizer_config.json knows, in the order in which Transformers numbers it."""
+    by_id = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
+    extra = config.get("extra_special_tokens")
+    more = [*(config.get("additional_special_tokens") or ()), *(extra if isinstance(extra, list) else ())]
+    wanted = [token for _, token in by_id] + list(special_tokens.values()) + more
+    for token in wanted:
+        text = _text_of(token)
+        if text is None or tokenizer.token_to_id(text) is not None:
+            continue
+        properties = token if isinstance(token, dict) else {"special": True}
+        known = {key: properties[key] for key in ("lstrip", "rstrip", "single_word", "normalized") if key in properties}
+        tokenizer.add_tokens([tokenizers.AddedToken(text, special=bool(properties.get("special")), **known)])
+    # In the vocabulary already, but to be known as special.
+    named = [text for text in (*special_tokens.values(), *map(_text_of, more)) if text]
+    tokenizer.add_special_tokens(named)
+
+
+def _set_post_processor(
+    tokenizer: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
+) -> None:
+    """`add_bos_token` and `add_eos_token`, where given, decide over what tokenizer.json adds around a text."""
+    if not {"add_bos_token", "add_eos_token"} & set(config):
+        return
+    bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None
+    eos = special_tokens.get("eos_token") if config.get("add_eos_token") else None
+    pieces = [*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=pieces,
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token],
+    )
+
+
+def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Name → template. A file of its own wins over the one inside the configuration."""
+    inside = config.get("chat_template")
+    if isinstance(inside, list):  # several, each with its name
+        found = {str(entry["name"]): str(entry["template"]) for entry in inside}
+    else:
+        found = {"default": inside} if isinstance(inside, str) else {}
+    if isinstance(text := _read_json(folder / "chat_template.json").get("chat_template"), str):
+        found["default"] = text
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    if (path := folder / "chat_template.jinja").is_file():
+        found["default"] = path.read_text(encoding="utf-8")
+    return found

@@ -1,0 +1,90 @@
+"""The tokenizer service's process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import uvloop
+
+from quire.errors import StartupError
+from quire.log import setup_logging
+from quire.metrics import new_registry, serve_metrics
+from quire.model_folder import model_folder
+from quire.options.log import LogOptions
+from quire.options.model import ModelOptions
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.options.tokenizer import TokenizerOptions
+from quire.rpc.server import GrpcServer
+from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from tokenizer_svc.files import PATTERNS, TokenizerFiles, read_tokenizer_files
+from tokenizer_svc.metrics import TokenizerMetrics
+from tokenizer_svc.renderer import ChatRenderer
+from tokenizer_svc.service import TokenizerServicer
+
+logger = logging.getLogger(__name__)
+
+_SERVICE = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
+
+
+def main(
+    model: ModelOptions,
+    tokenizer: TokenizerOptions,
+    server: GrpcServerOptions,
+    security: RpcSecurityOptions,
+    log: LogOptions,
+) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Raises:
+        StartupError: the tokenizer cannot be loaded, or the port is taken.
+    """
+    setup_logging("tokenizer", log)
+    if not (model.model or tokenizer.tokenizer):
+        raise StartupError("Name a model, or a tokenizer with --tokenizer.")
+    uvloop.run(_serve(model, tokenizer, server, security))
+
+
+async def _serve(
+    model: ModelOptions, options: TokenizerOptions, server: GrpcServerOptions, security: RpcSecurityOptions
+) -> None:
+    registry = new_registry()
+    metrics = TokenizerMetrics(registry)
+    grpc_server = GrpcServer("tokenizer", _SERVICE, server, security, registry)
+    name = options.tokenizer or model.model
+    revision = options.tokenizer_revision or (None if options.tokenizer else model.revision)
+    files = read_tokenizer_files(model_folder(name, revision, model.download_dir, PATTERNS))
+    renderer = ChatRenderer(
+        choose_templates(files, options),
+        files.special_tokens,
+        timeout_seconds=options.chat_template_timeout_seconds,
+        max_chars=options.max_prompt_chars,
+    )
+    servicer = TokenizerServicer(name, files, renderer, options, metrics)
+    metrics.watch_streams(lambda: sum(session.num_streams for session in tuple(servicer.sessions)))
+    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, grpc_server.server)
+    await grpc_server.start()
+    serve_metrics(registry, server.metrics_host, server.metrics_port)
+    await renderer.start()
+    await grpc_server.set_serving(True)
+    logger.info("serving the tokenizer of %s on port %d", name, grpc_server.port)
+    await grpc_server.serve_until_stopped(servicer.drain)
+    renderer.close()
+
+
+def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mapping[str, str]:
+    """The model's chat templates, or the one that the options give.
+
+    Raises:
+        StartupError: the option names no file and is no template either.
+    """
+    chosen = options.chat_template
+    if chosen is None:
+        return files.chat_templates
+    if "{" in chosen:
+        return {"default": chosen}
+    try:
+        return {"default": Path(chosen).read_text(encoding="utf-8")}
+    except OSError as error:
+        raise StartupError(f"--chat-template {chosen}: no template can be read there ({error.strerror}).") from error

@@ -1,0 +1,48 @@
+"""One sequence of a detokenization session: tokens in, text out, until a stop string ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizer_svc.detokenizer import Detokenizer
+from tokenizer_svc.stop_strings import Match, StopMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What some tokens brought."""
+
+    text: str
+    stop_string: str | None = None
+    tokens_used: int = 0  # with stop_string: how many of the tokens, up to and including the match
+
+
+class TextSequence:
+    """Turns tokens to text. After a stop string or `is_last` it must not be used again."""
+
+    def __init__(self, detokenizer: Detokenizer, matcher: StopMatcher, min_tokens: int) -> None:
+        """
+        Args:
+            min_tokens: no stop string ends the sequence within its first this many tokens.
+        """
+        self._detokenizer = detokenizer
+        self._matcher = matcher
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+
+    def add(self, token_ids: Sequence[int], is_last: bool) -> Step:
+        """The text that these tokens made certain; with `is_last`, also all that was held back."""
+        texts: list[str] = []
+        for used, token_id in enumerate(token_ids, 1):
+            self._num_tokens += 1
+            found = self._matcher.add(self._detokenizer.add(token_id), self._num_tokens > self._min_tokens)
+            if isinstance(found, Match):
+                return Step("".join((*texts, found.text)), found.stop_string, used)
+            texts.append(found)
+        if is_last:
+            found = self._matcher.add(self._detokenizer.finish(), self._num_tokens > self._min_tokens)
+            if isinstance(found, Match):
+                return Step("".join((*texts, found.text)), found.stop_string, len(token_ids))
+            texts += (found, self._matcher.finish())
+        return Step("".join(texts))

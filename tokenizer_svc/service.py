@@ -1,0 +1,172 @@
+"""TokenizerService: checks requests and translates them into the codec's and the renderer's terms."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+
+from quire.errors import FailedPrecondition, InvalidRequest, Overloaded
+from quire.options.tokenizer import TokenizerOptions
+from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from tokenizer_svc.files import TokenizerFiles
+from tokenizer_svc.metrics import TokenizerMetrics
+from tokenizer_svc.renderer import ChatRenderer
+from tokenizer_svc.session import DetokenizeSession
+from tokenizer_svc.text import TextCodec
+
+MAX_TEXTS = 1024
+MAX_MESSAGES = 4096
+# Shorter texts are encoded at once: going to a thread and back costs as much.
+_INLINE_CHARS = 2000
+_MAX_WAITING_ENCODES = 256
+
+
+class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
+    """The calls of tokenizer.proto."""
+
+    def __init__(
+        self,
+        name: str,
+        files: TokenizerFiles,
+        renderer: ChatRenderer,
+        options: TokenizerOptions,
+        metrics: TokenizerMetrics,
+    ) -> None:
+        """
+        Args:
+            name: folder or hub name, for GetTokenizerInfo.
+        """
+        self._name = name
+        self._files = files
+        self._codec = TextCodec(files)
+        self._renderer = renderer
+        self._options = options
+        self._metrics = metrics
+        self._encodes = 0
+        self.sessions: set[DetokenizeSession] = set()
+
+    async def Encode(
+        self, request: tokenizer_pb2.EncodeRequest, context: grpc.aio.ServicerContext
+    ) -> tokenizer_pb2.EncodeResponse:
+        if len(request.texts) > MAX_TEXTS:
+            raise InvalidRequest(f"{len(request.texts)} texts are too many; at most {MAX_TEXTS}.", parameter="texts")
+        encoded = await self._encode(request.texts, request.add_special_tokens)
+        return tokenizer_pb2.EncodeResponse(
+            sequences=[self._sequence(token_ids, request.return_token_strings) for token_ids in encoded]
+        )
+
+    async def Decode(
+        self, request: tokenizer_pb2.DecodeRequest, context: grpc.aio.ServicerContext
+    ) -> tokenizer_pb2.DecodeResponse:
+        answer = tokenizer_pb2.DecodeResponse(text=self._codec.decode(request.token_ids, request.skip_special_tokens))
+        if request.return_token_bytes:
+            answer.token_bytes.extend(map(self._codec.token_bytes, request.token_ids))
+        return answer
+
+    async def RenderChat(
+        self, request: tokenizer_pb2.RenderChatRequest, context: grpc.aio.ServicerContext
+    ) -> tokenizer_pb2.RenderChatResponse:
+        text = await self._render(request)
+        (token_ids,) = await self._encode([text], request.add_special_tokens)
+        return tokenizer_pb2.RenderChatResponse(
+            text=text, sequence=self._sequence(token_ids, request.return_token_strings)
+        )
+
+    async def DetokenizeSession(
+        self,
+        request_iterator: AsyncIterator[tokenizer_pb2.DetokenizeSessionRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[tokenizer_pb2.DetokenizeSessionResponse]:
+        session = DetokenizeSession(self._codec)
+        self.sessions.add(session)
+        try:
+            async for frame in request_iterator:
+                self._metrics.detokenized(frame)
+                yield session.answer(frame)
+        finally:
+            self.sessions.discard(session)
+
+    async def GetTokenizerInfo(
+        self, request: tokenizer_pb2.GetTokenizerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> tokenizer_pb2.GetTokenizerInfoResponse:
+        eos = self._codec.token_id(self._files.special_tokens.get("eos_token"))
+        return tokenizer_pb2.GetTokenizerInfoResponse(
+            tokenizer=self._name,
+            vocab_size=self._codec.vocab_size,
+            eos_token_ids=[] if eos is None else [eos],
+            bos_token_id=self._codec.token_id(self._files.special_tokens.get("bos_token")),
+            has_chat_template=self._renderer.has_template,
+            config_json=json.dumps(self._files.config).encode(),
+        )
+
+    async def drain(self) -> None:
+        """Returns when no sequence is open any more."""
+        while any(session.num_streams for session in self.sessions):
+            await asyncio.sleep(0.02)
+
+    async def _render(self, request: tokenizer_pb2.RenderChatRequest) -> str:
+        if request.chat_template and not self._options.trust_request_chat_template:
+            raise InvalidRequest(
+                "This server does not take chat templates from requests; start it with --trust-request-chat-template.",
+                parameter="chat_template",
+            )
+        if not request.chat_template and not self._renderer.has_template:
+            raise FailedPrecondition(
+                "The model has no chat template: use /v1/completions, or start the server with --chat-template."
+            )
+        messages = _parse(request.messages_json, "messages", list)
+        if not 1 <= len(messages) <= MAX_MESSAGES or not all(isinstance(message, dict) for message in messages):
+            raise InvalidRequest(f"messages must be 1 to {MAX_MESSAGES} objects.", parameter="messages")
+        add_prompt = request.add_generation_prompt if request.HasField("add_generation_prompt") else True
+        text = await self._renderer.render(
+            messages=messages,
+            tools=_parse(request.tools_json or b"null", "tools", (list, type(None))),
+            add_generation_prompt=add_prompt and not request.continue_final_message,
+            continue_final_message=request.continue_final_message,
+            variables=_parse(request.template_kwargs_json or b"{}", "chat_template_kwargs", dict),
+            template=request.chat_template or None,
+        )
+        self._metrics.rendered_conversations.inc()
+        return text
+
+    async def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        num_chars = sum(map(len, texts))
+        if num_chars > self._options.max_prompt_chars:
+            raise InvalidRequest(
+                f"The text has {num_chars} characters; this server encodes {self._options.max_prompt_chars} at most "
+                "(--max-prompt-chars).",
+                parameter="prompt",
+            )
+        if num_chars <= _INLINE_CHARS:
+            encoded = self._codec.encode(texts, add_special_tokens)
+        else:
+            encoded = await self._encode_in_thread(texts, add_special_tokens)
+        self._metrics.encoded_tokens.inc(sum(map(len, encoded)))
+        return encoded
+
+    async def _encode_in_thread(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        if self._encodes >= _MAX_WAITING_ENCODES:
+            raise Overloaded("Too many texts wait to be encoded; try again in a moment.")
+        self._encodes += 1
+        try:
+            return await asyncio.to_thread(self._codec.encode, texts, add_special_tokens)
+        finally:
+            self._encodes -= 1
+
+    def _sequence(self, token_ids: Sequence[int], with_strings: bool) -> tokenizer_pb2.TokenSequence:
+        strings = self._codec.token_strings(token_ids) if with_strings else ()
+        return tokenizer_pb2.TokenSequence(token_ids=token_ids, token_strings=strings)
+
+
+def _parse(text: bytes, parameter: str, kind: type | tuple[type, ...]) -> Any:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{parameter} is not valid JSON: {error}", parameter=parameter) from error
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{parameter} has the wrong JSON type.", parameter=parameter)
+    return value

@@ -1,0 +1,82 @@
+"""The detokenization of all live sequences of one caller."""
+
+from __future__ import annotations
+
+from quire.v1 import tokenizer_pb2
+from tokenizer_svc.sequence import TextSequence
+from tokenizer_svc.text import TextCodec
+
+MAX_STREAMS = 65536
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 256
+MAX_CONTEXT_TOKENS = 64
+
+
+class DetokenizeSession:
+    """One caller's sequences. A frame in gives a frame out, with one delta for each of its DetokenizeTokens."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._streams: dict[int, TextSequence] = {}
+        # Streams that could not be opened → why; told with the answer to their first tokens.
+        self._refused: dict[int, str] = {}
+
+    @property
+    def num_streams(self) -> int:
+        """Sequences open now."""
+        return len(self._streams)
+
+    def answer(self, frame: tokenizer_pb2.DetokenizeSessionRequest) -> tokenizer_pb2.DetokenizeSessionResponse:
+        """Carries out a frame: opens, then tokens, then closes."""
+        response = tokenizer_pb2.DetokenizeSessionResponse()
+        for opening in frame.opens:
+            self._open(opening)
+        for tokens in frame.tokens:
+            self._add(tokens, response.deltas.add(stream_id=tokens.stream_id))
+        for stream_id in frame.close_stream_ids:
+            self._streams.pop(stream_id, None)
+            self._refused.pop(stream_id, None)
+        return response
+
+    def _open(self, opening: tokenizer_pb2.DetokenizeOpen) -> None:
+        if problem := self._problem(opening):
+            if len(self._refused) < MAX_STREAMS:
+                self._refused[opening.stream_id] = problem
+            return
+        self._streams[opening.stream_id] = self._codec.open_sequence(
+            skip_special_tokens=opening.skip_special_tokens,
+            stop_strings=opening.stop_strings,
+            include_stop_string=opening.include_stop_string,
+            min_tokens=opening.min_tokens,
+            context=opening.prompt_tail_token_ids,
+        )
+
+    def _problem(self, opening: tokenizer_pb2.DetokenizeOpen) -> str:
+        if opening.stream_id in self._streams:
+            return f"stream_id {opening.stream_id} is open already; choose another."
+        if len(self._streams) >= MAX_STREAMS:
+            return f"This session has {MAX_STREAMS} streams open already; close some, or open another session."
+        if len(opening.stop_strings) > MAX_STOP_STRINGS:
+            return f"{len(opening.stop_strings)} stop_strings are too many; at most {MAX_STOP_STRINGS}."
+        if not all(1 <= len(stop) <= MAX_STOP_STRING_CHARS for stop in opening.stop_strings):
+            return f"Each of stop_strings must have 1 to {MAX_STOP_STRING_CHARS} characters."
+        if len(opening.prompt_tail_token_ids) > MAX_CONTEXT_TOKENS:
+            return f"prompt_tail_token_ids may have {MAX_CONTEXT_TOKENS} entries at most."
+        return ""
+
+    def _add(self, tokens: tokenizer_pb2.DetokenizeTokens, delta: tokenizer_pb2.TextDelta) -> None:
+        stream = self._streams.get(tokens.stream_id)
+        if stream is None or tokens.stream_id in self._refused:
+            self._streams.pop(tokens.stream_id, None)
+            delta.error = self._refused.pop(tokens.stream_id, f"stream_id {tokens.stream_id} is not open.")
+            return
+        ends = tokens.is_last and tokens.drop_last_token
+        step = stream.add(tokens.token_ids[:-1] if ends else tokens.token_ids, tokens.is_last)
+        delta.text = step.text
+        if step.stop_string is not None:
+            delta.stop_string = step.stop_string
+            delta.tokens_used = step.tokens_used
+        if tokens.lookup_token_ids:
+            delta.lookup_token_bytes.extend(map(self._codec.token_bytes, tokens.lookup_token_ids))
+        if tokens.is_last or step.stop_string is not None:
+            del self._streams[tokens.stream_id]

@@ -1,0 +1,70 @@
+"""Finds stop strings in a growing text, however it is cut into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A stop string that was found."""
+
+    text: str  # what may still be shown, up to the match or its end
+    stop_string: str
+
+
+class StopMatcher:
+    """Holds back what may be the beginning of a stop string until that is decided.
+
+    Of several matches the one that ends first counts, and of those that end together the longest: so the result does
+    not depend on how the text was cut.
+    """
+
+    def __init__(self, stop_strings: Sequence[str], include_stop_string: bool) -> None:
+        self._stop_strings = tuple(stop_strings)
+        self._include = include_stop_string
+        self._held = ""
+
+    def add(self, text: str, allowed: bool = True) -> str | Match:
+        """What may be shown now, or the match that ends the sequence.
+
+        Args:
+            allowed: False while nothing may end the sequence: a match that ends in this text does not count.
+        """
+        if not self._stop_strings:
+            return text
+        before = len(self._held)
+        buffer = self._held + text
+        if allowed and (found := self._first_match(buffer, before)):
+            end, stop = found
+            return Match(buffer[: end if self._include else end - len(stop)], stop)
+        keep = self._undecided(buffer)
+        self._held = buffer[keep:]
+        return buffer[:keep]
+
+    def finish(self) -> str:
+        """What was held back: nothing can complete it any more."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, buffer: str, before: int) -> tuple[int, str] | None:
+        """End and string of the match that ends first, behind the `before` characters that were searched already."""
+        best: tuple[int, int, str] | None = None
+        for stop in self._stop_strings:
+            start = buffer.find(stop, max(0, before - len(stop) + 1))
+            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
+                best = (start + len(stop), start, stop)
+        return (best[0], best[2]) if best else None
+
+    def _undecided(self, buffer: str) -> int:
+        """Where the longest end of `buffer` begins that is a beginning of a stop string."""
+        first = len(buffer)
+        for stop in self._stop_strings:
+            start = max(0, len(buffer) - len(stop) + 1)
+            while (start := buffer.find(stop[0], start, first)) >= 0:
+                if stop.startswith(buffer[start:]):
+                    first = start
+                    break
+                start += 1
+        return first

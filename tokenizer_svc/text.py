@@ -1,0 +1,67 @@
+"""The tokenizer as the service uses it: whole texts, single tokens, and sequences that grow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizer_svc.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from tokenizer_svc.files import TokenizerFiles
+from tokenizer_svc.sequence import TextSequence
+from tokenizer_svc.stop_strings import StopMatcher
+from tokenizer_svc.token_bytes import make_token_bytes
+
+
+class TextCodec:
+    """Text to token ids and back. Safe to use from several threads."""
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        self._tokenizer = files.tokenizer
+        self._token_bytes = make_token_bytes(files.tokenizer, files.definition)
+        added = files.tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.vocab_size = files.tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def token_id(self, token: str | None) -> int | None:
+        """The id of a token; None for none and for one that is not in the vocabulary."""
+        return None if token is None else self._tokenizer.token_to_id(token)
+
+    def encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text. Takes about a millisecond for 5,000 characters, without holding the GIL."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """The text of a whole sequence; ids past the vocabulary have none."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token by itself; it may be part of a character."""
+        if self._token_bytes is None:
+            return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
+        return self._token_bytes[token_id]
+
+    def open_sequence(
+        self,
+        *,
+        skip_special_tokens: bool = False,
+        stop_strings: Sequence[str] = (),
+        include_stop_string: bool = False,
+        min_tokens: int = 0,
+        context: Sequence[int] = (),
+    ) -> TextSequence:
+        """The state of a sequence that grows.
+
+        Args:
+            context: the last tokens of its prompt.
+        """
+        detokenizer: Detokenizer
+        if self._token_bytes is None:
+            detokenizer = WindowDetokenizer(self._tokenizer, skip_special_tokens, context, self.vocab_size)
+        else:
+            skipped = self._special_ids if skip_special_tokens else frozenset()
+            detokenizer = BytesDetokenizer(self._token_bytes, skipped, is_first=not context)
+        return TextSequence(detokenizer, StopMatcher(stop_strings, include_stop_string), min_tokens)
