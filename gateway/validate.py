@@ -17,8 +17,9 @@ from quire.bounds import (
 )
 from quire.errors import InvalidRequest
 from quire.rpc.context import is_request_id
+from quire.v1 import common_pb2
 
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 256
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 4096
@@ -39,7 +40,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )  # fmt: skip
 
 
-def check_generation(body: GenerationFields, max_logprobs: int) -> None:
+def check_generation(body: GenerationFields, model: common_pb2.ModelInfo) -> None:
     """Refuses what no engine would run.
 
     Raises:
@@ -54,12 +55,12 @@ def check_generation(body: GenerationFields, max_logprobs: int) -> None:
     PRIORITY_BOUND.check("priority", body.priority)
     if (body.n or 1) > 1 and body.temperature == 0:
         raise InvalidRequest("n is more than 1 with temperature 0: all choices would be the same.", parameter="n")
-    check_logprobs("prompt_logprobs", body.prompt_logprobs, max_logprobs)
+    check_logprobs("prompt_logprobs", body.prompt_logprobs, model.max_logprobs)
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs are not available in streams.", parameter="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true.", parameter="stream_options")
-    _check_lists(body)
+    _check_lists(body, model.vocab_size)
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_CACHE_SALT_LENGTH:
         raise InvalidRequest(f"cache_salt needs 1 to {MAX_CACHE_SALT_LENGTH} characters.", parameter="cache_salt")
     if body.request_id is not None and not is_request_id(body.request_id):
@@ -87,7 +88,7 @@ def check_logprobs(name: str, value: int | None, max_logprobs: int) -> None:
         raise InvalidRequest(f"{name} is {value}; it must be between 0 and {max_logprobs}.", parameter=name)
 
 
-def _check_lists(body: GenerationFields) -> None:
+def _check_lists(body: GenerationFields, vocab_size: int) -> None:
     stops = stop_strings(body)
     if len(stops) > MAX_STOP_STRINGS:
         raise InvalidRequest(
@@ -97,7 +98,7 @@ def _check_lists(body: GenerationFields) -> None:
         raise InvalidRequest(f"Each string of stop needs 1 to {MAX_STOP_STRING_LENGTH} characters.", parameter="stop")
     if len(body.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest(f"stop_token_ids may have {MAX_STOP_TOKEN_IDS} entries.", parameter="stop_token_ids")
-    check_token_ids("stop_token_ids", body.stop_token_ids or ())
+    check_token_ids("stop_token_ids", body.stop_token_ids or (), vocab_size)
     if len(body.logit_bias or ()) > MAX_LOGIT_BIAS_ENTRIES:
         raise InvalidRequest(f"logit_bias may have {MAX_LOGIT_BIAS_ENTRIES} entries.", parameter="logit_bias")
     for key, value in (body.logit_bias or {}).items():
@@ -105,18 +106,20 @@ def _check_lists(body: GenerationFields) -> None:
             raise InvalidRequest(
                 f"logit_bias has the key {key[:_SHOWN]!r}; keys are token ids.", parameter="logit_bias"
             )
+        check_token_ids("logit_bias", [int(key)], vocab_size)
         LOGIT_BIAS_BOUND.check("logit_bias", value)
 
 
-def check_token_ids(name: str, token_ids: Sequence[int]) -> None:
-    """Refuses what cannot be a token id anywhere; the engine knows the vocabulary's end.
-
-    Raises:
-        InvalidRequest: names the first.
+def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
     """
-    for token_id in token_ids:
-        if not 0 <= token_id < 2**31:
-            raise InvalidRequest(f"{name}: {token_id} is out of vocabulary.", parameter=name)
+    Raises:
+        InvalidRequest: an id lies outside the vocabulary; names the first.
+    """
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise InvalidRequest(
+            f"{name} has the token id {wrong}; the vocabulary of the model ends at {vocab_size - 1}.", parameter=name
+        )
 
 
 def stop_strings(body: GenerationFields) -> tuple[str, ...]:

@@ -130,7 +130,6 @@ class Worker:
         self._ask_model.set()  # a restarted worker may serve something else
 
     def _take_frame(self, frame: engine_pb2.EngineServiceSessionResponse) -> None:
-        self._was_connected = True  # a worker that still loads ends sessions without a frame
         if frame.HasField("load"):
             self.load.heartbeat(frame.load)
             frame.ClearField("load")
@@ -153,5 +152,6 @@ class Worker:
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             self.model_info = answer.model_info
+            self._was_connected = True  # and no sooner: a worker that still loads opens sessions and ends them
             self._model_trouble = ""
             self._ask_model.clear()

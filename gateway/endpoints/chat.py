@@ -14,6 +14,7 @@ from gateway.convert import make_job
 from gateway.errors import json_response
 from gateway.job import ChoiceEvent, Job
 from gateway.live import LiveRequest
+from gateway.messages import template_messages
 from gateway.outcome import ChoiceOutcome, collect, usage_of
 from gateway.protocol.chat import (
     ChatChoice,
@@ -27,7 +28,7 @@ from gateway.protocol.chat import (
 from gateway.protocol.decode import read_json
 from gateway.scores import chat_logprobs, prompt_logprobs
 from gateway.stream import EventStream
-from gateway.validate import MAX_MESSAGES, check_generation, check_logprobs
+from gateway.validate import check_generation, check_logprobs
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2
 
@@ -39,7 +40,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     model = context.fleet.model(body.model)
     _check(body, model)
     sequence = await context.tokenizer.render_chat(
-        body.messages,
+        template_messages(body.messages),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=body.add_special_tokens,
@@ -65,7 +66,7 @@ def _check(body: ChatCompletionRequest, model: common_pb2.ModelInfo) -> None:
     Raises:
         InvalidRequest: a field of this endpoint is wrong.
     """
-    check_generation(body, model.max_logprobs)
+    check_generation(body, model)
     check_logprobs("top_logprobs", body.top_logprobs, model.max_logprobs)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", parameter="top_logprobs")
@@ -73,8 +74,6 @@ def _check(body: ChatCompletionRequest, model: common_pb2.ModelInfo) -> None:
         value = getattr(body, name)
         if value is not None and not 1 <= value < 2**31:
             raise InvalidRequest(f"{name} is {value}; it must be at least 1.", parameter=name)
-    if not 1 <= len(body.messages) <= MAX_MESSAGES:
-        raise InvalidRequest(f"messages needs 1 to {MAX_MESSAGES} entries.", parameter="messages")
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message needs add_generation_prompt: false.", parameter="continue_final_message"

@@ -42,7 +42,7 @@ async def completions(request: Request) -> Response | EventStream:
     body = await read_json(request, CompletionRequest)
     model = context.fleet.model(body.model)
     max_tokens = _check(body, model)
-    token_ids = await _token_ids(body, context.tokenizer)
+    token_ids = await _token_ids(body, context.tokenizer, model.vocab_size)
     job = make_job(
         body, token_ids, model, max_tokens=max_tokens, logprobs=body.logprobs,
         prompt_logprobs=_prompt_logprobs(body), tenant=tenant_of(request),
@@ -62,7 +62,7 @@ def _check(body: CompletionRequest, model: common_pb2.ModelInfo) -> int:
     Raises:
         InvalidRequest: a field of this endpoint is wrong.
     """
-    check_generation(body, model.max_logprobs)
+    check_generation(body, model)
     check_logprobs("logprobs", body.logprobs, model.max_logprobs)
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if not max_tokens and not body.echo:
@@ -79,7 +79,7 @@ def _prompt_logprobs(body: CompletionRequest) -> int | None:
     return 0 if body.prompt_logprobs is None and body.max_tokens == 0 else body.prompt_logprobs
 
 
-async def _token_ids(body: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
+async def _token_ids(body: CompletionRequest, tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
     """Each prompt as token ids.
 
     Raises:
@@ -100,7 +100,7 @@ async def _token_ids(body: CompletionRequest, tokenizer: Tokenizer) -> list[list
     if len(lists) != len(prompts):
         raise InvalidRequest("prompt mixes token ids and lists of them; send one kind.", parameter="prompt")
     for token_ids in lists:
-        check_token_ids("prompt", token_ids)
+        check_token_ids("prompt", token_ids, vocab_size)
     return lists
 
 

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from gateway.context import context_of
 from gateway.errors import json_response
+from gateway.messages import template_messages
 from gateway.protocol.decode import read_json
 from gateway.protocol.tokens import (
     DetokenizeRequest,
@@ -18,7 +19,7 @@ from gateway.protocol.tokens import (
     TokenizeResponse,
 )
 from gateway.services import Tokenizer
-from gateway.validate import MAX_MESSAGES, check_token_ids
+from gateway.validate import check_token_ids
 from quire.errors import InvalidRequest
 from quire.v1 import tokenizer_pb2
 
@@ -51,10 +52,8 @@ async def _sequence(body: TokenizeRequest, tokenizer: Tokenizer) -> tokenizer_pb
     if body.messages is None:
         special = body.add_special_tokens is not False
         return (await tokenizer.encode([body.prompt or ""], special, strings))[0]
-    if not 1 <= len(body.messages) <= MAX_MESSAGES:
-        raise InvalidRequest(f"messages needs 1 to {MAX_MESSAGES} entries.", parameter="messages")
     return await tokenizer.render_chat(
-        body.messages,
+        template_messages(body.messages),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=bool(body.add_special_tokens),
@@ -68,8 +67,8 @@ async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     context = context_of(request)
     body = await read_json(request, DetokenizeRequest)
-    context.fleet.model(body.model)
-    check_token_ids("tokens", body.tokens)
+    model = context.fleet.model(body.model)
+    check_token_ids("tokens", body.tokens, model.vocab_size)
     return json_response(DetokenizeResponse(await context.tokenizer.decode(body.tokens)))
 
 

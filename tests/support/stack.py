@@ -35,19 +35,22 @@ class Stack:
         found = {}
         for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            found[command[command.index(b"quire") + 1].decode()] = int(pid)
+            if b"quire" in command:  # not one that is just being started or has just died
+                found[command[command.index(b"quire") + 1].decode()] = int(pid)
         return found
 
     def wait_healthy(self) -> None:
+        """Waits until the stack serves and has printed its summary."""
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()
             try:
                 with urllib.request.urlopen(f"{self.url}/health", timeout=2) as response:
-                    if response.status == 200:
+                    if response.status == 200 and " is ready after " in self.log.read_text():
                         return
             except OSError:
-                time.sleep(0.1)
+                pass
+            time.sleep(0.1)
         raise AssertionError(f"not healthy after {READY_SECONDS} s:\n{self.log.read_text()}")
 
 

@@ -1,0 +1,68 @@
+"""OpenAI's messages as chat templates expect them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.validate import MAX_MESSAGES
+from quire.errors import InvalidRequest
+
+
+def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with text parts joined and the arguments of tool calls parsed; the rest goes through as it is.
+
+    Raises:
+        InvalidRequest: a message has no role, or content that is not text.
+    """
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise InvalidRequest(f"messages needs 1 to {MAX_MESSAGES} entries.", parameter="messages")
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"{place}.role must be a string such as 'user'.", parameter="messages")
+    converted = dict(message)
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [_part(part, f"{place}.content[{index}]") for index, part in enumerate(content)]
+        converted["content"] = "\n".join(parts)
+    elif content is not None and not isinstance(content, str):
+        raise InvalidRequest(f"{place}.content must be a string or a list of parts.", parameter="messages")
+    if message.get("tool_calls"):
+        converted["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
+    return converted
+
+
+def _part(part: Any, place: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get(kind) if kind in ("text", "refusal") else None
+    if isinstance(text, str):
+        return text
+    raise InvalidRequest(
+        f"{place} is no text part ({str(kind)[:50]!r}); Quire's models read text only.", parameter="messages"
+    )
+
+
+def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
+    """Clients send arguments as a JSON string; templates want the object."""
+    try:
+        return [_tool_call(call) for call in calls]
+    except (TypeError, KeyError, AttributeError, msgspec.DecodeError) as error:
+        raise InvalidRequest(
+            f"{place} must be a list of calls whose function has a name and JSON arguments ({error}).",
+            parameter="messages",
+        ) from error
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    if isinstance(arguments := function.get("arguments"), str):
+        function["arguments"] = msgspec.json.decode(arguments or "{}")
+    return {**call, "function": function}
