@@ -1,4 +1,8 @@
-"""What a model folder says about its tokenizer, in the layouts of Transformers 4 and 5."""
+"""What a model folder says about its tokenizer, in the layouts of Transformers 4 and 5.
+
+As in Transformers 5, tokenizer.json alone decides what goes around a text; `add_bos_token` and `add_eos_token` in
+tokenizer_config.json speak to the slow tokenizers of old.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ from quire.errors import StartupError
 PATTERNS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_TEMPLATE_KEYS = ("chat_template",)
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,10 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     config = _read_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **config})
     _add_missing_tokens(tokenizer, config, special_tokens)
-    _set_post_processor(tokenizer, config, special_tokens)
     return TokenizerFiles(
         tokenizer,
         json.loads(path.read_bytes()),
-        {key: value for key, value in config.items() if key not in _TEMPLATE_KEYS},
+        {key: value for key, value in config.items() if key != "chat_template"},
         special_tokens,
         _chat_templates(folder, config),
     )
@@ -104,21 +106,6 @@ def _add_missing_tokens(
     # In the vocabulary already, but to be known as special.
     named = [text for text in (*special_tokens.values(), *map(_text_of, more)) if text]
     tokenizer.add_special_tokens(named)
-
-
-def _set_post_processor(
-    tokenizer: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
-) -> None:
-    """`add_bos_token` and `add_eos_token`, where given, decide over what tokenizer.json adds around a text."""
-    if not {"add_bos_token", "add_eos_token"} & set(config):
-        return
-    bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None
-    eos = special_tokens.get("eos_token") if config.get("add_eos_token") else None
-    pieces = [*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])]
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single=pieces,
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token],
-    )
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

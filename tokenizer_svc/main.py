@@ -70,7 +70,7 @@ async def _serve(
     await grpc_server.set_serving(True)
     logger.info("serving the tokenizer of %s on port %d", name, grpc_server.port)
     await grpc_server.serve_until_stopped(servicer.drain)
-    renderer.close()
+    await renderer.close()
 
 
 def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mapping[str, str]:

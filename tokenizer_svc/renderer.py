@@ -59,6 +59,11 @@ class _Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
+    async def wait(self) -> None:
+        """Returns when it has ended."""
+        self._stdin.close()
+        await self._process.wait()
+
 
 class ChatRenderer:
     """A few rendering processes; one that is too slow or dies is replaced."""
@@ -76,6 +81,7 @@ class ChatRenderer:
             "max_chars": max_chars, "timeout_seconds": timeout_seconds,
         }  # fmt: skip
         self._timeout_seconds = timeout_seconds
+        self._children: set[_Child] = set()
         self._idle: asyncio.Queue[_Child | None] = asyncio.Queue()  # None: one that is yet to be started
         self._waiting = 0
         self.has_template = "default" in templates
@@ -89,11 +95,11 @@ class ChatRenderer:
         for child in await asyncio.gather(*(self._start_ready() for _ in range(_NUM_PROCESSES))):
             self._idle.put_nowait(child)
 
-    def close(self) -> None:
-        """Ends the processes that are idle; the others end when their pipes close."""
-        while not self._idle.empty():
-            if child := self._idle.get_nowait():
-                child.kill()
+    async def close(self) -> None:
+        """Ends the processes."""
+        for child in self._children:
+            child.kill()
+            await child.wait()
 
     async def render(self, **request: Any) -> str:
         """See `ChatTemplates.render`.
@@ -143,7 +149,9 @@ class ChatRenderer:
 
     async def _start_ready(self) -> _Child:
         """A new child that has rendered once, so that its start does not count as rendering time."""
+        self._children = {child for child in self._children if child.alive}
         child = await _Child.start(self._setup)
+        self._children.add(child)
         try:
             async with asyncio.timeout(_START_SECONDS):
                 await child.ask(_PROBE)

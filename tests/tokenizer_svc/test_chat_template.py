@@ -1,0 +1,142 @@
+"""Chat templates: as Transformers renders them, and within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from quire.errors import InvalidRequest
+from tokenizer_svc.renderer import ChatRenderer
+
+CHATML = """{%- if tools %}{{ '<|im_start|>system\\n' }}{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+{{ '<|im_start|>assistant\\n' }}{% generation %}{{ message.content }}{% endgeneration %}{{ eos_token }}
+    {%- else %}
+{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
+    {%- if thinking is defined and thinking %}<think>{% endif %}
+{%- endif %}"""
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What's <b>5 & 6</b>? ☃"},
+    {"role": "assistant", "content": "Eleven of"},
+]
+TOOLS = [{"type": "function", "function": {"name": "ädd", "parameters": {"z": 1, "a": [1.5, None, True]}}}]
+
+
+def renderer(templates: dict[str, str], timeout_seconds: float = 5.0, max_chars: int = 100_000) -> ChatRenderer:
+    return ChatRenderer(
+        templates, {"eos_token": "</s>", "bos_token": "<s>"}, timeout_seconds=timeout_seconds, max_chars=max_chars
+    )
+
+
+@pytest.fixture
+async def chatml() -> AsyncIterator[ChatRenderer]:
+    running = renderer({"default": CHATML})
+    await running.start()
+    yield running
+    await running.close()
+
+
+async def render(target: ChatRenderer, **changes: Any) -> str:
+    request = {
+        "messages": MESSAGES, "tools": None, "add_generation_prompt": True, "continue_final_message": False,
+        "variables": {}, "template": None,
+    }  # fmt: skip
+    return await target.render(**(request | changes))
+
+
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        ({"add_generation_prompt": True}, {}),
+        ({"add_generation_prompt": False}, {}),
+        ({"add_generation_prompt": True, "tools": TOOLS}, {"thinking": True}),
+        ({"add_generation_prompt": False, "continue_final_message": True}, {}),
+    ],
+)
+async def test_as_transformers(
+    chatml: ChatRenderer, folders: dict[str, Path], options: dict[str, Any], variables: dict[str, Any]
+) -> None:
+    reference = transformers.AutoTokenizer.from_pretrained(folders["byte_level"])
+    expected = reference.apply_chat_template(MESSAGES, chat_template=CHATML, tokenize=False, **options, **variables)
+    assert await render(chatml, **options, variables=variables) == expected
+
+
+async def test_a_template_of_the_request(chatml: ChatRenderer) -> None:
+    assert await render(chatml, template="{{ messages | length }} {{ bos_token }}") == "3 <s>"
+
+
+async def test_tool_use_template() -> None:
+    running = renderer({"default": "plain", "tool_use": "tools"})
+    await running.start()
+    assert [await render(running), await render(running, tools=TOOLS)] == ["plain", "tools"]
+    await running.close()
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% for x in y %}", "not valid Jinja"),
+        ("{{ nothing.at.all }}", "UndefinedError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{% for i in range(99999) %}{{ 'xxxxxxxxxx' }}{% endfor %}", "more than 100000 characters"),
+        ("{{ 'x' * 100000000000 }}", "too much memory"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nests too deeply|too much memory"),
+    ],
+)
+async def test_bad_templates_are_the_requests_fault(chatml: ChatRenderer, template: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        await render(chatml, template=template)
+    assert await render(chatml, template="fine") == "fine"
+
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+async def test_an_endless_template_is_stopped_and_others_go_on() -> None:
+    running = renderer({"default": "fine"}, timeout_seconds=0.3)
+    await running.start()
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match=r"longer than 0\.3 s"):
+            await render(running, template=LOOP)
+    assert await render(running) == "fine"
+    await running.close()
+
+
+def render_processes() -> list[int]:
+    mine = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in mine if b"render_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+async def test_a_killed_process_is_replaced(chatml: ChatRenderer) -> None:
+    children = render_processes()
+    assert len(children) == 2
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    while set(children) & set(render_processes()):
+        await asyncio.sleep(0.01)
+    assert [await render(chatml, template="back") for _ in children] == ["back", "back"]
+
+
+async def test_continuing_a_message_that_the_template_hides(chatml: ChatRenderer) -> None:
+    with pytest.raises(InvalidRequest, match="continue_final_message"):
+        await render(chatml, continue_final_message=True, template="nothing")
+
+
+async def test_variables_cannot_replace_fields(chatml: ChatRenderer) -> None:
+    with pytest.raises(InvalidRequest, match="'messages'"):
+        await render(chatml, variables={"messages": []})

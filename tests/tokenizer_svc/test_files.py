@@ -1,0 +1,84 @@
+"""Model folders in the layouts of Transformers 4 and 5."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from quire.errors import StartupError
+from tokenizer_svc.files import read_tokenizer_files
+from tokenizer_svc.text import TextCodec
+
+
+@pytest.fixture
+def folder(folders: dict[str, Path], tmp_path: Path) -> Path:
+    """A byte-level tokenizer's folder, to be changed."""
+    shutil.copytree(folders["byte_level"], tmp_path / "model")
+    return tmp_path / "model"
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_template_beside_the_configuration(folder: Path) -> None:
+    configure(folder, chat_template="inside")
+    assert read_tokenizer_files(folder).chat_templates == {"default": "inside"}
+    (folder / "chat_template.jinja").write_text("beside")
+    files = read_tokenizer_files(folder)
+    assert files.chat_templates == {"default": "beside"}
+    assert "chat_template" not in files.config
+
+
+def test_several_templates(folder: Path) -> None:
+    configure(folder, chat_template=[{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}])
+    assert read_tokenizer_files(folder).chat_templates == {"default": "a", "tool_use": "b"}
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("c")
+    assert read_tokenizer_files(folder).chat_templates["rag"] == "c"
+
+
+@pytest.mark.parametrize("tokenizer_class", ["PreTrainedTokenizerFast", "TokenizersBackend"])
+def test_tokens_that_only_the_configuration_knows(folder: Path, tokenizer_class: str) -> None:
+    configure(folder, tokenizer_class=tokenizer_class, pad_token="<pad>", additional_special_tokens=["<extra>"])
+    reference = transformers.AutoTokenizer.from_pretrained(folder)
+    codec = TextCodec(read_tokenizer_files(folder))
+    text = "a<pad>b<extra>c"
+    (token_ids,) = codec.encode([text], add_special_tokens=False)
+    assert token_ids == reference(text, add_special_tokens=False)["input_ids"]
+    assert codec.decode(token_ids, skip_special_tokens=True) == "abc"
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("eos", [True, False])
+def test_tokenizer_json_decides_what_goes_around(folder: Path, bos: bool, eos: bool) -> None:
+    configure(folder, add_bos_token=bos, add_eos_token=eos)
+    reference = transformers.AutoTokenizer.from_pretrained(folder)
+    codec = TextCodec(read_tokenizer_files(folder))
+    assert codec.encode(["The fox"], add_special_tokens=True) == [reference("The fox")["input_ids"]]
+
+
+def test_a_length_limit_in_the_file_is_ignored(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    definition = json.loads(path.read_text())
+    definition["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(definition))
+    (token_ids,) = TextCodec(read_tokenizer_files(folder)).encode(["The quick brown fox"], add_special_tokens=False)
+    assert len(token_ids) > 2
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"tokenizer\.json.*--tokenizer"):
+        read_tokenizer_files(tmp_path)
+
+
+def test_a_broken_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(StartupError, match="cannot be loaded"):
+        read_tokenizer_files(tmp_path)

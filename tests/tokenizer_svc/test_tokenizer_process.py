@@ -1,0 +1,155 @@
+"""The tokenizer service as a process: its calls, its session, its limits, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from tests.support.engine_process import ROOT, free_port
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+SECONDS = 10.0
+
+
+class Service:
+    """A running service."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.port = free_port()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "quire", "tokenizer", str(folder), "--port", str(self.port), *arguments],
+            cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}")
+        self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(self.channel)
+
+    async def wait_serving(self) -> None:
+        health = health_pb2_grpc.HealthStub(self.channel)
+        async for answer in health.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=30):
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                return
+
+    async def close(self) -> int:
+        await self.channel.close()
+        self.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(self.process.communicate, timeout=15)
+        return self.process.returncode
+
+
+@pytest.fixture
+async def service(folders: dict[str, Path]) -> AsyncIterator[Service]:
+    running = Service(folders["byte_level"], "--chat-template", TEMPLATE, "--max-prompt-chars", "1000")
+    await running.wait_serving()
+    yield running
+    assert await running.close() == 0
+
+
+async def fails(call: Any, code: grpc.StatusCode, *parts: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is code
+    assert all(part in (caught.value.details() or "") for part in parts), caught.value.details()
+
+
+async def test_its_calls(service: Service) -> None:
+    encoded = await service.stub.Encode(
+        tokenizer_pb2.EncodeRequest(texts=["hello", "größe"], return_token_strings=True), timeout=SECONDS
+    )
+    ids = [list(sequence.token_ids) for sequence in encoded.sequences]
+    assert all(len(sequence.token_strings) == len(sequence.token_ids) for sequence in encoded.sequences)
+    decoded = await service.stub.Decode(
+        tokenizer_pb2.DecodeRequest(token_ids=ids[1], return_token_bytes=True), timeout=SECONDS
+    )
+    assert decoded.text == "größe"
+    assert b"".join(decoded.token_bytes).decode() == "größe"
+    messages = json.dumps([{"role": "user", "content": "hi"}]).encode()
+    chat = await service.stub.RenderChat(tokenizer_pb2.RenderChatRequest(messages_json=messages), timeout=SECONDS)
+    assert chat.text == "user: hi\n"
+    again = await service.stub.Decode(tokenizer_pb2.DecodeRequest(token_ids=chat.sequence.token_ids), timeout=SECONDS)
+    assert again.text == chat.text
+    info = await service.stub.GetTokenizerInfo(tokenizer_pb2.GetTokenizerInfoRequest(), timeout=SECONDS)
+    assert info.has_chat_template
+    assert list(info.eos_token_ids) == [2]
+    assert "chat_template" not in json.loads(info.config_json)
+
+
+async def test_bad_requests(service: Service) -> None:
+    stub, bad = service.stub, grpc.StatusCode.INVALID_ARGUMENT
+    await fails(stub.Encode(tokenizer_pb2.EncodeRequest(texts=["x" * 1001]), timeout=SECONDS), bad, "1001", "1000")
+    await fails(stub.Encode(tokenizer_pb2.EncodeRequest(texts=["x"] * 1025), timeout=SECONDS), bad, "1025")
+    for messages in (b"", b"{", b"{}", b"[]", b"[1]"):
+        await fails(
+            stub.RenderChat(tokenizer_pb2.RenderChatRequest(messages_json=messages), timeout=SECONDS), bad, "messages"
+        )
+    own = tokenizer_pb2.RenderChatRequest(messages_json=b'[{"role":"user"}]', chat_template="x")
+    await fails(stub.RenderChat(own, timeout=SECONDS), bad, "--trust-request-chat-template")
+
+
+async def test_a_session(service: Service) -> None:
+    encoded = await service.stub.Encode(tokenizer_pb2.EncodeRequest(texts=["one. two", "three"]), timeout=SECONDS)
+    first, second = (list(sequence.token_ids) for sequence in encoded.sequences)
+    call = service.stub.DetokenizeSession(timeout=SECONDS)
+    frame = tokenizer_pb2.DetokenizeSessionRequest()
+    frame.opens.add(stream_id=7, stop_strings=["."])
+    frame.opens.add(stream_id=8, stop_strings=[""])
+    frame.opens.add(stream_id=9)
+    frame.tokens.add(stream_id=7, token_ids=first)
+    frame.tokens.add(stream_id=8, token_ids=second)
+    frame.tokens.add(stream_id=9, token_ids=[*second, 2], is_last=True, drop_last_token=True, lookup_token_ids=[2])
+    frame.tokens.add(stream_id=7, token_ids=first)
+    await call.write(frame)
+    answer = await call.read()
+    stopped, refused, whole, late = answer.deltas
+    assert (stopped.text, stopped.stop_string) == ("one", ".")
+    assert "1 to 256 characters" in refused.error
+    assert (whole.text, list(whole.lookup_token_bytes)) == ("three", [b"</s>"])
+    assert "7 is not open" in late.error
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+
+
+async def test_no_chat_template(folders: dict[str, Path]) -> None:
+    running = Service(folders["byte_level"])
+    await running.wait_serving()
+    request = tokenizer_pb2.RenderChatRequest(messages_json=b'[{"role":"user","content":"hi"}]')
+    call = running.stub.RenderChat(request, timeout=SECONDS)
+    await fails(call, grpc.StatusCode.FAILED_PRECONDITION, "/v1/completions", "--chat-template")
+    assert await running.close() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([str(ROOT / "docs")], "tokenizer.json"),
+        (["/no/such/folder"], "no such folder"),
+        ([], "Name a model"),
+        ([str(ROOT / "docs"), "--chat-template", "/no/file"], "tokenizer.json"),
+    ],
+)
+def test_mistakes_at_the_start(arguments: list[str], message: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "quire", "tokenizer", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30
+    )
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_template_file_that_is_not_there(folders: dict[str, Path]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "quire", "tokenizer", str(folders["byte_level"]), "--chat-template", "/no/file"],
+        cwd=ROOT, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert (result.returncode, "--chat-template /no/file" in result.stderr) == (1, True)
