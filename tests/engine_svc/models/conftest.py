@@ -1,0 +1,27 @@
+"""Model folders, made once each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny_models import make_model
+
+ModelFolder = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """model_folder(family, **changes) → folder."""
+    made: dict[str, Path] = {}
+
+    def get(family: str, **changes: Any) -> Path:
+        key = f"{family} {sorted(changes.items())}"
+        if key not in made:
+            made[key] = make_model(tmp_path_factory.mktemp(family), family, **changes)
+        return made[key]
+
+    return get

@@ -1,0 +1,150 @@
+"""Greedy float32 output of the engine equals Transformers', token for token, however the work is cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine_svc.models.conftest import ModelFolder
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.tiny_models import FAMILIES, ROPES, reference_logprobs, reference_tokens
+
+PROMPTS = random_prompts(1, 5, 16, 17, 40, 90)
+
+
+def check(folder: Path, prompts: list[list[int]] = PROMPTS, **options: Any) -> None:
+    expected = reference_tokens(folder, prompts, GREEDY.max_tokens or 0)
+    with running_engine(folder, **options) as engine:
+        assert tokens(run(engine, prompts)) == expected
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(model_folder: ModelFolder, family: str, backend: str) -> None:
+    check(model_folder(family), attention_backend=backend)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_rope_scalings(model_folder: ModelFolder, rope: str) -> None:
+    check(model_folder("llama", rope_parameters=ROPES[rope]))
+
+
+def test_dynamic_rope_past_the_trained_length(model_folder: ModelFolder) -> None:
+    """While decoding, where Transformers' result does not depend on how it was called."""
+    folder = model_folder("llama", rope_parameters=ROPES["dynamic"], max_position_embeddings=32)
+    (prompt,) = random_prompts(30)
+    expected = reference_tokens(folder, [prompt], 20)
+    with running_engine(folder) as engine:
+        assert tokens(run(engine, [prompt], replace(GREEDY, max_tokens=20))) == expected
+
+
+@pytest.mark.parametrize("budget", [1, 7, 16, 33])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_chunked_prefill(model_folder: ModelFolder, family: str, budget: int) -> None:
+    check(model_folder(family), max_num_batched_tokens=budget)
+
+
+@pytest.mark.parametrize("block_size", [8, 32])
+def test_block_sizes(model_folder: ModelFolder, block_size: int) -> None:
+    check(model_folder("mistral"), block_size=block_size)
+
+
+def test_without_chunks_and_without_prefix_cache(model_folder: ModelFolder) -> None:
+    check(model_folder("qwen3"), enable_chunked_prefill=False, enable_prefix_caching=False)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_prefix_cache_hits(model_folder: ModelFolder, family: str) -> None:
+    folder = model_folder(family)
+    (shared,) = random_prompts(70)
+    prompts = [shared + tail for tail in random_prompts(3, 20, 1, seed=1)] + [shared]
+    expected = reference_tokens(folder, prompts, 24)
+    with running_engine(folder) as engine:
+        run(engine, [shared])
+        outputs = run(engine, prompts)
+    assert tokens(outputs) == expected
+    assert [output.usage.cached_prompt_tokens for (output,) in outputs if output.usage] == [64] * 4
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_preemption(model_folder: ModelFolder, family: str) -> None:
+    """A cache that cannot hold all: sequences lose their blocks and compute them again."""
+    folder = model_folder(family)
+    prompts = random_prompts(30, 31, 32, 33, 34)
+    sampling = replace(GREEDY, max_tokens=40)
+    expected = reference_tokens(folder, prompts, 40)
+    with running_engine(folder, num_blocks=14, enable_prefix_caching=False) as engine:
+        outputs = run(engine, prompts, sampling)
+        assert engine.load().counters.preemptions > 0
+    assert tokens(outputs) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-untied", "qwen2", "qwen3"])
+def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
+    check(model_folder(family), tensor_parallel_size=2, cpu_threads=1)
+
+
+def test_sharded_checkpoint(model_folder: ModelFolder) -> None:
+    folder = model_folder("llama", max_shard_size="50KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    check(folder)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_close(model_folder: ModelFolder, dtype: str) -> None:
+    """The sampled token's log-probability by the engine, against float64 on the same tokens."""
+    folder = model_folder("llama", initializer_range=0.1)
+    (prompt,) = random_prompts(40)
+    with running_engine(folder, dtype=dtype) as engine:
+        ((output,),) = run(engine, [prompt], replace(GREEDY, logprobs=0))
+    expected = reference_logprobs(folder, prompt + output.token_ids)[len(prompt) - 1 : -1]
+    found = torch.tensor([position.logprobs[0] for position in output.logprobs])
+    exact = expected.gather(1, torch.tensor(output.token_ids)[:, None])[:, 0].float()
+    assert (found - exact).abs().max() < (0.1 if dtype == "bfloat16" else 0.02)
+
+
+def test_logprobs(model_folder: ModelFolder) -> None:
+    folder = model_folder("qwen2", initializer_range=0.1)
+    prompts = random_prompts(20, 70)
+    with running_engine(folder, max_num_batched_tokens=32) as engine:
+        outputs = run(engine, prompts, replace(GREEDY, logprobs=3, prompt_logprobs=2))
+    for prompt, (output,) in zip(prompts, outputs, strict=True):
+        every = reference_logprobs(folder, prompt + output.token_ids)[:-1]
+        assert len(output.prompt_logprobs) == len(prompt) - 1
+        positions = output.prompt_logprobs + output.logprobs
+        for row, token, position, count in zip(
+            every, (prompt + output.token_ids)[1:], positions, [2] * (len(prompt) - 1) + [3] * 24, strict=True
+        ):
+            assert position.token_ids[0] == token
+            assert position.logprobs[0] == pytest.approx(row[token].item(), abs=1e-4)
+            assert position.rank == int((row > row[token]).sum()) + 1
+            best = row.topk(count)
+            assert position.token_ids[1:] == best.indices.tolist()
+            assert position.logprobs[1:] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_choices_share_the_prompt_and_are_those_of_single_requests(model_folder: ModelFolder) -> None:
+    folder = model_folder("llama", initializer_range=0.05)
+    (prompt,) = random_prompts(50)
+    sampling = replace(GREEDY, temperature=1.0, n=4, seed=7)
+    with running_engine(folder) as engine:
+        ((*choices,),) = run(engine, [prompt], sampling)
+        ((again,),) = run(engine, [prompt], replace(sampling, n=1))
+    assert len({tuple(choice.token_ids) for choice in choices}) == 4
+    assert again.token_ids == choices[0].token_ids
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch(model_folder: ModelFolder) -> None:
+    folder = model_folder("llama", initializer_range=0.05)
+    prompts = random_prompts(10, 20, 30, 33)
+    sampling = replace(GREEDY, temperature=0.9, top_p=0.95, top_k=50, seed=3, presence_penalty=0.5)
+    with running_engine(folder) as engine:
+        together = tokens(run(engine, prompts, sampling))
+        alone = [tokens(run(engine, [prompt], sampling))[0] for prompt in prompts]
+    with running_engine(folder, num_blocks=10, max_num_batched_tokens=16) as engine:
+        preempted = tokens(run(engine, prompts, sampling))
+    assert together == alone == preempted

@@ -1,0 +1,86 @@
+"""A whole engine in this process: real executor, real scheduler, no wire."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine_svc.engine import Engine, EngineConfig
+from engine_svc.executor.base import create_executor
+from engine_svc.outputs import FinishReason, Usage
+from engine_svc.plan import PositionLogprobs
+from engine_svc.request import GenerationRequest, SamplingParameters
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+from tests.support.tiny_models import VOCAB_SIZE
+
+GREEDY = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+@dataclass
+class Output:
+    """All that came for one choice."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    usage: Usage | None = None
+
+
+@contextmanager
+def running_engine(folder: Path, num_blocks: int = 256, **options: Any) -> Iterator[Engine]:
+    """An engine of float32 unless the options say otherwise; proves at its end that nothing leaked."""
+    chosen = EngineOptions(**({"dtype": "float32", "use_tqdm_on_load": False} | options))
+    executor = create_executor(chosen)
+    try:
+        spec = executor.load(ModelOptions(model=str(folder)), chosen)
+        executor.allocate(num_blocks)
+        engine = Engine(
+            executor,
+            EngineConfig(
+                num_blocks, spec.block_size, min(spec.max_model_len, num_blocks * spec.block_size),
+                chosen.max_num_seqs, chosen.max_num_batched_tokens, chosen.enable_chunked_prefill,
+                chosen.enable_prefix_caching, chosen.scheduling_policy,
+            ),
+        )  # fmt: skip
+        yield engine
+        engine.check()
+    finally:
+        executor.close()
+
+
+def run(
+    engine: Engine, prompts: list[list[int]], sampling: SamplingParameters = GREEDY, **fields: Any
+) -> list[list[Output]]:
+    """Runs requests to their end; outputs by request and choice."""
+    first = random.getrandbits(40)
+    for index, prompt in enumerate(prompts):
+        engine.add(first + index, GenerationRequest(f"r{first + index}", prompt, sampling, **fields))
+    outputs = [[Output() for _ in range(sampling.n)] for _ in prompts]
+    while engine.has_work:
+        for delta in engine.step():
+            assert delta.error is None, delta.error
+            output = outputs[delta.key - first][delta.choice_index]
+            output.token_ids += delta.token_ids
+            output.logprobs += delta.logprobs or []
+            output.prompt_logprobs += delta.prompt_logprobs or []
+            output.finish_reason = delta.finish_reason or output.finish_reason
+            output.stop_token_id = delta.stop_token_id
+            output.usage = delta.usage or output.usage
+    return outputs
+
+
+def tokens(outputs: list[list[Output]]) -> list[list[int]]:
+    """The tokens of each request's first choice."""
+    return [choices[0].token_ids for choices in outputs]
+
+
+def random_prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
+    generator = random.Random(seed)
+    return [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]

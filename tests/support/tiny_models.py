@@ -1,0 +1,76 @@
+"""Tiny random models of each family, and what Transformers says to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB_SIZE = 160
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None,
+    "eos_token_id": None, "pad_token_id": 0,
+    # Wide enough apart that the likeliest token is never a matter of rounding.
+    "initializer_range": 0.3,
+}  # fmt: skip
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "llama-untied": ("Llama", {"tie_word_embeddings": False, "num_key_value_heads": 4, "attention_bias": True}),
+    "llama-mlp-bias": ("Llama", {"tie_word_embeddings": True, "mlp_bias": True, "head_dim": 32}),
+    "mistral": ("Mistral", {"sliding_window": 16, "head_dim": 16}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+}
+
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64},
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    },
+}  # fmt: skip
+
+
+def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **changes: Any) -> Path:
+    """Saves a float32 model; the same family and changes give the same weights."""
+    name, config = FAMILIES[family]
+    torch.manual_seed(0)
+    config_class = getattr(transformers, f"{name}Config")
+    model = getattr(transformers, f"{name}ForCausalLM")(config_class(**(_SHAPE | config | changes)))
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("bias") or "norm" in parameter_name:
+            torch.nn.init.normal_(parameter, mean=float("norm" in parameter_name), std=0.2)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def reference_tokens(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """The likeliest continuation of each prompt by Transformers."""
+    model = load_reference(folder)
+    outputs = []
+    for prompt in prompts:
+        inputs = torch.tensor([prompt])
+        with torch.inference_mode():
+            output = model.generate(
+                inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=num_tokens, do_sample=False
+            )
+        outputs.append(output[0, len(prompt) :].tolist())
+    return outputs
+
+
+def reference_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
+    """[tokens, vocabulary], in float64."""
+    model = load_reference(folder).double()
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+
+
+def load_reference(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
