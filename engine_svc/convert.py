@@ -7,9 +7,10 @@ from typing import Any
 
 from engine_svc.kv_cache.events import BlocksRemoved, BlocksStored, EventBatch, KvEvent
 from engine_svc.model_info import ModelInfo
-from engine_svc.outputs import FinishReason, HistogramSnapshot, Load, SequenceDelta, Usage
+from engine_svc.outputs import FinishReason, Load, SequenceDelta, Usage
 from engine_svc.plan import PositionLogprobs
 from engine_svc.request import GenerationRequest, SamplingParameters
+from quire.histogram import HistogramSnapshot
 from quire.rpc.status import to_request_error
 from quire.v1 import common_pb2, engine_pb2
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine_svc.outputs import Counters, HistogramSnapshot, Load
+from engine_svc.outputs import Counters, Load
 from quire.errors import Unavailable
+from quire.histogram import HistogramSnapshot
 
 
 class EngineCollector(Collector):

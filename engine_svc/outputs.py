@@ -9,6 +9,7 @@ import msgspec
 
 from engine_svc.plan import PositionLogprobs
 from quire.errors import QuireError
+from quire.histogram import HistogramSnapshot
 
 
 class FinishReason(enum.Enum):
@@ -46,15 +47,6 @@ class SequenceDelta(msgspec.Struct, frozen=True):
     is_final: bool = False  # the last delta of the request
     usage: Usage | None = None  # on the final one
     error: QuireError | None = None
-
-
-@dataclass(frozen=True)
-class HistogramSnapshot:
-    """Observations per bucket (one more than bounds) and their sum."""
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    sum: float
 
 
 @dataclass(frozen=True)

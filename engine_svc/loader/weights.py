@@ -45,9 +45,10 @@ def load_weights(model: Decoder, folder: Path, progress: bool) -> None:
 
 def parameter_name(name: str, packed: dict[str, tuple[str, str]]) -> tuple[str, str]:
     """(name of the parameter, which part of it) of a checkpoint's tensor."""
-    *path, module, kind = name.removeprefix("model.").split(".")
+    path, _, kind = name.removeprefix("model.").rpartition(".")
+    parent, _, module = path.rpartition(".")
     module, part = packed.get(module, (module, ""))
-    return ".".join((*path, module, kind)), part
+    return ".".join(filter(None, (parent, module, kind))), part
 
 
 def randomize_weights(model: Decoder, seed: int) -> None:

@@ -34,6 +34,7 @@ from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 
 DEFAULT_BLOCK_SIZE = 16
+_SCORED_ROWS = 256
 _DTYPES = {
     "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
     "half": torch.float16,
@@ -168,9 +169,15 @@ class Runner:
             last = min(batch.metadata.seq_lens_host[index], num_prompt - 1)
             if last > first:
                 start = batch.query_start[index]
-                logits = self._model.logits(hidden[start : start + last - first])
                 targets = torch.from_numpy(self._buffers.token_ids[slot, first + 1 : last + 1]).to(self._device)
-                found[slot] = position_logprobs(logits, targets, [count] * (last - first))
+                found[slot] = self._score(hidden[start : start + last - first], targets, count)
+        return found
+
+    def _score(self, hidden: torch.Tensor, targets: torch.Tensor, count: int) -> list[PositionLogprobs]:
+        """A few rows at a time: the logits of a whole chunk of the prompt could take gigabytes."""
+        found: list[PositionLogprobs] = []
+        for rows, tokens in zip(hidden.split(_SCORED_ROWS), targets.split(_SCORED_ROWS), strict=True):
+            found += position_logprobs(self._model.logits(rows), tokens, [count] * len(tokens))
         return found
 
 

@@ -86,23 +86,36 @@ class Sampler:
         slots: list[int],
         num_tokens: list[int],
     ) -> None:
-        """Overwrites the greedy choice of the rows that sample."""
-        rows = [row for row, plan in enumerate(plans) if plan.temperature > 0]
-        if not rows:
-            return
-        chosen = [plans[row] for row in rows]
+        """Overwrites the greedy choice of the rows that sample.
+
+        Rows with top-k or top-p draw along the sorted vocabulary and the others along the plain one: each row by its
+        own plan, so that its token does not depend on the rows beside it.
+        """
+        for truncated in (False, True):
+            rows = [r for r, plan in enumerate(plans) if plan.temperature > 0 and _truncates(plan) == truncated]
+            if rows:
+                drawn = self._draw(logits, [plans[r] for r in rows], rows, slots, num_tokens)
+                token_ids[rows] = drawn.clamp_(max=self._vocab_size - 1)
+
+    def _draw(
+        self, logits: torch.Tensor, plans: list[SamplingPlan], rows: list[int], slots: list[int], num_tokens: list[int]
+    ) -> torch.Tensor:
+        """A token for each of the rows, which all sort or all do not."""
         noise = uniforms(self._seeds[[slots[row] for row in rows]], np.array([num_tokens[r] for r in rows], np.uint64))
 
         def column(values: list[float], neutral: float) -> torch.Tensor | None:
             return None if all(v == neutral for v in values) else torch.tensor(values, device=self._device)
 
-        top_k = [min(plan.top_k, self._vocab_size) for plan in chosen]
-        drawn = draw(
-            logits if len(rows) == len(plans) else logits[rows],
-            torch.tensor([plan.temperature for plan in chosen], device=self._device),
+        top_k = [min(plan.top_k, self._vocab_size) for plan in plans]
+        return draw(
+            logits if len(rows) == len(logits) else logits[rows],
+            torch.tensor([plan.temperature for plan in plans], device=self._device),
             torch.tensor(top_k, device=self._device) if any(top_k) else None,
-            column([plan.top_p for plan in chosen], 1.0),
-            column([plan.min_p for plan in chosen], 0.0),
+            column([plan.top_p for plan in plans], 1.0),
+            column([plan.min_p for plan in plans], 0.0),
             torch.from_numpy(noise.astype(np.float32)).to(self._device).clamp_(max=1 - 2**-24),
         )
-        token_ids[rows] = drawn.clamp_(max=self._vocab_size - 1)
+
+
+def _truncates(plan: SamplingPlan) -> bool:
+    return plan.top_k > 0 or plan.top_p < 1.0

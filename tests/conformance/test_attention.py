@@ -1,0 +1,138 @@
+"""Every attention backend against dense attention in float64, over random batches of a paged cache."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionShape, create_backend
+
+BLOCK_SIZE, NUM_BLOCKS = 16, 64
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+@dataclass
+class Sequence:
+    """One sequence: what is cached, what is new, where it lives."""
+
+    computed: int
+    new: int
+    blocks: list[int]
+
+
+def make_sequences(lengths: list[tuple[int, int]], seed: int) -> list[Sequence]:
+    free = list(range(NUM_BLOCKS))
+    random.Random(seed).shuffle(free)
+    return [
+        Sequence(computed, new, [free.pop() for _ in range(-(-(computed + new) // BLOCK_SIZE))])
+        for computed, new in lengths
+    ]
+
+
+def metadata_of(sequences: list[Sequence], device: torch.device) -> AttentionMetadata:
+    new = [sequence.new for sequence in sequences]
+    lengths = [sequence.computed + sequence.new for sequence in sequences]
+    width = max(len(sequence.blocks) for sequence in sequences)
+    slots = [
+        sequence.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        for sequence in sequences
+        for position in range(sequence.computed, sequence.computed + sequence.new)
+    ]
+    table = [sequence.blocks + [0] * (width - len(sequence.blocks)) for sequence in sequences]
+    return AttentionMetadata(
+        query_start_loc=torch.tensor([0, *torch.tensor(new).cumsum(0).tolist()], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        block_table=torch.tensor(table, dtype=torch.int32, device=device),
+        slot_mapping=torch.tensor(slots, device=device),
+        query_lens_host=new, seq_lens_host=lengths, max_query_len=max(new), max_seq_len=max(lengths),
+    )  # fmt: skip
+
+
+def dense(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+) -> torch.Tensor:
+    """One sequence in float64: query [new, heads, dim], key and value [all, kv_heads, dim]."""
+    query, key, value = query.double(), key.double(), value.double()
+    group = query.shape[1] // key.shape[1]
+    output = torch.empty_like(query)
+    for row in range(len(query)):
+        position = len(key) - len(query) + row
+        first = 0 if window is None else max(0, position - window + 1)
+        for head in range(query.shape[1]):
+            keys, values = key[first : position + 1, head // group], value[first : position + 1, head // group]
+            output[row, head] = torch.softmax(keys @ query[row, head] * scale, dim=0) @ values
+    return output
+
+
+def check_backend(backend: AttentionBackend, lengths: list[tuple[int, int]], window: int | None, seed: int = 0) -> None:
+    """Fills the cache with what is computed, then runs the new tokens and compares them."""
+    shape = backend.shape
+    torch.manual_seed(seed)
+    sequences = make_sequences(lengths, seed)
+    (cache,) = backend.allocate(NUM_BLOCKS, 1)
+    scale = shape.head_dim**-0.5
+
+    def forward(parts: list[Sequence], tensors: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
+        query, key, value = (torch.cat(column).to(shape.device, shape.dtype) for column in zip(*tensors, strict=True))
+        prepared = backend.prepare(metadata_of(parts, shape.device))
+        return backend.forward(query, key, value, cache, prepared, scale=scale, sliding_window=window)
+
+    def random_tokens(count: int, heads: int) -> torch.Tensor:
+        return torch.randn(count, heads, shape.head_dim).to(shape.dtype)
+
+    whole = [
+        tuple(
+            random_tokens(sequence.computed + sequence.new, heads)
+            for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+        )
+        for sequence in sequences
+    ]
+    before = [(s, t) for s, t in zip(sequences, whole, strict=True) if s.computed]
+    if before:
+        past = [Sequence(0, s.computed, s.blocks) for s, _ in before]
+        forward(past, [tuple(t[: s.computed] for t in tensors) for s, tensors in before])
+    found = forward(sequences, [tuple(t[s.computed :] for t in ts) for s, ts in zip(sequences, whole, strict=True)])
+    start = 0
+    for sequence, (query, key, value) in zip(sequences, whole, strict=True):
+        expected = dense(query[sequence.computed :], key, value, scale, window)
+        rows = found[start : start + sequence.new].cpu().double()
+        torch.testing.assert_close(rows, expected, atol=TOLERANCE[shape.dtype], rtol=TOLERANCE[shape.dtype])
+        start += sequence.new
+
+
+BATCHES: dict[str, list[tuple[int, int]]] = {
+    "one token": [(0, 1)],
+    "one prompt": [(0, 37)],
+    "prompts": [(0, 5), (0, 16), (0, 33)],
+    "chunks": [(16, 20), (7, 9), (40, 1)],
+    "decode": [(0, 1), (15, 1), (16, 1), (17, 1), (100, 1)],
+    "mixed": [(50, 1), (0, 20), (31, 1), (32, 17), (3, 1)],
+}
+
+
+def make_backend(name: str, **changes: Any) -> AttentionBackend:
+    fields = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "dtype": torch.float32} | changes
+    return create_backend(name, AttentionShape(block_size=BLOCK_SIZE, device=torch.device("cpu"), **fields))
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+@pytest.mark.parametrize("window", [None, 1, 12, 64])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_batches(name: str, window: int | None, batch: str) -> None:
+    check_backend(make_backend(name), BATCHES[batch], window)
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 8), (4, 4, 16), (8, 1, 64), (6, 3, 80)])
+def test_shapes(name: str, heads: int, kv_heads: int, dim: int) -> None:
+    backend = make_backend(name, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
+    check_backend(backend, BATCHES["mixed"], None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    check_backend(make_backend("cpu", dtype=dtype), BATCHES["mixed"], 24)

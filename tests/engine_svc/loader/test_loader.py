@@ -1,0 +1,170 @@
+"""Model folders: as Transformers 4 and 5 write them, and what is wrong with the broken ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine_svc.executor.base import create_executor
+from engine_svc.kv_cache.sizing import size_kv_cache
+from engine_svc.plan import KvCacheSpec
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+from tests.support.run_engine import random_prompts, run, running_engine, tokens
+from tests.support.tiny_models import ROPES, make_model
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "llama", "llama-untied", rope_parameters=ROPES["linear"])
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A model's folder, to be changed."""
+    return Path(shutil.copytree(original, tmp_path / "model"))
+
+
+def load(folder: Path, **options: Any) -> KvCacheSpec:
+    chosen = EngineOptions(**options)
+    executor = create_executor(chosen)
+    try:
+        return executor.load(ModelOptions(model=str(folder)), chosen)
+    finally:
+        executor.close()
+
+
+def change_config(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path)
+
+
+def as_transformers_4(config: dict[str, Any]) -> None:
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope["rope_theta"]
+    config["rope_scaling"] = {"type": rope["rope_type"], "factor": rope["factor"]}
+    config["torch_dtype"] = config.pop("dtype")
+
+
+def test_a_folder_of_transformers_4(folder: Path, original: Path) -> None:
+    change_config(folder, as_transformers_4)
+    prompts = random_prompts(5, 40)
+    with running_engine(original) as new, running_engine(folder) as old:
+        assert tokens(run(new, prompts)) == tokens(run(old, prompts))
+
+
+@pytest.mark.parametrize(
+    ("saved", "dtype", "expected"),
+    [
+        ("float32", "auto", "float32"),
+        ("bfloat16", "auto", "bfloat16"),
+        ("bfloat16", "half", "float16"),
+        ("float32", "bfloat16", "bfloat16"),
+    ],
+)
+def test_dtype(folder: Path, saved: str, dtype: str, expected: str) -> None:
+    change_config(folder, lambda config: config.update(dtype=saved))
+    assert load(folder, dtype=dtype).dtype == expected
+
+
+def test_overrides(folder: Path) -> None:
+    assert load(folder, hf_overrides={"max_position_embeddings": 64}).max_model_len == 128  # linear, factor 2
+
+
+def test_dummy_weights_need_no_file(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert load(folder, load_format="dummy").vocab_size == 160
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(text)  # type: ignore[func-returns-value]  # the count is not used
+
+
+def configured(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: change_config(folder, lambda config: config.update(changes))
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+    return lambda folder: change_weights(folder, change)
+
+
+def only_pickles(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+NORM = "model.norm.weight"
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no config": (remove("config.json"), r"no model folder.*config\.json"),
+    "no JSON": (write("config.json", "{"), r"config\.json cannot be read"),
+    "architecture": (configured(architectures=["GPTJForCausalLM"]), "GPTJForCausalLM.*Supported: LlamaForCausalLM"),
+    "no architecture": (configured(architectures=None), "Supported: LlamaForCausalLM"),
+    "activation": (configured(hidden_act="gelu"), "gelu.*silu"),
+    "quantized": (configured(quantization_config={"quant_method": "awq"}), "awq"),
+    "rope": (configured(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}), "longrope.*yarn"),
+    "no weights": (remove("model.safetensors"), "no .*safetensors"),
+    "pickles": (only_pickles, "pickles"),
+    "not safetensors": (write("model.safetensors", "x" * 100), "not a valid safetensors"),
+    "missing tensor": (weights(lambda tensors: tensors.pop(NORM)), r"lacks norm\.weight"),  # type: ignore[arg-type]  # pop's result is not used
+    "unknown tensor": (weights(lambda tensors: tensors.update(extra=torch.ones(1))), "no parameter for .*extra"),
+    "wrong shape": (weights(lambda tensors: tensors.update({NORM: torch.ones(3)})), NORM.replace(".", r"\.")),
+    "missing shard": (
+        write("model.safetensors.index.json", '{"weight_map": {"a": "model-1.safetensors"}}'), "model-1.*is missing",
+    ),
+    "index outside": (
+        write("model.safetensors.index.json", '{"weight_map": {"a": "../../etc/passwd"}}'), "not a file of the folder",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_folders(folder: Path, what: str) -> None:
+    spoil, message = BROKEN[what]
+    spoil(folder)
+    with pytest.raises(StartupError, match=message):
+        load(folder)
+
+
+def test_no_such_folder() -> None:
+    with pytest.raises(StartupError, match=r"/no/such.*Check the path"):
+        load(Path("/no/such"))
+
+
+def test_longer_than_the_model(folder: Path) -> None:
+    with pytest.raises(StartupError, match=r"--max-model-len 1000.*512 positions"):
+        load(folder, max_model_len=1000)
+
+
+@pytest.mark.parametrize("size", [3])
+def test_heads_that_cannot_be_split(folder: Path, size: int) -> None:
+    with pytest.raises(StartupError, match=f"--tensor-parallel-size {size}"):
+        load(folder, tensor_parallel_size=size, cpu_threads=1)
+
+
+def test_not_enough_memory_names_the_length_that_fits(folder: Path) -> None:
+    options = EngineOptions(kv_cache_memory_bytes=200_000)
+    spec = load(folder, kv_cache_memory_bytes=200_000)
+    with pytest.raises(StartupError, match=r"largest --max-model-len that fits is (\d+)") as caught:
+        size_kv_cache(spec, options)
+    fits = int(str(caught.value).split("fits is ")[1].split(".")[0])
+    assert size_kv_cache(load(folder, kv_cache_memory_bytes=200_000, max_model_len=fits), options).num_blocks > 0

@@ -1,0 +1,153 @@
+"""The sampler against definitions written out in float64, and against the frequencies they predict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from engine_svc.plan import SamplingPlan
+from engine_svc.sampling.noise import uniforms
+from engine_svc.sampling.sampler import Sampler
+
+VOCAB_SIZE = 12
+LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -2.0, -2.5, -3.0, -9.0])
+DRAWS = 20_000
+
+
+def sampler_for(plans: list[SamplingPlan], token_ids: list[int] | None = None, num_prompt: int = 0) -> Sampler:
+    sampler = Sampler(len(plans), VOCAB_SIZE, torch.device("cpu"))
+    for slot, plan in enumerate(plans):
+        sampler.add(slot, plan, token_ids or [0], num_prompt if token_ids else 1)
+    return sampler
+
+
+def frequencies(plan: SamplingPlan, logits: torch.Tensor = LOGITS) -> torch.Tensor:
+    """How often each token is drawn, over many positions of one seed."""
+    counts = torch.zeros(VOCAB_SIZE, dtype=torch.float64)
+    sampler = sampler_for([plan])
+    rows = 500
+    for start in range(1, DRAWS, rows):
+        output = sampler.sample(logits.repeat(rows, 1), [0] * rows, list(range(start, start + rows)))
+        counts += torch.bincount(output.token_ids, minlength=VOCAB_SIZE)
+    return counts / counts.sum()
+
+
+def expected(temperature: float, keep: torch.Tensor | None = None) -> torch.Tensor:
+    probabilities = torch.softmax(LOGITS.double() / temperature, 0)
+    if keep is not None:
+        probabilities = probabilities * keep
+    return probabilities / probabilities.sum()
+
+
+def kept(warper: Any, temperature: float = 1.0) -> torch.Tensor:
+    """The tokens that Transformers' own filter leaves."""
+    return torch.isfinite(warper(torch.zeros(1, 1, dtype=torch.long), (LOGITS / temperature)[None]))[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "keep"),
+    [
+        ({}, None),
+        ({"temperature": 0.5}, None),
+        ({"temperature": 1.7}, None),
+        ({"top_k": 3}, kept(transformers.TopKLogitsWarper(3))),
+        ({"top_k": 100}, None),
+        ({"top_p": 0.7}, kept(transformers.TopPLogitsWarper(0.7))),
+        ({"top_p": 0.01}, kept(transformers.TopPLogitsWarper(0.01))),
+        ({"temperature": 2.0, "top_p": 0.7}, kept(transformers.TopPLogitsWarper(0.7), 2.0)),
+        ({"min_p": 0.2}, kept(transformers.MinPLogitsWarper(0.2))),
+        ({"min_p": 0.2, "top_k": 2}, kept(transformers.TopKLogitsWarper(2))),
+    ],
+)
+def test_distribution(fields: dict[str, Any], keep: torch.Tensor | None) -> None:
+    wanted = expected(fields.get("temperature", 1.0), keep)
+    found = frequencies(SamplingPlan(seed=11, **fields))
+    assert (found[wanted == 0] == 0).all()
+    deviation = (wanted * (1 - wanted) / DRAWS).sqrt()
+    assert ((found - wanted).abs() <= 5 * deviation + 1e-9).all()
+
+
+def test_rows_do_not_see_each_other() -> None:
+    """The same slot state and position give the same token whatever else is in the batch."""
+    plans = [
+        SamplingPlan(temperature=0.0), SamplingPlan(seed=5, top_k=4), SamplingPlan(seed=6, top_p=0.9, min_p=0.05),
+        SamplingPlan(seed=7, presence_penalty=1.0, logit_bias=((3, 2.0),)), SamplingPlan(seed=8),
+    ]  # fmt: skip
+    together = sampler_for(plans).sample(LOGITS.repeat(5, 1), [0, 1, 2, 3, 4], [9, 10, 11, 12, 13])
+    for slot in range(5):
+        alone = sampler_for(plans).sample(LOGITS[None].clone(), [slot], [9 + slot])
+        assert alone.token_ids[0] == together.token_ids[slot]
+
+
+def test_greedy_takes_the_likeliest() -> None:
+    assert sampler_for([SamplingPlan(temperature=0.0)]).sample(LOGITS[None].clone(), [0], [1]).token_ids == 0
+
+
+@pytest.mark.parametrize("penalty", [1.3, 0.7])
+def test_repetition_penalty_as_transformers(penalty: float) -> None:
+    seen = [0, 5, 11]
+    plan = SamplingPlan(temperature=0.0, repetition_penalty=penalty, num_logprobs=0)
+    logits = LOGITS[None].clone()
+    sampler_for([plan], seen, num_prompt=2).sample(logits, [0], [3])
+    processor = transformers.RepetitionPenaltyLogitsProcessor(penalty)
+    torch.testing.assert_close(logits, processor(torch.tensor([seen]), LOGITS[None].clone()))
+
+
+def test_presence_and_frequency_count_output_only() -> None:
+    plan = SamplingPlan(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25)
+    logits = LOGITS[None].clone()
+    sampler_for([plan], [0, 0, 1, 2, 2], num_prompt=2).sample(logits, [0], [5])
+    change = torch.zeros(VOCAB_SIZE)
+    change[1], change[2] = -0.75, -1.0
+    torch.testing.assert_close(logits[0], LOGITS + change)
+
+
+def test_penalties_count_what_is_sampled() -> None:
+    sampler = sampler_for([SamplingPlan(temperature=0.0, frequency_penalty=2.0)])
+    found = [int(sampler.sample(LOGITS[None].clone(), [0], [position]).token_ids[0]) for position in range(1, 4)]
+    assert found == [0, 1, 2]
+
+
+def test_logit_bias_and_suppressed_tokens() -> None:
+    plan = SamplingPlan(temperature=0.0, logit_bias=((4, 100.0), (5, 90.0)), suppress_token_ids=(4,), min_tokens=2)
+    sampler = sampler_for([plan])
+    found = [int(sampler.sample(LOGITS[None].clone(), [0], [position]).token_ids[0]) for position in (1, 2, 3)]
+    assert found == [5, 5, 4]
+
+
+def test_logprobs_are_of_the_unmodified_logits() -> None:
+    plan = SamplingPlan(temperature=0.0, logit_bias=((4, 100.0),), num_logprobs=2)
+    output = sampler_for([plan]).sample(LOGITS[None].clone(), [0], [1])
+    logprobs = LOGITS.double().log_softmax(0)
+    assert output.logprobs[0].token_ids == [4, 0, 1]
+    assert output.logprobs[0].rank == 5
+    assert output.logprobs[0].logprobs == pytest.approx(logprobs[[4, 0, 1]].tolist(), abs=1e-6)
+
+
+def test_not_a_number_fails_its_sequence_only() -> None:
+    logits = LOGITS.repeat(2, 1)
+    logits[0, 3] = torch.nan
+    output = sampler_for([SamplingPlan(temperature=0.0)] * 2).sample(logits, [0, 1], [1, 1])
+    assert set(output.failed) == {0}
+    assert output.token_ids[1] == 0
+
+
+def test_noise_is_philox() -> None:
+    """Known answers of the generator's authors, for a key and counter of zeros and of ones."""
+    zeros = uniforms(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
+    assert zeros[0] == ((0x6627E8D5 << 32 | 0xE169C58D) >> 11) * 2.0**-53
+
+
+def test_noise_is_uniform_and_independent() -> None:
+    count = 100_000
+    noise = uniforms(np.full(count, 42, np.uint64), np.arange(count, dtype=np.uint64))
+    histogram = np.histogram(noise, bins=50, range=(0, 1))[0]
+    chi_squared = ((histogram - count / 50) ** 2 / (count / 50)).sum()
+    assert chi_squared < 95  # 49 degrees of freedom: p = 1e-4
+    assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 5 / count**0.5
+    other = uniforms(np.full(count, 43, np.uint64), np.arange(count, dtype=np.uint64))
+    assert abs(np.corrcoef(noise, other)[0, 1]) < 5 / count**0.5
