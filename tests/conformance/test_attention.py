@@ -119,20 +119,29 @@ def make_backend(name: str, **changes: Any) -> AttentionBackend:
     return create_backend(name, AttentionShape(block_size=BLOCK_SIZE, device=torch.device("cpu"), **fields))
 
 
-@pytest.mark.parametrize("name", ["reference", "cpu"])
+@pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
 @pytest.mark.parametrize("window", [None, 1, 12, 64])
 @pytest.mark.parametrize("batch", BATCHES)
 def test_batches(name: str, window: int | None, batch: str) -> None:
     check_backend(make_backend(name), BATCHES[batch], window)
 
 
-@pytest.mark.parametrize("name", ["reference", "cpu"])
+@pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 8), (4, 4, 16), (8, 1, 64), (6, 3, 80)])
 def test_shapes(name: str, heads: int, kv_heads: int, dim: int) -> None:
     backend = make_backend(name, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
     check_backend(backend, BATCHES["mixed"], None)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    check_backend(make_backend("cpu", dtype=dtype), BATCHES["mixed"], 24)
+# Triton's interpreter computes in numpy, which has no bfloat16: that one is tested on GPUs only.
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("cpu", torch.bfloat16), ("cpu", torch.float16), ("triton", torch.float16)]
+)
+def test_half_precision(name: str, dtype: torch.dtype) -> None:
+    check_backend(make_backend(name, dtype=dtype), BATCHES["mixed"], 24)
+
+
+@pytest.mark.parametrize("window", [None, 40, 300])
+def test_decode_over_several_parts(window: int | None) -> None:
+    """Longer than a part of the split decode kernel, and just at its edge."""
+    check_backend(make_backend("triton"), [(255, 1), (256, 1), (400, 1), (3, 1)], window)

@@ -148,3 +148,13 @@ def test_a_seed_gives_the_same_tokens_in_any_batch(model_folder: ModelFolder) ->
     with running_engine(folder, num_blocks=10, max_num_batched_tokens=16) as engine:
         preempted = tokens(run(engine, prompts, sampling))
     assert together == alone == preempted
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_triton_backend(model_folder: ModelFolder, family: str) -> None:
+    """In Triton's interpreter: few tokens, but every kernel in place."""
+    prompts = random_prompts(5, 20)
+    folder = model_folder(family)
+    with running_engine(folder, attention_backend="triton", max_num_batched_tokens=16) as engine:
+        found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=6)))
+    assert found == reference_tokens(folder, prompts, 6)

@@ -1,0 +1,83 @@
+"""The GPU backend: Triton kernels over the paged cache, prefill and decode each with its own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionShape
+from engine_svc.kernels.cache_write import write_cache
+from engine_svc.kernels.paged_decode import paged_decode
+from engine_svc.kernels.paged_prefill import TILE, paged_prefill
+from quire.errors import StartupError
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    metadata: AttentionMetadata
+    decoding: torch.Tensor  # int32 [sequences with one new token]
+    tile_sequences: torch.Tensor  # int32 [tiles of the other sequences]
+    tile_starts: torch.Tensor  # int32 [tiles], first query of the tile within its sequence
+
+
+class TritonBackend(AttentionBackend):
+    """The cache of a layer is [2, num_blocks, block_size, num_kv_heads, head_dim]."""
+
+    name = "triton"
+
+    def __init__(self, shape: AttentionShape) -> None:
+        """
+        Raises:
+            StartupError: there is no GPU to run the kernels on.
+        """
+        super().__init__(shape)
+        if shape.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise StartupError("--attention-backend triton needs a GPU; leave it at auto, or choose cpu.")
+
+    def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
+        """See AttentionBackend.allocate."""
+        shape = self.shape
+        size = (2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        return [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
+
+    def prepare(self, metadata: AttentionMetadata) -> _Prepared:
+        """Cuts the prompts into tiles; one copy to the device for all."""
+        query_lens = np.array(metadata.query_lens_host)
+        decoding = np.flatnonzero(query_lens == 1)
+        prefilling = np.flatnonzero(query_lens != 1)
+        tiles = -(-query_lens[prefilling] // TILE)
+        sequences = np.repeat(prefilling, tiles)
+        first = np.repeat(np.cumsum(tiles) - tiles, tiles)
+        starts = (np.arange(len(sequences)) - first) * TILE
+        packed = torch.from_numpy(np.concatenate((decoding, sequences, starts)).astype(np.int32))
+        if self.shape.device.type == "cuda":
+            packed = packed.pin_memory().to(self.shape.device, non_blocking=True)
+        return _Prepared(metadata, *packed.split((len(decoding), len(sequences), len(starts))))
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: _Prepared,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        """See AttentionBackend.forward."""
+        metadata = prepared.metadata
+        write_cache(key, value, cache, metadata.slot_mapping)
+        query = query.contiguous()
+        output = torch.empty_like(query)
+        where = (metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
+        if len(prepared.tile_sequences):
+            tiles = (prepared.tile_sequences, prepared.tile_starts)
+            paged_prefill(query, cache, output, *where, *tiles, scale, sliding_window)
+        if len(prepared.decoding):
+            longest = metadata.max_seq_len
+            paged_decode(query, cache, output, *where, prepared.decoding, longest, scale, sliding_window)
+        return output

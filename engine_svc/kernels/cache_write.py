@@ -1,0 +1,45 @@
+"""Writes new keys and values into the paged cache."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _write_kernel(
+    key_ptr,
+    value_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    slot_mapping_ptr,
+    key_stride,
+    value_stride,
+    ROW: tl.constexpr,
+    ROW_PADDED: tl.constexpr,
+):
+    """One program per token: copies its row of all kv heads."""
+    token = tl.program_id(0)
+    slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
+    column = tl.arange(0, ROW_PADDED)
+    inside = column < ROW
+    key = tl.load(key_ptr + token.to(tl.int64) * key_stride + column, mask=inside)
+    value = tl.load(value_ptr + token.to(tl.int64) * value_stride + column, mask=inside)
+    tl.store(key_cache_ptr + slot * ROW + column, key, mask=inside)
+    tl.store(value_cache_ptr + slot * ROW + column, value, mask=inside)
+
+
+def write_cache(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Puts each token's key and value into its slot.
+
+    Args:
+        key, value: [num_tokens, num_kv_heads, head_dim]; heads contiguous, tokens at any stride.
+        cache: [2, num_blocks, block_size, num_kv_heads, head_dim]
+        slot_mapping: int64 [num_tokens], block * block_size + offset.
+    """
+    row = key.shape[1] * key.shape[2]
+    _write_kernel[(key.shape[0],)](
+        key, value, cache[0], cache[1], slot_mapping, key.stride(0), value.stride(0),
+        ROW=row, ROW_PADDED=triton.next_power_of_2(row),
+    )  # fmt: skip

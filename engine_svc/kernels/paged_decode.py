@@ -1,0 +1,173 @@
+"""Attention of one new token per sequence over the paged cache, split along the keys.
+
+Each part of PART keys is attended to by a program of its own, and a second kernel combines the parts (Flash-Decoding,
+Dao et al. 2023). A part is always that long, so a sequence's result does not depend on the batch around it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+PART = 256
+
+
+@triton.jit
+def _decode_kernel(
+    query_ptr,
+    cache_ptr,
+    partial_ptr,
+    best_ptr,
+    total_ptr,
+    block_table_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    sequences_ptr,
+    scale_log2e,
+    query_stride,
+    block_table_stride,
+    value_offset,
+    num_parts,
+    WINDOW: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PART_KEYS: tl.constexpr,
+    TILE_N: tl.constexpr,
+):
+    """One program per sequence, kv head and part; the query heads of the kv head are the rows of its products."""
+    index = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    part = tl.program_id(2)
+    sequence = tl.load(sequences_ptr + index)
+    seq_len = tl.load(seq_lens_ptr + sequence)
+    first = part * PART_KEYS
+    last = tl.minimum(first + PART_KEYS, seq_len)
+    visible = 0
+    if WINDOW > 0:
+        visible = tl.maximum(seq_len - WINDOW, 0)
+    if (last <= first) | (last <= visible):
+        return
+
+    row = tl.load(query_start_ptr + sequence).to(tl.int64)
+    heads = tl.arange(0, GROUP_PADDED)
+    columns = tl.arange(0, DIM_PADDED)
+    in_dim = columns < DIM
+    row_mask = (heads < GROUP)[:, None] & in_dim[None, :]
+    query_offset = row * query_stride + (kv_head * GROUP + heads)[:, None] * DIM + columns[None, :]
+    query = tl.load(query_ptr + query_offset, mask=row_mask, other=0.0)
+
+    best = tl.full([GROUP_PADDED], -1.0e30, tl.float32)
+    total = tl.zeros([GROUP_PADDED], tl.float32)
+    result = tl.zeros([GROUP_PADDED, DIM_PADDED], tl.float32)
+    for begin in range(tl.maximum(first, visible // TILE_N * TILE_N), last, TILE_N):
+        keys = begin + tl.arange(0, TILE_N)
+        present = (keys < last) & (keys >= visible)
+        block = tl.load(block_table_ptr + sequence * block_table_stride + keys // BLOCK_SIZE, mask=present, other=0)
+        slot = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
+        offset = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
+        mask = present[:, None] & in_dim[None, :]
+        key = tl.load(cache_ptr + offset, mask=mask, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2e
+        scores = tl.where(present[None, :], scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_best[:, None])
+        shrink = tl.exp2(best - new_best)
+        value = tl.load(cache_ptr + value_offset + offset, mask=mask, other=0.0)
+        result = result * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        total = total * shrink + tl.sum(weights, axis=1)
+        best = new_best
+
+    out_row = (index * KV_HEADS * GROUP + kv_head * GROUP + heads).to(tl.int64) * num_parts + part
+    tl.store(partial_ptr + out_row[:, None] * DIM + columns[None, :], result, mask=row_mask)
+    tl.store(best_ptr + out_row, best, mask=heads < GROUP)
+    tl.store(total_ptr + out_row, total, mask=heads < GROUP)
+
+
+@triton.jit
+def _combine_kernel(
+    partial_ptr,
+    best_ptr,
+    total_ptr,
+    output_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    sequences_ptr,
+    output_stride,
+    num_parts,
+    WINDOW: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    PART_KEYS: tl.constexpr,
+):
+    """One program per sequence and query head: a softmax over the parts that it has."""
+    index = tl.program_id(0)
+    head = tl.program_id(1)
+    sequence = tl.load(sequences_ptr + index)
+    seq_len = tl.load(seq_lens_ptr + sequence)
+    columns = tl.arange(0, DIM_PADDED)
+    in_dim = columns < DIM
+    first_part = 0
+    if WINDOW > 0:
+        first_part = tl.maximum(seq_len - WINDOW, 0) // PART_KEYS
+    best = -1.0e30
+    total = 0.0
+    result = tl.zeros([DIM_PADDED], tl.float32)
+    for part in range(first_part, tl.cdiv(seq_len, PART_KEYS)):
+        row = (index * HEADS + head).to(tl.int64) * num_parts + part
+        part_best = tl.load(best_ptr + row)
+        new_best = tl.maximum(best, part_best)
+        shrink = tl.exp2(best - new_best)
+        weight = tl.exp2(part_best - new_best)
+        result = result * shrink + weight * tl.load(partial_ptr + row * DIM + columns, mask=in_dim, other=0.0)
+        total = total * shrink + weight * tl.load(total_ptr + row)
+        best = new_best
+    row = tl.load(query_start_ptr + sequence).to(tl.int64)
+    result = (result / total).to(output_ptr.dtype.element_ty)
+    tl.store(output_ptr + row * output_stride + head * DIM + columns, result, mask=in_dim)
+
+
+def paged_decode(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    output: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    sequences: torch.Tensor,
+    max_seq_len: int,
+    scale: float,
+    sliding_window: int | None,
+) -> None:
+    """Fills the rows of `output` that belong to `sequences`.
+
+    Args:
+        query, output: [num_tokens, num_heads, head_dim], contiguous.
+        cache: [2, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
+        block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
+        sequences: int32 [decoding], those with one new token.
+        max_seq_len: of any of them, at least.
+    """
+    num_heads, dim = query.shape[1:]
+    block_size, num_kv_heads = cache.shape[2:4]
+    group, count, num_parts = num_heads // num_kv_heads, sequences.shape[0], triton.cdiv(max_seq_len, PART)
+    partial = torch.empty((count, num_heads, num_parts, dim), dtype=torch.float32, device=query.device)
+    best = torch.empty((count, num_heads, num_parts), dtype=torch.float32, device=query.device)
+    total = torch.empty_like(best)
+    window, dim_padded = sliding_window or 0, max(16, triton.next_power_of_2(dim))
+    _decode_kernel[(count, num_kv_heads, num_parts)](
+        query, cache, partial, best, total, block_table, query_start_loc, seq_lens, sequences,
+        scale * 1.4426950408889634, query.stride(0), block_table.stride(0), cache.stride(0), num_parts,
+        WINDOW=window, GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), KV_HEADS=num_kv_heads,
+        DIM=dim, DIM_PADDED=dim_padded, BLOCK_SIZE=block_size, PART_KEYS=PART,
+        TILE_N=32 if query.dtype.itemsize == 4 else 64, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    _combine_kernel[(count, num_heads)](
+        partial, best, total, output, query_start_loc, seq_lens, sequences, output.stride(0), num_parts,
+        WINDOW=window, HEADS=num_heads, DIM=dim, DIM_PADDED=dim_padded, PART_KEYS=PART, num_warps=4,
+    )  # fmt: skip

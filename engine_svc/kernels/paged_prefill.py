@@ -1,0 +1,116 @@
+"""Causal attention of several new tokens per sequence over the paged cache, with an online softmax.
+
+The tiling is FlashAttention-2's (Dao 2023); keys and values are found through the block table as in PagedAttention
+(Kwon et al. 2023).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+# Queries of a tile. The same for all models and batches, so that a sequence's result does not depend on its batch.
+TILE = 64
+
+
+@triton.jit
+def _prefill_kernel(
+    query_ptr,
+    cache_ptr,
+    output_ptr,
+    block_table_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    tile_sequence_ptr,
+    tile_start_ptr,
+    scale_log2e,
+    query_stride,
+    block_table_stride,
+    value_offset,
+    WINDOW: tl.constexpr,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+):
+    """One program per tile of queries and head."""
+    tile = tl.program_id(0)
+    head = tl.program_id(1)
+    sequence = tl.load(tile_sequence_ptr + tile)
+    start = tl.load(tile_start_ptr + tile)  # first query of the tile, counted within its sequence
+    first_row = tl.load(query_start_ptr + sequence)
+    query_len = tl.load(query_start_ptr + sequence + 1) - first_row
+    seq_len = tl.load(seq_lens_ptr + sequence)
+
+    rows = start + tl.arange(0, TILE_M)
+    positions = seq_len - query_len + rows
+    columns = tl.arange(0, DIM_PADDED)
+    in_dim = columns < DIM
+    row_offset = (first_row + rows).to(tl.int64)[:, None] * query_stride + head * DIM + columns[None, :]
+    row_mask = (rows < query_len)[:, None] & in_dim[None, :]
+    query = tl.load(query_ptr + row_offset, mask=row_mask, other=0.0)
+
+    best = tl.full([TILE_M], -1.0e30, tl.float32)  # finite, so that a row that sees nothing yet stays a number
+    total = tl.zeros([TILE_M], tl.float32)
+    result = tl.zeros([TILE_M, DIM_PADDED], tl.float32)
+    last = tl.minimum(seq_len - query_len + start + TILE_M, seq_len)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(seq_len - query_len + start - WINDOW + 1, 0) // TILE_N * TILE_N
+    for begin in range(first, last, TILE_N):
+        keys = begin + tl.arange(0, TILE_N)
+        present = keys < last
+        block = tl.load(block_table_ptr + sequence * block_table_stride + keys // BLOCK_SIZE, mask=present, other=0)
+        slot = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
+        offset = (slot * KV_HEADS + head // GROUP)[:, None] * DIM + columns[None, :]
+        mask = present[:, None] & in_dim[None, :]
+        key = tl.load(cache_ptr + offset, mask=mask, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2e
+        seen = (keys[None, :] <= positions[:, None]) & present[None, :]
+        if WINDOW > 0:
+            seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_best[:, None])
+        shrink = tl.exp2(best - new_best)
+        value = tl.load(cache_ptr + value_offset + offset, mask=mask, other=0.0)
+        result = result * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        total = total * shrink + tl.sum(weights, axis=1)
+        best = new_best
+    result = result / tl.maximum(total, 1.0e-30)[:, None]
+    tl.store(output_ptr + row_offset, result.to(output_ptr.dtype.element_ty), mask=row_mask)
+
+
+def paged_prefill(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    output: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    tile_sequences: torch.Tensor,
+    tile_starts: torch.Tensor,
+    scale: float,
+    sliding_window: int | None,
+) -> None:
+    """Fills the rows of `output` that the tiles cover.
+
+    Args:
+        query, output: [num_tokens, num_heads, head_dim], contiguous.
+        cache: [2, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
+        block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
+        tile_sequences, tile_starts: int32 [tiles], of each tile of TILE queries.
+    """
+    num_heads, dim = query.shape[1:]
+    block_size, num_kv_heads = cache.shape[2:4]
+    _prefill_kernel[(tile_sequences.shape[0], num_heads)](
+        query, cache, output, block_table, query_start_loc, seq_lens, tile_sequences, tile_starts,
+        scale * 1.4426950408889634, query.stride(0), block_table.stride(0), cache.stride(0),
+        WINDOW=sliding_window or 0, GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
+        DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size,
+        TILE_M=TILE, TILE_N=32 if query.dtype.itemsize == 4 else 64, num_warps=4, num_stages=2,
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""The kernels compile for GPUs that are not here: what the interpreter accepts, the compiler may not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+CODE = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from engine_svc.kernels import cache_write, paged_decode, paged_prefill
+
+element = sys.argv[1]
+tile_n = 32 if element == "fp32" else 64
+shapes = [(4, 128, 16, 0), (1, 64, 16, 4096), (8, 80, 32, 0)]
+for group, dim, block_size, window in shapes:
+    padded = triton.next_power_of_2(dim)
+    common = {"WINDOW": window, "DIM": dim, "DIM_PADDED": padded}
+    paged = {"GROUP": group, "KV_HEADS": 8, "BLOCK_SIZE": block_size, "TILE_N": tile_n}
+    kernels = [
+        (paged_prefill._prefill_kernel, common | paged | {"TILE_M": paged_prefill.TILE}),
+        (paged_decode._decode_kernel,
+         common | paged | {"GROUP_PADDED": max(16, triton.next_power_of_2(group)), "PART_KEYS": paged_decode.PART}),
+        (paged_decode._combine_kernel, common | {"HEADS": 8 * group, "PART_KEYS": paged_decode.PART}),
+        (cache_write._write_kernel, {"ROW": 8 * dim, "ROW_PADDED": triton.next_power_of_2(8 * dim)}),
+    ]
+    types = {
+        "query_ptr": element, "key_ptr": element, "value_ptr": element, "cache_ptr": element, "output_ptr": element,
+        "key_cache_ptr": element, "value_cache_ptr": element, "partial_ptr": "fp32", "best_ptr": "fp32",
+        "total_ptr": "fp32", "slot_mapping_ptr": "i64",
+    }
+    for kernel, constants in kernels:
+        signature = {
+            name: "constexpr" if name in constants else "*" + types.get(name, "i32") if name.endswith("_ptr")
+            else "fp32" if name == "scale_log2e" else "i64" if name == "value_offset" else "i32"
+            for name in kernel.arg_names
+        }
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 2})
+        shared = compiled.metadata.shared
+        assert shared <= 96 * 1024, (kernel.__name__, shared)  # what every GPU since Ampere has
+        print(kernel.__name__, group, dim, shared)
+"""
+
+
+@pytest.mark.parametrize("element", ["bf16", "fp16", "fp32"])
+def test_compiles_for_a_hopper_gpu(element: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment.pop("TRITON_INTERPRET", None)
+    result = subprocess.run(
+        [sys.executable, "-c", CODE, element], env=environment, capture_output=True, text=True, timeout=110
+    )
+    assert result.returncode == 0, result.stderr[-3000:]

@@ -1,0 +1,41 @@
+"""The same checks on a real GPU: `make test ARGS="-m gpu"` on a machine that has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_svc.attention.base import AttentionShape, create_backend
+from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
+from tests.support.run_engine import random_prompts, run, running_engine, tokens
+from tests.support.tiny_models import make_model, reference_tokens
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 12, 300])
+@pytest.mark.parametrize("batch", [*BATCHES, "long"])
+def test_attention(dtype: torch.dtype, window: int | None, batch: str) -> None:
+    shape = AttentionShape(8, 2, 64, BLOCK_SIZE, dtype, torch.device("cuda"))
+    lengths = BATCHES.get(batch, [(255, 1), (300, 20), (0, 130), (256, 1)])
+    check_backend(create_backend("triton", shape), lengths, window)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 16), (6, 3, 80), (32, 8, 128), (16, 1, 256)])
+def test_shapes(heads: int, kv_heads: int, dim: int) -> None:
+    shape = AttentionShape(heads, kv_heads, dim, BLOCK_SIZE, torch.bfloat16, torch.device("cuda"))
+    check_backend(create_backend("triton", shape), BATCHES["mixed"], None)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+def test_engine(tmp_path: Path, family: str) -> None:
+    folder = make_model(tmp_path / family, family)
+    prompts = random_prompts(1, 17, 90)
+    with running_engine(folder, device="cuda", max_num_batched_tokens=33) as engine:
+        assert tokens(run(engine, prompts)) == reference_tokens(folder, prompts, 24)
