@@ -56,11 +56,13 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m quire.docs > docs/options.md
 
 bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.serving $(ARGS)
 
-# Writes the exact versions of what is installed now to constraints.txt.
+# Writes the exact versions of what is installed now to constraints.txt. Not those of triton and of NVIDIA's libraries:
+# they follow from torch's build.
 lock: $(VENV)/.installed-dev
-	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -v '^quire' > constraints.txt
+	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -vE '^(quire|triton|nvidia-|cuda-)' > constraints.txt
 
 clean:
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache

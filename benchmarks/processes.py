@@ -18,7 +18,8 @@ _STOP_SECONDS = 30
 @contextmanager
 def running_stack(model: str, arguments: Sequence[str]) -> Iterator[dict[str, list[int]]]:
     """Starts `quire serve` and yields service → process ids once it is ready; stops it at the end."""
-    command = [sys.executable, "-m", "quire", "serve", model, "--log-level", "warning", *arguments]
+    command = [sys.executable, "-m", "quire", "serve", model, "--log-level", "warning"]
+    command += ["--uvicorn-log-level", "warning", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         stdout = process.stdout

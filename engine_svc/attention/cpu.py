@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -49,8 +50,9 @@ class CpuBackend(AttentionBackend):
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
         """Per layer [2, num_kv_heads, num_blocks, block_size * head_dim]."""
         shape = self.shape
-        size = (2, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim)
-        return [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
+        size = (2, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim * shape.dtype.itemsize)
+        # numpy's zeros are pages that the system fills when they are first touched; torch would write gigabytes now.
+        return [torch.from_numpy(np.zeros(size, np.uint8)).view(shape.dtype) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> _Prepared:
         """Tells the sequences that decode from those that prefill."""

@@ -18,7 +18,7 @@ from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from tests.support.tiny_models import VOCAB_SIZE
 
-GREEDY = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
+GREEDY = SamplingParameters(temperature=0.0, max_tokens=64, ignore_eos=True)
 
 
 @dataclass

@@ -62,7 +62,7 @@ def test_prefix_cache_hits(model_folder: ModelFolder, family: str) -> None:
     folder = model_folder(family)
     (shared,) = random_prompts(70)
     prompts = [shared + tail for tail in random_prompts(3, 20, 1, seed=1)] + [shared]
-    expected = reference_tokens(folder, prompts, 24)
+    expected = reference_tokens(folder, prompts, 64)
     with running_engine(folder) as engine:
         run(engine, [shared])
         outputs = run(engine, prompts)
@@ -117,7 +117,7 @@ def test_logprobs(model_folder: ModelFolder) -> None:
         assert len(output.prompt_logprobs) == len(prompt) - 1
         positions = output.prompt_logprobs + output.logprobs
         for row, token, position, count in zip(
-            every, (prompt + output.token_ids)[1:], positions, [2] * (len(prompt) - 1) + [3] * 24, strict=True
+            every, (prompt + output.token_ids)[1:], positions, [2] * (len(prompt) - 1) + [3] * 64, strict=True
         ):
             assert position.token_ids[0] == token
             assert position.logprobs[0] == pytest.approx(row[token].item(), abs=1e-4)
