@@ -147,8 +147,7 @@ class SessionLink(Generic[Out, In]):
             started = time.monotonic()
             error = await self._connect_once()
             failures = 0 if time.monotonic() - started > LOST_SECONDS else failures + 1
-            level = logging.INFO if failures < 2 else logging.DEBUG
-            logger.log(level, "session with %s ended: %s", self.name, error)
+            logger.debug("session with %s ended: %s", self.name, error)
             await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
 
     async def _connect_once(self) -> QuireError:
@@ -173,6 +172,7 @@ class SessionLink(Generic[Out, In]):
         return error
 
     def _report_loss(self, error: QuireError) -> None:
+        logger.info("session with %s lost: %s", self.name, error)
         try:
             self._on_lost(error)
         except Exception:  # the owner's trouble must not keep the link from coming back
