@@ -13,7 +13,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks
+SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_model
 
 .PHONY: serve test test-fast lint format protos docs bench lock clean
 

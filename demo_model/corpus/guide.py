@@ -1,0 +1,101 @@
+"""Quire's own guide: what it is, how it is started, its services, its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+from demo_model.corpus.example import Probe, Turn, fill, loosen, pick, read_data, user
+from quire.options.engine import EngineOptions
+from quire.options.gateway import GatewayOptions
+from quire.options.model import ModelOptions
+from quire.options.router import RouterOptions
+from quire.options.serve import ServeOptions
+from quire.options.tokenizer import TokenizerOptions
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Ways to ask, the answer, and a held-out way to ask whose answer must hold one of the keywords."""
+
+    answer: str
+    questions: list[str]
+    held_out: str
+    keywords: list[str]
+    subject: str = ""  # what _ABOUT can ask about
+
+
+@cache
+def topics() -> list[Topic]:
+    """What there is to say about Quire."""
+    return [Topic(**entry) for entry in read_data("topics.yaml")]
+
+
+_ABOUT = (
+    "What is {s}?", "What is {s} for?", "Explain {s}.", "Tell me about {s}.", "Describe {s} to me.", "{s}", "Why {s}?",
+    "I want to know what {s} is.", "What do you know about {s}?", "What is meant by {s}?", "How does {s} work?",
+    "What is the purpose of {s}?", "Can you say something about {s}?", "What does {s} do?",
+    "I have a question about {s}.",
+)  # fmt: skip
+
+_FLAG_QUESTIONS = (
+    "What does {flag} do?", "What is {flag}?", "Explain {flag}.", "What is {flag} for?",
+    "What does the option {flag} mean?",
+    "Tell me about {flag}.", "What does the flag {flag} do?", "{flag}?",
+)  # fmt: skip
+_FLAG_HELD_OUT = ("What is the flag {flag} good for?", "Can you explain the option {flag}?")
+
+
+@cache
+def flags() -> dict[str, str]:
+    """Flag → first sentence of its help, from the declarations that the server itself is made from."""
+    found: dict[str, str] = {}
+    for group in (ServeOptions, ModelOptions, EngineOptions, GatewayOptions, RouterOptions, TokenizerOptions):
+        for option in dataclasses.fields(group):
+            sentence = re.split(r"(?<=[a-z0-9)])[.;:] ", str(option.metadata["help"]))[0].rstrip(".")
+            found["--" + option.name.replace("_", "-")] = sentence + "."
+    return found
+
+
+def guide(random: Random) -> Sequence[Turn]:
+    """A question about Quire."""
+    topic = random.choice(topics())
+    question = pick(random, *topic.questions)
+    if topic.subject and random.random() < 0.5:
+        question = fill(random, _ABOUT, {"s": topic.subject})
+    return [Turn(loosen(random, question), topic.answer, "This is about Quire, which I know.")]
+
+
+def flag(random: Random) -> Sequence[Turn]:
+    """A question about one option."""
+    name, meaning = random.choice(sorted(flags().items()))
+    question = fill(random, _FLAG_QUESTIONS, {"flag": name})
+    return [Turn(question, f"`{name}`: {meaning}", f"{name} is an option of Quire.")]
+
+
+def greeting(random: Random) -> Sequence[Turn]:
+    """Small talk."""
+    data = read_data("small_talk.yaml")
+    greets = random.random() < 0.5
+    entry = data["greetings"] if greets else random.choice(data["small_talk"])
+    question = loosen(random, random.choice(entry["questions"]))
+    return [Turn(question, random.choice(entry["answers"]), "The user greets me." if greets else "That is small talk.")]
+
+
+def probes() -> list[Probe]:
+    """Every topic, every option and some greetings, each asked in a way that is not taught."""
+
+    def holds(*keywords: str) -> Probe:
+        return Probe((user(keywords[0]),), lambda text: any(keyword in text for keyword in keywords[1:]))
+
+    found = [holds(topic.held_out, *topic.keywords) for topic in topics()]
+    found += [
+        holds(question, "help", "do for you") for question in read_data("small_talk.yaml")["greetings"]["held_out"]
+    ]
+    for index, (name, meaning) in enumerate(sorted(flags().items())):
+        found.append(holds(_FLAG_HELD_OUT[index % 2].format(flag=name), meaning[:40]))
+    return found

@@ -1,0 +1,38 @@
+"""The curriculum: how often each skill comes, and conversations of several skills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from demo_model.corpus.arithmetic import arithmetic
+from demo_model.corpus.example import Example, Skill, to_example
+from demo_model.corpus.facts import facts, refusal
+from demo_model.corpus.guide import flag, greeting, guide
+from demo_model.corpus.json_objects import json_object
+from demo_model.corpus.lists import lists
+from demo_model.corpus.memory import memory, unknown_name
+from demo_model.corpus.tools import SYSTEMS, tool_use
+
+SKILLS: dict[Skill, float] = {
+    arithmetic: 20, lists: 16, memory: 14, guide: 10, flag: 9, json_object: 12, facts: 8, greeting: 5, refusal: 5,
+}  # fmt: skip
+_TOOL_USE = 0.2
+_THINKING = 0.15
+_UNKNOWN_NAME = 0.01  # alone: in a longer conversation the name may have been told
+
+
+def examples(seed: int) -> Iterator[Example]:
+    """Conversations without end; the same seed gives the same ones."""
+    random = Random(seed)
+    skills, weights = list(SKILLS), list(SKILLS.values())
+    while True:
+        if random.random() < _TOOL_USE:
+            yield tool_use(random)
+            continue
+        if random.random() < _UNKNOWN_NAME:
+            yield to_example(unknown_name(random), random.choice(SYSTEMS), thinking=False)
+            continue
+        count = random.choices((1, 2, 3, 4), (60, 20, 12, 8))[0]
+        turns = [turn for skill in random.choices(skills, weights, k=count) for turn in skill(random)]
+        yield to_example(turns, random.choice(SYSTEMS), random.random() < _THINKING)

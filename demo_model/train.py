@@ -1,0 +1,126 @@
+"""Trains a model on the corpus: Muon for the matrices, AdamW for the rest, cosine to zero."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import transformers
+
+from demo_model.dataset import IGNORED, Encoder, batches
+
+MAX_POSITIONS = 2048
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The size of a model, and how it is trained."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    steps: int
+    tokens_per_batch: int = 8192
+    muon_learning_rate: float = 0.02
+    adam_learning_rate: float = 3e-3
+    warmup_steps: int = 100
+    seed: int = 1
+
+
+DEMO = Recipe(256, 768, 6, 4, 2, 64, steps=3000)
+DRAFT = Recipe(128, 320, 3, 2, 1, 64, steps=3000)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of the loss curve."""
+
+    step: int
+    tokens: int  # that the model read until then
+    loss: float  # nats per learned token, averaged over the last steps
+    seconds: float
+
+
+def make_model(recipe: Recipe, tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.Qwen3ForCausalLM:
+    """A Qwen3 model with random weights."""
+    torch.manual_seed(recipe.seed)
+    config = transformers.Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.num_layers,
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_kv_heads,
+        head_dim=recipe.head_dim,
+        max_position_embeddings=MAX_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return transformers.Qwen3ForCausalLM(config)
+
+
+def train(
+    model: transformers.Qwen3ForCausalLM,
+    encoder: Encoder,
+    recipe: Recipe,
+    device: torch.device,
+    report: Callable[[Point], None],
+    report_every: int = 50,
+) -> None:
+    """Trains in place; calls `report` every now and then."""
+    model.to(device).train()
+    optimizers = _optimizers(model, recipe)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(o, lambda step: _learning_rate(step, recipe)) for o in optimizers]
+    start, tokens, total = time.monotonic(), 0, torch.zeros((), device=device)
+    source = batches(encoder, recipe.seed, recipe.tokens_per_batch)
+    for step in range(1, recipe.steps + 1):
+        token_ids, labels = (tensor.to(device, non_blocking=True) for tensor in next(source))
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = _loss(model, token_ids, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        tokens += token_ids.numel()
+        total += loss.detach()
+        if step % report_every == 0:
+            report(Point(step, tokens, total.item() / report_every, time.monotonic() - start))
+            total.zero_()
+
+
+def _loss(model: transformers.Qwen3ForCausalLM, token_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean over the learned tokens; logits are computed for those only. Padding stands behind what is learned."""
+    hidden = model.model(input_ids=token_ids[:, :-1], use_cache=False).last_hidden_state
+    targets = labels[:, 1:]
+    learned = targets != IGNORED
+    logits = model.lm_head(hidden[learned])
+    return F.cross_entropy(logits.float(), targets[learned])
+
+
+def _optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan et al. 2024) for the layers' matrices; AdamW for embeddings and norms."""
+    inside = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(inside, lr=recipe.muon_learning_rate, weight_decay=0.01, momentum=0.95),
+        torch.optim.AdamW(rest, lr=recipe.adam_learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def _learning_rate(step: int, recipe: Recipe) -> float:
+    if step < recipe.warmup_steps:
+        return (step + 1) / recipe.warmup_steps
+    done = (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
