@@ -1,0 +1,27 @@
+# syntax=docker/dockerfile:1
+FROM python:3.12-slim AS build
+RUN python -m venv /opt/quire
+ENV PATH=/opt/quire/bin:$PATH
+WORKDIR /src
+COPY constraints.txt ./
+# Where torch comes from: https://download.pytorch.org/whl/cpu for a small image, nothing for PyPI's CUDA build.
+ARG TORCH_INDEX=
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+COPY pyproject.toml README.md LICENSE ./
+COPY quire quire
+COPY engine_svc engine_svc
+COPY demo_model demo_model
+RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt ".[engine]"
+
+FROM python:3.12-slim
+# Triton compiles a launcher for each kernel.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+RUN useradd --uid 10001 --no-create-home quire
+COPY --from=build /opt/quire /opt/quire
+ENV PATH=/opt/quire/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
+USER 10001
+EXPOSE 50053
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=5s --start-period=30s CMD ["python", "-m", "quire.healthcheck", "grpc", "127.0.0.1:50053"]
+ENTRYPOINT ["quire", "engine"]

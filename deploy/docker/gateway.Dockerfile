@@ -1,0 +1,20 @@
+# syntax=docker/dockerfile:1
+FROM python:3.12-slim AS build
+RUN python -m venv /opt/quire
+ENV PATH=/opt/quire/bin:$PATH
+WORKDIR /src
+COPY constraints.txt ./
+COPY pyproject.toml README.md LICENSE ./
+COPY quire quire
+COPY gateway gateway
+RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt ".[gateway]"
+
+FROM python:3.12-slim
+RUN useradd --uid 10001 --no-create-home quire
+COPY --from=build /opt/quire /opt/quire
+ENV PATH=/opt/quire/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
+USER 10001
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=5s --start-period=30s CMD ["python", "-m", "quire.healthcheck", "http", "http://127.0.0.1:8000/livez"]
+ENTRYPOINT ["quire", "gateway"]
