@@ -41,10 +41,10 @@ def build(shape: str, folder: Path) -> None:
     config = getattr(transformers, f"{family}Config")(**arguments, **special)
     model = getattr(transformers, f"{family}ForCausalLM")(config).to(torch.bfloat16)
     model.save_pretrained(folder)
-    _byte_tokenizer().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
 
 
-def _byte_tokenizer() -> Any:
+def byte_tokenizer() -> Any:
     """Every byte is a token, so any text can be encoded; ids past the bytes and the special tokens have no text."""
     import tokenizers
     import transformers

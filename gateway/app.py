@@ -86,7 +86,6 @@ def create_app(context: GatewayContext) -> Starlette:
             Exception: handle_unexpected,
         },
         lifespan=_lifespan,
-        max_body_size=options.max_body_bytes,
     )
     app.router.redirect_slashes = False
     app.state.context = context

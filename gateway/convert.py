@@ -50,7 +50,7 @@ def make_job(
         check_length(len(prompt), max_tokens, model.max_model_len)
     return Job(
         request_id=body.request_id or current_request_id(),
-        model=body.model or model.served_model_names[0],
+        model=model.served_model_names[0],
         prompts=tuple(tuple(prompt) for prompt in truncated),
         sampling=sampling,
         detokenize=DetokenizeOptions(

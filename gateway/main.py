@@ -69,16 +69,26 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(options: GatewayOptions, security: RpcSecurityOptions, listener: socket.socket) -> None:
+def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> GatewayContext:
+    """The gateway's parts; they connect once the application starts. To be called inside the event loop."""
     statistics = RequestStatistics()
-    context = GatewayContext(
+    return GatewayContext(
         options,
         Fleet(options.router_address, security),
         Tokenizer(options.tokenizer_address, security),
         Pipeline(options.router_address, options.tokenizer_address, security, statistics),
         statistics,
     )
-    server = _Server(_config(options, context))
+
+
+def make_server(context: GatewayContext) -> uvicorn.Server:
+    """The HTTP server, not listening yet."""
+    return _Server(_config(context.options, context))
+
+
+async def _serve(options: GatewayOptions, security: RpcSecurityOptions, listener: socket.socket) -> None:
+    context = make_context(options, security)
+    server = make_server(context)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     serving = asyncio.create_task(server.serve(sockets=[listener]))

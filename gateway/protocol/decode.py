@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
+from gateway.context import context_of
 from gateway.errors import HttpError
 from quire.errors import InvalidRequest
 
@@ -20,7 +21,7 @@ async def read_json(request: Request, kind: type[T]) -> T:
     """The body as `kind`.
 
     Raises:
-        HttpError: it is not said to be JSON, or is compressed.
+        HttpError: it is not said to be JSON, is compressed, or is too large.
         InvalidRequest: it is not valid JSON, or a field is missing or of another type.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -28,7 +29,18 @@ async def read_json(request: Request, kind: type[T]) -> T:
         raise HttpError(400, "Unsupported Media Type: Only 'application/json' is allowed")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HttpError(415, "Compressed request bodies are not accepted; send the JSON as it is.")
-    return decode_json(await request.body(), kind)
+    return decode_json(await _read_body(request, context_of(request).options.max_body_bytes), kind)
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    """Stops reading at the limit, whatever the headers say of the length."""
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise HttpError(413, f"The request's body is larger than {limit} bytes (--max-body-bytes).")
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def decode_json(body: bytes, kind: type[T]) -> T:

@@ -160,6 +160,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         info = common_pb2.ModelInfo(
             served_model_names=self.options.models, model=self.options.models[0], max_model_len=4096,
             vocab_size=VOCAB_SIZE, block_size=16, num_kv_blocks=self.options.total_kv_blocks, max_num_seqs=256,
+            max_logprobs=20,
         )  # fmt: skip
         return engine_pb2.GetModelInfoResponse(model_info=info)
 
@@ -224,6 +225,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             delta = request.outbox.post().deltas.add(
                 stream_id=request.stream_id, choice_index=choice, token_ids=[token]
             )
+            _score(request, delta, token)
             if last:
                 delta.finish_reason = common_pb2.FINISH_REASON_LENGTH
         request.produced += 1
@@ -245,6 +247,21 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             busy=bool(self.live),
             counters=self.counters,
         )
+
+
+def _score(request: Request, delta: common_pb2.GenerationDelta, token: int) -> None:
+    """Made-up log-probabilities: -0.5 for the token itself, then -1, -2, ... for the ids after it."""
+    sampling = request.generation.sampling
+    if sampling.HasField("logprobs"):
+        others = range(1, sampling.logprobs + 1)
+        delta.logprobs.add(
+            token_ids=[token, *(token + other for other in others)],
+            logprobs=[-0.5, *(-float(other) for other in others)],
+            rank=1,
+        )
+    if sampling.HasField("prompt_logprobs") and not request.produced and not delta.choice_index:
+        for prompt_token in request.generation.prompt_token_ids[1:]:
+            delta.prompt_logprobs.add(token_ids=[prompt_token], logprobs=[-0.25], rank=3)
 
 
 async def _main() -> None:

@@ -1,0 +1,183 @@
+"""The shapes of answers, streamed and whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.gateway_stack import GatewayStack
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MESSAGES = [{"role": "user", "content": "A"}]
+
+
+async def test_completion(gateway: GatewayStack) -> None:
+    answer = await gateway.complete(prompt="A", max_tokens=4)
+    assert answer["object"] == "text_completion"
+    assert answer["id"].startswith("cmpl-")
+    assert answer["model"] == "fake"
+    assert answer["choices"][0] | {"text": "AHOV", "finish_reason": "length", "index": 0} == answer["choices"][0]
+    assert answer["usage"] == {"prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5}
+
+
+async def test_prompts_of_every_kind(gateway: GatewayStack) -> None:
+    for prompt, texts in (([32], ["AHO"]), ([[32], [33]], ["AHO", "BIP"]), (["A", "B"], ["AHO", "BIP"])):
+        answer = await gateway.complete(prompt=prompt)
+        assert [choice["text"] for choice in answer["choices"]] == texts
+        assert [choice["index"] for choice in answer["choices"]] == list(range(len(texts)))
+        assert answer["usage"]["completion_tokens"] == 3 * len(texts)
+
+
+async def test_several_choices(gateway: GatewayStack) -> None:
+    answer = await gateway.complete(prompt=["A", "B"], n=2)
+    assert [choice["text"] for choice in answer["choices"]] == ["AHO", "`gn", "BIP", "aho"]
+    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+
+
+async def test_chat(gateway: GatewayStack) -> None:
+    response = await gateway.post("/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": 2})
+    answer = response.json()
+    assert answer["object"] == "chat.completion"
+    assert answer["id"].startswith("chatcmpl-")
+    message = answer["choices"][0]["message"]
+    assert (message["role"], answer["choices"][0]["finish_reason"]) == ("assistant", "length")
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+async def test_content_in_parts_is_joined(gateway: GatewayStack) -> None:
+    parts = [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]
+    counts = []
+    for content in ("A\nB", parts):
+        response = await gateway.post("/tokenize", {"messages": [{"role": "user", "content": content}]})
+        counts.append(response.json()["tokens"])
+    assert counts[0] == counts[1]
+
+
+async def test_max_completion_tokens_wins(gateway: GatewayStack) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 9, "max_completion_tokens": 2}
+    response = await gateway.post("/v1/chat/completions", body)
+    assert response.json()["usage"]["completion_tokens"] == 2
+
+
+async def test_chat_stream_in_order(gateway: GatewayStack) -> None:
+    *chunks, usage, done = await gateway.events(
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "max_tokens": 4, "stream_options": {"include_usage": True}},
+    )
+    assert done == "[DONE]"
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    whole = await gateway.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4})
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert text == whole.json()["choices"][0]["message"]["content"]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert usage["choices"] == []
+    assert usage["usage"] == whole.json()["usage"]
+
+
+async def test_completion_stream_with_choices_and_usage(gateway: GatewayStack) -> None:
+    body = {"prompt": ["A", "B"], "n": 2, "max_tokens": 3,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True}}  # fmt: skip
+    *chunks, last, done = await gateway.events("/v1/completions", body)
+    texts = ["", "", "", ""]
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+        assert chunk["usage"]["completion_tokens"] <= 12
+    assert texts == ["AHO", "`gn", "BIP", "aho"]
+    assert last["usage"]["completion_tokens"] == 12
+    assert done == "[DONE]"
+
+
+async def test_no_usage_unless_asked(gateway: GatewayStack) -> None:
+    *chunks, _ = await gateway.events("/v1/completions", {"prompt": "A", "max_tokens": 3})
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_a_stop_string_ends_and_aborts(gateway: GatewayStack) -> None:
+    before = len(gateway.engine.record.aborted)
+    answer = await gateway.complete(prompt="A", max_tokens=1000, stop=["OV"])
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("AH", "stop", "OV")
+    assert answer["usage"]["completion_tokens"] == 4
+    assert len(gateway.engine.record.aborted) == before + 1
+    kept = await gateway.complete(prompt="A", max_tokens=1000, stop="OV", include_stop_str_in_output=True)
+    assert kept["choices"][0]["text"] == "AHOV"
+
+
+async def test_completion_logprobs(gateway: GatewayStack) -> None:
+    answer = await gateway.complete(prompt="A", max_tokens=3, logprobs=2)
+    scores = answer["choices"][0]["logprobs"]
+    assert scores["tokens"] == ["A", "H", "O"]
+    assert scores["token_logprobs"] == [-0.5] * 3
+    assert scores["text_offset"] == [0, 1, 2]
+    assert scores["top_logprobs"][0] == {"A": -0.5, "B": -1.0, "C": -2.0}
+
+
+async def test_echo_scores_the_prompt(gateway: GatewayStack) -> None:
+    answer = await gateway.complete(prompt="ABC", max_tokens=1, logprobs=0, echo=True)
+    choice = answer["choices"][0]
+    assert choice["text"].startswith("ABC")
+    assert choice["logprobs"]["tokens"][:3] == ["A", "B", "C"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.25, -0.25, -0.5]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
+
+
+async def test_chat_logprobs(gateway: GatewayStack) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}
+    whole = (await gateway.post("/v1/chat/completions", body)).json()["choices"][0]["logprobs"]["content"]
+    assert len(whole) == 2
+    assert all(entry["logprob"] == -0.5 and bytes(entry["bytes"]).decode() == entry["token"] for entry in whole)
+    assert [len(entry["top_logprobs"]) for entry in whole] == [1, 1]
+    *chunks, _ = await gateway.events("/v1/chat/completions", body)
+    streamed = [
+        entry for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]
+        for entry in choice["logprobs"]["content"]
+    ]  # fmt: skip
+    assert streamed == whole
+
+
+async def test_tokens_as_ids(gateway: GatewayStack) -> None:
+    answer = await gateway.complete(prompt="A", logprobs=0, return_tokens_as_token_ids=True, return_token_ids=True)
+    assert answer["choices"][0]["logprobs"]["tokens"] == ["token_id:32", "token_id:39", "token_id:46"]
+    assert answer["choices"][0]["token_ids"] == [32, 39, 46]
+
+
+async def test_prompt_logprobs(gateway: GatewayStack) -> None:
+    answer = await gateway.complete(prompt="AB", prompt_logprobs=0)
+    assert answer["choices"][0]["prompt_logprobs"] == [
+        None, {"33": {"logprob": -0.25, "rank": 3, "decoded_token": "B"}},
+    ]  # fmt: skip
+
+
+async def test_what_reaches_the_engine(gateway: GatewayStack) -> None:
+    fields: dict[str, Any] = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 3, "min_tokens": 1, "ignore_eos": True,
+        "presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.5, "logit_bias": {"5": 2},
+        "stop_token_ids": [9], "priority": 4, "request_id": "mine",
+    }  # fmt: skip
+    await gateway.complete(**fields)
+    generation = gateway.engine.record.started[-1]
+    sampling = generation.sampling
+    for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        assert getattr(sampling, name) == pytest.approx(fields[name], rel=1e-6)
+    assert (sampling.top_k, sampling.seed, sampling.min_tokens, sampling.ignore_eos) == (7, 3, 1, True)
+    assert (dict(sampling.logit_bias), list(sampling.stop_token_ids)) == ({5: 2.0}, [9])
+    assert (generation.priority, generation.request_id, generation.model) == (4, "mine", "fake")
+    assert generation.timeout_ms > 3_000_000
+
+
+async def test_truncation_keeps_the_end(gateway: GatewayStack) -> None:
+    await gateway.complete(prompt=[1, 2, 3, 4], truncate_prompt_tokens=2)
+    assert list(gateway.engine.record.started[-1].prompt_token_ids) == [3, 4]
+
+
+async def test_models_and_tokens(gateway: GatewayStack) -> None:
+    models = (await gateway.client.get("/v1/models")).json()
+    assert [(card["id"], card["max_model_len"]) for card in models["data"]] == [("fake", 4096)]
+    tokens = (await gateway.post("/tokenize", {"prompt": "AB", "return_token_strs": True})).json()
+    assert tokens == {"count": 2, "max_model_len": 4096, "tokens": [32, 33], "token_strs": ["A", "B"]}
+    assert (await gateway.post("/detokenize", {"tokens": [32, 33]})).json() == {"prompt": "AB"}

@@ -1,0 +1,147 @@
+"""Clients that go, dawdle or flood; services that vanish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from quire.errors import Overloaded, Unavailable
+from tests.support.fake_engine import FakeOptions
+from tests.support.gateway_stack import GatewayStack, running_gateway
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ENDLESS = {"model": "fake", "prompt": "A", "max_tokens": 4000}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def strict(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
+    """A gateway with short deadlines, and an engine that is slow enough to be left."""
+    options = {"header_timeout_seconds": 0.3, "body_timeout_seconds": 0.3}
+    async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.01), **options) as stack:
+        yield stack
+        assert stack.context.pipeline.num_live == 0
+
+
+async def send(port: int, data: bytes, wait: float = 5.0) -> bytes:
+    """What the server says to raw bytes until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        async with asyncio.timeout(wait):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def request(body: dict[str, Any], **headers: str) -> bytes:
+    content = json.dumps(body).encode()
+    lines = {"host": "x", "content-type": "application/json", "content-length": str(len(content))} | headers
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode() + content
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_frees_its_request(strict: GatewayStack, stream: bool) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", strict.port)
+    writer.write(request(ENDLESS | {"stream": stream}))
+    await eventually(lambda: strict.engine.live, "the request does not reach the engine")
+    aborted = len(strict.engine.record.aborted)
+    writer.close()
+    await eventually(lambda: len(strict.engine.record.aborted) == aborted + 1, "not aborted", seconds=1.0)
+    await eventually(lambda: not strict.context.pipeline.num_live, "not forgotten", seconds=1.0)
+
+
+async def test_slow_headers(strict: GatewayStack) -> None:
+    answer = await send(strict.port, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"headers" in answer
+
+
+async def test_a_slow_body(strict: GatewayStack) -> None:
+    answer = await send(strict.port, request(ENDLESS)[:-5])
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"body" in answer
+
+
+async def test_a_silent_connection_is_closed(strict: GatewayStack) -> None:
+    assert (await send(strict.port, b"")).startswith(b"HTTP/1.1 408")
+
+
+async def test_headers_that_are_too_large(strict: GatewayStack) -> None:
+    for data in (
+        request(ENDLESS, junk="x" * 70_000),
+        b"GET /" + b"x" * 70_000,
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000,
+    ):
+        answer = await send(strict.port, data)
+        assert answer.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400")), answer[:200]
+
+
+async def test_what_is_no_http(strict: GatewayStack) -> None:
+    assert (await send(strict.port, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.1 400")
+
+
+async def test_two_lengths_are_refused(strict: GatewayStack) -> None:
+    data = request(ENDLESS).replace(b"host: x\r\n", b"host: x\r\ntransfer-encoding: chunked\r\n")
+    assert (await send(strict.port, data)).startswith(b"HTTP/1.1 400")
+
+
+async def test_an_engine_that_refuses(strict: GatewayStack) -> None:
+    for error, status in ((Overloaded("Full."), 503), (Unavailable("Leaving."), 503)):
+        strict.engine.options = FakeOptions(start_error=error)
+        for stream in (False, True):
+            response = await strict.post("/v1/completions", ENDLESS | {"stream": stream})
+            assert response.status_code == status
+            assert response.headers["retry-after"]
+            assert response.json()["error"]["type"] == "ServiceUnavailableError"
+    strict.engine.options = FakeOptions(step_seconds=0.01)
+
+
+async def test_an_engine_that_dies_in_the_middle_of_a_stream(tokenizer_folder: Path) -> None:
+    async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.02)) as stack:
+        async with stack.client.stream("POST", "/v1/completions", json=ENDLESS | {"stream": True}) as response:
+            assert response.status_code == 200
+            lines = response.aiter_lines()
+            await anext(lines)
+            await stack.engine.close()
+            rest = [line async for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        error = json.loads(rest[-2].removeprefix("data: "))["error"]
+        assert error["code"] == 503
+        await eventually(lambda: not stack.context.ready, "the gateway does not notice")
+        assert (await stack.client.get("/health")).status_code == 503
+        response = await stack.post("/v1/completions", ENDLESS)
+        assert response.status_code == 503
+        assert "no engine worker is ready" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("service", ["router", "tokenizer"])
+async def test_a_service_that_vanishes(tokenizer_folder: Path, service: str) -> None:
+    async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.02)) as stack:
+        waiting = asyncio.create_task(stack.post("/v1/completions", ENDLESS))
+        await eventually(lambda: stack.engine.live, "the request does not reach the engine")
+        await (stack.router.close() if service == "router" else stack.tokenizer.server.stop(None))
+        assert (await waiting).status_code == 503
+        health = await stack.client.get("/health")
+        assert health.status_code == 503
+        assert service in health.json()["error"]["message"]
+        assert (await stack.client.get("/livez")).status_code == 200
+        response = await stack.post("/v1/completions", ENDLESS)
+        assert response.status_code == 503
+        assert response.json()["error"]["message"]
+
+
+async def test_a_server_that_stops_says_so(tokenizer_folder: Path) -> None:
+    async with running_gateway(tokenizer_folder) as stack:
+        stack.context.draining = True
+        response = await stack.client.get("/health")
+        assert response.status_code == 503
+        assert "stopping" in response.json()["error"]["message"]

@@ -1,0 +1,137 @@
+"""Keys, probes, metrics, documentation, request ids, CORS."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urljoin
+
+import pytest
+import pytest_asyncio
+
+from gateway.app import routes
+from quire.options.gateway import GatewayOptions
+from tests.support.gateway_stack import GatewayStack, running_gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PUBLIC = {"/health", "/ping", "/livez", "/readyz"}
+# vLLM's names → type, as its dashboards ask for them.
+VLLM_METRICS = {
+    "num_requests_running": "gauge", "num_requests_waiting": "gauge", "kv_cache_usage_perc": "gauge",
+    "prefix_cache_queries": "counter", "prefix_cache_hits": "counter", "num_preemptions": "counter",
+    "prompt_tokens": "counter", "generation_tokens": "counter", "request_success": "counter",
+    "request_prompt_tokens": "histogram", "request_generation_tokens": "histogram",
+    "iteration_tokens_total": "histogram", "request_max_num_generation_tokens": "histogram",
+    "request_params_n": "histogram", "request_params_max_tokens": "histogram",
+    "time_to_first_token_seconds": "histogram", "inter_token_latency_seconds": "histogram",
+    "e2e_request_latency_seconds": "histogram", "request_queue_time_seconds": "histogram",
+    "request_inference_time_seconds": "histogram", "request_prefill_time_seconds": "histogram",
+    "request_decode_time_seconds": "histogram",
+}  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def locked(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
+    """A gateway with two keys."""
+    options = {"api_key": ("key-one", "key-two"), "allowed_origins": ("https://app.example",)}
+    async with running_gateway(tokenizer_folder, **options) as stack:
+        yield stack
+
+
+async def test_every_route_asks_for_a_key(locked: GatewayStack) -> None:
+    for route in routes(GatewayOptions(enable_tokenizer_info_endpoint=True)):
+        method = "POST" if "POST" in (route.methods or ()) and route.path != "/ping" else "GET"
+        response = await locked.client.request(method, route.path.replace("{asset}", "docs.js"))
+        assert response.status_code == (200 if route.path in PUBLIC else 401), route.path
+        if route.path not in PUBLIC:
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.json()["error"]["type"] == "AuthenticationError"
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "key-one", "Basic key-one", "Bearer", "Bearer key-on", "Bearer key-one2", "Bearer KEY-ONE"],
+)
+async def test_wrong_keys(locked: GatewayStack, header: str) -> None:
+    response = await locked.client.get("/v1/models", headers={"authorization": header})
+    assert response.status_code == 401
+
+
+@pytest.mark.parametrize("path", ["//v1/models", "/v1/../v1/models", "/health/../v1/models", "/v1/%6dodels", "/HEALTH"])
+async def test_odd_paths_are_not_a_way_around(locked: GatewayStack, path: str) -> None:
+    assert (await locked.client.get(path)).status_code == 401
+
+
+async def test_keys_keep_cached_prefixes_apart(locked: GatewayStack) -> None:
+    salts = []
+    for key, salt in (("key-one", None), ("key-two", None), ("key-one", "s"), ("key-two", "s"), ("key-one", None)):
+        body = {"prompt": "A", "max_tokens": 1} | ({"cache_salt": salt} if salt else {})
+        response = await locked.post("/v1/completions", body, authorization=f"Bearer {key}")
+        assert response.status_code == 200
+        salts.append(locked.engine.record.started[-1].cache_salt)
+    assert len(set(salts[:4])) == 4
+    assert salts[0] == salts[4]
+    assert not any("key" in salt for salt in salts)
+
+
+async def test_browsers_of_allowed_origins(locked: GatewayStack) -> None:
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    allowed = await locked.client.options("/v1/completions", headers={"origin": "https://app.example"} | asks)
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://app.example"
+    other = await locked.client.options("/v1/completions", headers={"origin": "https://evil.example"} | asks)
+    assert "access-control-allow-origin" not in other.headers
+
+
+async def test_request_ids(gateway: GatewayStack) -> None:
+    response = await gateway.post("/v1/completions", {"prompt": "A", "max_tokens": 1}, **{"x-request-id": "abc-1"})
+    assert response.headers["x-request-id"] == "abc-1"
+    assert response.json()["id"] == "cmpl-abc-1"
+    made_up = (await gateway.client.get("/version", headers={"x-request-id": "not ok"})).headers["x-request-id"]
+    assert re.fullmatch(r"[0-9a-f]{32}", made_up)
+
+
+async def test_a_trace_goes_on_to_the_engine(gateway: GatewayStack) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await gateway.post("/v1/completions", {"prompt": "A", "max_tokens": 1}, traceparent=trace)
+    assert gateway.engine.record.started[-1].traceparent.split("-")[1] == trace.split("-")[1]
+
+
+async def test_metrics_have_vllms_names(gateway: GatewayStack) -> None:
+    await gateway.complete()
+    text = (await gateway.client.get("/metrics")).text
+    types = dict(re.findall(r"^# TYPE vllm:(\w+) (\w+)$", text, re.M))
+    for name, kind in VLLM_METRICS.items():
+        assert types.get(name) == kind or types.get(f"{name}_total") == kind, name
+    assert re.search(r'^vllm:request_success_total\{finished_reason="length",model_name="fake"\} [1-9]', text, re.M)
+    assert re.search(r'^vllm:time_to_first_token_seconds_count\{model_name="fake"\} [1-9]', text, re.M)
+    assert not re.search(r"^vllm:request_success_created", text, re.M)
+    assert "quire_num_requests_running" in text
+
+
+async def test_the_description_covers_every_route(gateway: GatewayStack) -> None:
+    document = (await gateway.client.get("/openapi.json")).json()
+    served = {route.path for route in routes(GatewayOptions())} - {"/openapi.json", "/docs", "/docs/{asset}"}
+    assert set(document["paths"]) == served
+    text = str(document)
+    for reference in set(re.findall(r"#/components/schemas/([\w.]+)", text)):
+        assert reference in document["components"]["schemas"]
+
+
+async def test_the_docs_page_needs_nothing_from_elsewhere(gateway: GatewayStack) -> None:
+    page = await gateway.client.get("/docs")
+    assert page.status_code == 200
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    for asset in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+        assert not asset.startswith(("http", "//"))
+        assert (await gateway.client.get(urljoin("/docs", asset))).status_code == 200
+
+
+async def test_probes(gateway: GatewayStack) -> None:
+    for path in PUBLIC:
+        response = await gateway.client.get(path)
+        assert (response.status_code, response.content) == (200, b"")
+    assert (await gateway.client.get("/version")).json() == {"version": "0.1.0"}
+    assert (await gateway.client.get("/load")).json() == {"server_load": 0}

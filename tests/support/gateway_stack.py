@@ -1,0 +1,122 @@
+"""A gateway over real sockets in the test's own process: real router, real tokenizer service, fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.models import TEMPLATE, byte_tokenizer
+from gateway.context import GatewayContext
+from gateway.main import make_context, make_server
+from quire.metrics import new_registry
+from quire.options.gateway import GatewayOptions
+from quire.options.router import RouterOptions
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.options.tokenizer import TokenizerOptions
+from quire.rpc.server import GrpcServer
+from quire.v1 import tokenizer_pb2_grpc
+from router.app import Router
+from tests.support.fake_engine import FakeEngine, FakeOptions
+from tests.support.waiting import eventually
+from tokenizer_svc.files import read_tokenizer_files
+from tokenizer_svc.metrics import TokenizerMetrics
+from tokenizer_svc.renderer import ChatRenderer
+from tokenizer_svc.service import TokenizerServicer
+
+SECURITY = RpcSecurityOptions()
+
+
+@dataclass
+class GatewayStack:
+    """What tests talk to and look into."""
+
+    engine: FakeEngine
+    router: Router
+    tokenizer: GrpcServer
+    context: GatewayContext
+    client: httpx.AsyncClient
+    port: int
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        return await self.client.post(path, json=body, headers=headers)
+
+    async def complete(self, **fields: Any) -> dict[str, Any]:
+        """A completion; the prompt [65] makes the fake engine say 65, 72, 79, ..."""
+        response = await self.post("/v1/completions", {"model": "fake", "prompt": [65], "max_tokens": 3} | fields)
+        assert response.status_code == 200, response.text
+        return dict(response.json())
+
+    async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """The content of each server-sent event; the last is the string [DONE]."""
+        response = await self.post(path, body | {"stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.text.split("\n\n") if line and not line.startswith(":")]
+        assert all(line.startswith("data: ") for line in lines)
+        contents = [line.removeprefix("data: ") for line in lines]
+        return [json.loads(content) if content != "[DONE]" else content for content in contents]
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(
+    folder: Path, engine_options: FakeOptions | None = None, **options: Any
+) -> AsyncIterator[GatewayStack]:
+    """A stack that serves one model, `fake`; its folder gets the tokenizer."""
+    if not (folder / "tokenizer.json").exists():
+        byte_tokenizer().save_pretrained(folder)
+    async with contextlib.AsyncExitStack() as stack:
+        engine = await FakeEngine(engine_options or FakeOptions(step_seconds=0.001)).start()
+        stack.push_async_callback(engine.close)
+        router = Router(RouterOptions(workers=(engine.address,)), GrpcServerOptions(), SECURITY)
+        await router.start()
+        stack.push_async_callback(router.close)
+        tokenizer = await stack.enter_async_context(_running_tokenizer(folder))
+        chosen = GatewayOptions(
+            router_address=f"127.0.0.1:{router.server.port}", tokenizer_address=f"127.0.0.1:{tokenizer.port}", **options
+        )
+        context = make_context(chosen, SECURITY)
+        port = await stack.enter_async_context(_serving(context))
+        await eventually(lambda: context.ready, "the gateway does not become ready")
+        limits = httpx.Limits(max_connections=300)
+        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, limits=limits)
+        await stack.enter_async_context(client)
+        yield GatewayStack(engine, router, tokenizer, context, client, port)
+
+
+@contextlib.asynccontextmanager
+async def _running_tokenizer(folder: Path) -> AsyncIterator[GrpcServer]:
+    options = TokenizerOptions()
+    renderer = ChatRenderer({"default": TEMPLATE}, {}, timeout_seconds=5, max_chars=100_000)
+    await renderer.start()
+    registry = new_registry()
+    server = GrpcServer("tokenizer", "quire.v1.TokenizerService", GrpcServerOptions(), SECURITY, registry)
+    servicer = TokenizerServicer("tiny", read_tokenizer_files(folder), renderer, options, TokenizerMetrics(registry))
+    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server.server)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.server.stop(None)
+        await renderer.close()
+
+
+@contextlib.asynccontextmanager
+async def _serving(context: GatewayContext) -> AsyncIterator[int]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = make_server(context)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await eventually(lambda: server.started, "uvicorn does not start")
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
