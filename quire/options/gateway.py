@@ -52,12 +52,17 @@ class GatewayOptions:
         """Refuses to expose an open server.
 
         Raises:
-            StartupError: the address is reachable from other machines and no key is asked for; or half of TLS is set.
+            StartupError: the address is reachable from other machines and no key is asked for; credentials are allowed
+                from everywhere; or half of TLS is set.
         """
         if self.host not in LOOPBACK and not self.api_key and not self.insecure:
             raise StartupError(
                 f"--host {self.host} is reachable from other machines and no --api-key is set. Set one "
                 "(or QUIRE_API_KEY), or pass --insecure if something in front protects the server."
+            )
+        if "*" in self.allowed_origins and self.allow_credentials:
+            raise StartupError(
+                "--allow-credentials with --allowed-origins '*' would let any web page act as its visitor."
             )
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")

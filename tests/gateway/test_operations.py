@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin
 
 import pytest
 import pytest_asyncio
 
 from gateway.app import routes
+from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
 from tests.support.gateway_stack import GatewayStack, running_gateway
 
@@ -135,3 +137,16 @@ async def test_probes(gateway: GatewayStack) -> None:
         assert (response.status_code, response.content) == (200, b"")
     assert (await gateway.client.get("/version")).json() == {"version": "0.1.0"}
     assert (await gateway.client.get("/load")).json() == {"server_load": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"host": "0.0.0.0"}, "--api-key"),
+        ({"ssl_certfile": "x"}, "--ssl-keyfile"),
+        ({"allowed_origins": ("*",), "allow_credentials": True}, "--allow-credentials"),
+    ],
+)
+async def test_dangerous_options_are_refused(options: dict[str, Any], part: str) -> None:
+    with pytest.raises(StartupError, match=part):
+        GatewayOptions(**options).check()
