@@ -1,7 +1,7 @@
 # One command each: `make serve` talks, `make test` proves, `make lint` judges, `make bench` measures.
 #
 # PYTHON       interpreter for the virtual environment (3.11 or newer)
-# MODEL        what `make serve` serves: a folder or a hub name
+# MODEL        what `make serve` serves: a folder or a hub name; without it, the small model in the box
 # TORCH_INDEX  where torch comes from when not from PyPI, such as https://download.pytorch.org/whl/cpu
 # ARGS         further options of `quire serve`, pytest or the benchmark
 
@@ -18,13 +18,7 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 .PHONY: serve test test-fast lint format protos docs bench lock clean
 
 serve: $(VENV)/.installed
-ifeq ($(MODEL),)
-	$(BIN)/python -m benchmarks.models tiny-llama .cache/models/tiny-llama
-	@echo "No MODEL given: serving a small model with random weights, so its answers are noise. Try make serve MODEL=/path/to/model"
-	$(BIN)/quire serve .cache/models/tiny-llama $(ARGS)
-else
 	$(BIN)/quire serve $(MODEL) $(ARGS)
-endif
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)

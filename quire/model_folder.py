@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 from quire.errors import StartupError
 
+# The model in the box: its name for users, and its folder in the package demo_model.
+DEMO_MODEL = "quire-demo"
+
 
 def model_folder(model: str, revision: str | None, download_dir: str | None, patterns: Sequence[str]) -> Path:
-    """The model's folder, downloaded when `model` is a hub name.
+    """The model's folder: `model` itself, the one in the box, or a download when `model` is a hub name.
 
     Args:
         download_dir: where downloads are kept; the Hugging Face cache when None.
@@ -21,6 +25,8 @@ def model_folder(model: str, revision: str | None, download_dir: str | None, pat
     path = Path(model)
     if path.is_dir():
         return path
+    if model == DEMO_MODEL:
+        return Path(str(resources.files("demo_model") / DEMO_MODEL))
     if path.is_absolute() or model.startswith("."):
         raise StartupError(f"No model at {model}: there is no such folder. Check the path.")
     from huggingface_hub import snapshot_download  # slow to import, and not needed for folders

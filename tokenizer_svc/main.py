@@ -41,8 +41,6 @@ def main(
         StartupError: the tokenizer cannot be loaded, or the port is taken.
     """
     setup_logging("tokenizer", log)
-    if not (model.model or tokenizer.tokenizer):
-        raise StartupError("Name a model, or a tokenizer with --tokenizer.")
     uvloop.run(_serve(model, tokenizer, server, security))
 
 

@@ -33,7 +33,7 @@ async def read_json(request: Request, kind: type[T]) -> T:
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
-    """Stops reading at the limit, whatever the headers say of the length. Starlette's own limit answers in plain text."""
+    """Stops at the limit, whatever the headers say of the length. (Starlette's own limit answers in plain text.)"""
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from quire.options.base import OptionField, build, click_option, fields_of
 from quire.options.config_file import load_config_file
@@ -108,7 +109,8 @@ class OptionsCommand(click.Command):
         for name, (_, field) in self._fields.items():
             if field.metadata["positional"]:
                 argument = values.pop(f"{name}_argument")
-                if argument and values[name] and values[name] != argument:
+                source = click.get_current_context().get_parameter_source(name)
+                if argument and source is ParameterSource.COMMANDLINE and values[name] != argument:
                     raise click.UsageError(f"{field.flag} {values[name]} and {argument}: name one model.")
                 values[name] = argument or values[name]
         self._run(**{keyword: build(group, values) for keyword, group in self._groups.items()})

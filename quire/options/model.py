@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.model_folder import DEMO_MODEL
 from quire.options.base import option
 
 
@@ -12,7 +13,10 @@ class ModelOptions:
     """The model's place and names."""
 
     model: str = option(
-        "", "Folder of the model, or its name on the Hugging Face hub.", positional=True, metavar="PATH|NAME"
+        DEMO_MODEL,
+        "Folder of the model, or its name on the Hugging Face hub. Default: the small one in the box.",
+        positional=True,
+        metavar="PATH|NAME",
     )
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")
     download_dir: str | None = option(None, "Folder for downloaded models; the Hugging Face cache when unset.")

@@ -76,8 +76,6 @@ def main(**groups: Any) -> None:
     """
     options = _with_derived(StackOptions(**groups))
     setup_logging("serve", options.log)
-    if not options.model.model:
-        raise StartupError("Name a model: `quire serve PATH` for a folder, or its name on the Hugging Face hub.")
     check_port_free(options.gateway.host, options.gateway.port, "--port")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _raise_stopped)

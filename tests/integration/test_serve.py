@@ -92,12 +92,6 @@ def test_no_such_folder() -> None:
     assert "Traceback" not in answer.stderr
 
 
-def test_no_model() -> None:
-    answer = run("serve", "--port", str(free_port()))
-    assert answer.returncode == 1
-    assert "Name a model" in answer.stderr
-
-
 def test_unsupported_architecture(tiny_llama: Path, tmp_path: Path) -> None:
     config = json.loads((tiny_llama / "config.json").read_text()) | {"architectures": ["StrangeForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))

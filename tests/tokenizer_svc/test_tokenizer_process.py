@@ -134,7 +134,6 @@ async def test_no_chat_template(folders: dict[str, Path]) -> None:
     [
         ([str(ROOT / "docs")], "tokenizer.json"),
         (["/no/such/folder"], "no such folder"),
-        ([], "Name a model"),
         ([str(ROOT / "docs"), "--chat-template", "/no/file"], "tokenizer.json"),
     ],
 )

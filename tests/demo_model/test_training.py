@@ -1,0 +1,28 @@
+"""A few steps of the real recipe, on a tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from demo_model.build import build
+from demo_model.curve import draw, read
+from demo_model.train import DRAFT
+from tests.support.run_engine import GREEDY, run, running_engine, tokens
+from tests.support.tiny_models import reference_tokens
+
+
+def test_training_lowers_the_loss_and_the_engine_runs_the_result(tmp_path: Path) -> None:
+    recipe = dataclasses.replace(
+        DRAFT, hidden_size=32, intermediate_size=64, num_layers=1, head_dim=16, steps=100, tokens_per_batch=512,
+        warmup_steps=5,
+    )  # fmt: skip
+    build("tiny", recipe, tmp_path / "tiny", torch.device("cpu"), compiled=False)
+    curve = read(tmp_path / "tiny.curve.jsonl")
+    assert curve[-1][1] < curve[0][1]
+    assert draw({"tiny": curve}).count("<polyline") == 3
+    prompts = [[5, 6, 7], [8] * 20]
+    with running_engine(tmp_path / "tiny") as engine:
+        assert tokens(run(engine, prompts)) == reference_tokens(tmp_path / "tiny", prompts, GREEDY.max_tokens or 0)
