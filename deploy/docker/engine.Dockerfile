@@ -1,5 +1,6 @@
 # syntax=docker/dockerfile:1
 FROM python:3.12-slim AS build
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/quire
 ENV PATH=/opt/quire/bin:$PATH
 WORKDIR /src
@@ -13,6 +14,8 @@ COPY quire quire
 COPY engine_svc engine_svc
 COPY demo_model demo_model
 RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt ".[engine]"
+# The CPU kernels, so that the image needs no C++ compiler; run elsewhere, so as not to import /src.
+RUN cd / && python -m engine_svc.native.build
 
 FROM python:3.12-slim
 # Triton compiles a launcher for each kernel.

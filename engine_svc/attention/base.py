@@ -1,22 +1,12 @@
-"""The contract of an attention backend, and the registry of them."""
+"""The contract of an attention backend."""
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-
-from quire.errors import StartupError
-
-# Loaded by name: triton is imported only where it is used.
-BACKENDS = {
-    "triton": "engine_svc.attention.triton:TritonBackend",
-    "cpu": "engine_svc.attention.cpu:CpuBackend",
-    "reference": "engine_svc.attention.reference:ReferenceBackend",
-}
 
 
 @dataclass(frozen=True)
@@ -93,17 +83,3 @@ class AttentionBackend(ABC):
         """Keys and values of one block over all layers."""
         shape = self.shape
         return 2 * num_layers * shape.block_size * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
-
-
-def create_backend(name: str, shape: AttentionShape) -> AttentionBackend:
-    """The backend of that name; `auto` is triton on a GPU and cpu elsewhere.
-
-    Raises:
-        StartupError: there is none of that name.
-    """
-    chosen = ("triton" if shape.device.type == "cuda" else "cpu") if name == "auto" else name
-    if chosen not in BACKENDS:
-        raise StartupError(f"--attention-backend {name}: choose auto or one of {', '.join(BACKENDS)}.")
-    module, _, class_name = BACKENDS[chosen].partition(":")
-    backend: AttentionBackend = getattr(importlib.import_module(module), class_name)(shape)
-    return backend

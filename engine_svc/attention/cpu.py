@@ -16,12 +16,12 @@ from engine_svc.attention.base import AttentionBackend, AttentionMetadata
 
 
 @dataclass(frozen=True)
-class _Decode:
+class Decode:
     """Sequences with one new token each, padded to the longest."""
 
     rows: torch.Tensor | None  # int64 [num_seqs], rows of the flat batch; None when they are all of it, in order
-    block_table: torch.Tensor  # int64 [num_seqs, blocks]
-    seq_lens: torch.Tensor  # int64 [num_seqs]
+    block_table: torch.Tensor  # int32 [num_seqs, blocks], rows contiguous
+    seq_lens: torch.Tensor  # int32 [num_seqs]
     masks: dict[tuple[int | None, torch.dtype], torch.Tensor]  # by window, made when first needed
 
 
@@ -38,7 +38,7 @@ class _Prefill:
 @dataclass(frozen=True)
 class _Prepared:
     slot_mapping: torch.Tensor
-    decode: _Decode | None
+    decode: Decode | None
     prefills: list[_Prefill]
 
 
@@ -67,11 +67,11 @@ class CpuBackend(AttentionBackend):
         decode = self._decode(metadata, decoding, None if not prefills else torch.tensor(rows)) if decoding else None
         return _Prepared(metadata.slot_mapping, decode, prefills)
 
-    def _decode(self, metadata: AttentionMetadata, indices: list[int], rows: torch.Tensor | None) -> _Decode:
+    def _decode(self, metadata: AttentionMetadata, indices: list[int], rows: torch.Tensor | None) -> Decode:
         longest = max(metadata.seq_lens_host[index] for index in indices)
         blocks = -(-longest // self.shape.block_size)
         chosen = torch.tensor(indices) if rows is not None else slice(None)
-        return _Decode(rows, metadata.block_table[chosen, :blocks].long(), metadata.seq_lens[chosen].long(), {})
+        return Decode(rows, metadata.block_table[chosen, :blocks], metadata.seq_lens[chosen], {})
 
     def _prefill(self, metadata: AttentionMetadata, index: int, start: int) -> _Prefill:
         query_len, seq_len = metadata.query_lens_host[index], metadata.seq_lens_host[index]
@@ -91,32 +91,46 @@ class CpuBackend(AttentionBackend):
         sliding_window: int | None,
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
-        by_slot = cache.view(2, cache.shape[1], -1, self.shape.head_dim)
-        by_slot[0].index_copy_(1, prepared.slot_mapping, key.transpose(0, 1))
-        by_slot[1].index_copy_(1, prepared.slot_mapping, value.transpose(0, 1))
-        decode = prepared.decode
-        if decode is not None and decode.rows is None:
-            return self._attend_decode(query, cache, decode, scale, sliding_window)
-        output = torch.empty_like(query)
-        if decode is not None:
-            output[decode.rows] = self._attend_decode(query[decode.rows], cache, decode, scale, sliding_window)
+        self.write(key, value, cache, prepared.slot_mapping)
+        output = query.new_empty(query.shape)
+        if prepared.decode is not None:
+            self.attend_decode(query, cache, prepared.decode, scale, sliding_window, output)
         for prefill in prepared.prefills:
             output[prefill.rows] = self._attend_prefill(query, key, value, cache, prefill, scale, sliding_window)
         return output
 
-    def _attend_decode(
-        self, query: torch.Tensor, cache: torch.Tensor, decode: _Decode, scale: float, window: int | None
+    def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Puts the new keys and values, [tokens, kv_heads, head_dim], into their slots."""
+        by_slot = cache.view(2, cache.shape[1], -1, self.shape.head_dim)
+        by_slot[0].index_copy_(1, slot_mapping, key.transpose(0, 1))
+        by_slot[1].index_copy_(1, slot_mapping, value.transpose(0, 1))
+
+    def attend_decode(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        decode: Decode,
+        scale: float,
+        window: int | None,
+        output: torch.Tensor,
+    ) -> None:
+        """Writes the decoding sequences' rows of the output, [tokens, heads, head_dim]."""
+        rows = slice(None) if decode.rows is None else decode.rows
+        output[rows] = self._attend(query[rows], cache, decode, scale, window)
+
+    def _attend(
+        self, query: torch.Tensor, cache: torch.Tensor, decode: Decode, scale: float, window: int | None
     ) -> torch.Tensor:
         """query [num_seqs, heads, dim]: kv heads are batches, sequences heads, and query heads the queries of one."""
         kv_heads, dim = self.shape.num_kv_heads, self.shape.head_dim
         num_seqs = query.shape[0]
         gathered = cache.index_select(2, decode.block_table.flatten()).view(2, kv_heads, num_seqs, -1, dim)
-        grouped = query.view(num_seqs, kv_heads, -1, dim).transpose(0, 1)
+        grouped = query.reshape(num_seqs, kv_heads, -1, dim).transpose(0, 1)
         mask = self._mask(decode, window, query.dtype)
         output = F.scaled_dot_product_attention(grouped, gathered[0], gathered[1], attn_mask=mask, scale=scale)
         return output.transpose(0, 1).reshape(num_seqs, -1, dim)
 
-    def _mask(self, decode: _Decode, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    def _mask(self, decode: Decode, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """[1, num_seqs, 1, padded length], 0 where the query sees the key and -inf elsewhere; shared by the layers."""
         if (window, dtype) not in decode.masks:
             positions = torch.arange(decode.block_table.shape[1] * self.shape.block_size)[None, :]

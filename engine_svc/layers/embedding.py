@@ -5,23 +5,34 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
-from engine_svc.parallel.group import ParallelGroup
+from engine_svc.ops.base import Product
 
 
-class VocabParallelEmbedding(torch.nn.Module):
+class VocabParallelEmbedding(PackedLayer):
     """Rows of the embedding matrix, an equal range on each rank; the last rank's is padded with zeros."""
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, *, group: ParallelGroup, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, *, context: LayerContext, is_output: bool) -> None:
+        """
+        Args:
+            is_output: `logits` will be called.
+        """
         super().__init__()
-        self._group = group
+        self._context = context
+        self._group = context.group
         self._vocab_size = vocab_size
-        self._share = -(-vocab_size // group.world_size)
-        self._first = group.rank * self._share
-        self.weight = LoadedParameter((self._share, hidden_size), dtype, device)
+        self._share = -(-vocab_size // self._group.world_size)
+        self._first = self._group.rank * self._share
+        self._is_output = is_output
+        self._product: Product | None = None
+        self.weight = LoadedParameter((self._share, hidden_size), context.dtype, context.device)
         self.weight.load = self._load_weight
+
+    def pack(self) -> None:
+        """See PackedLayer.pack."""
+        if self._is_output:
+            self._product = self._context.ops.matrix(self.weight, None)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [tokens] → [tokens, hidden_size]."""
@@ -34,8 +45,8 @@ class VocabParallelEmbedding(torch.nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] → float32 [rows, vocab_size]: the matrix as output layer."""
-        local = F.linear(hidden, self.weight).float()
-        return self._group.all_gather_last(local)[:, : self._vocab_size]
+        assert self._product is not None
+        return self._group.all_gather_last(self._product(hidden, wide=True))[:, : self._vocab_size]
 
     def _load_weight(self, source: TensorSlice, part: str) -> None:
         count = max(0, min(self._share, self._vocab_size - self._first))

@@ -5,43 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 
+from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.ops.base import Product
 from engine_svc.parallel.group import ParallelGroup
 
 
-class ColumnParallelLinear(torch.nn.Module):
+class ColumnParallelLinear(PackedLayer):
     """One or more matrices side by side, of each of which every rank holds a range of rows.
 
     Subclasses and users name the parts ("q", "k", "v"; "gate", "up"; "" for a single one).
     """
 
     def __init__(
-        self,
-        input_size: int,
-        parts: Mapping[str, tuple[int, int]],
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, input_size: int, parts: Mapping[str, tuple[int, int]], *, bias: bool, context: LayerContext
     ) -> None:
         """
         Args:
             parts: name → (first row in the checkpoint's matrix, number of rows), of this rank.
         """
         super().__init__()
+        self._context = context
         self._parts = dict(parts)
+        self._product: Product | None = None
         rows = sum(size for _, size in parts.values())
-        self.weight = LoadedParameter((rows, input_size), dtype, device, tuple(parts))
+        self.weight = LoadedParameter((rows, input_size), context.dtype, context.device, tuple(parts))
         self.weight.load = self._load_weight
-        self.bias = LoadedParameter((rows,), dtype, device, tuple(parts)) if bias else None
+        self.bias = LoadedParameter((rows,), context.dtype, context.device, tuple(parts)) if bias else None
         if self.bias is not None:
             self.bias.load = self._load_bias
 
+    def pack(self) -> None:
+        """See PackedLayer.pack."""
+        self._product = self._context.linear(self.weight, self.bias)
+        del self.weight, self.bias
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, input_size] → [tokens, rows of this rank]."""
-        return F.linear(hidden, self.weight, self.bias)
+        assert self._product is not None
+        return self._product(hidden)
 
     def _load_weight(self, source: TensorSlice, part: str) -> None:
         self.weight.write(part, self.weight[self._target(part)], source, (self._source(part), slice(None)))
@@ -84,34 +87,31 @@ def qkv_parts(group: ParallelGroup, num_heads: int, num_kv_heads: int, head_dim:
     return {"q": (group.rank * query, query), "k": key_value, "v": key_value}
 
 
-class RowParallelLinear(torch.nn.Module):
+class RowParallelLinear(PackedLayer):
     """A matrix of which every rank holds a range of columns; the ranks' results are summed."""
 
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        *,
-        bias: bool,
-        group: ParallelGroup,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, input_size: int, output_size: int, *, bias: bool, context: LayerContext) -> None:
         super().__init__()
-        self._group = group
-        self._share = group.divide(input_size, "input features of a linear layer")
-        self.weight = LoadedParameter((output_size, self._share), dtype, device)
+        self._context = context
+        self._group = context.group
+        self._share = context.group.divide(input_size, "input features of a linear layer")
+        self._product: Product | None = None
+        self.weight = LoadedParameter((output_size, self._share), context.dtype, context.device)
         self.weight.load = self._load_weight
-        self.bias = LoadedParameter((output_size,), dtype, device) if bias else None
+        self.bias = LoadedParameter((output_size,), context.dtype, context.device) if bias else None
         if self.bias is not None:
             self.bias.load = self._load_bias
 
+    def pack(self) -> None:
+        """See PackedLayer.pack."""
+        # One rank adds the bias, before the sum.
+        self._product = self._context.linear(self.weight, self.bias if self._group.rank == 0 else None)
+        del self.weight, self.bias
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, input features of this rank] → [tokens, output_size], the same on every rank."""
-        if self._group.world_size == 1:
-            return F.linear(hidden, self.weight, self.bias)
-        output = self._group.all_reduce(F.linear(hidden, self.weight))
-        return output if self.bias is None else output + self.bias
+        assert self._product is not None
+        return self._group.all_reduce(self._product(hidden))
 
     def _load_weight(self, source: TensorSlice, part: str) -> None:
         start = self._group.rank * self._share

@@ -111,15 +111,3 @@ def _dynamic_angles(
     bases = (parameters["rope_theta"] * stretched).float()
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     return positions.float()[:, None] / bases[:, None] ** exponents[None, :]
-
-
-def rotate(heads: torch.Tensor, table_rows: torch.Tensor) -> torch.Tensor:
-    """Rotates the halves of each head against each other.
-
-    Args:
-        heads: [tokens, heads, head_dim]
-        table_rows: [tokens, 2, head_dim / 2], the tokens' rows of the table.
-    """
-    cosine, sine = table_rows[:, 0, None], table_rows[:, 1, None]
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

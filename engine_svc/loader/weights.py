@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from engine_svc.layers.context import PackedLayer
 from engine_svc.layers.parameter import LoadedParameter
 from engine_svc.loader.checkpoint import tensors
 from engine_svc.models.decoder import Decoder
@@ -41,6 +42,13 @@ def load_weights(model: Decoder, folder: Path, progress: bool) -> None:
     if missing := [name for name, parameter in parameters.items() if parameter.missing]:
         raise StartupError(f"{folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all).")
     logger.info("loaded weights in %.1f s", time.monotonic() - start)
+
+
+def pack_weights(model: Decoder) -> None:
+    """Turns the loaded weights into the form that products are computed from, a layer at a time."""
+    for module in model.modules():
+        if isinstance(module, PackedLayer):
+            module.pack()
 
 
 def parameter_name(name: str, packed: dict[str, tuple[str, str]]) -> tuple[str, str]:

@@ -7,25 +7,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from engine_svc.attention.base import AttentionBackend
+from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import VocabParallelEmbedding
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts, qkv_parts
 from engine_svc.layers.norm import RMSNorm
-from engine_svc.layers.rotary import rotary_table, rotate
+from engine_svc.layers.rotary import rotary_table
 from engine_svc.models.config import ModelConfig
-from engine_svc.parallel.group import ParallelGroup
-
-
-@dataclass(frozen=True)
-class BuildContext:
-    """What every layer is built with."""
-
-    config: ModelConfig
-    group: ParallelGroup
-    dtype: torch.dtype
-    device: torch.device
+from engine_svc.ops.base import HeadNorms
 
 
 @dataclass(frozen=True)
@@ -40,31 +30,30 @@ class StepInputs:
 class Attention(torch.nn.Module):
     """Grouped-query attention with rotary positions."""
 
-    def __init__(self, context: BuildContext, sliding_window: int | None) -> None:
+    def __init__(self, config: ModelConfig, context: LayerContext, sliding_window: int | None) -> None:
         super().__init__()
-        config, group = context.config, context.group
-        kind = {"dtype": context.dtype, "device": context.device}
-        parts = qkv_parts(group, config.num_heads, config.num_kv_heads, config.head_dim)
+        self._ops = context.ops
+        parts = qkv_parts(context.group, config.num_heads, config.num_kv_heads, config.head_dim)
         self._heads = parts["q"][1] // config.head_dim
         self._kv_heads = parts["k"][1] // config.head_dim
         self._head_dim = config.head_dim
         self._window = sliding_window
-        self.qkv_proj = ColumnParallelLinear(config.hidden_size, parts, bias=config.qkv_bias, **kind)
+        self.qkv_proj = ColumnParallelLinear(config.hidden_size, parts, bias=config.qkv_bias, context=context)
         self.o_proj = RowParallelLinear(
-            config.num_heads * config.head_dim, config.hidden_size, bias=config.output_bias, group=group, **kind
+            config.num_heads * config.head_dim, config.hidden_size, bias=config.output_bias, context=context
         )
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, **kind) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, **kind) if config.qk_norm else None
+        self._norms: HeadNorms | None = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, context=context)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, context=context)
+            self._norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, config.rms_norm_eps)
 
     def forward(self, hidden: torch.Tensor, cache: Any, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
         heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self._head_dim)
         query_key, value = heads.split((self._heads + self._kv_heads, self._kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            query_key = torch.cat(
-                (self.q_norm(query_key[:, : self._heads]), self.k_norm(query_key[:, self._heads :])), dim=1
-            )
-        query, key = rotate(query_key, step.rotary).split((self._heads, self._kv_heads), dim=1)
+        rotated = self._ops.rotate(query_key, step.rotary, self._heads, self._norms)
+        query, key = rotated.split((self._heads, self._kv_heads), dim=1)
         output = step.attention.forward(
             query, key, value, cache, step.prepared, scale=self._head_dim**-0.5, sliding_window=self._window
         )
@@ -74,38 +63,38 @@ class Attention(torch.nn.Module):
 class MLP(torch.nn.Module):
     """The gated feed-forward layer (SwiGLU)."""
 
-    def __init__(self, context: BuildContext) -> None:
+    def __init__(self, config: ModelConfig, context: LayerContext) -> None:
         super().__init__()
-        config, group = context.config, context.group
-        kind = {"dtype": context.dtype, "device": context.device}
-        parts = even_parts(group, {"gate": config.intermediate_size, "up": config.intermediate_size})
-        self.gate_up_proj = ColumnParallelLinear(config.hidden_size, parts, bias=config.mlp_bias, **kind)
+        self._ops = context.ops
+        parts = even_parts(context.group, {"gate": config.intermediate_size, "up": config.intermediate_size})
+        self.gate_up_proj = ColumnParallelLinear(config.hidden_size, parts, bias=config.mlp_bias, context=context)
         self.down_proj = RowParallelLinear(
-            config.intermediate_size, config.hidden_size, bias=config.mlp_bias, group=group, **kind
+            config.intermediate_size, config.hidden_size, bias=config.mlp_bias, context=context
         )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
-        gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(self._ops.silu_and_multiply(self.gate_up_proj(hidden)))
 
 
 class DecoderLayer(torch.nn.Module):
     """Attention and feed-forward, each behind a norm and around a residual."""
 
-    def __init__(self, context: BuildContext, sliding_window: int | None) -> None:
+    def __init__(self, config: ModelConfig, context: LayerContext, sliding_window: int | None) -> None:
         super().__init__()
-        config = context.config
-        kind = {"dtype": context.dtype, "device": context.device}
-        self.self_attn = Attention(context, sliding_window)
-        self.mlp = MLP(context)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, **kind)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, **kind)
+        self.self_attn = Attention(config, context, sliding_window)
+        self.mlp = MLP(config, context)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
 
-    def forward(self, hidden: torch.Tensor, cache: Any, step: StepInputs) -> torch.Tensor:
-        """[tokens, hidden_size] → [tokens, hidden_size]."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cache, step)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor, cache: Any, step: StepInputs) -> torch.Tensor:
+        """Both [tokens, hidden_size]: what the layer before put out, and the sum of all before it, which is changed.
+
+        Returns:
+            This layer's output, not added to the residual yet: the next norm does both at once.
+        """
+        hidden = self.self_attn(self.input_layernorm(hidden, residual), cache, step)
+        return self.mlp(self.post_attention_layernorm(hidden, residual))
 
 
 class Decoder(torch.nn.Module):
@@ -117,19 +106,16 @@ class Decoder(torch.nn.Module):
         "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
     }  # fmt: skip
 
-    def __init__(self, context: BuildContext, attention: AttentionBackend, max_model_len: int) -> None:
+    def __init__(
+        self, config: ModelConfig, context: LayerContext, attention: AttentionBackend, max_model_len: int
+    ) -> None:
         super().__init__()
-        config = context.config
-        kind = {"dtype": context.dtype, "device": context.device}
         self._attention = attention
-        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, group=context.group, **kind)
-        self.layers = torch.nn.ModuleList([DecoderLayer(context, window) for window in config.sliding_windows])
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **kind)
-        self.lm_head = (
-            self.embed_tokens
-            if config.tie_word_embeddings
-            else VocabParallelEmbedding(config.vocab_size, config.hidden_size, group=context.group, **kind)
-        )
+        size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings
+        self.embed_tokens = VocabParallelEmbedding(*size, context=context, is_output=tied)
+        self.layers = torch.nn.ModuleList([DecoderLayer(config, context, window) for window in config.sliding_windows])
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
+        self.lm_head = self.embed_tokens if tied else VocabParallelEmbedding(*size, context=context, is_output=True)
         table = rotary_table(
             config.rope_parameters, config.head_dim, config.max_position_embeddings, max_model_len, context.dtype
         )
@@ -150,9 +136,10 @@ class Decoder(torch.nn.Module):
         """
         step = StepInputs(self._rotary[positions], self._attention, prepared)
         hidden = self.embed_tokens(token_ids)
+        residual = torch.zeros_like(hidden)
         for layer, cache in zip(self.layers, caches, strict=True):
-            hidden = layer(hidden, cache, step)
-        return self.norm(hidden)
+            hidden = layer(hidden, residual, cache, step)
+        return self.norm(hidden, residual)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] → float32 [rows, vocab_size]."""

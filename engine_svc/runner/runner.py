@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
-from engine_svc.attention.base import AttentionShape, create_backend
+from engine_svc.attention.base import AttentionShape
+from engine_svc.attention.registry import create_backend
+from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import qkv_parts
 from engine_svc.loader.folder import weights_folder
-from engine_svc.loader.weights import load_weights, randomize_weights
+from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
 from engine_svc.models.config import ModelConfig, read_config
-from engine_svc.models.decoder import BuildContext, Decoder
+from engine_svc.models.decoder import Decoder
 from engine_svc.models.registry import config_for
+from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup
 from engine_svc.plan import (
     KvCacheSpec,
@@ -58,16 +61,18 @@ class Runner:
         self._dtype = _DTYPES[self._config.dtype if options.dtype == "auto" else options.dtype]
         self._max_model_len = _max_model_len(self._config, options)
         self._attention = create_backend(options.attention_backend, self._shape(group))
-        context = BuildContext(self._config, group, self._dtype, device)
+        ops = create_ops(options.cpu_kernels, self._dtype, device)
+        context = LayerContext(group, self._dtype, device, ops, options.quantization)
         with torch.inference_mode():
             try:
-                self._model = Decoder(context, self._attention, self._max_model_len)
+                self._model = Decoder(self._config, context, self._attention, self._max_model_len)
             except ValueError as error:
                 raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
             if options.load_format == "dummy":
                 randomize_weights(self._model, options.seed)
             else:
                 load_weights(self._model, folder, options.use_tqdm_on_load and group.rank == 0)
+            pack_weights(self._model)
         self._buffers = SlotBuffers(options.max_num_seqs, self._max_model_len, self._attention.shape.block_size, device)
         self._sampler = Sampler(options.max_num_seqs, self._config.vocab_size, device)
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted

@@ -36,8 +36,16 @@ class EngineOptions:
     use_tqdm_on_load: bool = option(True, "Shows a progress bar while weights load, on a terminal.")
     device: str = option("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     attention_backend: str = option(
-        "auto", "Attention kernels: triton on GPUs, cpu, or the plain reference.",
-        choices=("auto", "triton", "cpu", "reference"),
+        "auto", "Attention kernels: triton on GPUs, native (C++) or cpu (torch) elsewhere, or the plain reference.",
+        choices=("auto", "triton", "native", "cpu", "reference"),
+    )  # fmt: skip
+    cpu_kernels: str = option(
+        "auto", "Matrix products, norms and activations on a CPU: native (C++, bfloat16) where they can run, or torch.",
+        choices=("auto", "native", "torch"),
+    )  # fmt: skip
+    quantization: str | None = option(
+        None, "int8 quantizes the linear layers of any checkpoint while loading it, and their inputs as they come "
+        "(dynamic W8A8, a scale for each output and each token).", aliases=("-q",), choices=("int8",),
     )  # fmt: skip
 
     # KV cache

@@ -129,7 +129,6 @@ UNIMPLEMENTED = frozenset(
         "prompt-adapters",
         "pt-load-map-location",
         "qlora-adapter-name-or-path",
-        "quantization",
         "quantization-param-path",
         "ray-workers-use-nsight",
         "reasoning-effort",

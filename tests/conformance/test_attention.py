@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionShape, create_backend
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionShape
+from engine_svc.attention.registry import create_backend
+from tests.support.native import needs_native
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 64
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -139,6 +141,20 @@ def test_shapes(name: str, heads: int, kv_heads: int, dim: int) -> None:
 )
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
     check_backend(make_backend(name, dtype=dtype), BATCHES["mixed"], 24)
+
+
+@needs_native
+@pytest.mark.parametrize("window", [None, 1, 12, 64])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_native_batches(window: int | None, batch: str) -> None:
+    check_backend(make_backend("native", dtype=torch.bfloat16), BATCHES[batch], window)
+
+
+@needs_native
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 16), (4, 4, 96), (16, 1, 64), (6, 3, 80), (7, 1, 256)])
+def test_native_shapes(heads: int, kv_heads: int, dim: int) -> None:
+    backend = make_backend("native", num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, dtype=torch.bfloat16)
+    check_backend(backend, BATCHES["mixed"], None)
 
 
 @pytest.mark.parametrize("window", [None, 40, 300])

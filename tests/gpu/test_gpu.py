@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_svc.attention.base import AttentionShape, create_backend
+from engine_svc.attention.base import AttentionShape
+from engine_svc.attention.registry import create_backend
 from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import make_model, reference_tokens

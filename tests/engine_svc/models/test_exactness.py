@@ -94,17 +94,29 @@ def test_sharded_checkpoint(model_folder: ModelFolder) -> None:
     check(folder)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_close(model_folder: ModelFolder, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({"dtype": "bfloat16"}, 0.1),
+        ({"dtype": "bfloat16", "cpu_kernels": "torch", "attention_backend": "cpu"}, 0.1),
+        ({"dtype": "float16"}, 0.02),
+        ({"dtype": "bfloat16", "quantization": "int8"}, 0.25),
+        ({"dtype": "float32", "quantization": "int8"}, 0.25),
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_less_precision_is_close(
+    model_folder: ModelFolder, family: str, options: dict[str, Any], tolerance: float
+) -> None:
     """The sampled token's log-probability by the engine, against float64 on the same tokens."""
-    folder = model_folder("llama", initializer_range=0.1)
+    folder = model_folder(family, initializer_range=0.1)
     (prompt,) = random_prompts(40)
-    with running_engine(folder, dtype=dtype) as engine:
+    with running_engine(folder, **options) as engine:
         ((output,),) = run(engine, [prompt], replace(GREEDY, logprobs=0))
     expected = reference_logprobs(folder, prompt + output.token_ids)[len(prompt) - 1 : -1]
     found = torch.tensor([position.logprobs[0] for position in output.logprobs])
     exact = expected.gather(1, torch.tensor(output.token_ids)[:, None])[:, 0].float()
-    assert (found - exact).abs().max() < (0.1 if dtype == "bfloat16" else 0.02)
+    assert (found - exact).abs().max() < tolerance
 
 
 def test_logprobs(model_folder: ModelFolder) -> None:

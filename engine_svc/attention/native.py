@@ -1,0 +1,64 @@
+"""The CPU backend whose decoding reads the cache where it lies, by the C++ kernels. Prefill is torch's."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_svc.attention.base import AttentionShape
+from engine_svc.attention.cpu import CpuBackend, Decode
+from engine_svc.native.library import kernels
+from quire.errors import StartupError
+
+_HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
+_MOST_GROUP = 16
+
+
+def suits(shape: AttentionShape) -> bool:
+    """Whether the kernels can run this shape here."""
+    return (
+        shape.dtype == torch.bfloat16
+        and shape.head_dim in _HEAD_DIMS
+        and shape.num_heads // shape.num_kv_heads <= _MOST_GROUP
+        and kernels() is not None
+    )
+
+
+class NativeBackend(CpuBackend):
+    """The same cache as CpuBackend's."""
+
+    name = "native"
+
+    def __init__(self, shape: AttentionShape) -> None:
+        """
+        Raises:
+            StartupError: the kernels cannot run this shape here.
+        """
+        super().__init__(shape)
+        found = kernels()
+        if found is None or not suits(shape):
+            raise StartupError(
+                "--attention-backend native needs a CPU with AVX512-BF16, a C++ compiler, bfloat16, and heads of "
+                f"{', '.join(map(str, _HEAD_DIMS))} values; leave it at auto, or choose cpu."
+            )
+        self._kernels = found
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """See CpuBackend.write."""
+        tokens, kv_heads, dim = key.shape
+        self._kernels.write_cache(
+            key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), slot_mapping.data_ptr(),
+            cache.data_ptr(), cache[1].data_ptr(), cache.stride(1), tokens, kv_heads, dim, torch.get_num_threads(),
+        )  # fmt: skip
+
+    def attend_decode(
+        self, query: torch.Tensor, cache: torch.Tensor, decode: Decode, scale: float, window: int | None,
+        output: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """See CpuBackend.attend_decode."""
+        shape, table = self.shape, decode.block_table
+        self._kernels.paged_decode(
+            query.data_ptr(), query.stride(0), cache.data_ptr(), cache[1].data_ptr(), cache.stride(1),
+            table.data_ptr(), table.stride(0), decode.seq_lens.data_ptr(),
+            None if decode.rows is None else decode.rows.data_ptr(), output.data_ptr(), len(table), shape.num_heads,
+            shape.num_kv_heads, shape.head_dim, shape.block_size, scale, window or 0, torch.get_num_threads(),
+        )  # fmt: skip

@@ -1,0 +1,47 @@
+// What the kernels share: bfloat16 in memory, float32 in registers, 16 lanes at a time.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace quire {
+
+using bf16 = uint16_t;
+
+constexpr int LANES = 16;
+
+inline __mmask16 first(int64_t count) { return count >= LANES ? 0xffff : __mmask16((1u << count) - 1); }
+
+inline __m512 widen(__m256i packed) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(packed), 16));
+}
+
+inline __m512 load(const bf16* from) { return widen(_mm256_loadu_si256((const __m256i*)from)); }
+inline __m512 load(const float* from) { return _mm512_loadu_ps(from); }
+inline __m512 load(const bf16* from, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, from)); }
+
+inline __m256i narrow(__m512 values) { return (__m256i)_mm512_cvtneps_pbh(values); }
+
+inline void store(bf16* to, __m512 values) { _mm256_storeu_si256((__m256i*)to, narrow(values)); }
+inline void store(float* to, __m512 values) { _mm512_storeu_ps(to, values); }
+inline void store(bf16* to, __m512 values, __mmask16 mask) { _mm256_mask_storeu_epi16(to, mask, narrow(values)); }
+inline void store(float* to, __m512 values, __mmask16 mask) { _mm512_mask_storeu_ps(to, mask, values); }
+
+// e to the x, to 2 units in the last place: 2^n times a polynomial (Cody and Waite's reduction).
+inline __m512 exponential(__m512 x) {
+  x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(88.0f)), _mm512_set1_ps(-87.0f));
+  __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+  __m512 y = _mm512_set1_ps(1.9875691500e-4f);
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.3981999507e-3f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(8.3334519073e-3f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(4.1665795894e-2f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.6666665459e-1f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.0000001201e-1f));
+  y = _mm512_fmadd_ps(_mm512_mul_ps(y, r), r, _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
+  return _mm512_scalef_ps(y, n);
+}
+
+}  // namespace quire

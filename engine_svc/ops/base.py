@@ -1,0 +1,58 @@
+"""The contract of the operations between attention: products with weights, norms, rotation, activation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+# [rows, input_size] → [rows, output_size]; float32 if `wide`, else of the input's type.
+Product = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Norms of each query and key head, before their rotation."""
+
+    query: torch.Tensor  # [head_dim]
+    key: torch.Tensor  # [head_dim]
+    epsilon: float
+
+
+class Ops(ABC):
+    """One instance per rank."""
+
+    @abstractmethod
+    def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """A product with a weight [output_size, input_size], which may be kept in another form than this."""
+
+    @abstractmethod
+    def int8_matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """The same with the weight quantized per output and the input per row, both to int8 (dynamic W8A8)."""
+
+    @abstractmethod
+    def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """hidden / rms(hidden) * weight, over the last dimension."""
+
+    @abstractmethod
+    def add_rms_norm(
+        self, hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        """Adds hidden to the residual, in place, and returns the norm of the sum. Both [tokens, hidden_size]."""
+
+    @abstractmethod
+    def rotate(
+        self, heads: torch.Tensor, table_rows: torch.Tensor, num_query: int, norms: HeadNorms | None
+    ) -> torch.Tensor:
+        """Norms of queries and keys, then the rotation of their halves against each other; may work in place.
+
+        Args:
+            heads: [tokens, query and key heads, head_dim]; each token's heads are contiguous.
+            table_rows: [tokens, 2, head_dim / 2], cosines and sines of the tokens' positions.
+        """
+
+    @abstractmethod
+    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[tokens, 2 * size] → silu(first half) * second half."""

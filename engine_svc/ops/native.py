@@ -1,0 +1,120 @@
+"""The C++ kernels, for bfloat16 on a CPU with AVX512-BF16 and VNNI."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from engine_svc.native.library import Kernels
+from engine_svc.ops.base import HeadNorms, Product
+from engine_svc.ops.int8 import quantize_rows
+from engine_svc.ops.plain import PlainOps
+
+_PANEL = 64  # outputs that are packed together, as in matrix.cpp
+
+
+class NativeOps(PlainOps):
+    """A product with an odd input size falls back to torch: the kernels take 2 (int8: 4) values at a time."""
+
+    def __init__(self, kernels: Kernels, threads: int) -> None:
+        self._kernels = kernels
+        self._threads = threads
+
+    def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """See Ops.matrix."""
+        outputs, size = weight.shape
+        if size % 2:
+            return super().matrix(weight, bias)
+        packed = torch.empty((_padded(outputs), size), dtype=torch.bfloat16)
+        self._kernels.pack_bf16(weight.data_ptr(), outputs, size, packed.data_ptr())
+        padded_bias = _pad(bias, outputs)
+        kernel, threads = self._kernels.matrix_bf16, self._threads
+
+        def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+            output = hidden.new_empty((hidden.shape[0], outputs), dtype=torch.float32 if wide else torch.bfloat16)
+            kernel(
+                hidden.data_ptr(), hidden.shape[0], hidden.stride(0), packed.data_ptr(), _pointer(padded_bias),
+                output.data_ptr(), outputs, size // 2, wide, threads,
+            )  # fmt: skip
+            return output
+
+        return product
+
+    def int8_matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """See Ops.int8_matrix."""
+        outputs, size = weight.shape
+        if size % 4:
+            return super().int8_matrix(weight, bias)
+        quantized, scale = quantize_rows(weight)
+        packed = torch.empty((_padded(outputs), size), dtype=torch.int8)
+        self._kernels.pack_int8(quantized.data_ptr(), outputs, size, packed.data_ptr())
+        # The kernel's inputs are unsigned, 128 too high: this is what that adds.
+        correction = F.pad(128 * quantized.sum(1, dtype=torch.int32), (0, _padded(outputs) - outputs))
+        padded_scale, padded_bias = _pad(scale, outputs), _pad(bias, outputs)
+        kernel, threads = self._kernels.matrix_int8, self._threads
+
+        def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+            rows = hidden.shape[0]
+            output = hidden.new_empty((rows, outputs), dtype=torch.float32 if wide else torch.bfloat16)
+            scratch, input_scale = torch.empty((rows, size), dtype=torch.uint8), torch.empty(rows)
+            kernel(
+                hidden.data_ptr(), rows, hidden.stride(0), packed.data_ptr(), _pointer(padded_scale),
+                correction.data_ptr(), _pointer(padded_bias), output.data_ptr(), outputs, size // 4,
+                scratch.data_ptr(), input_scale.data_ptr(), wide, threads,
+            )  # fmt: skip
+            return output
+
+        return product
+
+    def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """See Ops.rms_norm."""
+        return self._norm(hidden, None, weight, epsilon)
+
+    def add_rms_norm(
+        self, hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        """See Ops.add_rms_norm."""
+        return self._norm(hidden, residual, weight, epsilon)
+
+    def _norm(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        output = torch.empty_like(hidden)
+        self._kernels.rms_norm(
+            hidden.data_ptr(), _pointer(residual), weight.data_ptr(), output.data_ptr(),
+            hidden.numel() // weight.shape[0], weight.shape[0], epsilon, self._threads,
+        )  # fmt: skip
+        return output
+
+    def rotate(
+        self, heads: torch.Tensor, table_rows: torch.Tensor, num_query: int, norms: HeadNorms | None
+    ) -> torch.Tensor:
+        """See Ops.rotate."""
+        tokens, count, dim = heads.shape
+        query, key, epsilon = (
+            (norms.query.data_ptr(), norms.key.data_ptr(), norms.epsilon) if norms else (None, None, 0.0)
+        )
+        self._kernels.rotate(
+            heads.data_ptr(), heads.stride(0), table_rows.data_ptr(), query, key, epsilon, tokens, num_query,
+            count - num_query, dim, self._threads,
+        )  # fmt: skip
+        return heads
+
+    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See Ops.silu_and_multiply."""
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        output = gate_up.new_empty((rows, size))
+        self._kernels.silu_and_multiply(gate_up.data_ptr(), output.data_ptr(), rows, size, self._threads)
+        return output
+
+
+def _padded(outputs: int) -> int:
+    return -(-outputs // _PANEL) * _PANEL
+
+
+def _pad(values: torch.Tensor | None, outputs: int) -> torch.Tensor | None:
+    return None if values is None else F.pad(values.float(), (0, _padded(outputs) - outputs))
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,156 @@
+"""The operations, plain and native, against the same computed in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine_svc.native.library import kernels
+from engine_svc.ops.base import HeadNorms, Ops
+from engine_svc.ops.int8 import quantize_rows
+from engine_svc.ops.native import NativeOps
+from engine_svc.ops.plain import PlainOps
+from engine_svc.ops.registry import create_ops
+from quire.errors import StartupError
+from tests.support.native import needs_native
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+EPSILON = 1e-6
+
+
+def make(name: str) -> tuple[Ops, torch.dtype]:
+    if name == "plain":
+        return PlainOps(), torch.float32
+    found = kernels()
+    assert found is not None
+    return NativeOps(found, threads=2), torch.bfloat16
+
+
+both = pytest.mark.parametrize("name", ["plain", pytest.param("native", marks=needs_native)])
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(found.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@both
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 13, 36, 37, 200, 385])
+@pytest.mark.parametrize(("outputs", "size"), [(64, 64), (200, 320), (1, 2), (130, 1026)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_matrix(name: str, rows: int, outputs: int, size: int, with_bias: bool) -> None:
+    ops, dtype = make(name)
+    weight, hidden = normal(outputs, size, dtype=dtype) / size**0.5, normal(rows, size, dtype=dtype, seed=1)
+    bias = normal(outputs, dtype=dtype, seed=2) if with_bias else None
+    product = ops.matrix(weight, bias)
+    expected = hidden.double() @ weight.double().T + (0 if bias is None else bias.double())
+    close(product(hidden), expected, dtype)
+    wide = product(hidden, wide=True)
+    assert wide.dtype == torch.float32
+    # bfloat16 sums are float32 inside: nothing is lost until the result is rounded.
+    torch.testing.assert_close(
+        wide.double(), expected, atol=1e-4 if name == "native" else 1e-5, rtol=1e-3 if name == "native" else 1e-5
+    )
+
+
+@both
+@pytest.mark.parametrize("rows", [1, 6, 7, 40, 193])
+@pytest.mark.parametrize(("outputs", "size"), [(64, 64), (200, 320), (72, 1032)])
+def test_int8_matrix_is_exact_on_its_quantized_operands(name: str, rows: int, outputs: int, size: int) -> None:
+    ops, dtype = make(name)
+    weight, hidden = normal(outputs, size, dtype=dtype), normal(rows, size, dtype=dtype, seed=1)
+    bias = normal(outputs, dtype=dtype, seed=2)
+    found = ops.int8_matrix(weight, bias)(hidden, wide=True).double()
+    (left, left_scale), (right, right_scale) = quantize_rows(hidden), quantize_rows(weight)
+    sums = left.double() @ right.double().T
+    expected = sums * left_scale.double()[:, None] * right_scale.double() + bias.double()
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-5)
+    # And close to the product it stands for: each factor is off by half a step of 127 at most.
+    exact = hidden.double() @ weight.double().T + bias.double()
+    assert (found - exact).norm() / exact.norm() < 0.02
+
+
+@both
+def test_int8_matrix_of_zeros(name: str) -> None:
+    ops, dtype = make(name)
+    product = ops.int8_matrix(torch.zeros(64, 64, dtype=dtype), None)
+    assert not product(torch.zeros(3, 64, dtype=dtype)).any()
+
+
+@both
+def test_matrix_reads_rows_of_a_wider_tensor(name: str) -> None:
+    ops, dtype = make(name)
+    weight, wider = normal(64, 64, dtype=dtype) / 8, normal(5, 192, dtype=dtype, seed=1)
+    hidden = wider[:, 64:128]
+    close(ops.matrix(weight, None)(hidden), hidden.double() @ weight.double().T, dtype)
+
+
+def rms_norm(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = hidden.double()
+    return wide / (wide.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weight.double()
+
+
+@both
+@pytest.mark.parametrize("shape", [(1, 64), (3, 100), (700, 64), (2, 4, 32)])
+def test_rms_norm(name: str, shape: tuple[int, ...]) -> None:
+    ops, dtype = make(name)
+    hidden, weight = normal(*shape, dtype=dtype), normal(shape[-1], dtype=dtype, seed=1)
+    close(ops.rms_norm(hidden, weight, EPSILON), rms_norm(hidden, weight), dtype)
+
+
+@both
+def test_add_rms_norm_changes_the_residual(name: str) -> None:
+    ops, dtype = make(name)
+    hidden, residual = normal(9, 72, dtype=dtype), normal(9, 72, dtype=dtype, seed=1)
+    weight, before = normal(72, dtype=dtype, seed=2), residual.clone()
+    found = ops.add_rms_norm(hidden, residual, weight, EPSILON)
+    torch.testing.assert_close(residual, before + hidden)
+    close(found, rms_norm(residual, weight), dtype)
+
+
+@both
+@pytest.mark.parametrize("dim", [16, 80, 128])
+@pytest.mark.parametrize("with_norms", [False, True])
+def test_rotate(name: str, dim: int, with_norms: bool) -> None:
+    ops, dtype = make(name)
+    tokens, num_query, num_key = 5, 4, 2
+    # As in the model: the heads of query and key, with those of value behind them.
+    heads = normal(tokens, num_query + num_key + 2, dim, dtype=dtype)[:, : num_query + num_key]
+    angles = normal(tokens, dim // 2, dtype=torch.float32, seed=1)
+    table = torch.stack((angles.cos(), angles.sin()), dim=1).to(dtype)
+    norms = HeadNorms(normal(dim, dtype=dtype, seed=2), normal(dim, dtype=dtype, seed=3), EPSILON)
+    expected = heads.double()
+    if with_norms:
+        query, key = heads[:, :num_query], heads[:, num_query:]
+        expected = torch.cat((rms_norm(query, norms.query), rms_norm(key, norms.key)), dim=1)
+    first, second = expected.chunk(2, dim=-1)
+    cosine, sine = table.double()[:, 0, None], table.double()[:, 1, None]
+    expected = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    close(ops.rotate(heads, table, num_query, norms if with_norms else None), expected, dtype)
+
+
+@both
+@pytest.mark.parametrize(("rows", "size"), [(1, 16), (3, 100), (700, 64)])
+def test_silu_and_multiply(name: str, rows: int, size: int) -> None:
+    ops, dtype = make(name)
+    gate_up = normal(rows, 2 * size, dtype=dtype) * 8
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    close(ops.silu_and_multiply(gate_up), gate / (1 + (-gate).exp()) * up, dtype)
+
+
+def test_native_kernels_are_refused_where_they_cannot_run() -> None:
+    with pytest.raises(StartupError, match="bfloat16"):
+        create_ops("native", torch.float32, torch.device("cpu"))
+
+
+def test_other_types_run_on_torch() -> None:
+    assert type(create_ops("auto", torch.float32, torch.device("cpu"))) is PlainOps
+    assert type(create_ops("torch", torch.bfloat16, torch.device("cpu"))) is PlainOps
+
+
+@needs_native
+def test_bfloat16_runs_natively() -> None:
+    assert isinstance(create_ops("auto", torch.bfloat16, torch.device("cpu")), NativeOps)
