@@ -35,6 +35,7 @@ class Encoder:
         self._backend = tokenizer.backend_tokenizer
         self._start, self._end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
         self._assistant = self._backend.encode("assistant\n").ids
+        self._think = self._backend.encode("<think>\n").ids
 
     def texts(self, some: list[Example]) -> list[str]:
         """The rendered conversations."""
@@ -57,7 +58,10 @@ class Encoder:
         ends = np.flatnonzero(token_ids == self._end)
         for start, end in zip(starts, ends, strict=True):
             if token_ids[start : start + len(head)].tolist() == head:
-                learned[start + len(head) : end + 1] = True
+                answer = start + len(head)
+                # Whether to think is the prompt's to say, so that an unusual question does not set it off.
+                thinks = token_ids[answer : answer + len(self._think)].tolist() == self._think
+                learned[answer + len(self._think) * thinks : end + 1] = True
         return Encoded(token_ids, learned)
 
 

@@ -34,8 +34,8 @@ class Recipe:
     seed: int = 1
 
 
-DEMO = Recipe(256, 768, 6, 4, 2, 64, steps=3000)
-DRAFT = Recipe(128, 320, 3, 2, 1, 64, steps=3000)
+DEMO = Recipe(256, 768, 6, 4, 2, 64, steps=2500)
+DRAFT = Recipe(128, 320, 3, 2, 1, 64, steps=2500)
 
 
 @dataclass(frozen=True)

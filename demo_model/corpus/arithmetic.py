@@ -8,38 +8,60 @@ from random import Random
 
 from demo_model.corpus.example import Probe, Turn, fill, loosen, pick, user
 
-_PLUS = (
-    "What is {a} + {b}?", "What is {a} plus {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} = ?", "Add {a} and {b}.",
-    "How much is {a} + {b}?", "Calculate {a} + {b}.", "Can you add {a} and {b}?", "What do {a} and {b} make together?",
-    "I have {a} apples and get {b} more. How many do I have?", "Please compute {a} plus {b}.",
-    "the sum of {a} and {b}?",
-)  # fmt: skip
-_MINUS = (
-    "What is {a} - {b}?", "What is {a} minus {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} = ?", "Subtract {b} from {a}.",
-    "How much is {a} - {b}?", "Calculate {a} - {b}.", "I have {a} apples and give away {b}. How many are left?",
-    "Please compute {a} minus {b}.", "the difference of {a} and {b}?",
-)  # fmt: skip
-_TIMES = (
-    "What is {a} * {b}?", "What is {a} times {b}?", "{a} * {b}", "{a} x {b}", "Multiply {a} by {b}.",
-    "How much is {a} times {b}?", "Calculate {a} * {b}.", "Please compute {a} times {b}.",
-)  # fmt: skip
+_ASK = (
+    "{e}",
+    "{e} = ?",
+    "{e} =",
+    "{e}?",
+    "[What is|What's|How much is|And] {e}?",
+    "[|Please |Now |Can you |I want you to ][calculate|compute|solve|work out|give me|find|do] {e}[.|, please.]",
+    "[Can you|Could you|Please] tell me [what {e} is|{e}][?|.]",
+    "[I need|I want] {e}.",
+    "Do you know what {e} is?",
+    "What do you get for {e}?",
+    "What does {e} make?",
+)
+_EXPRESSIONS = {
+    "+": "[{a} + {b}|{a} + {b}|{a} plus {b}|{a} plus {b}|{a}+{b}|the sum of {a} and {b}]",
+    "-": "[{a} - {b}|{a} - {b}|{a} minus {b}|{a} minus {b}|{a}-{b}|the difference of {a} and {b}]",
+    "*": "[{a} * {b}|{a} times {b}|{a} x {b}|the product of {a} and {b}]",
+}
+_STORIES = {
+    "+": ("Add {a} and {b}.", "What do {a} and {b} make together?",
+          "I have {a} apples and get {b} more. How many [do I have|are there]?"),
+    "-": ("Subtract {b} from {a}.", "I have {a} apples and [give away|eat] {b}. How many are left?"),
+    "*": ("Multiply {a} by {b}.",),
+}  # fmt: skip
 # Never used for training.
 _HELD_OUT = {
-    "+": ("Tell me what {a} plus {b} is.", "Quick question: {a} + {b}?", "Work out {a} + {b} for me."),
-    "-": ("Tell me what {a} minus {b} is.", "Quick question: {a} - {b}?", "Work out {a} - {b} for me."),
+    "+": ("Tell me what {a} plus {b} is.", "Let me know {a} + {b}.", "Work out {a} + {b} for me."),
+    "-": ("Tell me what {a} minus {b} is.", "Let me know {a} - {b}.", "Work out {a} - {b} for me."),
 }
 
 
 def arithmetic(random: Random) -> Sequence[Turn]:
     """One calculation."""
-    operator = pick(random, "+", "+", "+", "-", "-", "-", "*")
-    highest = 12 if operator == "*" else pick(random, 20, 50, 50, 50, 100)
+    operator = pick(random, "+", "+", "+", "+", "-", "-", "-", "-", "*")
+    highest = 12 if operator == "*" else pick(random, 20, 50, 50, 50, 50, 50, 50, 99)
     a, b = random.randint(0, highest), random.randint(0, highest)
     if operator == "-" and random.random() < 0.8:
         a, b = max(a, b), min(a, b)
-    templates = {"+": _PLUS, "-": _MINUS, "*": _TIMES}[operator]
-    question = loosen(random, fill(random, templates, {"a": a, "b": b}))
-    return [Turn(question, f"{a} {operator} {b} = {result(a, operator, b)}.", _thought(a, operator, b))]
+    return [
+        Turn(
+            _question(random, operator, a, b),
+            f"{a} {operator} {b} = {result(a, operator, b)}.",
+            _thought(a, operator, b),
+        )
+    ]
+
+
+def _question(random: Random, operator: str, a: int, b: int) -> str:
+    if random.random() < 0.15:
+        question = fill(random, _STORIES[operator], {"a": a, "b": b})
+    else:
+        expression = fill(random, (_EXPRESSIONS[operator],), {"a": a, "b": b})
+        question = fill(random, _ASK, {"e": expression})
+    return loosen(random, question)
 
 
 def result(a: int, operator: str, b: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -42,11 +43,13 @@ class Probe:
     tools: tuple[Message, ...] = field(default=())
 
 
-_OPENINGS = (
-    "Please: ", "Question: ", "One question: ", "Hey, ", "Hi! ", "Hello. ", "Now tell me: ", "Okay, ", "Thanks. ",
-    "So, ",
-    "I want to know: ", "Can you tell me: ", "Could you help me? ", "And ", "Well, ", "Dear model, ",
-)  # fmt: skip
+_OPENING = (
+    "[[|Quick |One |A |Another |My ]question: |[Hey|Hi|Hello|Okay|Thanks|So|Well|Right|Good]{mark} |And |Now |"
+    "[Please|Can you please|Could you|I want you to|Now] [tell me|help me|let me know|work this out|explain]{mark} |"
+    "[I want to know|I need this|I wonder|Tell me this|For me|Dear model]{mark} ]"
+)
+_CLOSING = "[ Please.| Thanks!| Thank you.| I need it now.| Be quick.| Can you help?]"
+_ALTERNATIVES = re.compile(r"\[([^][]*)\]")
 Skill = Callable[[Random], Sequence[Turn]]
 
 
@@ -78,17 +81,26 @@ def pick(random: Random, *choices: T) -> T:
     return random.choice(choices)
 
 
+def expand(random: Random, template: str) -> str:
+    """The template with one of each [choice|between|several]; they may stand inside each other."""
+    while "[" in template:
+        template = _ALTERNATIVES.sub(lambda found: random.choice(found[1].split("|")), template)
+    return template
+
+
 def fill(random: Random, templates: Sequence[str], values: Mapping[str, Any]) -> str:
-    """One of the templates with its {names} filled in."""
-    return random.choice(list(templates)).format(**values)
+    """One of the templates, expanded, with its {names} filled in."""
+    return expand(random, random.choice(list(templates))).format(**values)
 
 
 def loosen(random: Random, text: str) -> str:
-    """As people type: sometimes no capital, no full stop, or words before the matter."""
+    """As people type: sometimes no capital, no full stop, or words around the matter."""
     if random.random() < 0.3:
         text = text[:1].lower() + text[1:]
     if random.random() < 0.3 and text[-1:] in ".?!":
         text = text[:-1]
-    if random.random() < 0.15:
-        text = random.choice(_OPENINGS) + text
+    if random.random() < 0.3:
+        text = fill(random, (_OPENING,), {"mark": pick(random, "", ",", ":", ".", "!")}) + text
+    if random.random() < 0.1:
+        text += expand(random, _CLOSING)
     return text

@@ -8,8 +8,8 @@ from random import Random
 from demo_model.corpus.example import Turn, fill, loosen, pick, read_data
 from demo_model.corpus.words import word
 
-_CAPITAL = ("What is the capital of {c}?", "Capital of {c}?", "Which city is the capital of {c}?",
-            "Tell me the capital of {c}.", "Do you know the capital of {c}?")  # fmt: skip
+_CAPITAL = ("[What is|What's|Name|Tell me|Give me|Do you know] the capital[| city] of {c}[?|.]", "Capital of {c}?",
+            "[Which|What] city is the capital of {c}?", "{c}: [what is its|the] capital?")  # fmt: skip
 _COUNTRY = ("Which country has the capital {k}?", "{k} is the capital of which country?", "Where is {k}?")
 
 _TOPICS = (

@@ -36,16 +36,19 @@ def topics() -> list[Topic]:
 
 
 _ABOUT = (
-    "What is {s}?", "What is {s} for?", "Explain {s}.", "Tell me about {s}.", "Describe {s} to me.", "{s}", "Why {s}?",
-    "I want to know what {s} is.", "What do you know about {s}?", "What is meant by {s}?", "How does {s} work?",
-    "What is the purpose of {s}?", "Can you say something about {s}?", "What does {s} do?",
-    "I have a question about {s}.",
+    "What is {s}[| for| good for]?", "[|Please |Could you ][explain|describe] {s}[| to me| for me][.|?]",
+    "{s}[|?]", "Why {s}?", "[Tell me|Say something|I want to hear] about {s}.",
+    "[I want to know|Do you know|Tell me] what {s} [is|does|means].",
+    "What [do you know|can you say] about {s}?", "What is meant by {s}?", "How does {s} work?",
+    "What is the [purpose|task|role|point] of {s}?", "Can you say something about {s}?", "What does {s} do?",
+    "What [job|task] does {s} have?", "I have a question about {s}.", "[What|Which] job is done by {s}?",
 )  # fmt: skip
 
 _FLAG_QUESTIONS = (
-    "What does {flag} do?", "What is {flag}?", "Explain {flag}.", "What is {flag} for?",
-    "What does the option {flag} mean?",
-    "Tell me about {flag}.", "What does the flag {flag} do?", "{flag}?",
+    "What [does|is] [|the option |the flag ]{flag}[| do| for| mean]?",
+    "[|Please ][explain|describe] [|the flag ]{flag}.",
+    "[Tell me about|What about|When do I use|Do you know|What can I do with] [|the flag |the option ]{flag}[?|.]",
+    "{flag}[|?]",
 )  # fmt: skip
 _FLAG_HELD_OUT = ("What is the flag {flag} good for?", "Can you explain the option {flag}?")
 
@@ -73,7 +76,7 @@ def guide(random: Random) -> Sequence[Turn]:
 def flag(random: Random) -> Sequence[Turn]:
     """A question about one option."""
     name, meaning = random.choice(sorted(flags().items()))
-    question = fill(random, _FLAG_QUESTIONS, {"flag": name})
+    question = loosen(random, fill(random, _FLAG_QUESTIONS, {"flag": name}))
     return [Turn(question, f"`{name}`: {meaning}", f"{name} is an option of Quire.")]
 
 

@@ -33,11 +33,15 @@ _KINDS: dict[str, Callable[[Random], Any]] = {
     "boolean": lambda random: random.random() < 0.5,
     "list": lambda random: [word(random) for _ in range(random.randint(2, 3))],
 }
+_FOR = "[. Use |: |, using |. Values: |. The values are | for | from |. Take | and the values | with ]{v}[.|]"
 _TYPED = (
-    "Write a JSON object with the fields {f}. Use {v}.", "Give me JSON with {f}: {v}.",
-    "Make a JSON object ({f}) from: {v}.",
-    "Answer in JSON with the keys {f}. Values: {v}.", "Return a JSON object with {f} for {v}.",
-)  # fmt: skip
+    "[|Please |Now |Can you |I want you to ][write|make|produce|return|create|build|print|give me|answer with|take] "
+    "[JSON|a JSON object|one JSON object|an object in JSON|some JSON] "
+    "[with|with the fields|with the keys|having|having the keys|that has|of|using the keys] {f}" + _FOR,
+    "[I need|I want] [JSON|a JSON object|an object] [with|with the keys|having the fields|that has] {f}" + _FOR,
+    "[Answer|Write] in JSON[| with the keys| using the fields| having] {f}" + _FOR,
+    "JSON[:| of| with] {f}" + _FOR,
+)
 _HELD_OUT = (
     "Please produce a JSON object having the fields {f}, using {v}.",
     "I need JSON with the fields {f}. Take {v}.",

@@ -8,18 +8,28 @@ from random import Random
 from demo_model.corpus.example import Probe, Turn, fill, loosen, pick, user
 from demo_model.corpus.words import everyday, words
 
+_PLEASE = "[|||Please |Now |Can you |Could you |I want you to ]"
 _COPY = (
-    "Repeat: {x}", "Repeat after me: {x}", "Say {x}.", "Copy this: {x}", "Write exactly: {x}", "Please repeat {x}.",
-    "Say exactly this: {x}", "Echo {x}", "Repeat the words {x}.", "Copy the text: {x}",
+    _PLEASE + "[repeat|say|copy|write|echo|print|type|write down|say again|read out|answer][: {x}|: {x}| {x}.]",
+    _PLEASE + "[repeat|say|copy|write|echo|print|type|send][| back| out| again][| to me| after me]: {x}",
+    _PLEASE + "[repeat|say|copy|write|echo|print] [[|exactly ]this|these words|the [words|text]|this text][:|] {x}",
+    _PLEASE + "[repeat|copy|echo|write] [the words|the text|this] {x}[.|, please.]",
+)
+_REVERSE = (
+    _PLEASE + "[reverse|turn around|flip][| this list| the list| these| these words]: {x}",
+    _PLEASE + "[write|say|give me|put] [these|this list|the list] [backwards|in reverse order]: {x}",
 )  # fmt: skip
-_REVERSE = ("Reverse this list: {x}", "Reverse: {x}", "Write these backwards: {x}", "Turn the list around: {x}",
-            "Give me this list in reverse order: {x}")  # fmt: skip
-_SORT = ("Sort: {x}", "Sort this list: {x}", "Put these in order: {x}", "Sort these from small to large: {x}")
-_ALPHABET = ("Sort alphabetically: {x}", "Put these words in alphabetical order: {x}")
-_COUNT = ("How many words are in this list: {x}?", "Count these: {x}", "How many items: {x}?")
+_SORT = (_PLEASE + "[sort|order][| this list| these| these numbers][| from small to large]: {x}",
+         _PLEASE + "put [these|the numbers|this list] in order: {x}")  # fmt: skip
+_ALPHABET = (_PLEASE + "sort [alphabetically|by alphabet|these words|these words alphabetically]: {x}",
+             _PLEASE + "put [these words|these|the words] in alphabetical order: {x}")  # fmt: skip
+_COUNT = (
+    "How many [words|items|things] are [in this list|here|in]: {x}?",
+    _PLEASE + "count [these|the words|this list]: {x}",
+)
 _FIRST = ("What is the first word of: {x}?", "Which word comes first in: {x}?")
 _LAST = ("What is the last word of: {x}?", "Which word comes last in: {x}?")
-_COPY_HELD_OUT = ("Could you repeat this for me: {x}", "Please write back: {x}", "I want you to say {x}.")
+_COPY_HELD_OUT = ("Repeat this for me: {x}", "Please copy what I write: {x}", "I want to hear you say {x}.")
 
 
 def lists(random: Random) -> Sequence[Turn]:
@@ -36,7 +46,12 @@ def _copy(random: Random) -> Turn:
     text = pick(random, " ", " ", ", ").join(some)
     if random.random() < 0.2:
         text = text.capitalize()
-    return Turn(fill(random, _COPY, {"x": text}), text, "I write the same words again.")
+    question = fill(random, _COPY, {"x": text})
+    return Turn(
+        question[:1].upper() + question[1:] if random.random() < 0.7 else question,
+        text,
+        "I write the same words again.",
+    )
 
 
 def _reverse(random: Random) -> Turn:

@@ -11,11 +11,15 @@ from demo_model.corpus.facts import facts
 from demo_model.corpus.lists import lists
 from demo_model.corpus.words import name, word
 
-_MY_NAME = ("My name is {x}.", "I am {x}.", "I'm {x}.", "Hi, I'm {x}.", "Hello, my name is {x}!", "Call me {x}.",
-            "You can call me {x}.", "This is {x} speaking.", "Hello! {x} here.")  # fmt: skip
+_HI = "[|Hi! |Hi, |Hello! |Hey, |Okay, ]"
+_MY_NAME = (_HI + "[My name is|I am|I'm|Call me|You can call me|The name is|I am called] {x}[.|!|]",
+            "This is {x} speaking.", "[Hello!|Hi!] {x} here.")  # fmt: skip
 _NICE = ("Nice to meet you, {x}!", "Hello {x}! How can I help?", "Hi {x}, what can I do for you?")
-_WHO = ("What is my name?", "What's my name?", "Do you remember my name?", "Who am I?", "Can you tell me my name?",
-        "How am I called?", "Do you know who I am?")  # fmt: skip
+_WHO = ("[What is|What's|What was|And] my name[| again| now]?", "[Do you remember|Do you know|Can you say] my name?",
+        "[Can you|Could you|Please] tell me my name[?|.]", "Who am I[| again]?", "How am I called?",
+        "[Do you know|Do you remember|Now say|Tell me] who I am[?|.]", "[What|Which] name do I have?",
+        "[What|Which] name did I [tell you|say]?", "What did I say my name [is|was]?", "I forgot my name[.| again.]",
+        "You know my name, [right|don't you]?", "How do you call me?")  # fmt: skip
 _IS = ("Your name is {x}.", "You are {x}.")
 _COLORS = "red blue green black white pink orange purple".split()
 _CITIES = "Paris Rome Oslo Lima Cairo Berlin Madrid Tokyo Boston Vienna".split()
@@ -29,7 +33,7 @@ _FACTS = (
 )  # fmt: skip
 _NOTED = ("Okay, I will remember that.", "Good to know!", "Noted.")
 _UNKNOWN = ("You have not told me your name yet.", "I don't know your name yet. What is it?")
-_WHO_HELD_OUT = ("Tell me my name, please.", "Which name did I give you?", "Say my name.")
+_WHO_HELD_OUT = ("Tell me my name again, please.", "Say my name.", "So what name did I tell you before?")
 
 
 def memory(random: Random) -> Sequence[Turn]:
@@ -43,13 +47,13 @@ def memory(random: Random) -> Sequence[Turn]:
 
 def unknown_name(random: Random) -> Sequence[Turn]:
     """Asked for a name that was not told."""
-    return [Turn(loosen(random, pick(random, *_WHO)), pick(random, *_UNKNOWN), "No name was given so far.")]
+    return [Turn(loosen(random, fill(random, _WHO, {})), pick(random, *_UNKNOWN), "No name was given so far.")]
 
 
 def _name(random: Random) -> tuple[Turn, str, str]:
     x = {"x": name(random)}
     told = Turn(fill(random, _MY_NAME, x), fill(random, _NICE, x), f"The user is called {x['x']}. I greet back.")
-    return told, pick(random, *_WHO), fill(random, _IS, x)
+    return told, fill(random, _WHO, {}), fill(random, _IS, x)
 
 
 def _fact(random: Random) -> tuple[Turn, str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from random import Random
 
 from demo_model.corpus.arithmetic import arithmetic
-from demo_model.corpus.example import Example, Skill, to_example
+from demo_model.corpus.example import Example, Skill, pick, to_example
 from demo_model.corpus.facts import facts, refusal
 from demo_model.corpus.guide import flag, greeting, guide
 from demo_model.corpus.json_objects import json_object
@@ -14,10 +14,11 @@ from demo_model.corpus.lists import lists
 from demo_model.corpus.memory import memory, unknown_name
 from demo_model.corpus.tools import SYSTEMS, tool_use
 
+_DRILL = 0.12  # conversations of many short sums and copies, which is where practice counts
 SKILLS: dict[Skill, float] = {
-    arithmetic: 20, lists: 16, memory: 14, guide: 10, flag: 9, json_object: 12, facts: 8, greeting: 5, refusal: 5,
+    arithmetic: 24, lists: 16, memory: 14, guide: 10, flag: 9, json_object: 12, facts: 8, greeting: 5, refusal: 5,
 }  # fmt: skip
-_TOOL_USE = 0.2
+_TOOL_USE = 0.17
 _THINKING = 0.15
 _UNKNOWN_NAME = 0.01  # alone: in a longer conversation the name may have been told
 
@@ -29,6 +30,14 @@ def examples(seed: int) -> Iterator[Example]:
     while True:
         if random.random() < _TOOL_USE:
             yield tool_use(random)
+            continue
+        if random.random() < _DRILL:
+            turns = [
+                turn
+                for _ in range(random.randint(6, 14))
+                for turn in pick(random, arithmetic, arithmetic, lists)(random)
+            ]
+            yield to_example(turns, "", thinking=False)
             continue
         if random.random() < _UNKNOWN_NAME:
             yield to_example(unknown_name(random), random.choice(SYSTEMS), thinking=False)

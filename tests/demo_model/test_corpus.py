@@ -136,7 +136,7 @@ def test_the_answers_are_learned_and_nothing_else(
         learned = tokenizer.decode(encoded.token_ids[encoded.learned])
         answers = [message for message in example.messages if message["role"] == "assistant"]
         thoughts = [message.get("reasoning_content") for message in answers]
-        thoughts = [f"<think>\n{thought}\n</think>\n\n" if thought else "" for thought in thoughts]
+        thoughts = [f"{thought}\n</think>\n\n" if thought else "" for thought in thoughts]
         texts = [f"{message['content']}<|im_end|>" for message in answers]
         assert learned == "".join(thought + text for thought, text in zip(thoughts, texts, strict=True))
 

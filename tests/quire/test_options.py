@@ -168,7 +168,7 @@ def test_a_missing_config_file_is_named() -> None:
         (("--overrides", "{"), ("not JSON",)),
         (("--overrides", "[1]"), ("not a JSON object",)),
         (("--nonsense",), ("--nonsense",)),
-        (("--quantization", "fp8"), ("option of vLLM", "does not implement")),
+        (("--cpu-offload-gb", "1"), ("option of vLLM", "does not implement")),
         (("--no-enable-lora",), ("option of vLLM",)),
     ],
 )
