@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_model
 
-.PHONY: serve test test-fast lint format protos docs bench lock clean
+.PHONY: serve test test-fast lint format protos docs bench bench-compare lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -48,6 +48,10 @@ endif
 # Writes the reference page of all options.
 docs: $(VENV)/.installed
 	$(BIN)/python -m quire.docs > docs/options.md
+
+# Against vLLM's CPU build in the virtual environment PEER: docs/performance.md
+bench-compare: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.compare --peer $(PEER) $(ARGS)
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.startup

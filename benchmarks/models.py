@@ -18,6 +18,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
     },
+    # Eight experts of which each token takes two, as in Mixtral-8x7B, but small.
+    "small-mixtral": {
+        "family": "Mixtral", "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1024,
+        "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
+        "max_position_embeddings": 4096, "num_local_experts": 8, "num_experts_per_tok": 2,
+    },
     # Qwen3-0.6B but for a vocabulary of 32k.
     "qwen3-0.6b": {
         "family": "Qwen3", "vocab_size": 32768, "hidden_size": 1024, "intermediate_size": 3072,
@@ -41,11 +47,11 @@ def build(shape: str, folder: Path) -> None:
     config = getattr(transformers, f"{family}Config")(**arguments, **special)
     model = getattr(transformers, f"{family}ForCausalLM")(config).to(torch.bfloat16)
     model.save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
+    byte_tokenizer(arguments["vocab_size"]).save_pretrained(folder)
 
 
-def byte_tokenizer() -> Any:
-    """Every byte is a token, so any text can be encoded; ids past the bytes and the special tokens have no text."""
+def byte_tokenizer(vocab_size: int) -> Any:
+    """Every byte is a token, so any text can be encoded; each id past the bytes has a text of its own."""
     import tokenizers
     import transformers
 
@@ -55,7 +61,7 @@ def byte_tokenizer() -> Any:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    tokenizer.add_tokens([f"<{index}>" for index in range(258, 8192)])
+    tokenizer.add_tokens([f"<{index}>" for index in range(258, vocab_size)])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=TEMPLATE
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_svc.ops.base import Ops, Product
+from engine_svc.ops.base import ExpertsProduct, Ops, Product
 from engine_svc.parallel.group import ParallelGroup
 
 
@@ -24,6 +24,11 @@ class LayerContext:
         """A product of a linear layer: quantized if the user wants it."""
         make = self.ops.int8_matrix if self.quantization == "int8" else self.ops.matrix
         return make(weight, bias)
+
+    def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
+        """A mixture of experts: quantized if the user wants it."""
+        make = self.ops.int8_experts if self.quantization == "int8" else self.ops.experts
+        return make(gate_up, down)
 
 
 class PackedLayer(torch.nn.Module):

@@ -66,6 +66,30 @@ class ColumnParallelLinear(PackedLayer):
         raise KeyError(part)
 
 
+class ReplicatedLinear(PackedLayer):
+    """A small matrix that every rank holds whole, never quantized: what it decides matters more than what it costs."""
+
+    def __init__(self, input_size: int, output_size: int, *, context: LayerContext) -> None:
+        super().__init__()
+        self._ops = context.ops
+        self._product: Product | None = None
+        self.weight = LoadedParameter((output_size, input_size), context.dtype, context.device)
+        self.weight.load = self._load_weight
+
+    def pack(self) -> None:
+        """See PackedLayer.pack."""
+        self._product = self._ops.matrix(self.weight, None)
+        del self.weight
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, input_size] → float32 [tokens, output_size]."""
+        assert self._product is not None
+        return self._product(hidden, wide=True)
+
+    def _load_weight(self, source: TensorSlice, part: str) -> None:
+        self.weight.write(part, self.weight, source, (slice(None), slice(None)))
+
+
 def even_parts(group: ParallelGroup, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """Each matrix cut into equal ranges of rows, one for each rank."""
     parts = {}

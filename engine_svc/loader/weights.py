@@ -12,6 +12,7 @@ import torch
 from engine_svc.layers.context import PackedLayer
 from engine_svc.layers.parameter import LoadedParameter
 from engine_svc.loader.checkpoint import tensors
+from engine_svc.loader.names import parameter_name
 from engine_svc.models.decoder import Decoder
 from quire.errors import StartupError
 
@@ -32,7 +33,7 @@ def load_weights(model: Decoder, folder: Path, progress: bool) -> None:
     for name, source in tensors(folder, progress and sys.stderr.isatty()):
         if name.endswith(_IGNORED) or (name == "lm_head.weight" and model.lm_head is model.embed_tokens):
             continue
-        target, part = parameter_name(name, model.packed)
+        target, part = parameter_name(name)
         if target not in parameters:
             raise StartupError(f"{folder}: the model has no parameter for the checkpoint's {name}.")
         try:
@@ -49,14 +50,6 @@ def pack_weights(model: Decoder) -> None:
     for module in model.modules():
         if isinstance(module, PackedLayer):
             module.pack()
-
-
-def parameter_name(name: str, packed: dict[str, tuple[str, str]]) -> tuple[str, str]:
-    """(name of the parameter, which part of it) of a checkpoint's tensor."""
-    path, _, kind = name.removeprefix("model.").rpartition(".")
-    parent, _, module = path.rpartition(".")
-    module, part = packed.get(module, (module, ""))
-    return ".".join(filter(None, (parent, module, kind))), part
 
 
 def randomize_weights(model: Decoder, seed: int) -> None:

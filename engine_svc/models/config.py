@@ -12,6 +12,17 @@ from quire.errors import StartupError
 
 
 @dataclass(frozen=True)
+class MoeConfig:
+    """A mixture of experts."""
+
+    num_experts: int
+    experts_per_token: int
+    expert_size: int  # features inside one expert
+    renormalize: bool  # the chosen experts' weights are made to sum to one
+    shared_size: int | None = None  # features of one more expert, that all tokens go through
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The shape of a decoder-only model."""
 
@@ -33,6 +44,7 @@ class ModelConfig:
     output_bias: bool  # of the attention's output projection
     mlp_bias: bool
     qk_norm: bool
+    moe: tuple[MoeConfig | None, ...]  # of each layer; None: dense
 
 
 def read_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +88,7 @@ def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
         "tie_word_embeddings": config.get("tie_word_embeddings", False),
         "rope_parameters": rope_parameters(config),
         "sliding_windows": (None,) * config["num_hidden_layers"],
+        "moe": (None,) * config["num_hidden_layers"],
         "qkv_bias": False, "output_bias": False, "mlp_bias": False, "qk_norm": False,
     }  # fmt: skip
     return ModelConfig(**(fields | family))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from engine_svc.attention.base import AttentionBackend
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import VocabParallelEmbedding
-from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts, qkv_parts
+from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, qkv_parts
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.rotary import rotary_table
 from engine_svc.models.config import ModelConfig
+from engine_svc.models.mlp import MLP
+from engine_svc.models.moe import SparseMLP
 from engine_svc.ops.base import HeadNorms
 
 
@@ -60,30 +62,18 @@ class Attention(torch.nn.Module):
         return self.o_proj(output.reshape(hidden.shape[0], -1))
 
 
-class MLP(torch.nn.Module):
-    """The gated feed-forward layer (SwiGLU)."""
-
-    def __init__(self, config: ModelConfig, context: LayerContext) -> None:
-        super().__init__()
-        self._ops = context.ops
-        parts = even_parts(context.group, {"gate": config.intermediate_size, "up": config.intermediate_size})
-        self.gate_up_proj = ColumnParallelLinear(config.hidden_size, parts, bias=config.mlp_bias, context=context)
-        self.down_proj = RowParallelLinear(
-            config.intermediate_size, config.hidden_size, bias=config.mlp_bias, context=context
-        )
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden_size] → [tokens, hidden_size]."""
-        return self.down_proj(self._ops.silu_and_multiply(self.gate_up_proj(hidden)))
-
-
 class DecoderLayer(torch.nn.Module):
     """Attention and feed-forward, each behind a norm and around a residual."""
 
-    def __init__(self, config: ModelConfig, context: LayerContext, sliding_window: int | None) -> None:
+    def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__()
-        self.self_attn = Attention(config, context, sliding_window)
-        self.mlp = MLP(config, context)
+        self.self_attn = Attention(config, context, config.sliding_windows[index])
+        moe = config.moe[index]
+        self.mlp = (
+            SparseMLP(config, moe, context)
+            if moe
+            else MLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, context=context)
+        )
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
 
@@ -100,12 +90,6 @@ class DecoderLayer(torch.nn.Module):
 class Decoder(torch.nn.Module):
     """Token ids to hidden states, and hidden states to logits."""
 
-    # Checkpoint names are the module's names, but for the parts that are computed together.
-    packed: ClassVar[dict[str, tuple[str, str]]] = {
-        "q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
-        "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
-    }  # fmt: skip
-
     def __init__(
         self, config: ModelConfig, context: LayerContext, attention: AttentionBackend, max_model_len: int
     ) -> None:
@@ -113,7 +97,7 @@ class Decoder(torch.nn.Module):
         self._attention = attention
         size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings
         self.embed_tokens = VocabParallelEmbedding(*size, context=context, is_output=tied)
-        self.layers = torch.nn.ModuleList([DecoderLayer(config, context, window) for window in config.sliding_windows])
+        self.layers = torch.nn.ModuleList([DecoderLayer(config, context, index) for index in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
         self.lm_head = self.embed_tokens if tied else VocabParallelEmbedding(*size, context=context, is_output=True)
         table = rotary_table(

@@ -13,8 +13,11 @@ from quire.errors import StartupError
 ARCHITECTURES = {
     "LlamaForCausalLM": "engine_svc.models.llama",
     "MistralForCausalLM": "engine_svc.models.mistral",
+    "MixtralForCausalLM": "engine_svc.models.mixtral",
     "Qwen2ForCausalLM": "engine_svc.models.qwen2",
+    "Qwen2MoeForCausalLM": "engine_svc.models.qwen_moe",
     "Qwen3ForCausalLM": "engine_svc.models.qwen3",
+    "Qwen3MoeForCausalLM": "engine_svc.models.qwen_moe",
 }
 
 

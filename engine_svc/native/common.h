@@ -44,4 +44,14 @@ inline __m512 exponential(__m512 x) {
   return _mm512_scalef_ps(y, n);
 }
 
+// gate_up [2 * size]: silu(gate) * up.
+inline void silu_and_multiply(const bf16* gate_up, bf16* output, int64_t size) {
+  for (int64_t i = 0; i < size; i += LANES) {
+    __mmask16 mask = first(size - i);
+    __m512 gate = load(gate_up + i, mask), up = load(gate_up + size + i, mask);
+    __m512 inverse = _mm512_add_ps(_mm512_set1_ps(1.0f), exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
+    store(output + i, _mm512_div_ps(_mm512_mul_ps(gate, up), inverse), mask);
+  }
+}
+
 }  // namespace quire

@@ -19,6 +19,12 @@ _SIGNATURES = {
         _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER,
         _INT, _INT,
     ),
+    "experts_bf16": (
+        _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _INT,
+    ),
+    "experts_int8": (
+        _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, *(_POINTER,) * 6, _POINTER, _LONG, _LONG, _INT,
+    ),
     "rms_norm": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _INT),
     "rotate": (_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _FLOAT, _LONG, _LONG, _LONG, _LONG, _INT),
     "silu_and_multiply": (_POINTER, _POINTER, _LONG, _LONG, _INT),

@@ -75,16 +75,8 @@ void quire_rotate(bf16* heads, int64_t stride, const bf16* table, const bf16* qu
     }
 }
 
-// gate_up [rows, 2 * size]: silu(gate) * up.
 void quire_silu_and_multiply(const bf16* gate_up, bf16* output, int64_t rows, int64_t size, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > WORTH_A_THREAD)
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t i = 0; i < size; i += LANES) {
-      __mmask16 mask = first(size - i);
-      const bf16* from = gate_up + row * 2 * size + i;
-      __m512 gate = load(from, mask), up = load(from + size, mask);
-      __m512 inverse = _mm512_add_ps(_mm512_set1_ps(1.0f), exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
-      store(output + row * size + i, _mm512_div_ps(_mm512_mul_ps(gate, up), inverse), mask);
-    }
+  for (int64_t row = 0; row < rows; ++row) silu_and_multiply(gate_up + row * 2 * size, output + row * size, size);
 }
 }

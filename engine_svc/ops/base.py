@@ -10,6 +10,8 @@ import torch
 
 # [rows, input_size] → [rows, output_size]; float32 if `wide`, else of the input's type.
 Product = Callable[..., torch.Tensor]
+# ([tokens, hidden_size], float32 weights [tokens, chosen], int64 expert ids [tokens, chosen]) → [tokens, hidden_size].
+ExpertsProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,19 @@ class Ops(ABC):
     @abstractmethod
     def int8_matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
         """The same with the weight quantized per output and the input per row, both to int8 (dynamic W8A8)."""
+
+    @abstractmethod
+    def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
+        """The weighted sum of the chosen experts' SwiGLU feed-forward layers.
+
+        Args:
+            gate_up: [experts, 2 * size, hidden_size]
+            down: [experts, hidden_size, size]
+        """
+
+    @abstractmethod
+    def int8_experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
+        """The same, quantized as `int8_matrix` does."""
 
     @abstractmethod
     def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
 from engine_svc.native.library import Kernels
-from engine_svc.ops.base import HeadNorms, Product
+from engine_svc.ops.base import ExpertsProduct, HeadNorms, Product
 from engine_svc.ops.int8 import quantize_rows
 from engine_svc.ops.plain import PlainOps
 
 _PANEL = 64  # outputs that are packed together, as in matrix.cpp
+
+
+class _Int8(NamedTuple):
+    """Packed matrices: of each output, what 1 stands for, and the sum of its weights times 128.
+
+    The kernel's inputs are unsigned, 128 too high: that sum is what it adds.
+    """
+
+    packed: torch.Tensor
+    scale: torch.Tensor
+    correction: torch.Tensor
 
 
 class NativeOps(PlainOps):
@@ -25,8 +39,7 @@ class NativeOps(PlainOps):
         outputs, size = weight.shape
         if size % 2:
             return super().matrix(weight, bias)
-        packed = torch.empty((_padded(outputs), size), dtype=torch.bfloat16)
-        self._kernels.pack_bf16(weight.data_ptr(), outputs, size, packed.data_ptr())
+        packed = self._pack_bf16(weight[None])
         padded_bias = _pad(bias, outputs)
         kernel, threads = self._kernels.matrix_bf16, self._threads
 
@@ -45,12 +58,8 @@ class NativeOps(PlainOps):
         outputs, size = weight.shape
         if size % 4:
             return super().int8_matrix(weight, bias)
-        quantized, scale = quantize_rows(weight)
-        packed = torch.empty((_padded(outputs), size), dtype=torch.int8)
-        self._kernels.pack_int8(quantized.data_ptr(), outputs, size, packed.data_ptr())
-        # The kernel's inputs are unsigned, 128 too high: this is what that adds.
-        correction = F.pad(128 * quantized.sum(1, dtype=torch.int32), (0, _padded(outputs) - outputs))
-        padded_scale, padded_bias = _pad(scale, outputs), _pad(bias, outputs)
+        packed, padded_scale, correction = self._pack_int8(weight[None])
+        padded_bias = _pad(bias, outputs)
         kernel, threads = self._kernels.matrix_int8, self._threads
 
         def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
@@ -58,9 +67,61 @@ class NativeOps(PlainOps):
             output = hidden.new_empty((rows, outputs), dtype=torch.float32 if wide else torch.bfloat16)
             scratch, input_scale = torch.empty((rows, size), dtype=torch.uint8), torch.empty(rows)
             kernel(
-                hidden.data_ptr(), rows, hidden.stride(0), packed.data_ptr(), _pointer(padded_scale),
+                hidden.data_ptr(), rows, hidden.stride(0), packed.data_ptr(), padded_scale.data_ptr(),
                 correction.data_ptr(), _pointer(padded_bias), output.data_ptr(), outputs, size // 4,
                 scratch.data_ptr(), input_scale.data_ptr(), wide, threads,
+            )  # fmt: skip
+            return output
+
+        return product
+
+    def _pack_bf16(self, weights: torch.Tensor) -> torch.Tensor:
+        """Packs each of [count, outputs, size]."""
+        count, outputs, size = weights.shape
+        packed = torch.empty((count, _padded(outputs), size), dtype=torch.bfloat16)
+        for weight, target in zip(weights, packed, strict=True):
+            self._kernels.pack_bf16(weight.data_ptr(), outputs, size, target.data_ptr())
+        return packed
+
+    def _pack_int8(self, weights: torch.Tensor) -> _Int8:
+        """Quantizes and packs each of [count, outputs, size]."""
+        count, outputs, size = weights.shape
+        packed = torch.empty((count, _padded(outputs), size), dtype=torch.int8)
+        scales = torch.zeros((count, _padded(outputs)))
+        corrections = torch.zeros((count, _padded(outputs)), dtype=torch.int32)
+        for index, weight in enumerate(weights):
+            quantized, scales[index, :outputs] = quantize_rows(weight)
+            corrections[index, :outputs] = 128 * quantized.sum(1, dtype=torch.int32)
+            self._kernels.pack_int8(quantized.data_ptr(), outputs, size, packed[index].data_ptr())
+        return _Int8(packed, scales, corrections)
+
+    def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
+        """See Ops.experts."""
+        if gate_up.shape[2] % 2 or down.shape[2] % 2:
+            return super().experts(gate_up, down)
+        return self._native_experts(
+            self._kernels.experts_bf16, down.shape, (self._pack_bf16(gate_up), self._pack_bf16(down))
+        )
+
+    def int8_experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
+        """See Ops.int8_experts."""
+        if gate_up.shape[2] % 4 or down.shape[2] % 4:
+            return super().int8_experts(gate_up, down)
+        return self._native_experts(
+            self._kernels.experts_int8, down.shape, (*self._pack_int8(gate_up), *self._pack_int8(down))
+        )
+
+    def _native_experts(
+        self, kernel: Callable[..., None], shape: torch.Size, operands: tuple[torch.Tensor, ...]
+    ) -> ExpertsProduct:
+        (count, size, inner), threads = shape, self._threads
+
+        def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+            output = torch.empty_like(hidden)
+            kernel(
+                hidden.data_ptr(), hidden.shape[0], hidden.stride(0), expert_ids.data_ptr(), weights.data_ptr(),
+                weights.shape[1], count, *(operand.data_ptr() for operand in operands), output.data_ptr(), size,
+                inner, threads,
             )  # fmt: skip
             return output
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
-from engine_svc.ops.base import HeadNorms, Ops, Product
+from engine_svc.ops.base import ExpertsProduct, HeadNorms, Ops, Product
 from engine_svc.ops.int8 import quantize_rows
 
 _INT_MM_ROWS = 32  # CUDA's int8 product wants more than 16 rows
@@ -35,6 +37,30 @@ class PlainOps(Ops):
             if bias is not None:
                 output += bias.float()
             return output if wide else output.to(hidden.dtype)
+
+        return product
+
+    def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
+        """See Ops.experts."""
+        return self._experts(gate_up, down, self.matrix)
+
+    def int8_experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
+        """See Ops.int8_experts."""
+        return self._experts(gate_up, down, self.int8_matrix)
+
+    def _experts(
+        self, gate_up: torch.Tensor, down: torch.Tensor, make: Callable[[torch.Tensor, None], Product]
+    ) -> ExpertsProduct:
+        pairs = [(make(first, None), make(second, None)) for first, second in zip(gate_up, down, strict=True)]
+
+        def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+            output = torch.zeros_like(hidden, dtype=torch.float32)
+            for index in expert_ids.unique().tolist():
+                rows, choice = torch.nonzero(expert_ids == index, as_tuple=True)
+                first, second = pairs[index]
+                result = second(self.silu_and_multiply(first(hidden[rows])), wide=True)
+                output.index_add_(0, rows, result * weights[rows, choice, None])
+            return output.to(hidden.dtype)
 
         return product
 

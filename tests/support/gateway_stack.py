@@ -71,7 +71,7 @@ async def running_gateway(
 ) -> AsyncIterator[GatewayStack]:
     """A stack that serves one model, `fake`; its folder gets the tokenizer."""
     if not (folder / "tokenizer.json").exists():
-        byte_tokenizer().save_pretrained(folder)
+        byte_tokenizer(8192).save_pretrained(folder)
     async with contextlib.AsyncExitStack() as stack:
         engine = await FakeEngine(engine_options or FakeOptions(step_seconds=0.001)).start()
         stack.push_async_callback(engine.close)

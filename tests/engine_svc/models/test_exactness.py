@@ -83,7 +83,7 @@ def test_preemption(model_folder: ModelFolder, family: str) -> None:
     assert tokens(outputs) == expected
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-untied", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "llama-untied", "qwen2", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe"])
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), tensor_parallel_size=2, cpu_threads=1)
 
@@ -104,7 +104,7 @@ def test_sharded_checkpoint(model_folder: ModelFolder) -> None:
         ({"dtype": "float32", "quantization": "int8"}, 0.25),
     ],
 )
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2-moe"])
 def test_less_precision_is_close(
     model_folder: ModelFolder, family: str, options: dict[str, Any], tolerance: float
 ) -> None:

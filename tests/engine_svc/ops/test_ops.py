@@ -154,3 +154,33 @@ def test_other_types_run_on_torch() -> None:
 @needs_native
 def test_bfloat16_runs_natively() -> None:
     assert isinstance(create_ops("auto", torch.bfloat16, torch.device("cpu")), NativeOps)
+
+
+def feed_forward(hidden: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    gate, up = (hidden @ gate_up.T).chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up) @ down.T
+
+
+@both
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("tokens", [1, 3, 70, 450])
+@pytest.mark.parametrize(("experts", "chosen", "size", "inner"), [(4, 2, 64, 96), (9, 3, 200, 36), (1, 1, 64, 64)])
+def test_experts(name: str, quantized: bool, tokens: int, experts: int, chosen: int, size: int, inner: int) -> None:
+    ops, dtype = make(name)
+    gate_up = normal(experts, 2 * inner, size, dtype=dtype) / size**0.5
+    down = normal(experts, size, inner, dtype=dtype, seed=1) / inner**0.5
+    hidden = normal(tokens, size, dtype=dtype, seed=2)
+    weights, expert_ids = normal(tokens, experts, dtype=torch.float32, seed=3).softmax(-1).topk(chosen)
+    product = (ops.int8_experts if quantized else ops.experts)(gate_up, down)
+    expected = torch.zeros(tokens, size, dtype=torch.float64)
+    for token in range(tokens):
+        for weight, index in zip(weights[token], expert_ids[token], strict=True):
+            expected[token] += weight * feed_forward(
+                hidden[token].double(), gate_up[index].double(), down[index].double()
+            )
+    found = product(hidden, weights, expert_ids)
+    assert found.dtype == dtype
+    if quantized:
+        assert (found - expected).norm() / expected.norm() < 0.03
+    else:
+        close(found, expected, dtype)

@@ -1,0 +1,118 @@
+"""Servers under comparison: started from a command, timed until they answer, weighed, stopped with all they started."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+START_SECONDS = 600.0
+_STOP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """How one server is started."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    port: int
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers."""
+
+    process: subprocess.Popen[bytes]
+    start_seconds: float  # until its first token
+
+    def resident_bytes(self) -> int:
+        """Memory of it and all its processes, shared pages counted once (PSS)."""
+        return sum(_pss(pid) for pid in _family(self.process.pid))
+
+
+def quire(model: Path, port: int, arguments: Sequence[str]) -> Server:
+    """Quire's whole stack."""
+    command = [sys.executable, "-m", "quire", "serve", str(model), "--port", str(port), "--served-model-name", "bench"]
+    return Server("quire", [*command, *arguments], {}, port)
+
+
+def peer(virtual_environment: Path, model: Path, port: int, arguments: Sequence[str], kv_cache_gib: int) -> Server:
+    """vLLM's CPU build from a virtual environment of its own, bound to all cores and with the allocator it wants."""
+    preload = [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), virtual_environment / "lib" / "libiomp5.so"]
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
+        "LD_PRELOAD": ":".join(str(path) for path in preload if path.exists()),
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
+    command = [str(virtual_environment / "bin" / "vllm"), "serve", str(model), "--port", str(port)]
+    return Server("vLLM", [*command, "--served-model-name", "bench", *arguments], environment, port)
+
+
+@contextmanager
+def running(server: Server, log: Path) -> Iterator[Running]:
+    """Starts the server, waits for its first answer, stops it at the end.
+
+    Raises:
+        RuntimeError: it ends before it answers, or takes too long.
+    """
+    begin = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            server.command, env=os.environ | dict(server.environment), stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            while not _answers(server.port):
+                if process.poll() is not None or time.monotonic() - begin > START_SECONDS:
+                    raise RuntimeError(f"{server.name} did not start; see {log}")
+                time.sleep(0.05)
+            yield Running(process, time.monotonic() - begin)
+        finally:
+            _stop(process)
+
+
+def _answers(port: int) -> bool:
+    body = json.dumps({"model": "bench", "prompt": [1, 2, 3], "max_tokens": 1, "ignore_eos": True})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Interrupts it as Ctrl-C would; what is left of its session after a while is killed."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_STOP_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _family(pid: int) -> list[int]:
+    children = [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+    return [pid, *(found for child in children for found in _family(int(child)))]
+
+
+def _pss(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

@@ -1,0 +1,23 @@
+"""The gated feed-forward layer (SwiGLU)."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_svc.layers.context import LayerContext
+from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
+
+
+class MLP(torch.nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, hidden_size: int, size: int, *, bias: bool, context: LayerContext) -> None:
+        super().__init__()
+        self._ops = context.ops
+        parts = even_parts(context.group, {"gate": size, "up": size})
+        self.gate_up_proj = ColumnParallelLinear(hidden_size, parts, bias=bias, context=context)
+        self.down_proj = RowParallelLinear(size, hidden_size, bias=bias, context=context)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden_size] → [tokens, hidden_size]."""
+        return self.down_proj(self._ops.silu_and_multiply(self.gate_up_proj(hidden)))

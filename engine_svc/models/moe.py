@@ -1,0 +1,36 @@
+"""A feed-forward layer that is a mixture of experts, as in Mixtral (Jiang et al. 2024) and the Qwen families."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_svc.layers.context import LayerContext
+from engine_svc.layers.experts import Experts
+from engine_svc.layers.linear import ReplicatedLinear
+from engine_svc.models.config import ModelConfig, MoeConfig
+from engine_svc.models.mlp import MLP
+
+
+class SparseMLP(torch.nn.Module):
+    """A router picks each token's experts; one more expert may be shared by all tokens."""
+
+    def __init__(self, config: ModelConfig, moe: MoeConfig, context: LayerContext) -> None:
+        super().__init__()
+        self._chosen = moe.experts_per_token
+        self._renormalize = moe.renormalize
+        self.gate = ReplicatedLinear(config.hidden_size, moe.num_experts, context=context)
+        self.experts = Experts(moe.num_experts, config.hidden_size, moe.expert_size, context=context)
+        self.shared_expert: MLP | None = None
+        if moe.shared_size:
+            self.shared_expert = MLP(config.hidden_size, moe.shared_size, bias=False, context=context)
+            self.shared_expert_gate = ReplicatedLinear(config.hidden_size, 1, context=context)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden_size] → [tokens, hidden_size]."""
+        weights, expert_ids = self.gate(hidden).softmax(-1).topk(self._chosen, dim=-1)
+        if self._renormalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        output = self.experts(hidden, weights, expert_ids)
+        if self.shared_expert is not None:
+            output += self.shared_expert(hidden) * self.shared_expert_gate(hidden).sigmoid().to(hidden.dtype)
+        return output

@@ -1,0 +1,26 @@
+"""Qwen2 (and 1.5) and Qwen3 with mixtures of experts: their dense siblings but for the feed-forward layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models import qwen2, qwen3
+from engine_svc.models.config import ModelConfig, MoeConfig
+
+
+def config_of(config: Mapping[str, Any]) -> ModelConfig:
+    """Every `decoder_sparse_step`th layer is a mixture, but for `mlp_only_layers`; Qwen2 shares one more expert."""
+    family = qwen3 if config["architectures"][0] == "Qwen3MoeForCausalLM" else qwen2
+    # Transformers 5 writes Qwen3's number under another name.
+    count = config.get("num_experts") or config["num_local_experts"]
+    moe = MoeConfig(
+        count, config["num_experts_per_tok"], config["moe_intermediate_size"],
+        bool(config.get("norm_topk_prob")), config["shared_expert_intermediate_size"] if family is qwen2 else None,
+    )  # fmt: skip
+    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    layers = tuple(
+        moe if index not in dense and (index + 1) % step == 0 else None for index in range(config["num_hidden_layers"])
+    )
+    return dataclasses.replace(family.config_of(config), moe=layers)
