@@ -38,6 +38,15 @@ class AttentionShape:
     device: torch.device
 
 
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What a layer's attention is like."""
+
+    scale: float
+    sliding_window: int | None = None  # a query at position p sees the keys at p - sliding_window + 1 … p
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+
+
 class AttentionBackend(ABC):
     """Writes keys and values to the paged cache and attends to it. One instance per rank."""
 
@@ -62,9 +71,7 @@ class AttentionBackend(ABC):
         value: torch.Tensor,
         cache: Any,
         prepared: Any,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Writes the new keys and values, then attends causally.
 
@@ -73,7 +80,6 @@ class AttentionBackend(ABC):
             key, value: [num_tokens, num_kv_heads, head_dim]
             cache: this layer's, of `allocate`.
             prepared: of `prepare`.
-            sliding_window: a query at position p sees the keys at p - sliding_window + 1 … p.
 
         Returns:
             [num_tokens, num_heads, head_dim]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,15 @@ class CpuBackend(AttentionBackend):
         value: torch.Tensor,
         cache: torch.Tensor,
         prepared: _Prepared,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
         self.write(key, value, cache, prepared.slot_mapping)
         output = query.new_empty(query.shape)
         if prepared.decode is not None:
-            self.attend_decode(query, cache, prepared.decode, scale, sliding_window, output)
+            self.attend_decode(query, cache, prepared.decode, options, output)
         for prefill in prepared.prefills:
-            output[prefill.rows] = self._attend_prefill(query, key, value, cache, prefill, scale, sliding_window)
+            output[prefill.rows] = self._attend_prefill(query, key, value, cache, prefill, options)
         return output
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -110,24 +108,23 @@ class CpuBackend(AttentionBackend):
         query: torch.Tensor,
         cache: torch.Tensor,
         decode: Decode,
-        scale: float,
-        window: int | None,
+        options: AttentionOptions,
         output: torch.Tensor,
     ) -> None:
         """Writes the decoding sequences' rows of the output, [tokens, heads, head_dim]."""
         rows = slice(None) if decode.rows is None else decode.rows
-        output[rows] = self._attend(query[rows], cache, decode, scale, window)
+        output[rows] = self._attend(query[rows], cache, decode, options)
 
     def _attend(
-        self, query: torch.Tensor, cache: torch.Tensor, decode: Decode, scale: float, window: int | None
+        self, query: torch.Tensor, cache: torch.Tensor, decode: Decode, options: AttentionOptions
     ) -> torch.Tensor:
         """query [num_seqs, heads, dim]: kv heads are batches, sequences heads, and query heads the queries of one."""
         kv_heads, dim = self.shape.num_kv_heads, self.shape.head_dim
         num_seqs = query.shape[0]
         gathered = cache.index_select(2, decode.block_table.flatten()).view(2, kv_heads, num_seqs, -1, dim)
         grouped = query.reshape(num_seqs, kv_heads, -1, dim).transpose(0, 1)
-        mask = self._mask(decode, window, query.dtype)
-        output = F.scaled_dot_product_attention(grouped, gathered[0], gathered[1], attn_mask=mask, scale=scale)
+        mask = self._mask(decode, options.sliding_window, query.dtype)
+        output = _attend(grouped, gathered[0], gathered[1], mask, options)
         return output.transpose(0, 1).reshape(num_seqs, -1, dim)
 
     def _mask(self, decode: Decode, window: int | None, dtype: torch.dtype) -> torch.Tensor:
@@ -149,8 +146,7 @@ class CpuBackend(AttentionBackend):
         value: torch.Tensor,
         cache: torch.Tensor,
         prefill: _Prefill,
-        scale: float,
-        window: int | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         dim = self.shape.head_dim
         if prefill.blocks is None:
@@ -158,17 +154,27 @@ class CpuBackend(AttentionBackend):
         else:
             gathered = cache.index_select(2, prefill.blocks).view(2, self.shape.num_kv_heads, -1, dim)
             keys, values = gathered[0, :, : prefill.seq_len], gathered[1, :, : prefill.seq_len]
-        whole = prefill.blocks is None and (window is None or window >= prefill.seq_len)
-        output = F.scaled_dot_product_attention(
-            query[prefill.rows].transpose(0, 1)[None],
-            keys[None],
-            values[None],
-            attn_mask=None if whole else _causal_mask(prefill.query_len, prefill.seq_len, window),
-            is_causal=whole,
-            scale=scale,
-            enable_gqa=True,
-        )
+        window = options.sliding_window
+        whole = prefill.blocks is None and (window is None or window >= prefill.seq_len) and options.softcap is None
+        mask = None if whole else _causal_mask(prefill.query_len, prefill.seq_len, window)
+        output = _attend(query[prefill.rows].transpose(0, 1)[None], keys[None], values[None], mask, options)
         return output[0].transpose(0, 1)
+
+
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, options: AttentionOptions
+) -> torch.Tensor:
+    """All [batch, heads, positions, dim]; several query heads may share a key-value head. Without a mask: causal."""
+    if options.softcap is None:
+        return F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=mask is None, scale=options.scale, enable_gqa=True
+        )
+    assert mask is not None
+    group = query.shape[1] // keys.shape[1]
+    keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in (keys, values))
+    scores = options.softcap * torch.tanh(query @ keys.transpose(-1, -2) * (options.scale / options.softcap))
+    hidden = ~mask if mask.dtype == torch.bool else mask == -torch.inf
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values
 
 
 def _causal_mask(query_len: int, seq_len: int, window: int | None) -> torch.Tensor:

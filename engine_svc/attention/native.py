@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_svc.attention.base import AttentionShape
+from engine_svc.attention.base import AttentionOptions, AttentionShape
 from engine_svc.attention.cpu import CpuBackend, Decode
 from engine_svc.native.library import kernels
 from quire.errors import StartupError
@@ -51,8 +51,7 @@ class NativeBackend(CpuBackend):
         )  # fmt: skip
 
     def attend_decode(
-        self, query: torch.Tensor, cache: torch.Tensor, decode: Decode, scale: float, window: int | None,
-        output: torch.Tensor,
+        self, query: torch.Tensor, cache: torch.Tensor, decode: Decode, options: AttentionOptions, output: torch.Tensor
     ) -> None:  # fmt: skip
         """See CpuBackend.attend_decode."""
         shape, table = self.shape, decode.block_table
@@ -60,5 +59,6 @@ class NativeBackend(CpuBackend):
             query.data_ptr(), query.stride(0), cache.data_ptr(), cache[1].data_ptr(), cache.stride(1),
             table.data_ptr(), table.stride(0), decode.seq_lens.data_ptr(),
             None if decode.rows is None else decode.rows.data_ptr(), output.data_ptr(), len(table), shape.num_heads,
-            shape.num_kv_heads, shape.head_dim, shape.block_size, scale, window or 0, torch.get_num_threads(),
+            shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale,
+            options.sliding_window or 0, options.softcap or 0.0, torch.get_num_threads(),
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions
 
 
 class ReferenceBackend(AttentionBackend):
@@ -29,9 +29,7 @@ class ReferenceBackend(AttentionBackend):
         value: torch.Tensor,
         cache: torch.Tensor,
         prepared: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
         cache[0, prepared.slot_mapping] = key
@@ -43,7 +41,7 @@ class ReferenceBackend(AttentionBackend):
         ):
             slots = self._slots(prepared.block_table[index], seq_len)
             rows = slice(start, start + query_len)
-            output[rows] = self._attend(query[rows], cache[0, slots], cache[1, slots], scale, sliding_window)
+            output[rows] = self._attend(query[rows], cache[0, slots], cache[1, slots], options)
             start += query_len
         return output
 
@@ -53,15 +51,18 @@ class ReferenceBackend(AttentionBackend):
         return block_table[positions // size].long() * size + positions % size
 
     def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """One sequence: query [query_len, heads, dim], key and value [seq_len, kv_heads, dim]."""
         group = query.shape[1] // key.shape[1]
         keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
-        scores = torch.einsum("qhd,khd->hqk", query, keys) * scale
+        scores = torch.einsum("qhd,khd->hqk", query, keys) * options.scale
+        if options.softcap:
+            scores = options.softcap * torch.tanh(scores / options.softcap)
         query_len, seq_len = query.shape[0], key.shape[0]
         at = torch.arange(seq_len - query_len, seq_len, device=query.device)[:, None]
         to = torch.arange(seq_len, device=query.device)[None, :]
+        window = options.sliding_window
         hidden = to > at if window is None else (to > at) | (to <= at - window)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
         return torch.einsum("hqk,khd->qhd", weights, values)

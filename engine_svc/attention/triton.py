@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionShape
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape
 from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.paged_decode import paged_decode
 from engine_svc.kernels.paged_prefill import TILE, paged_prefill
@@ -64,9 +64,7 @@ class TritonBackend(AttentionBackend):
         value: torch.Tensor,
         cache: torch.Tensor,
         prepared: _Prepared,
-        *,
-        scale: float,
-        sliding_window: int | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
         metadata = prepared.metadata
@@ -76,8 +74,8 @@ class TritonBackend(AttentionBackend):
         where = (metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
         if len(prepared.tile_sequences):
             tiles = (prepared.tile_sequences, prepared.tile_starts)
-            paged_prefill(query, cache, output, *where, *tiles, scale, sliding_window)
+            paged_prefill(query, cache, output, *where, *tiles, options)
         if len(prepared.decoding):
             longest = metadata.max_seq_len
-            paged_decode(query, cache, output, *where, prepared.decoding, longest, scale, sliding_window)
+            paged_decode(query, cache, output, *where, prepared.decoding, longest, options)
         return output

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_svc.attention.base import AttentionOptions
+
 PART = 256
 
 
@@ -24,12 +26,14 @@ def _decode_kernel(
     query_start_ptr,
     seq_lens_ptr,
     sequences_ptr,
-    scale_log2e,
+    scale,
+    softcap,
     query_stride,
     block_table_stride,
     value_offset,
     num_parts,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_PADDED: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -72,7 +76,10 @@ def _decode_kernel(
         offset = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
         mask = present[:, None] & in_dim[None, :]
         key = tl.load(cache_ptr + offset, mask=mask, other=0.0)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2e
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # of the hyperbolic tangent
+        scores *= 1.4426950408889634  # to powers of two
         scores = tl.where(present[None, :], scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_best[:, None])
@@ -141,8 +148,7 @@ def paged_decode(
     seq_lens: torch.Tensor,
     sequences: torch.Tensor,
     max_seq_len: int,
-    scale: float,
-    sliding_window: int | None,
+    options: AttentionOptions,
 ) -> None:
     """Fills the rows of `output` that belong to `sequences`.
 
@@ -159,11 +165,12 @@ def paged_decode(
     partial = torch.empty((count, num_heads, num_parts, dim), dtype=torch.float32, device=query.device)
     best = torch.empty((count, num_heads, num_parts), dtype=torch.float32, device=query.device)
     total = torch.empty_like(best)
-    window, dim_padded = sliding_window or 0, max(16, triton.next_power_of_2(dim))
+    window, dim_padded = options.sliding_window or 0, max(16, triton.next_power_of_2(dim))
     _decode_kernel[(count, num_kv_heads, num_parts)](
         query, cache, partial, best, total, block_table, query_start_loc, seq_lens, sequences,
-        scale * 1.4426950408889634, query.stride(0), block_table.stride(0), cache.stride(0), num_parts,
-        WINDOW=window, GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), KV_HEADS=num_kv_heads,
+        options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0), cache.stride(0), num_parts,
+        WINDOW=window, SOFTCAP=options.softcap is not None,
+        GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=dim_padded, BLOCK_SIZE=block_size, PART_KEYS=PART,
         TILE_N=32 if query.dtype.itemsize == 4 else 64, num_warps=4, num_stages=2,
     )  # fmt: skip

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_svc.attention.base import AttentionOptions
+
 # Queries of a tile. The same for all models and batches, so that a sequence's result does not depend on its batch.
 TILE = 64
 
@@ -24,11 +26,13 @@ def _prefill_kernel(
     seq_lens_ptr,
     tile_sequence_ptr,
     tile_start_ptr,
-    scale_log2e,
+    scale,
+    softcap,
     query_stride,
     block_table_stride,
     value_offset,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -69,7 +73,10 @@ def _prefill_kernel(
         offset = (slot * KV_HEADS + head // GROUP)[:, None] * DIM + columns[None, :]
         mask = present[:, None] & in_dim[None, :]
         key = tl.load(cache_ptr + offset, mask=mask, other=0.0)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2e
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # of the hyperbolic tangent
+        scores *= 1.4426950408889634  # to powers of two
         seen = (keys[None, :] <= positions[:, None]) & present[None, :]
         if WINDOW > 0:
             seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
@@ -94,8 +101,7 @@ def paged_prefill(
     seq_lens: torch.Tensor,
     tile_sequences: torch.Tensor,
     tile_starts: torch.Tensor,
-    scale: float,
-    sliding_window: int | None,
+    options: AttentionOptions,
 ) -> None:
     """Fills the rows of `output` that the tiles cover.
 
@@ -109,8 +115,9 @@ def paged_prefill(
     block_size, num_kv_heads = cache.shape[2:4]
     _prefill_kernel[(tile_sequences.shape[0], num_heads)](
         query, cache, output, block_table, query_start_loc, seq_lens, tile_sequences, tile_starts,
-        scale * 1.4426950408889634, query.stride(0), block_table.stride(0), cache.stride(0),
-        WINDOW=sliding_window or 0, GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
+        options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0), cache.stride(0),
+        WINDOW=options.sliding_window or 0, SOFTCAP=options.softcap is not None,
+        GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size,
         TILE_M=TILE, TILE_N=32 if query.dtype.itemsize == 4 else 64, num_warps=4, num_stages=2,
     )  # fmt: skip

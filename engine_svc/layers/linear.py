@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -12,24 +13,31 @@ from engine_svc.ops.base import Product
 from engine_svc.parallel.group import ParallelGroup
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which rows of a matrix in the checkpoint are this rank's."""
+
+    first: int
+    count: int
+    total: int
+
+
 class ColumnParallelLinear(PackedLayer):
     """One or more matrices side by side, of each of which every rank holds a range of rows.
 
     Subclasses and users name the parts ("q", "k", "v"; "gate", "up"; "" for a single one).
     """
 
-    def __init__(
-        self, input_size: int, parts: Mapping[str, tuple[int, int]], *, bias: bool, context: LayerContext
-    ) -> None:
+    def __init__(self, input_size: int, parts: Mapping[str, Part], *, bias: bool, context: LayerContext) -> None:
         """
         Args:
-            parts: name → (first row in the checkpoint's matrix, number of rows), of this rank.
+            parts: by name, in the order in which a checkpoint that holds them as one matrix has them.
         """
         super().__init__()
         self._context = context
         self._parts = dict(parts)
         self._product: Product | None = None
-        rows = sum(size for _, size in parts.values())
+        rows = sum(part.count for part in parts.values())
         self.weight = LoadedParameter((rows, input_size), context.dtype, context.device, tuple(parts))
         self.weight.load = self._load_weight
         self.bias = LoadedParameter((rows,), context.dtype, context.device, tuple(parts)) if bias else None
@@ -47,23 +55,24 @@ class ColumnParallelLinear(PackedLayer):
         return self._product(hidden)
 
     def _load_weight(self, source: TensorSlice, part: str) -> None:
-        self.weight.write(part, self.weight[self._target(part)], source, (self._source(part), slice(None)))
+        self._load(self.weight, source, part, lambda rows: (rows, slice(None)))
 
     def _load_bias(self, source: TensorSlice, part: str) -> None:
         if self.bias is not None:
-            self.bias.write(part, self.bias[self._target(part)], source, (self._source(part),))
+            self._load(self.bias, source, part, lambda rows: (rows,))
 
-    def _source(self, part: str) -> slice:
-        first, size = self._parts[part]
-        return slice(first, first + size)
-
-    def _target(self, part: str) -> slice:
-        start = 0
-        for name, (_, size) in self._parts.items():
-            if name == part:
-                return slice(start, start + size)
-            start += size
-        raise KeyError(part)
+    def _load(
+        self, parameter: LoadedParameter, source: TensorSlice, wanted: str, index: Callable[[slice], tuple[slice, ...]]
+    ) -> None:
+        """Loads one part, or all of them from a checkpoint that holds them one below the other."""
+        target, below = 0, 0
+        for name, part in self._parts.items():
+            if wanted in (name, ""):
+                first = below + part.first
+                rows = parameter[target : target + part.count]
+                parameter.write(name, rows, source, index(slice(first, first + part.count)))
+            target += part.count
+            below += part.total if wanted == "" else 0
 
 
 class ReplicatedLinear(PackedLayer):
@@ -90,16 +99,16 @@ class ReplicatedLinear(PackedLayer):
         self.weight.write(part, self.weight, source, (slice(None), slice(None)))
 
 
-def even_parts(group: ParallelGroup, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+def even_parts(group: ParallelGroup, sizes: Mapping[str, int]) -> dict[str, Part]:
     """Each matrix cut into equal ranges of rows, one for each rank."""
     parts = {}
     for name, size in sizes.items():
         share = group.divide(size, f"output features of {name or 'a linear layer'}")
-        parts[name] = (group.rank * share, share)
+        parts[name] = Part(group.rank * share, share, size)
     return parts
 
 
-def qkv_parts(group: ParallelGroup, num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, tuple[int, int]]:
+def qkv_parts(group: ParallelGroup, num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, Part]:
     """Query heads are divided; key and value heads too, or repeated where there are fewer of them than ranks."""
     query = group.divide(num_heads, "attention heads") * head_dim
     if num_kv_heads >= group.world_size:
@@ -107,8 +116,8 @@ def qkv_parts(group: ParallelGroup, num_heads: int, num_kv_heads: int, head_dim:
         count = num_kv_heads // group.world_size
     else:
         first, count = group.rank * num_kv_heads // group.world_size, 1
-    key_value = (first * head_dim, count * head_dim)
-    return {"q": (group.rank * query, query), "k": key_value, "v": key_value}
+    key_value = Part(first * head_dim, count * head_dim, num_kv_heads * head_dim)
+    return {"q": Part(group.rank * query, query, num_heads * head_dim), "k": key_value, "v": key_value}
 
 
 class RowParallelLinear(PackedLayer):

@@ -5,14 +5,20 @@ from __future__ import annotations
 import torch
 
 from engine_svc.layers.context import LayerContext
+from engine_svc.layers.linear import Part
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 
 
 class RMSNorm(torch.nn.Module):
     """x / rms(x) * weight, over the last dimension."""
 
-    def __init__(self, size: int, epsilon: float, *, context: LayerContext) -> None:
+    def __init__(self, size: int, epsilon: float, *, context: LayerContext, offset: float = 0.0) -> None:
+        """
+        Args:
+            offset: is added to the checkpoint's weight (Gemma's is one too low).
+        """
         super().__init__()
+        self._offset = offset
         self._ops = context.ops
         self.epsilon = epsilon
         self.weight = LoadedParameter((size,), context.dtype, context.device)
@@ -26,3 +32,26 @@ class RMSNorm(torch.nn.Module):
 
     def _load_weight(self, source: TensorSlice, part: str) -> None:
         self.weight.write(part, self.weight, source, (slice(None),))
+        self.weight.add_(self._offset)
+
+
+class ParallelRMSNorm(torch.nn.Module):
+    """The same over features of which every rank has a range."""
+
+    def __init__(self, part: Part, epsilon: float, *, context: LayerContext) -> None:
+        super().__init__()
+        self._group = context.group
+        self._range = slice(part.first, part.first + part.count)
+        self._total = part.total
+        self._epsilon = epsilon
+        self.weight = LoadedParameter((part.count,), context.dtype, context.device)
+        self.weight.load = self._load_weight
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, count] → [tokens, count]."""
+        wide = hidden.float()
+        square = self._group.all_reduce(wide.square().sum(-1, keepdim=True))
+        return (wide * (square / self._total + self._epsilon).rsqrt()).to(hidden.dtype) * self.weight
+
+    def _load_weight(self, source: TensorSlice, part: str) -> None:
+        self.weight.write(part, self.weight, source, (self._range,))

@@ -66,6 +66,21 @@ def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> floa
     return scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
 
 
+def _longrope(parameters: Mapping[str, Any], dim: int, max_position: int, length: int) -> tuple[torch.Tensor, float]:
+    """LongRoPE (Ding et al. 2024): a factor for each frequency, one list for short contexts and one for long ones.
+
+    Which list counts is decided by the longest sequence that is served, not by each sequence as Transformers does:
+    keys that are cached already cannot be rotated again.
+    """
+    original = parameters["original_max_position_embeddings"]
+    stretch = parameters.get("factor") or max_position / original
+    attention = parameters.get("attention_factor")
+    if attention is None:
+        attention = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    factors = torch.tensor(parameters["long_factor" if length > original else "short_factor"])
+    return _plain(parameters["rope_theta"], dim) / factors, float(attention)
+
+
 # `dynamic` begins as the plain one; `rotary_table` changes it past the trained length.
 SCALINGS: dict[str, Scaling] = {
     "default": _default, "linear": _linear, "dynamic": _default, "llama3": _llama3, "yarn": _yarn,
@@ -73,7 +88,7 @@ SCALINGS: dict[str, Scaling] = {
 
 
 def rotary_table(
-    parameters: Mapping[str, Any], head_dim: int, max_position: int, length: int, dtype: torch.dtype
+    parameters: Mapping[str, Any], rotary_dim: int, max_position: int, length: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """Cosines and sines of every position.
 
@@ -87,19 +102,22 @@ def rotary_table(
         length: positions the table holds.
 
     Returns:
-        [length, 2, head_dim / 2]: cosines, then sines.
+        [length, 2, rotary_dim / 2]: cosines, then sines.
 
     Raises:
         StartupError: the type of scaling is not supported.
     """
     kind = parameters.get("rope_type", "default")
-    if kind not in SCALINGS:
-        raise StartupError(f"rope_type {kind!r} is not supported; supported are {', '.join(SCALINGS)}.")
-    frequencies, factor = SCALINGS[kind](parameters, head_dim, max_position)
+    if kind == "longrope":
+        frequencies, factor = _longrope(parameters, rotary_dim, max_position, length)
+    elif kind in SCALINGS:
+        frequencies, factor = SCALINGS[kind](parameters, rotary_dim, max_position)
+    else:
+        raise StartupError(f"rope_type {kind!r} is not supported; supported are longrope, {', '.join(SCALINGS)}.")
     positions = torch.arange(length)
     angles = positions.float()[:, None] * frequencies[None, :]
     if kind == "dynamic" and length > max_position:
-        angles[max_position:] = _dynamic_angles(parameters, head_dim, max_position, positions[max_position:])
+        angles[max_position:] = _dynamic_angles(parameters, rotary_dim, max_position, positions[max_position:])
     return (torch.stack((angles.cos(), angles.sin()), dim=1) * factor).to(dtype)
 
 

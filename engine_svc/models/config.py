@@ -6,9 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from engine_svc.ops.base import Activation
 from quire.errors import StartupError
+
+# Names of config.json, of which some mean the same.
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,9 +28,9 @@ class MoeConfig:
     shared_size: int | None = None  # features of one more expert, that all tokens go through
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder-only model."""
+    """The shape of a decoder-only model; the defaults are Llama's."""
 
     architecture: str
     dtype: str  # of the checkpoint
@@ -38,13 +44,22 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     tie_word_embeddings: bool
-    rope_parameters: Mapping[str, Any]
+    activation: Activation
     sliding_windows: tuple[int | None, ...]  # of each layer
-    qkv_bias: bool
-    output_bias: bool  # of the attention's output projection
-    mlp_bias: bool
-    qk_norm: bool
     moe: tuple[MoeConfig | None, ...]  # of each layer; None: dense
+    rope_parameters: Mapping[str, Any]
+    local_rope_parameters: Mapping[str, Any] | None = None  # of layers with a window, where they have their own
+    rotary_dim: int  # values of a head that are rotated
+    attention_scale: float
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    embedding_scale: float = 1.0
+    qkv_bias: bool = False
+    output_bias: bool = False  # of the attention's output projection
+    mlp_bias: bool = False
+    qk_norm: Literal["none", "head", "all"] = "none"  # of queries and keys: each head, or all heads as one
+    norm_placement: Literal["before", "after", "around"] = "before"  # of attention and feed-forward
+    norm_offset: float = 0.0  # what the checkpoint's norm weights lack
 
 
 def read_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,48 +80,61 @@ def read_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
         raise StartupError(
             f"{folder} is quantized ({config['quantization_config'].get('quant_method')}); not supported."
         )
-    if config.get("hidden_act", "silu") != "silu":
-        raise StartupError(f"hidden_act {config['hidden_act']!r} is not supported; supported is silu.")
     return dict(config)
 
 
 def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
-    """The fields that every family names alike, and those that the family gives."""
-    heads = config["num_attention_heads"]
+    """The fields that most families name alike, and those that the family gives."""
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    head_dim = family.get("head_dim") or config.get("head_dim") or config["hidden_size"] // heads
+    parameters = rope_parameters(config)
+    rotated = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     fields: dict[str, Any] = {
         "architecture": config["architectures"][0],
         "dtype": config.get("dtype") or config.get("torch_dtype") or "float32",
         "vocab_size": config["vocab_size"],
         "hidden_size": config["hidden_size"],
         "intermediate_size": config["intermediate_size"],
-        "num_layers": config["num_hidden_layers"],
+        "num_layers": layers,
         "num_heads": heads,
         "num_kv_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "head_dim": head_dim,
         "max_position_embeddings": config["max_position_embeddings"],
         "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
         "tie_word_embeddings": config.get("tie_word_embeddings", False),
-        "rope_parameters": rope_parameters(config),
-        "sliding_windows": (None,) * config["num_hidden_layers"],
-        "moe": (None,) * config["num_hidden_layers"],
-        "qkv_bias": False, "output_bias": False, "mlp_bias": False, "qk_norm": False,
-    }  # fmt: skip
+        "rope_parameters": parameters,
+        "rotary_dim": int(head_dim * rotated),
+        "attention_scale": head_dim**-0.5,
+        "sliding_windows": (None,) * layers,
+        "moe": (None,) * layers,
+    }
+    if "activation" not in family:
+        fields["activation"] = activation(config.get("hidden_act", "silu"))
     return ModelConfig(**(fields | family))
+
+
+def activation(name: str) -> Activation:
+    """The feed-forward layer's activation.
+
+    Raises:
+        StartupError: it is none that is supported.
+    """
+    if name not in _ACTIVATIONS:
+        raise StartupError(f"The activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}.")
+    return _ACTIVATIONS[name]
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary settings, from `rope_parameters` (Transformers 5) or `rope_theta` and `rope_scaling` (4).
 
     Raises:
-        StartupError: they differ between layers or rotate a part of the head only.
+        StartupError: they differ between layers, and the family does not know how.
     """
     found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if any(isinstance(value, Mapping) for value in found.values()):
         raise StartupError("rope_parameters that differ between layers are not supported.")
     found.setdefault("rope_type", found.pop("type", "default"))
     found.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    if found.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise StartupError("partial_rotary_factor other than 1 is not supported.")
     return found
 
 

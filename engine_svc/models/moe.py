@@ -22,7 +22,9 @@ class SparseMLP(torch.nn.Module):
         self.experts = Experts(moe.num_experts, config.hidden_size, moe.expert_size, context=context)
         self.shared_expert: MLP | None = None
         if moe.shared_size:
-            self.shared_expert = MLP(config.hidden_size, moe.shared_size, bias=False, context=context)
+            self.shared_expert = MLP(
+                config.hidden_size, moe.shared_size, activation="silu", bias=False, context=context
+            )
             self.shared_expert_gate = ReplicatedLinear(config.hidden_size, 1, context=context)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,6 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """The head's size is given; biases are optional."""
     bias = bool(config.get("attention_bias"))
     return base_config(
-        config, head_dim=config.get("head_dim") or 128, qk_norm=True, qkv_bias=bias, output_bias=bias,
+        config, head_dim=config.get("head_dim") or 128, qk_norm="head", qkv_bias=bias, output_bias=bias,
         sliding_windows=windows_by_type(config),
     )  # fmt: skip

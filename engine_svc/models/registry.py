@@ -11,9 +11,13 @@ from quire.errors import StartupError
 
 # Architecture of config.json → module with `config_of(config) -> ModelConfig`.
 ARCHITECTURES = {
+    "Gemma2ForCausalLM": "engine_svc.models.gemma",
+    "Gemma3ForCausalLM": "engine_svc.models.gemma",
     "LlamaForCausalLM": "engine_svc.models.llama",
     "MistralForCausalLM": "engine_svc.models.mistral",
     "MixtralForCausalLM": "engine_svc.models.mixtral",
+    "Olmo2ForCausalLM": "engine_svc.models.olmo2",
+    "Phi3ForCausalLM": "engine_svc.models.phi3",
     "Qwen2ForCausalLM": "engine_svc.models.qwen2",
     "Qwen2MoeForCausalLM": "engine_svc.models.qwen_moe",
     "Qwen3ForCausalLM": "engine_svc.models.qwen3",

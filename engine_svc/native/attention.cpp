@@ -49,12 +49,20 @@ inline void score_keys(State& state, const Cache& cache, const int64_t* offsets,
   }
 }
 
+inline __m512 cap_scores(__m512 scores, float softcap) {
+  __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), cap = _mm512_set1_ps(softcap);
+  __m512 power = exponential(_mm512_div_ps(_mm512_mul_ps(two, scores), cap));
+  __m512 tangent = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(power, one)));
+  return _mm512_mul_ps(cap, tangent);
+}
+
 // From scores to weights; what was summed before is scaled to the new maximum.
 template <int CHUNKS>
-inline void soften(State& state, int count, int group) {
+inline void soften(State& state, int count, int group, float softcap) {
   for (int g = 0; g < group; ++g) {
     __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
     __m512 scores = _mm512_mask_loadu_ps(lowest, first(count), state.score[g]);
+    if (softcap > 0) scores = _mm512_mask_mov_ps(lowest, first(count), cap_scores(scores, softcap));
     float most = std::max(state.most[g], _mm512_reduce_max_ps(scores));
     if (most > state.most[g]) {
       float factor = std::exp(state.most[g] - most);
@@ -101,7 +109,7 @@ struct Task {
   bf16* output;
   int group;
   int64_t start, end;
-  float scale;
+  float scale, softcap;  // softcap 0: none
 };
 
 template <int CHUNKS>
@@ -124,7 +132,7 @@ void attend(const Task& task) {
     keys_of<CHUNKS, 4>(state, task.cache, offsets, count, head, task.group);
     keys_of<CHUNKS, 2>(state, task.cache, offsets, count, head, task.group);
     keys_of<CHUNKS, 1>(state, task.cache, offsets, count, head, task.group);
-    soften<CHUNKS>(state, count, task.group);
+    soften<CHUNKS>(state, count, task.group, task.softcap);
     head = 0;
     values_of<CHUNKS, 4>(state, task.cache, offsets, count, head, task.group);
     values_of<CHUNKS, 2>(state, task.cache, offsets, count, head, task.group);
@@ -170,7 +178,7 @@ void quire_write_cache(const bf16* key, const bf16* value, int64_t key_stride, i
 void quire_paged_decode(const bf16* query, int64_t query_stride, const bf16* keys, const bf16* values, int64_t plane,
                         const int32_t* block_table, int64_t table_stride, const int32_t* seq_lens, const int64_t* rows,
                         bf16* output, int64_t num_seqs, int64_t heads, int64_t kv_heads, int64_t dim,
-                        int64_t block_size, float scale, int64_t window, int threads) {
+                        int64_t block_size, float scale, int64_t window, float softcap, int threads) {
   int group = int(heads / kv_heads);
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
   for (int64_t sequence = 0; sequence < num_seqs; ++sequence)
@@ -178,7 +186,7 @@ void quire_paged_decode(const bf16* query, int64_t query_stride, const bf16* key
       Cache cache{keys + head * plane, values + head * plane, block_table + sequence * table_stride, block_size, dim};
       int64_t row = rows ? rows[sequence] : sequence, end = seq_lens[sequence];
       attend({cache, query + row * query_stride + head * group * dim, output + (row * heads + head * group) * dim,
-              group, window ? std::max<int64_t>(0, end - window) : 0, end, scale});
+              group, window ? std::max<int64_t>(0, end - window) : 0, end, scale, softcap});
     }
 }
 }

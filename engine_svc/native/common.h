@@ -44,12 +44,18 @@ inline __m512 exponential(__m512 x) {
   return _mm512_scalef_ps(y, n);
 }
 
-// gate_up [2 * size]: silu(gate) * up.
-inline void silu_and_multiply(const bf16* gate_up, bf16* output, int64_t size) {
+// gate_up [2 * size]: gate * sigmoid(z) * up. z is gate itself (SiLU), or what makes it GELU by the hyperbolic tangent
+// (Hendrycks and Gimpel 2016): (1 + tanh(z / 2)) / 2 is sigmoid(z).
+template <bool GELU>
+inline void activate_and_multiply(const bf16* gate_up, bf16* output, int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) {
     __mmask16 mask = first(size - i);
-    __m512 gate = load(gate_up + i, mask), up = load(gate_up + size + i, mask);
-    __m512 inverse = _mm512_add_ps(_mm512_set1_ps(1.0f), exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
+    __m512 gate = load(gate_up + i, mask), up = load(gate_up + size + i, mask), z = gate;
+    if (GELU) {
+      __m512 cubic = _mm512_fmadd_ps(_mm512_mul_ps(gate, gate), _mm512_set1_ps(0.044715f), _mm512_set1_ps(1.0f));
+      z = _mm512_mul_ps(_mm512_mul_ps(gate, cubic), _mm512_set1_ps(1.5957691216f));
+    }
+    __m512 inverse = _mm512_add_ps(_mm512_set1_ps(1.0f), exponential(_mm512_sub_ps(_mm512_setzero_ps(), z)));
     store(output + i, _mm512_div_ps(_mm512_mul_ps(gate, up), inverse), mask);
   }
 }

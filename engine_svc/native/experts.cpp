@@ -101,7 +101,7 @@ void run(const bf16* input, int64_t tokens, int64_t stride, const int64_t* exper
     product<Type>(all, gate_up, from, scale.data(), both.data());
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; ++row)
-      silu_and_multiply(both.data() + row * 2 * inner, active.data() + row * inner, inner);
+      activate_and_multiply<false>(both.data() + row * 2 * inner, active.data() + row * inner, inner);
     from = operand<Type>(active.data(), rows, inner, scratch, scale);
     product<Type>(all, down, from, scale.data(), result.data());
 #pragma omp for schedule(static)

@@ -26,14 +26,14 @@ _SIGNATURES = {
         _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, *(_POINTER,) * 6, _POINTER, _LONG, _LONG, _INT,
     ),
     "rms_norm": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _INT),
-    "rotate": (_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _FLOAT, _LONG, _LONG, _LONG, _LONG, _INT),
-    "silu_and_multiply": (_POINTER, _POINTER, _LONG, _LONG, _INT),
+    "rotate": (_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _FLOAT, *(_LONG,) * 5, _INT),
+    "activate_and_multiply": (_POINTER, _POINTER, _LONG, _LONG, _INT, _INT),
     "write_cache": (
         _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _INT,
     ),
     "paged_decode": (
         _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG,
-        _LONG, _LONG, _FLOAT, _LONG, _INT,
+        _LONG, _LONG, _FLOAT, _LONG, _FLOAT, _INT,
     ),
 }  # fmt: skip
 

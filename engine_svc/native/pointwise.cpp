@@ -1,4 +1,4 @@
-// What stands between the matrix products of a decoder layer: norms with their residual, rotary positions, SwiGLU.
+// What stands between the matrix products of a decoder layer: norms with their residual, rotary positions, gated activations.
 // bfloat16 in memory, float32 in between.
 #include <cmath>
 
@@ -62,21 +62,28 @@ void quire_rms_norm(const bf16* hidden, bf16* residual, const bf16* weight, bf16
 }
 
 // heads [tokens, heads, dim], tokens `stride` values apart, changed in place: the first `num_query` heads are queries,
-// the next `num_key` keys. Norms (null: none) come before the rotation. table [tokens, 2, dim / 2].
+// the next `num_key` keys. Norms (null: none) come before the rotation of each head's first `rotary` values.
+// table [tokens, 2, rotary / 2].
 void quire_rotate(bf16* heads, int64_t stride, const bf16* table, const bf16* query_norm, const bf16* key_norm,
-                  float epsilon, int64_t tokens, int64_t num_query, int64_t num_key, int64_t dim, int threads) {
+                  float epsilon, int64_t tokens, int64_t num_query, int64_t num_key, int64_t dim,
+                  int64_t rotary, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (tokens * stride > WORTH_A_THREAD)
   for (int64_t token = 0; token < tokens; ++token)
     for (int64_t index = 0; index < num_query + num_key; ++index) {
       bf16* head = heads + token * stride + index * dim;
       const bf16* norm = index < num_query ? query_norm : key_norm;
       if (norm) scale_row(head, inverse_rms(head, dim, epsilon), norm, head, dim);
-      rotate(head, table + token * dim, dim / 2);
+      rotate(head, table + token * rotary, rotary / 2);
     }
 }
 
-void quire_silu_and_multiply(const bf16* gate_up, bf16* output, int64_t rows, int64_t size, int threads) {
+void quire_activate_and_multiply(const bf16* gate_up, bf16* output, int64_t rows, int64_t size, int gelu,
+                                 int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > WORTH_A_THREAD)
-  for (int64_t row = 0; row < rows; ++row) silu_and_multiply(gate_up + row * 2 * size, output + row * size, size);
+  for (int64_t row = 0; row < rows; ++row) {
+    const bf16* from = gate_up + row * 2 * size;
+    bf16* to = output + row * size;
+    gelu ? activate_and_multiply<true>(from, to, size) : activate_and_multiply<false>(from, to, size);
+  }
 }
 }

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 # [rows, input_size] → [rows, output_size]; float32 if `wide`, else of the input's type.
 Product = Callable[..., torch.Tensor]
+Activation = Literal["silu", "gelu_tanh"]
 # ([tokens, hidden_size], float32 weights [tokens, chosen], int64 expert ids [tokens, chosen]) → [tokens, hidden_size].
 ExpertsProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -61,13 +63,13 @@ class Ops(ABC):
     def rotate(
         self, heads: torch.Tensor, table_rows: torch.Tensor, num_query: int, norms: HeadNorms | None
     ) -> torch.Tensor:
-        """Norms of queries and keys, then the rotation of their halves against each other; may work in place.
+        """Norms of queries and keys, then the rotation of their first values' halves; may work in place.
 
         Args:
             heads: [tokens, query and key heads, head_dim]; each token's heads are contiguous.
-            table_rows: [tokens, 2, head_dim / 2], cosines and sines of the tokens' positions.
+            table_rows: [tokens, 2, rotated values / 2], cosines and sines of the tokens' positions.
         """
 
     @abstractmethod
-    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[tokens, 2 * size] → silu(first half) * second half."""
+    def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """[tokens, 2 * size] → activation(first half) * second half."""

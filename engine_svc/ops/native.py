@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from engine_svc.native.library import Kernels
-from engine_svc.ops.base import ExpertsProduct, HeadNorms, Product
+from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, Product
 from engine_svc.ops.int8 import quantize_rows
 from engine_svc.ops.plain import PlainOps
 
@@ -157,15 +157,17 @@ class NativeOps(PlainOps):
         )
         self._kernels.rotate(
             heads.data_ptr(), heads.stride(0), table_rows.data_ptr(), query, key, epsilon, tokens, num_query,
-            count - num_query, dim, self._threads,
+            count - num_query, dim, 2 * table_rows.shape[-1], self._threads,
         )  # fmt: skip
         return heads
 
-    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See Ops.silu_and_multiply."""
+    def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """See Ops.activate_and_multiply."""
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         output = gate_up.new_empty((rows, size))
-        self._kernels.silu_and_multiply(gate_up.data_ptr(), output.data_ptr(), rows, size, self._threads)
+        self._kernels.activate_and_multiply(
+            gate_up.data_ptr(), output.data_ptr(), rows, size, activation == "gelu_tanh", self._threads
+        )
         return output
 
 

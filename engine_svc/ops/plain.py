@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from engine_svc.ops.base import ExpertsProduct, HeadNorms, Ops, Product
+from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, Ops, Product
 from engine_svc.ops.int8 import quantize_rows
 
 _INT_MM_ROWS = 32  # CUDA's int8 product wants more than 16 rows
@@ -58,7 +58,7 @@ class PlainOps(Ops):
             for index in expert_ids.unique().tolist():
                 rows, choice = torch.nonzero(expert_ids == index, as_tuple=True)
                 first, second = pairs[index]
-                result = second(self.silu_and_multiply(first(hidden[rows])), wide=True)
+                result = second(self.activate_and_multiply(first(hidden[rows]), "silu"), wide=True)
                 output.index_add_(0, rows, result * weights[rows, choice, None])
             return output.to(hidden.dtype)
 
@@ -82,10 +82,11 @@ class PlainOps(Ops):
             query = self.rms_norm(heads[:, :num_query], norms.query, norms.epsilon)
             heads = torch.cat((query, self.rms_norm(heads[:, num_query:], norms.key, norms.epsilon)), dim=1)
         cosine, sine = table_rows[:, 0, None], table_rows[:, 1, None]
-        first, second = heads.chunk(2, dim=-1)
-        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+        half = table_rows.shape[-1]
+        first, second, rest = heads.split((half, half, heads.shape[-1] - 2 * half), dim=-1)
+        return torch.cat((first * cosine - second * sine, second * cosine + first * sine, rest), dim=-1)
 
-    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See Ops.silu_and_multiply."""
+    def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """See Ops.activate_and_multiply."""
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up

@@ -85,7 +85,7 @@ class Runner:
         except ValueError as error:
             raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
         return AttentionShape(
-            parts["q"][1] // config.head_dim, parts["k"][1] // config.head_dim, config.head_dim,
+            parts["q"].count // config.head_dim, parts["k"].count // config.head_dim, config.head_dim,
             self._options.block_size or DEFAULT_BLOCK_SIZE, self._dtype, self._device,
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionShape
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape
 from engine_svc.attention.registry import create_backend
 from tests.support.native import needs_native
 
@@ -54,34 +54,37 @@ def metadata_of(sequences: list[Sequence], device: torch.device) -> AttentionMet
     )  # fmt: skip
 
 
-def dense(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
-) -> torch.Tensor:
+def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
     """One sequence in float64: query [new, heads, dim], key and value [all, kv_heads, dim]."""
     query, key, value = query.double(), key.double(), value.double()
     group = query.shape[1] // key.shape[1]
-    output = torch.empty_like(query)
+    output, window = torch.empty_like(query), options.sliding_window
     for row in range(len(query)):
         position = len(key) - len(query) + row
         first = 0 if window is None else max(0, position - window + 1)
         for head in range(query.shape[1]):
             keys, values = key[first : position + 1, head // group], value[first : position + 1, head // group]
-            output[row, head] = torch.softmax(keys @ query[row, head] * scale, dim=0) @ values
+            scores = keys @ query[row, head] * options.scale
+            if options.softcap:
+                scores = options.softcap * torch.tanh(scores / options.softcap)
+            output[row, head] = torch.softmax(scores, dim=0) @ values
     return output
 
 
-def check_backend(backend: AttentionBackend, lengths: list[tuple[int, int]], window: int | None, seed: int = 0) -> None:
+def check_backend(
+    backend: AttentionBackend, lengths: list[tuple[int, int]], window: int | None, softcap: float | None = None
+) -> None:
     """Fills the cache with what is computed, then runs the new tokens and compares them."""
     shape = backend.shape
-    torch.manual_seed(seed)
-    sequences = make_sequences(lengths, seed)
+    torch.manual_seed(0)
+    sequences = make_sequences(lengths, 0)
     (cache,) = backend.allocate(NUM_BLOCKS, 1)
-    scale = shape.head_dim**-0.5
+    options = AttentionOptions(shape.head_dim**-0.5, window, softcap)
 
     def forward(parts: list[Sequence], tensors: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
         query, key, value = (torch.cat(column).to(shape.device, shape.dtype) for column in zip(*tensors, strict=True))
         prepared = backend.prepare(metadata_of(parts, shape.device))
-        return backend.forward(query, key, value, cache, prepared, scale=scale, sliding_window=window)
+        return backend.forward(query, key, value, cache, prepared, options)
 
     def random_tokens(count: int, heads: int) -> torch.Tensor:
         return torch.randn(count, heads, shape.head_dim).to(shape.dtype)
@@ -100,7 +103,7 @@ def check_backend(backend: AttentionBackend, lengths: list[tuple[int, int]], win
     found = forward(sequences, [tuple(t[s.computed :] for t in ts) for s, ts in zip(sequences, whole, strict=True)])
     start = 0
     for sequence, (query, key, value) in zip(sequences, whole, strict=True):
-        expected = dense(query[sequence.computed :], key, value, scale, window)
+        expected = dense(query[sequence.computed :], key, value, options)
         rows = found[start : start + sequence.new].cpu().double()
         torch.testing.assert_close(rows, expected, atol=TOLERANCE[shape.dtype], rtol=TOLERANCE[shape.dtype])
         start += sequence.new
@@ -135,6 +138,12 @@ def test_shapes(name: str, heads: int, kv_heads: int, dim: int) -> None:
     check_backend(backend, BATCHES["mixed"], None)
 
 
+@pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
+@pytest.mark.parametrize("window", [None, 12])
+def test_softcap(name: str, window: int | None) -> None:
+    check_backend(make_backend(name), BATCHES["mixed"], window, softcap=0.5)
+
+
 # Triton's interpreter computes in numpy, which has no bfloat16: that one is tested on GPUs only.
 @pytest.mark.parametrize(
     ("name", "dtype"), [("cpu", torch.bfloat16), ("cpu", torch.float16), ("triton", torch.float16)]
@@ -155,6 +164,11 @@ def test_native_batches(window: int | None, batch: str) -> None:
 def test_native_shapes(heads: int, kv_heads: int, dim: int) -> None:
     backend = make_backend("native", num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, dtype=torch.bfloat16)
     check_backend(backend, BATCHES["mixed"], None)
+
+
+@needs_native
+def test_native_softcap() -> None:
+    check_backend(make_backend("native", dtype=torch.bfloat16), BATCHES["mixed"], 12, softcap=0.5)
 
 
 @pytest.mark.parametrize("window", [None, 40, 300])

@@ -18,6 +18,20 @@ _SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24}),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "head_dim": 32,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            "query_pre_attn_scalar": 24,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "phi3": ("Phi3", {"sliding_window": 16}),
+    "phi3-partial": ("Phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}),
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama-untied": ("Llama", {"tie_word_embeddings": False, "num_key_value_heads": 4, "attention_bias": True}),
     "llama-mlp-bias": ("Llama", {"tie_word_embeddings": True, "mlp_bias": True, "head_dim": 32}),
@@ -60,12 +74,20 @@ ROPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0 + index / 16 for index in range(8)],
+    "long_factor": [1.0 + index / 2 for index in range(8)], "factor": 8.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+
 def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **changes: Any) -> Path:
     """Saves a float32 model; the same family and changes give the same weights."""
     name, config = FAMILIES[family]
     torch.manual_seed(0)
     config_class = getattr(transformers, f"{name}Config")
-    model = getattr(transformers, f"{name}ForCausalLM")(config_class(**(_SHAPE | config | changes)))
+    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(
+        config_class(**(_SHAPE | config | changes))
+    )
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias") or "norm" in parameter_name:
             torch.nn.init.normal_(parameter, mean=float("norm" in parameter_name), std=0.2)

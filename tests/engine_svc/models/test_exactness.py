@@ -11,7 +11,7 @@ import torch
 
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
-from tests.support.tiny_models import FAMILIES, ROPES, reference_logprobs, reference_tokens
+from tests.support.tiny_models import FAMILIES, LONGROPE, ROPES, reference_logprobs, reference_tokens
 
 PROMPTS = random_prompts(1, 5, 16, 17, 40, 90)
 
@@ -31,6 +31,16 @@ def test_families(model_folder: ModelFolder, family: str, backend: str) -> None:
 @pytest.mark.parametrize("rope", ROPES)
 def test_rope_scalings(model_folder: ModelFolder, rope: str) -> None:
     check(model_folder("llama", rope_parameters=ROPES[rope]))
+
+
+@pytest.mark.parametrize(("max_model_len", "prompt_tokens", "max_tokens"), [(32, 20, 12), (256, 40, 64)])
+def test_longrope(model_folder: ModelFolder, max_model_len: int, prompt_tokens: int, max_tokens: int) -> None:
+    """Sequences that are short for Transformers too, and long ones."""
+    folder = model_folder("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=32, sliding_window=None)
+    prompts = random_prompts(prompt_tokens)
+    expected = reference_tokens(folder, prompts, max_tokens)
+    with running_engine(folder, max_model_len=max_model_len) as engine:
+        assert tokens(run(engine, prompts, replace(GREEDY, max_tokens=max_tokens))) == expected
 
 
 def test_dynamic_rope_past_the_trained_length(model_folder: ModelFolder) -> None:
@@ -83,7 +93,7 @@ def test_preemption(model_folder: ModelFolder, family: str) -> None:
     assert tokens(outputs) == expected
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-untied", "qwen2", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["llama", "llama-untied", "qwen2", "qwen3", "qwen2-moe", "gemma3", "olmo2", "phi3"])
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), tensor_parallel_size=2, cpu_threads=1)
 
@@ -104,7 +114,7 @@ def test_sharded_checkpoint(model_folder: ModelFolder) -> None:
         ({"dtype": "float32", "quantization": "int8"}, 0.25),
     ],
 )
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2-moe"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "mixtral", "qwen2-moe", "gemma2", "phi3-partial"])
 def test_less_precision_is_close(
     model_folder: ModelFolder, family: str, options: dict[str, Any], tolerance: float
 ) -> None:

@@ -112,33 +112,35 @@ def test_add_rms_norm_changes_the_residual(name: str) -> None:
 
 
 @both
-@pytest.mark.parametrize("dim", [16, 80, 128])
+@pytest.mark.parametrize(("dim", "rotated"), [(16, 16), (80, 80), (128, 128), (64, 48)])
 @pytest.mark.parametrize("with_norms", [False, True])
-def test_rotate(name: str, dim: int, with_norms: bool) -> None:
+def test_rotate(name: str, dim: int, rotated: int, with_norms: bool) -> None:
     ops, dtype = make(name)
     tokens, num_query, num_key = 5, 4, 2
     # As in the model: the heads of query and key, with those of value behind them.
     heads = normal(tokens, num_query + num_key + 2, dim, dtype=dtype)[:, : num_query + num_key]
-    angles = normal(tokens, dim // 2, dtype=torch.float32, seed=1)
+    angles = normal(tokens, rotated // 2, dtype=torch.float32, seed=1)
     table = torch.stack((angles.cos(), angles.sin()), dim=1).to(dtype)
     norms = HeadNorms(normal(dim, dtype=dtype, seed=2), normal(dim, dtype=dtype, seed=3), EPSILON)
     expected = heads.double()
     if with_norms:
         query, key = heads[:, :num_query], heads[:, num_query:]
         expected = torch.cat((rms_norm(query, norms.query), rms_norm(key, norms.key)), dim=1)
-    first, second = expected.chunk(2, dim=-1)
+    first, second, rest = expected.split((rotated // 2, rotated // 2, dim - rotated), dim=-1)
     cosine, sine = table.double()[:, 0, None], table.double()[:, 1, None]
-    expected = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    expected = torch.cat((first * cosine - second * sine, second * cosine + first * sine, rest), dim=-1)
     close(ops.rotate(heads, table, num_query, norms if with_norms else None), expected, dtype)
 
 
 @both
 @pytest.mark.parametrize(("rows", "size"), [(1, 16), (3, 100), (700, 64)])
-def test_silu_and_multiply(name: str, rows: int, size: int) -> None:
+def test_activate_and_multiply(name: str, rows: int, size: int) -> None:
     ops, dtype = make(name)
     gate_up = normal(rows, 2 * size, dtype=dtype) * 8
     gate, up = gate_up.double().chunk(2, dim=-1)
-    close(ops.silu_and_multiply(gate_up), gate / (1 + (-gate).exp()) * up, dtype)
+    close(ops.activate_and_multiply(gate_up, "silu"), gate / (1 + (-gate).exp()) * up, dtype)
+    gelu = torch.nn.functional.gelu(gate, approximate="tanh")
+    close(ops.activate_and_multiply(gate_up, "gelu_tanh"), gelu * up, dtype)
 
 
 def test_native_kernels_are_refused_where_they_cannot_run() -> None:

@@ -1,0 +1,76 @@
+"""One layer of a decoder: attention and feed-forward around a residual, with norms where the family has them.
+
+`hidden` is what the layer before put out, and `residual` the sum of all before it: adding the one to the other is left
+to the norm that comes next, which does both at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine_svc.layers.context import LayerContext
+from engine_svc.layers.norm import RMSNorm
+from engine_svc.models.attention import Attention, StepInputs
+from engine_svc.models.config import ModelConfig
+from engine_svc.models.mlp import MLP
+from engine_svc.models.moe import SparseMLP
+
+
+class DecoderLayer(torch.nn.Module):
+    """Norms before attention and feed-forward."""
+
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+
+    def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, context, config.sliding_windows[index])
+        moe = config.moe[index]
+        self.mlp = (
+            SparseMLP(config, moe, context)
+            if moe
+            else MLP(
+                config.hidden_size, config.intermediate_size, activation=config.activation, bias=config.mlp_bias,
+                context=context,
+            )
+        )  # fmt: skip
+        for name in self.norms:
+            norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context, offset=config.norm_offset)
+            setattr(self, name, norm)
+
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor, cache: Any, step: StepInputs) -> torch.Tensor:
+        """Both [tokens, hidden_size]; the residual is changed. Returns what is to be added to it."""
+        hidden = self.self_attn(self.input_layernorm(hidden, residual), cache, step)
+        return self.mlp(self.post_attention_layernorm(hidden, residual))
+
+
+class PostNormLayer(DecoderLayer):
+    """Norms behind attention and feed-forward (OLMo 2)."""
+
+    norms = ("post_attention_layernorm", "post_feedforward_layernorm")
+
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor, cache: Any, step: StepInputs) -> torch.Tensor:
+        """See DecoderLayer.forward."""
+        residual += hidden
+        residual += self.post_attention_layernorm(self.self_attn(residual, cache, step))
+        return self.post_feedforward_layernorm(self.mlp(residual))
+
+
+class SandwichNormLayer(DecoderLayer):
+    """Norms before and behind (Gemma 2 and 3)."""
+
+    norms = (
+        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
+    )  # fmt: skip
+
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor, cache: Any, step: StepInputs) -> torch.Tensor:
+        """See DecoderLayer.forward."""
+        hidden = self.self_attn(self.input_layernorm(hidden, residual), cache, step)
+        hidden = self.pre_feedforward_layernorm(self.post_attention_layernorm(hidden), residual)
+        return self.post_feedforward_layernorm(self.mlp(hidden))
+
+
+LAYERS: dict[str, type[DecoderLayer]] = {
+    "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer,
+}  # fmt: skip

@@ -1,0 +1,17 @@
+"""Phi-3 and Phi-4: Llama with fused projections in the checkpoint, of which a part of each head may be rotated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models.config import ModelConfig, base_config
+
+
+def config_of(config: Mapping[str, Any]) -> ModelConfig:
+    """`longrope` needs to know where the short context ends, which stands outside of its parameters."""
+    result = base_config(config, sliding_windows=(config.get("sliding_window"),) * config["num_hidden_layers"])
+    original = config.get("original_max_position_embeddings")
+    if original and isinstance(result.rope_parameters, dict):
+        result.rope_parameters.setdefault("original_max_position_embeddings", original)
+    return result
