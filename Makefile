@@ -55,6 +55,7 @@ bench-compare: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.scheduler
 	$(BIN)/python -m benchmarks.serving $(ARGS)
 
 # Writes the exact versions of what is installed now to constraints.txt. Not those of triton and of NVIDIA's libraries:

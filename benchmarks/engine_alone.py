@@ -26,7 +26,11 @@ class EngineAlone:
         self._engine = Engine(
             self._executor,
             EngineConfig(
-                num_blocks, spec.block_size, spec.max_model_len, options.max_num_seqs, options.max_num_batched_tokens
+                num_blocks=num_blocks,
+                block_size=spec.block_size,
+                max_model_len=spec.max_model_len,
+                max_num_seqs=options.max_num_seqs,
+                max_num_batched_tokens=options.max_num_batched_tokens,
             ),
         )
         self._next_key = 0

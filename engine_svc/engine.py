@@ -30,16 +30,13 @@ logger = logging.getLogger(__name__)
 MAX_CONSECUTIVE_FAILURES = 3
 
 
-@dataclass(frozen=True)
-class EngineConfig:
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(SchedulerOptions):
     """What an engine is built from, beside its executor."""
 
     num_blocks: int
     block_size: int
     max_model_len: int  # at most num_blocks * block_size
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     eos_token_ids: frozenset[int] = frozenset()
@@ -58,10 +55,7 @@ class Engine:
         self._clock = clock
         self._kv_cache = KvCacheManager(config.num_blocks, config.block_size, config.enable_prefix_caching)
         self._policy = POLICIES[config.scheduling_policy]()
-        self._scheduler = Scheduler(
-            self._kv_cache,
-            SchedulerOptions(config.max_num_batched_tokens, config.max_num_seqs, config.enable_chunked_prefill),
-        )
+        self._scheduler = Scheduler(self._kv_cache, config)
         self._ledger = Ledger(self._scheduler, clock)
         self._statistics = EngineStatistics()
         self._processor = StepProcessor(self._scheduler, self._kv_cache, self._ledger, self._statistics, clock)

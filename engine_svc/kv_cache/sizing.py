@@ -77,6 +77,13 @@ def _check_budget(size: KvCacheSize, options: EngineOptions) -> None:
             f"({options.max_num_batched_tokens}) must be at least the longest sequence ({size.max_model_len}). Raise "
             "it, lower --max-model-len, or leave chunked prefill on."
         )
+    if options.long_prefill_token_threshold and not options.enable_chunked_prefill:
+        raise StartupError("--long-prefill-token-threshold splits prompts: it needs --enable-chunked-prefill.")
+    if options.max_long_partial_prefills > options.max_num_partial_prefills:
+        raise StartupError(
+            f"--max-long-partial-prefills ({options.max_long_partial_prefills}) must not be more than "
+            f"--max-num-partial-prefills ({options.max_num_partial_prefills}): long prompts are counted in both."
+        )
 
 
 def _gib(count: int) -> str:

@@ -16,6 +16,8 @@ class Batch:
         self.counts: list[int] = []  # how many tokens each of them computes
         self.num_samples = 0  # how many of them sample a token
         self.prompt_only: list[Sequence] = []  # those of them that generate nothing
+        self.partial_prefills = 0  # those of them whose prompt stays incomplete
+        self.long_partial_prefills = 0
         self.preempted = False
         self.unscheduled_prefill_tokens = 0
         self._new: list[NewSequence] = []
@@ -31,8 +33,7 @@ class Batch:
         self.counts.append(count)
         self.num_samples += samples
         if not sequence.generates:
-            self.num_samples = 0  # how many of them sample a token
-        self.prompt_only.append(sequence)
+            self.prompt_only.append(sequence)
         self.unscheduled_prefill_tokens += left
         self.budget -= count
 

@@ -26,9 +26,9 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._entries)
 
-    def first(self) -> Sequence:
-        """Who is served next. The queue must not be empty."""
-        return self._entries[-1]
+    def at(self, index: int) -> Sequence:
+        """Who is served next (0), or after so many others."""
+        return self._entries[-1 - index]
 
     def push(self, sequence: Sequence) -> None:
         """Takes its place."""

@@ -17,13 +17,20 @@ from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.sequence import Sequence, SequenceState
 
 
-@dataclass(frozen=True)
+# Long prompts that a look through the waiting queue passes over, to bound what a step costs.
+_MOST_PASSED_OVER = 64
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchedulerOptions:
     """Limits of a step."""
 
-    max_num_batched_tokens: int
-    max_num_seqs: int
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
     enable_chunked_prefill: bool = True
+    max_num_partial_prefills: int = 1
+    max_long_partial_prefills: int = 1
+    long_prefill_token_threshold: int = 0  # 0: no prompt counts as long
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:
@@ -111,24 +118,45 @@ class Scheduler:
             sequence = self._running[index]
             # A long prompt leaves every sequence behind it a token, so that no stream stalls.
             share = max(1, batch.budget - (len(self._running) - index - 1))
-            count = min(len(sequence.token_ids) - sequence.num_computed_tokens, share)
+            count = min(self._chunk(sequence.num_uncomputed_tokens), share)
             blocks = self._allocate_or_preempt(sequence, sequence.num_computed_tokens + count, batch)
             if blocks is None:  # it was the last in order, and is preempted itself
                 break
+            self._note_partial(batch, sequence.num_uncomputed_tokens, count)
             batch.add(sequence, count, blocks)
             index += 1
 
+    def _chunk(self, missing: int) -> int:
+        """What a long prompt computes in one step; the rest of the budget is for others."""
+        return min(missing, self._options.long_prefill_token_threshold) if self._is_long(missing) else missing
+
+    def _is_long(self, missing: int) -> bool:
+        return 0 < self._options.long_prefill_token_threshold < missing
+
+    def _note_partial(self, batch: Batch, missing: int, count: int) -> None:
+        if missing > count:
+            batch.partial_prefills += 1
+            batch.long_partial_prefills += self._is_long(missing)
+
     def _schedule_waiting(self, batch: Batch) -> None:
-        while len(self._waiting) and self._free_slots and batch.budget > 0 and not batch.preempted:
-            sequence = self._waiting.first()
+        passed_over = 0
+        while len(self._waiting) > passed_over and self._free_slots and batch.budget > 0 and not batch.preempted:
+            sequence = self._waiting.at(passed_over)
+            too_many_long = batch.long_partial_prefills >= self._options.max_long_partial_prefills
+            if too_many_long and self._is_long(sequence.num_uncomputed_tokens) and passed_over < _MOST_PASSED_OVER:
+                passed_over += 1  # shorter ones behind it need not wait for the long ones that run
+                continue
             found = self._lookup(sequence)
             computed = sequence.num_computed_tokens + len(found) * self._kv_cache.block_size
             missing = len(sequence.token_ids) - computed
             if missing > batch.budget and not self._options.enable_chunked_prefill:
                 break
+            count = min(self._chunk(missing), batch.budget)
+            if missing > count and batch.partial_prefills >= self._options.max_num_partial_prefills:
+                break
             if not self._make_room(sequence, found):
                 break
-            count = min(missing, batch.budget)
+            self._note_partial(batch, missing, count)
             self._kv_cache.allocate(sequence.table, computed + count, found)
             self._start(sequence, computed)
             batch.add_new(sequence, count)

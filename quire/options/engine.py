@@ -69,6 +69,18 @@ class EngineOptions:
     enable_chunked_prefill: bool = option(
         True, "Splits long prompts over steps. Off: a prompt runs whole, so the token budget must hold max-model-len."
     )
+    max_num_partial_prefills: int = option(
+        1, "Prompts that may be computed in part at the same time; a further one waits until one of them is complete.",
+        minimum=1,
+    )  # fmt: skip
+    max_long_partial_prefills: int = option(
+        1, "Prompts longer than long-prefill-token-threshold among them. Shorter prompts pass longer ones by.",
+        minimum=1,
+    )  # fmt: skip
+    long_prefill_token_threshold: int = option(
+        0, "A prompt with more tokens than this left is long: it computes only so many in a step. 0: none is long.",
+        minimum=0,
+    )  # fmt: skip
     max_waiting_requests: int = option(4096, "Requests that may wait; more are refused as overload.", minimum=1)
 
     # Parallelism

@@ -49,6 +49,16 @@ def test_override_wins_and_cuts_the_length() -> None:
     assert size_kv_cache(SPEC, EngineOptions(num_gpu_blocks_override=50)) == KvCacheSize(50, 100)
 
 
+def test_limits_of_partial_prefills_must_fit_together() -> None:
+    with pytest.raises(StartupError, match="--enable-chunked-prefill"):
+        size_kv_cache(
+            SPEC,
+            EngineOptions(enable_chunked_prefill=False, max_num_batched_tokens=100, long_prefill_token_threshold=10),
+        )
+    with pytest.raises(StartupError, match="--max-num-partial-prefills"):
+        size_kv_cache(SPEC, EngineOptions(max_long_partial_prefills=2))
+
+
 def test_whole_prompts_need_the_budget() -> None:
     options = EngineOptions(enable_chunked_prefill=False, max_num_batched_tokens=99)
     with pytest.raises(StartupError, match="--max-num-batched-tokens"):

@@ -17,8 +17,11 @@ def sequence(arrival: int, prompt: int, rank: int = 0) -> Sequence:
     return make_sequences(LiveRequest(arrival, request, frozenset(), 0.0), (rank, arrival), 1000)[0]
 
 
-def scheduler(blocks: int = 100, budget: int = 16, seqs: int = 4, chunked: bool = True) -> Scheduler:
-    return Scheduler(KvCacheManager(blocks, 4), SchedulerOptions(budget, seqs, chunked))
+def scheduler(blocks: int = 100, budget: int = 16, seqs: int = 4, chunked: bool = True, **options: int) -> Scheduler:
+    limits = SchedulerOptions(
+        max_num_batched_tokens=budget, max_num_seqs=seqs, enable_chunked_prefill=chunked, **options
+    )
+    return Scheduler(KvCacheManager(blocks, 4), limits)
 
 
 def apply(batch: Batch) -> None:
@@ -43,6 +46,44 @@ def test_running_first_then_waiting_within_the_budget() -> None:
         steps.append(counts(batch))
         apply(batch)
     assert steps == [{0: 10, 1: 6}, {0: 1, 1: 14, 2: 1}, {0: 1, 1: 1, 2: 2}]
+
+
+def steps_of(subject: Scheduler, prompts: tuple[int, ...], count: int) -> list[dict[int, int]]:
+    for arrival, prompt in enumerate(prompts):
+        subject.add(sequence(arrival, prompt))
+    steps = []
+    for _ in range(count):
+        batch = subject.schedule()
+        steps.append(counts(batch))
+        apply(batch)
+    return steps
+
+
+def test_a_long_prompt_computes_so_much_in_a_step_and_short_ones_pass_long_ones_by() -> None:
+    subject = scheduler(max_num_partial_prefills=2, long_prefill_token_threshold=8)
+    assert steps_of(subject, (20, 30, 3, 12), 3) == [{0: 8, 2: 3}, {0: 8, 2: 1}, {0: 4, 1: 8, 2: 1}]
+
+
+def test_several_long_prompts_at_once() -> None:
+    limits = {"max_num_partial_prefills": 3, "max_long_partial_prefills": 2, "long_prefill_token_threshold": 4}
+    assert steps_of(scheduler(**limits), (20, 20, 20, 3), 2) == [{0: 4, 1: 4, 3: 3}, {0: 4, 1: 4, 3: 1}]
+
+
+def test_a_second_partial_prefill_waits() -> None:
+    subject = scheduler(max_long_partial_prefills=9, long_prefill_token_threshold=4)
+    assert steps_of(subject, (20, 20, 3), 1) == [{0: 4}]
+    subject = scheduler(max_long_partial_prefills=9, long_prefill_token_threshold=4, max_num_partial_prefills=2)
+    assert steps_of(subject, (20, 20, 3), 1) == [{0: 4, 1: 4, 2: 3}]
+
+
+def test_a_batch_knows_who_samples_and_who_only_computes_a_prompt() -> None:
+    batch = Batch(0, 100)
+    request = GenerationRequest("r", [1, 2, 3], SamplingParameters(max_tokens=0))
+    (prompt_only,) = make_sequences(LiveRequest(0, request, frozenset(), 0.0), (0, 0), 1000)
+    samples, partial = sequence(1, 5), sequence(2, 5)
+    for each, count in ((samples, 5), (partial, 4), (prompt_only, 3)):
+        batch.add(each, count, [])
+    assert (batch.num_samples, batch.prompt_only) == (1, [prompt_only])
 
 
 def test_a_long_prompt_leaves_running_sequences_their_token() -> None:
@@ -112,8 +153,8 @@ def test_queue_keeps_the_order_and_its_count() -> None:
     queue.remove(entries[1])
     order = []
     while len(queue):
-        order.append(queue.first().order[1])
-        queue.remove(queue.first())
+        order.append(queue.at(0).order[1])
+        queue.remove(queue.at(0))
     assert order == [2, 4, 3]
     assert queue.num_uncomputed_tokens == 0
 

@@ -1,0 +1,110 @@
+"""What scheduler and KV cache cost per step: `python -m benchmarks.scheduler`.
+
+An engine whose executor computes nothing decodes 256 sequences, with few and with many blocks in the prefix cache: the
+cost must not depend on their number. Then prompts that hit nothing, with and without prefix caching.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+
+from engine_svc.engine import Engine, EngineConfig
+from engine_svc.executor.base import Executor
+from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
+from engine_svc.request import GenerationRequest, SamplingParameters
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+
+BLOCK_SIZE = 16
+SEQUENCES = 256
+PROMPT = 512
+STEPS = 200
+
+
+class NoExecutor(Executor):
+    """Samples token 0, at once."""
+
+    def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
+        """Nothing to load."""
+        raise NotImplementedError
+
+    def allocate(self, num_blocks: int) -> None:
+        """Nothing to allocate."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """One token for whoever samples."""
+        slots = [sequence.slot for sequence in plan.scheduled if sequence.samples]
+        return StepResult(slots, [0] * len(slots), {}, {}, 0.0, 0.0)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def make_engine(num_blocks: int, caching: bool = True) -> Engine:
+    return Engine(
+        NoExecutor(),
+        EngineConfig(
+            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=4096, max_num_seqs=SEQUENCES,
+            max_num_batched_tokens=8192, enable_prefix_caching=caching,
+        ),
+    )  # fmt: skip
+
+
+def request(key: int, prompt_tokens: int, max_tokens: int) -> GenerationRequest:
+    """No two prompts begin alike."""
+    prompt = [key, *range(prompt_tokens - 1)]
+    return GenerationRequest(f"r{key}", prompt, SamplingParameters(max_tokens=max_tokens, ignore_eos=True))
+
+
+def fill_cache(engine: Engine, num_blocks: int, keys: Iterator[int]) -> None:
+    """Lets requests run and finish until so many blocks are cached."""
+    for _ in range(num_blocks * BLOCK_SIZE // 4000):
+        key = next(keys)
+        engine.add(key, request(key, 4000, 1))
+        while engine.has_work:
+            engine.step()
+
+
+def microseconds_per_step(engine: Engine, keys: Iterator[int]) -> float:
+    """Median cost of a step that decodes all sequences."""
+    for _ in range(SEQUENCES):
+        key = next(keys)
+        engine.add(key, request(key, PROMPT, STEPS + 100))
+    while engine.load().waiting_requests or engine.load().waiting_prefill_tokens:
+        engine.step()
+    times = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        engine.step()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
+
+
+def seconds_of_prompts(caching: bool) -> float:
+    """Prompts of 4,000 tokens that share nothing."""
+    engine = make_engine(100_000, caching)
+    start = time.perf_counter()
+    for key in range(64):
+        engine.add(key, request(key, 4000, 1))
+    while engine.has_work:
+        engine.step()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    print("| blocks cached | microseconds per step of 256 decoding sequences |\n|---|---|")
+    for cached in (0, 10_000, 200_000):
+        keys = iter(range(1_000_000))
+        engine = make_engine(20_000 + cached)
+        fill_cache(engine, cached, keys)
+        print(f"| {cached:,} | {microseconds_per_step(engine, keys):.0f} |")
+    rounds = [(seconds_of_prompts(False), seconds_of_prompts(True)) for _ in range(5)]
+    without, with_cache = (statistics.median(column) for column in zip(*rounds, strict=True))
+    extra = (with_cache - without) / (64 * 4000) * 1e6
+    print(f"\nPrefix caching costs {extra:.3f} microseconds per prompt token when nothing hits.")
+
+
+if __name__ == "__main__":
+    main()
