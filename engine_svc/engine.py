@@ -38,6 +38,7 @@ class EngineConfig(SchedulerOptions):
     block_size: int
     max_model_len: int  # at most num_blocks * block_size
     enable_prefix_caching: bool = True
+    sliding_window: int | None = None  # of all layers, where every layer has the same
     scheduling_policy: str = "fcfs"
     eos_token_ids: frozenset[int] = frozenset()
 
@@ -53,7 +54,9 @@ class Engine:
         self._executor = executor
         self._config = config
         self._clock = clock
-        self._kv_cache = KvCacheManager(config.num_blocks, config.block_size, config.enable_prefix_caching)
+        self._kv_cache = KvCacheManager(
+            config.num_blocks, config.block_size, config.enable_prefix_caching, config.sliding_window
+        )
         self._policy = POLICIES[config.scheduling_policy]()
         self._scheduler = Scheduler(self._kv_cache, config)
         self._ledger = Ledger(self._scheduler, clock)

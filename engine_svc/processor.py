@@ -68,6 +68,7 @@ class StepProcessor:
             if sequence.slot >= 0:  # else it failed in this step and holds no blocks any more
                 sequence.num_computed_tokens += count
                 self._kv_cache.make_findable(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
+                self._kv_cache.release_passed(sequence.table, sequence.num_computed_tokens)
 
     def _append(self, slot: int, token_id: int, logprobs: PositionLogprobs | None, now: float) -> None:
         """Appends a sampled token to the slot's sequence, and reports it."""

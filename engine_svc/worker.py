@@ -11,6 +11,7 @@ from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loop import EngineLoop, Sink
 from engine_svc.model_info import ModelInfo, make_model_info
+from engine_svc.plan import KvCacheSpec
 from engine_svc.request import GenerationRequest
 from engine_svc.validation import validate
 from quire.errors import Unavailable
@@ -72,10 +73,10 @@ class EngineWorker:
             self._executor.close()
             raise
         self._info = info = make_model_info(self._model, self._options, spec, size, defaults)
-        return Engine(self._executor, engine_config(info, self._options))
+        return Engine(self._executor, _engine_config(info, spec, self._options))
 
 
-def engine_config(info: ModelInfo, options: EngineOptions) -> EngineConfig:
+def _engine_config(info: ModelInfo, spec: KvCacheSpec, options: EngineOptions) -> EngineConfig:
     """The engine's configuration for a model."""
     return EngineConfig(
         num_blocks=info.num_kv_blocks,
@@ -89,5 +90,6 @@ def engine_config(info: ModelInfo, options: EngineOptions) -> EngineConfig:
         long_prefill_token_threshold=options.long_prefill_token_threshold,
         enable_prefix_caching=options.enable_prefix_caching,
         scheduling_policy=options.scheduling_policy,
+        sliding_window=spec.sliding_window,
         eos_token_ids=frozenset(info.eos_token_ids),
     )

@@ -19,9 +19,20 @@ class KvCacheManager:
     nothing is ever written to a block that two sequences hold.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        sliding_window: int | None = None,
+    ) -> None:
+        """
+        Args:
+            sliding_window: of all layers; None when any layer sees everything.
+        """
         self.block_size = block_size
         self._caching = enable_prefix_caching
+        self._window = sliding_window
         self._pool = BlockPool(num_blocks)
         self._recorder = EventRecorder()
         self._cache = PrefixCache(block_size, self._recorder)
@@ -90,6 +101,15 @@ class KvCacheManager:
             self._cache.store(table.block_ids[index], table.hashes[index], parent)
         table.num_findable = full
 
+    def release_passed(self, table: BlockTable, num_computed_tokens: int) -> None:
+        """Gives back the blocks that no further token of the sequence will see, nor a fork of it made now."""
+        if self._window is None:
+            return
+        passed = (num_computed_tokens - self._window + 1) // self.block_size - 1  # a fork begins a block earlier
+        for block in table.block_ids[table.num_released : max(0, passed)]:
+            self._pool.release(block, keep=block in self._cache)
+        table.num_released = max(table.num_released, passed)
+
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
         """A second table that shares the first one's full blocks among its first `num_tokens` computed tokens.
 
@@ -99,16 +119,17 @@ class KvCacheManager:
         child = BlockTable(table.cache_salt, table.hashes[: num_tokens // self.block_size])
         child.block_ids = table.block_ids[:shared]
         child.num_findable = min(table.num_findable, shared)
-        for block in child.block_ids:
+        child.num_released = min(table.num_released, shared)
+        for block in child.held:
             self._pool.share(block)
         return child
 
     def free(self, table: BlockTable) -> None:
         """Gives all the table's blocks back. Those at a sequence's end are overwritten before those at its start."""
-        for block in reversed(table.block_ids):
+        for block in reversed(table.held):
             self._pool.release(block, keep=block in self._cache)
         table.block_ids = []
-        table.num_findable = 0
+        table.num_findable = table.num_released = 0
 
     def clear(self) -> None:
         """Makes all blocks unfindable; sequences keep theirs."""
@@ -136,7 +157,7 @@ class KvCacheManager:
         self._cache.check()
         held: dict[int, int] = {}
         for table in tables:
-            for block in table.block_ids:
+            for block in table.held:
                 held[block] = held.get(block, 0) + 1
         wrong = [block for block in range(self.num_blocks) if self._pool.references(block) != held.get(block, 0)]
         if wrong:

@@ -103,6 +103,7 @@ class Runner:
             available_bytes=kv_cache_bytes(self._options, self._device),
             attention_backend=self._attention.name,
             block_size=self._attention.shape.block_size,
+            sliding_window=_common_window(self._config),
         )
 
     def _profile(self) -> None:
@@ -203,6 +204,12 @@ def _max_model_len(config: ModelConfig, options: EngineOptions) -> int:
             "change max_position_embeddings or rope_parameters with --hf-overrides."
         )
     return options.max_model_len or longest
+
+
+def _common_window(config: ModelConfig) -> int | None:
+    """The sliding window of all layers; None when they differ or any of them sees everything."""
+    windows = set(config.sliding_windows)
+    return windows.pop() if len(windows) == 1 else None
 
 
 def _device_name(device: torch.device) -> str:

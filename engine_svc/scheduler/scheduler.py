@@ -16,7 +16,6 @@ from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.sequence import Sequence, SequenceState
 
-
 # Long prompts that a look through the waiting queue passes over, to bound what a step costs.
 _MOST_PASSED_OVER = 64
 

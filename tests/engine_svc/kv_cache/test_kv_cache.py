@@ -54,6 +54,26 @@ def test_lookup_finds_full_blocks_and_leaves_one_token() -> None:
     assert manager.lookup(BlockTable(), [1, *tokens]) == []
 
 
+def test_a_sliding_window_gives_blocks_back() -> None:
+    manager = KvCacheManager(20, BLOCK, sliding_window=6)
+    tokens = list(range(40))
+    table = computed(manager, tokens)
+    for count in range(1, 41):
+        manager.release_passed(table, count)
+        # A token at `count` sees the 5 before it, and one of a fork up to a block more.
+        assert table.num_released * BLOCK <= max(0, count - 5 - BLOCK)
+    assert table.num_released == 7
+    assert manager.num_used_blocks == 3
+    manager.check([table])
+    child = manager.fork(table, 40)
+    assert child.held == table.held[:2]
+    manager.check([table, child])
+    manager.free(table)
+    manager.free(child)
+    manager.check([])
+    assert manager.lookup(BlockTable(), [*tokens, 1]), "what was given back can still be found"
+
+
 def test_salt_separates_tenants() -> None:
     manager = KvCacheManager(8, BLOCK)
     tokens = list(range(9))

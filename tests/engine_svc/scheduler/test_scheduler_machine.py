@@ -23,14 +23,14 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         blocks=st.integers(10, 24), slots=st.integers(1, 6), budget=st.integers(1, 48), caching=st.booleans(),
         chunked=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]), partial=st.integers(1, 3),
-        long=st.integers(1, 3), threshold=st.integers(0, 12),
+        long=st.integers(1, 3), threshold=st.integers(0, 12), window=st.none() | st.integers(1, 16),
     )  # fmt: skip
     def start(
         self, blocks: int, slots: int, budget: int, caching: bool, chunked: bool, policy: str, partial: int,
-        long: int, threshold: int,
+        long: int, threshold: int, window: int | None,
     ) -> None:  # fmt: skip
         self.length = 40
-        executor = FakeExecutor(VOCABULARY, BLOCK, verify=True)
+        executor = FakeExecutor(VOCABULARY, BLOCK, verify=True, sliding_window=window)
         executor.allocate(blocks)
         self.engine = Engine(
             executor,
@@ -38,7 +38,7 @@ class EngineMachine(RuleBasedStateMachine):
                 num_blocks=blocks, block_size=BLOCK, max_model_len=self.length, max_num_seqs=slots,
                 max_num_batched_tokens=budget if chunked else max(budget, self.length),
                 enable_chunked_prefill=chunked, enable_prefix_caching=caching, scheduling_policy=policy,
-                max_num_partial_prefills=partial, max_long_partial_prefills=long,
+                max_num_partial_prefills=partial, sliding_window=window, max_long_partial_prefills=long,
                 long_prefill_token_threshold=threshold if chunked else 0,
             ),
         )  # fmt: skip
