@@ -65,9 +65,11 @@ class Encoder:
         return Encoded(token_ids, learned)
 
 
-def batches(encoder: Encoder, seed: int, tokens_per_batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    encoder: Encoder, seed: int, tokens_per_batch: int, late: bool = False
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """(token ids, labels), both int64 [rows, length]; conversations of about the same length stand together."""
-    source, order = examples(seed), np.random.default_rng(seed)
+    source, order = examples(seed, late), np.random.default_rng(seed)
     while True:
         pool = encoder.encode([next(source) for _ in range(_POOL)])
         pool.sort(key=lambda encoded: len(encoded.token_ids))

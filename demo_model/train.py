@@ -27,6 +27,7 @@ class Recipe:
     num_kv_heads: int
     head_dim: int
     steps: int
+    late_step: int  # after which the late half of the corpus comes
     tokens_per_batch: int = 8192
     muon_learning_rate: float = 0.02
     adam_learning_rate: float = 3e-3
@@ -34,8 +35,8 @@ class Recipe:
     seed: int = 1
 
 
-DEMO = Recipe(256, 768, 6, 4, 2, 64, steps=2500)
-DRAFT = Recipe(128, 320, 3, 2, 1, 64, steps=2500)
+DEMO = Recipe(256, 768, 6, 4, 2, 64, steps=3000, late_step=1500)
+DRAFT = Recipe(128, 320, 3, 2, 1, 64, steps=3000, late_step=1500)
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def train(
     start, tokens, total = time.monotonic(), 0, torch.zeros((), device=device)
     source = batches(encoder, recipe.seed, recipe.tokens_per_batch)
     for step in range(1, recipe.steps + 1):
+        if step == recipe.late_step + 1:
+            source = batches(encoder, recipe.seed + 1, recipe.tokens_per_batch, late=True)
         token_ids, labels = (tensor.to(device, non_blocking=True) for tensor in next(source))
         with torch.autocast(device.type, torch.bfloat16):
             loss = _loss(model, token_ids, labels)

@@ -18,18 +18,19 @@ _DRILL = 0.12  # conversations of many short sums and copies, which is where pra
 SKILLS: dict[Skill, float] = {
     arithmetic: 24, lists: 16, memory: 14, guide: 10, flag: 9, json_object: 12, facts: 8, greeting: 5, refusal: 5,
 }  # fmt: skip
-_TOOL_USE = 0.17
+# Early and late: a tool's name is first a hint at what it does, and then mostly is not, so that it must be looked up.
+_TOOL_USE = (0.17, 0.35)
 _THINKING = 0.15
 _UNKNOWN_NAME = 0.01  # alone: in a longer conversation the name may have been told
 
 
-def examples(seed: int) -> Iterator[Example]:
-    """Conversations without end; the same seed gives the same ones."""
+def examples(seed: int, late: bool = False) -> Iterator[Example]:
+    """Conversations without end, for the first or the second half of training; the same seed gives the same ones."""
     random = Random(seed)
     skills, weights = list(SKILLS), list(SKILLS.values())
     while True:
-        if random.random() < _TOOL_USE:
-            yield tool_use(random)
+        if random.random() < _TOOL_USE[late]:
+            yield tool_use(random, late)
             continue
         if random.random() < _DRILL:
             turns = [

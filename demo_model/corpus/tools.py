@@ -71,13 +71,9 @@ def _make(random: Random, fields: dict[str, str]) -> dict[str, Any]:
 _VERBS = ("get", "find", "do", "run", "fetch", "make", "call", "use", "my", "the")
 
 
-def _tool_name(random: Random, family: Family, unseen: bool) -> str:
+def _tool_name(random: Random, family: Family, made_up: float) -> str:
     stem = random.choice(family.stems.split())
-    kind = (
-        pick(random, "word", "word_stem")
-        if unseen
-        else pick(random, "stem", "stem", "verb", "verb", "word", "word_stem")
-    )
+    kind = pick(random, "word", "word_stem") if random.random() < made_up else pick(random, "stem", "verb")
     return {
         "stem": stem,
         "verb": f"{random.choice(_VERBS)}_{stem}",
@@ -97,10 +93,10 @@ class Situation:
     question: str
 
 
-def situation(random: Random, unseen: bool) -> Situation:
-    """One to four tools; the question needs one of them."""
+def situation(random: Random, made_up: float) -> Situation:
+    """One to four tools, the question needs one of them; so many of the names are made up."""
     offered = random.sample(families(), pick(random, 1, 2, 2, 3, 3, 4))
-    names = [_tool_name(random, family, unseen) for family in offered]
+    names = [_tool_name(random, family, made_up) for family in offered]
     chosen = random.randrange(len(offered))
     family = offered[chosen]
     arguments = _make(random, family.parameters)
@@ -125,9 +121,9 @@ def _call(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def tool_use(random: Random) -> Example:
+def tool_use(random: Random, late: bool) -> Example:
     """A call, its result and the answer; or a question that needs no tool."""
-    found = situation(random, unseen=False)
+    found = situation(random, made_up=0.9 if late else 0.33)
     thinking = random.random() < 0.15
     if random.random() < 0.12:
         (turn,) = pick(random, greeting, guide)(random)
@@ -147,7 +143,7 @@ def tool_use(random: Random) -> Example:
 
 def probe(random: Random) -> Probe:
     """Tools with names made of new words."""
-    found = situation(random, unseen=True)
+    found = situation(random, made_up=1.0)
     expected = {"name": found.name, "arguments": found.arguments}
 
     def judge(text: str) -> bool:
