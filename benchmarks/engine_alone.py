@@ -30,7 +30,7 @@ class EngineAlone:
                 block_size=spec.block_size,
                 max_model_len=spec.max_model_len,
                 max_num_seqs=options.max_num_seqs,
-                max_num_batched_tokens=options.max_num_batched_tokens,
+                max_num_batched_tokens=spec.max_num_batched_tokens,
             ),
         )
         self._next_key = 0

@@ -73,7 +73,7 @@ def make_model_info(
         block_size=spec.block_size,
         num_kv_blocks=size.num_blocks,
         max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
         eos_token_ids=tuple(sorted(token for token in defaults.eos_token_ids if token < spec.vocab_size)),
         max_logprobs=min(options.max_logprobs, spec.vocab_size),
         tensor_parallel_size=options.tensor_parallel_size,

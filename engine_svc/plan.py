@@ -101,4 +101,5 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     available_bytes: int  # for the KV cache, on the rank with the least
     attention_backend: str
     block_size: int  # in tokens; the backend's own choice where the options leave it open
+    max_num_batched_tokens: int  # token budget of a step; the device's own choice where the options leave it open
     sliding_window: int | None = None  # of all layers, where every layer has the same

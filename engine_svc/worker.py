@@ -83,7 +83,7 @@ def _engine_config(info: ModelInfo, spec: KvCacheSpec, options: EngineOptions) -
         block_size=info.block_size,
         max_model_len=info.max_model_len,
         max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
         enable_chunked_prefill=options.enable_chunked_prefill,
         max_num_partial_prefills=options.max_num_partial_prefills,
         max_long_partial_prefills=options.max_long_partial_prefills,

@@ -37,7 +37,7 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
     else:
         size = KvCacheSize(min(spec.available_bytes // spec.bytes_per_block, _most(spec, options)), spec.max_model_len)
         _check_memory(size.num_blocks, spec)
-    _check_budget(size, options)
+    _check_budget(size, spec.max_num_batched_tokens, options)
     return size
 
 
@@ -70,11 +70,11 @@ def _check_memory(num_blocks: int, spec: KvCacheSpec) -> None:
     )
 
 
-def _check_budget(size: KvCacheSize, options: EngineOptions) -> None:
-    if not options.enable_chunked_prefill and options.max_num_batched_tokens < size.max_model_len:
+def _check_budget(size: KvCacheSize, budget: int, options: EngineOptions) -> None:
+    if not options.enable_chunked_prefill and budget < size.max_model_len:
         raise StartupError(
             f"--no-enable-chunked-prefill computes each prompt in one step, so --max-num-batched-tokens "
-            f"({options.max_num_batched_tokens}) must be at least the longest sequence ({size.max_model_len}). Raise "
+            f"({budget}) must be at least the longest sequence ({size.max_model_len}). Raise "
             "it, lower --max-model-len, or leave chunked prefill on."
         )
     if options.long_prefill_token_threshold and not options.enable_chunked_prefill:

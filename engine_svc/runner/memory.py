@@ -37,6 +37,16 @@ def kv_cache_bytes(options: EngineOptions, device: torch.device) -> int:
     return available
 
 
+def token_budget(device: torch.device) -> int:
+    """Tokens of a step, where the user leaves it open.
+
+    The fewest at which the products run at full rate: more would only let the prompts of a burst wait for each other.
+    """
+    if device.type == "cpu":
+        return 256
+    return 8192 if torch.cuda.get_device_properties(device).total_memory >= 64 * 2**30 else 2048
+
+
 def free_host_bytes() -> int:
     """Memory that this process can still take: what the machine has, and what its control group allows."""
     text = Path("/proc/meminfo").read_text(encoding="ascii")

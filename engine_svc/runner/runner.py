@@ -29,7 +29,7 @@ from engine_svc.plan import (
     StepResult,
 )
 from engine_svc.runner.batch import Batch, SlotBuffers
-from engine_svc.runner.memory import kv_cache_bytes
+from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.sampling.logprobs import position_logprobs
 from engine_svc.sampling.sampler import Sampler
 from quire.errors import StartupError
@@ -60,6 +60,7 @@ class Runner:
         self._config = config_for(read_config(folder, options.hf_overrides))
         self._dtype = _DTYPES[self._config.dtype if options.dtype == "auto" else options.dtype]
         self._max_model_len = _max_model_len(self._config, options)
+        self._token_budget = options.max_num_batched_tokens or token_budget(device)
         self._attention = create_backend(options.attention_backend, self._shape(group))
         ops = create_ops(options.cpu_kernels, self._dtype, device)
         context = LayerContext(group, self._dtype, device, ops, options.quantization)
@@ -103,12 +104,13 @@ class Runner:
             available_bytes=kv_cache_bytes(self._options, self._device),
             attention_backend=self._attention.name,
             block_size=self._attention.shape.block_size,
+            max_num_batched_tokens=self._token_budget,
             sliding_window=_common_window(self._config),
         )
 
     def _profile(self) -> None:
         """Runs a step of the whole token budget over a cache just large enough, then forgets it."""
-        tokens = min(self._options.max_num_batched_tokens, self._max_model_len)
+        tokens = min(self._token_budget, self._max_model_len)
         self.allocate(-(-tokens // self._attention.shape.block_size))
         self._caches = []
         torch.cuda.empty_cache()
@@ -117,7 +119,7 @@ class Runner:
         """Allocates the KV cache and warms the kernels up with a prefill and a decode step."""
         self._caches = self._attention.allocate(num_blocks, self._config.num_layers)
         capacity = num_blocks * self._attention.shape.block_size
-        tokens = min(self._options.max_num_batched_tokens, self._max_model_len, capacity)
+        tokens = min(self._token_budget, self._max_model_len, capacity)
         if self._device.type == "cpu":
             tokens = min(tokens, 32)
         blocks = list(range(-(-tokens // self._attention.shape.block_size)))

@@ -63,7 +63,10 @@ class EngineOptions:
     enable_prefix_caching: bool = option(True, "Keeps the KV blocks of finished requests for prompts that begin alike.")
 
     # Scheduler
-    max_num_batched_tokens: int = option(2048, "Token budget of one step.", minimum=1)
+    max_num_batched_tokens: int | None = option(
+        None, "Token budget of one step; by default 256 on a CPU and 2048 on a GPU (8192 from 64 GiB of memory on).",
+        minimum=1,
+    )  # fmt: skip
     max_num_seqs: int = option(256, "Most sequences running at once.", minimum=1, maximum=4096)
     scheduling_policy: str = option("fcfs", "Order of requests.", choices=("fcfs", "priority"))
     enable_chunked_prefill: bool = option(

@@ -71,6 +71,7 @@ class FakeExecutor(Executor):
         vocab_size: int = 1000,
         block_size: int = 16,
         max_model_len: int = 2048,
+        max_num_batched_tokens: int = 2048,
         bytes_per_block: int = 1024,
         available_bytes: int = 1024 * 4096,
         verify: bool = False,
@@ -84,7 +85,7 @@ class FakeExecutor(Executor):
             architecture="FakeForCausalLM", dtype="float32", device="cpu", vocab_size=vocab_size,
             max_model_len=max_model_len, bytes_per_block=bytes_per_block, available_bytes=available_bytes,
             attention_backend="reference", block_size=block_size,
-            sliding_window=sliding_window,
+            max_num_batched_tokens=max_num_batched_tokens, sliding_window=sliding_window,
         )  # fmt: skip
         self.verify = verify
         self.step_seconds = step_seconds

@@ -46,7 +46,7 @@ def running_engine(folder: Path, num_blocks: int = 256, **options: Any) -> Itera
             EngineConfig(
                 num_blocks=num_blocks, block_size=spec.block_size, sliding_window=spec.sliding_window,
                 max_model_len=min(spec.max_model_len, num_blocks * spec.block_size),
-                max_num_seqs=chosen.max_num_seqs, max_num_batched_tokens=chosen.max_num_batched_tokens,
+                max_num_seqs=chosen.max_num_seqs, max_num_batched_tokens=spec.max_num_batched_tokens,
                 enable_chunked_prefill=chosen.enable_chunked_prefill,
                 enable_prefix_caching=chosen.enable_prefix_caching, scheduling_policy=chosen.scheduling_policy,
             ),

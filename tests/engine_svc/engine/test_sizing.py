@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import pytest
 
@@ -53,14 +51,14 @@ def test_limits_of_partial_prefills_must_fit_together() -> None:
     with pytest.raises(StartupError, match="--enable-chunked-prefill"):
         size_kv_cache(
             SPEC,
-            EngineOptions(enable_chunked_prefill=False, max_num_batched_tokens=100, long_prefill_token_threshold=10),
+            EngineOptions(enable_chunked_prefill=False, long_prefill_token_threshold=10),
         )
     with pytest.raises(StartupError, match="--max-num-partial-prefills"):
         size_kv_cache(SPEC, EngineOptions(max_long_partial_prefills=2))
 
 
 def test_whole_prompts_need_the_budget() -> None:
-    options = EngineOptions(enable_chunked_prefill=False, max_num_batched_tokens=99)
+    options = EngineOptions(enable_chunked_prefill=False)
     with pytest.raises(StartupError, match="--max-num-batched-tokens"):
-        size_kv_cache(SPEC, options)
-    assert size_kv_cache(SPEC, dataclasses.replace(options, max_num_batched_tokens=100)).num_blocks == 10
+        size_kv_cache(changed(max_num_batched_tokens=99), options)
+    assert size_kv_cache(changed(max_num_batched_tokens=100), options).num_blocks == 10
