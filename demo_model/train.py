@@ -35,8 +35,8 @@ class Recipe:
     seed: int = 1
 
 
-DEMO = Recipe(256, 768, 6, 4, 2, 64, steps=3000, late_step=1500)
-DRAFT = Recipe(128, 320, 3, 2, 1, 64, steps=3000, late_step=1500)
+DEMO = Recipe(256, 768, 6, 4, 2, 64, steps=2400, late_step=1000)
+DRAFT = Recipe(128, 320, 3, 2, 1, 64, steps=2400, late_step=1000)
 
 
 @dataclass(frozen=True)

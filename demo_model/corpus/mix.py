@@ -19,7 +19,7 @@ SKILLS: dict[Skill, float] = {
     arithmetic: 24, lists: 16, memory: 14, guide: 10, flag: 9, json_object: 12, facts: 8, greeting: 5, refusal: 5,
 }  # fmt: skip
 # Early and late: a tool's name is first a hint at what it does, and then mostly is not, so that it must be looked up.
-_TOOL_USE = (0.17, 0.35)
+_TOOL_USE = (0.17, 0.28)
 _THINKING = 0.15
 _UNKNOWN_NAME = 0.01  # alone: in a longer conversation the name may have been told
 

@@ -83,26 +83,34 @@ def _tool_name(random: Random, family: Family, made_up: float) -> str:
 
 
 @dataclass(frozen=True)
-class Situation:
-    """The tools on offer, the question, and the right call."""
+class Need:
+    """A question, and the call that answers it."""
 
     family: Family
-    tools: tuple[Message, ...]
     name: str
     arguments: dict[str, Any]
     question: str
 
 
-def situation(random: Random, made_up: float) -> Situation:
-    """One to four tools, the question needs one of them; so many of the names are made up."""
-    offered = random.sample(families(), pick(random, 1, 2, 2, 3, 3, 4))
-    names = [_tool_name(random, family, made_up) for family in offered]
-    chosen = random.randrange(len(offered))
-    family = offered[chosen]
-    arguments = _make(random, family.parameters)
-    question = fill(random, family.questions, arguments)
-    tools = tuple(_tool(random, *pair) for pair in zip(names, offered, strict=True))
-    return Situation(family, tools, names[chosen], arguments, question)
+@dataclass(frozen=True)
+class Offer:
+    """Tools of different purposes, by name."""
+
+    families: dict[str, Family]
+    tools: tuple[Message, ...]
+
+    def need(self, random: Random) -> Need:
+        """A question that needs one of them."""
+        name, family = random.choice(list(self.families.items()))
+        arguments = _make(random, family.parameters)
+        return Need(family, name, arguments, fill(random, family.questions, arguments))
+
+
+def offer(random: Random, made_up: float) -> Offer:
+    """One to four tools; so many of the names are made up."""
+    chosen = random.sample(families(), pick(random, 1, 2, 2, 3, 3, 4))
+    by_name = {_tool_name(random, family, made_up): family for family in chosen}
+    return Offer(by_name, tuple(_tool(random, name, family) for name, family in by_name.items()))
 
 
 def _tool(random: Random, name: str, family: Family) -> Message:
@@ -122,29 +130,37 @@ def _call(name: str, arguments: dict[str, Any]) -> str:
 
 
 def tool_use(random: Random, late: bool) -> Example:
-    """A call, its result and the answer; or a question that needs no tool."""
-    found = situation(random, made_up=0.9 if late else 0.33)
+    """Questions and calls, with or without their results and answers; sometimes a question that needs no tool."""
+    offered = offer(random, made_up=0.9 if late else 0.33)
     thinking = random.random() < 0.15
-    if random.random() < 0.12:
-        (turn,) = pick(random, greeting, guide)(random)
-        answer = assistant(turn.answer, turn.thought if thinking else "")
-        return Example((user(turn.question), answer), found.tools, thinking)
-    call = assistant(_call(found.name, found.arguments), f"The tool {found.name} fits." if thinking else "")
-    messages: list[Message] = [user(found.question), call]
+    messages: list[Message] = []
+    for _ in range(pick(random, 1, 1, 2, 3)):
+        if random.random() < 0.12:
+            (turn,) = pick(random, greeting, guide)(random)
+            messages += [user(turn.question), assistant(turn.answer, turn.thought if thinking else "")]
+        else:
+            messages += _exchange(random, offered.need(random), thinking)
+    return Example(tuple(messages), offered.tools, thinking)
+
+
+def _exchange(random: Random, need: Need, thinking: bool) -> list[Message]:
+    call = assistant(_call(need.name, need.arguments), f"The tool {need.name} fits." if thinking else "")
+    messages: list[Message] = [user(need.question), call]
     if random.random() < 0.5:
-        result = _make(random, found.family.result)
-        answer = found.family.answer.format(**{**found.arguments, **result})
+        result = _make(random, need.family.result)
+        answer = need.family.answer.format(**{**need.arguments, **result})
         messages += [
             {"role": "tool", "content": json.dumps(result)},
             assistant(answer, "I tell what the tool answered." if thinking else ""),
         ]
-    return Example(tuple(messages), found.tools, thinking)
+    return messages
 
 
 def probe(random: Random) -> Probe:
     """Tools with names made of new words."""
-    found = situation(random, made_up=1.0)
-    expected = {"name": found.name, "arguments": found.arguments}
+    offered = offer(random, made_up=1.0)
+    need = offered.need(random)
+    expected = {"name": need.name, "arguments": need.arguments}
 
     def judge(text: str) -> bool:
         inside = text.partition("<tool_call>")[2].partition("</tool_call>")[0]
@@ -153,7 +169,7 @@ def probe(random: Random) -> Probe:
         except ValueError:
             return False
 
-    return Probe((user(found.question),), judge, found.tools)
+    return Probe((user(need.question),), judge, offered.tools)
 
 
 SYSTEMS: Sequence[str] = (

@@ -98,7 +98,8 @@ def test_probes_accept_right_answers_and_refuse_wrong_ones() -> None:
         assert not probe.judge("I don't know that.")
 
     random = Random(1)
-    found = tools.situation(Random(5), made_up=1.0)
+    draw = Random(5)
+    found = tools.offer(draw, made_up=1.0).need(draw)
     call = json.dumps({"name": found.name, "arguments": found.arguments})
     check(tools.probe(Random(5)), f"<tool_call>\n{call}\n</tool_call>")
     copied = lists.copy_probe(random)
