@@ -38,13 +38,15 @@ class AttentionShape:
     device: torch.device
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionOptions:
     """What a layer's attention is like."""
 
     scale: float
     sliding_window: int | None = None  # a query at position p sees the keys at p - sliding_window + 1 … p
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    # [num_heads]: a score that takes its part of each softmax and gives nothing (attention sinks, as in gpt-oss).
+    sinks: torch.Tensor | None = None
 
 
 class AttentionBackend(ABC):

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions
+from engine_svc.attention.reference import softmax_with_sinks
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,11 @@ class CpuBackend(AttentionBackend):
         gathered = cache.index_select(2, decode.block_table.flatten()).view(2, kv_heads, num_seqs, -1, dim)
         grouped = query.reshape(num_seqs, kv_heads, -1, dim).transpose(0, 1)
         mask = self._mask(decode, options.sliding_window, query.dtype)
-        output = _attend(grouped, gathered[0], gathered[1], mask, options)
+        output = _attend(grouped, gathered[0], gathered[1], mask, options, self._sinks(options))
         return output.transpose(0, 1).reshape(num_seqs, -1, dim)
+
+    def _sinks(self, options: AttentionOptions) -> torch.Tensor | None:
+        return None if options.sinks is None else options.sinks.view(self.shape.num_kv_heads, 1, -1, 1)
 
     def _mask(self, decode: Decode, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """[1, num_seqs, 1, padded length], 0 where the query sees the key and -inf elsewhere; shared by the layers."""
@@ -155,26 +159,49 @@ class CpuBackend(AttentionBackend):
             gathered = cache.index_select(2, prefill.blocks).view(2, self.shape.num_kv_heads, -1, dim)
             keys, values = gathered[0, :, : prefill.seq_len], gathered[1, :, : prefill.seq_len]
         window = options.sliding_window
-        whole = prefill.blocks is None and (window is None or window >= prefill.seq_len) and options.softcap is None
+        whole = prefill.blocks is None and (window is None or window >= prefill.seq_len) and not _is_special(options)
         mask = None if whole else _causal_mask(prefill.query_len, prefill.seq_len, window)
-        output = _attend(query[prefill.rows].transpose(0, 1)[None], keys[None], values[None], mask, options)
+        output = _attend(
+            query[prefill.rows].transpose(0, 1)[None],
+            keys[None],
+            values[None],
+            mask,
+            options,
+            None if options.sinks is None else options.sinks[:, None, None],
+        )
         return output[0].transpose(0, 1)
 
 
 def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, options: AttentionOptions
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    options: AttentionOptions,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """All [batch, heads, positions, dim]; several query heads may share a key-value head. Without a mask: causal."""
-    if options.softcap is None:
+    """All [batch, heads, positions, dim]; several query heads may share a key-value head. Without a mask: causal.
+
+    Args:
+        sinks: those of the options, of a shape that broadcasts to [batch, heads, positions, 1].
+    """
+    if not _is_special(options):
         return F.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, is_causal=mask is None, scale=options.scale, enable_gqa=True
         )
     assert mask is not None
     group = query.shape[1] // keys.shape[1]
     keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in (keys, values))
-    scores = options.softcap * torch.tanh(query @ keys.transpose(-1, -2) * (options.scale / options.softcap))
+    scores = query @ keys.transpose(-1, -2) * options.scale
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
     hidden = ~mask if mask.dtype == torch.bool else mask == -torch.inf
-    return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values
+    return softmax_with_sinks(scores.masked_fill(hidden, -torch.inf), sinks) @ values
+
+
+def _is_special(options: AttentionOptions) -> bool:
+    """Whether torch's fused attention cannot do it."""
+    return options.softcap is not None or options.sinks is not None
 
 
 def _causal_mask(query_len: int, seq_len: int, window: int | None) -> torch.Tensor:

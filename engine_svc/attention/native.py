@@ -55,10 +55,12 @@ class NativeBackend(CpuBackend):
     ) -> None:  # fmt: skip
         """See CpuBackend.attend_decode."""
         shape, table = self.shape, decode.block_table
+        sinks = None if options.sinks is None else options.sinks.float()
         self._kernels.paged_decode(
             query.data_ptr(), query.stride(0), cache.data_ptr(), cache[1].data_ptr(), cache.stride(1),
             table.data_ptr(), table.stride(0), decode.seq_lens.data_ptr(),
             None if decode.rows is None else decode.rows.data_ptr(), output.data_ptr(), len(table), shape.num_heads,
             shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale,
-            options.sliding_window or 0, options.softcap or 0.0, torch.get_num_threads(),
+            options.sliding_window or 0, options.softcap or 0.0,
+            None if sinks is None else sinks.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip

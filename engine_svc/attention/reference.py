@@ -7,6 +7,14 @@ import torch
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions
 
 
+def softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Over the last dimension of the scores; sinks, of a shape that broadcasts to theirs, take their part of it."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
+
+
 class ReferenceBackend(AttentionBackend):
     """What the other backends are compared with. Works in any floating-point type."""
 
@@ -64,5 +72,7 @@ class ReferenceBackend(AttentionBackend):
         to = torch.arange(seq_len, device=query.device)[None, :]
         window = options.sliding_window
         hidden = to > at if window is None else (to > at) | (to <= at - window)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        weights = softmax_with_sinks(
+            scores.masked_fill(hidden, -torch.inf), None if options.sinks is None else options.sinks[:, None, None]
+        )
         return torch.einsum("hqk,khd->qhd", weights, values)

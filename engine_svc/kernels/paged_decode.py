@@ -101,12 +101,14 @@ def _combine_kernel(
     best_ptr,
     total_ptr,
     output_ptr,
+    sinks_ptr,
     query_start_ptr,
     seq_lens_ptr,
     sequences_ptr,
     output_stride,
     num_parts,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -124,6 +126,9 @@ def _combine_kernel(
         first_part = tl.maximum(seq_len - WINDOW, 0) // PART_KEYS
     best = -1.0e30
     total = 0.0
+    if SINKS:
+        best = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
+        total = 1.0
     result = tl.zeros([DIM_PADDED], tl.float32)
     for part in range(first_part, tl.cdiv(seq_len, PART_KEYS)):
         row = (index * HEADS + head).to(tl.int64) * num_parts + part
@@ -168,13 +173,15 @@ def paged_decode(
     window, dim_padded = options.sliding_window or 0, max(16, triton.next_power_of_2(dim))
     _decode_kernel[(count, num_kv_heads, num_parts)](
         query, cache, partial, best, total, block_table, query_start_loc, seq_lens, sequences,
-        options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0), cache.stride(0), num_parts,
+        options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0), cache.stride(0),
+        num_parts,
         WINDOW=window, SOFTCAP=options.softcap is not None,
         GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=dim_padded, BLOCK_SIZE=block_size, PART_KEYS=PART,
         TILE_N=32 if query.dtype.itemsize == 4 else 64, num_warps=4, num_stages=2,
     )  # fmt: skip
     _combine_kernel[(count, num_heads)](
-        partial, best, total, output, query_start_loc, seq_lens, sequences, output.stride(0), num_parts,
-        WINDOW=window, HEADS=num_heads, DIM=dim, DIM_PADDED=dim_padded, PART_KEYS=PART, num_warps=4,
+        partial, best, total, output, options.sinks, query_start_loc, seq_lens, sequences, output.stride(0), num_parts,
+        WINDOW=window, SINKS=options.sinks is not None, HEADS=num_heads, DIM=dim, DIM_PADDED=dim_padded,
+        PART_KEYS=PART, num_warps=4,
     )  # fmt: skip

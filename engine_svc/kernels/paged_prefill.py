@@ -28,11 +28,13 @@ def _prefill_kernel(
     tile_start_ptr,
     scale,
     softcap,
+    sinks_ptr,
     query_stride,
     block_table_stride,
     value_offset,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -60,6 +62,9 @@ def _prefill_kernel(
 
     best = tl.full([TILE_M], -1.0e30, tl.float32)  # finite, so that a row that sees nothing yet stays a number
     total = tl.zeros([TILE_M], tl.float32)
+    if SINKS:
+        best = tl.zeros([TILE_M], tl.float32) + tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
+        total += 1.0
     result = tl.zeros([TILE_M, DIM_PADDED], tl.float32)
     last = tl.minimum(seq_len - query_len + start + TILE_M, seq_len)
     first = 0
@@ -115,8 +120,9 @@ def paged_prefill(
     block_size, num_kv_heads = cache.shape[2:4]
     _prefill_kernel[(tile_sequences.shape[0], num_heads)](
         query, cache, output, block_table, query_start_loc, seq_lens, tile_sequences, tile_starts,
-        options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0), cache.stride(0),
-        WINDOW=options.sliding_window or 0, SOFTCAP=options.softcap is not None,
+        options.scale, options.softcap or 1.0, options.sinks, query.stride(0),
+        block_table.stride(0), cache.stride(0),
+        WINDOW=options.sliding_window or 0, SOFTCAP=options.softcap is not None, SINKS=options.sinks is not None,
         GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size,
         TILE_M=TILE, TILE_N=32 if query.dtype.itemsize == 4 else 64, num_warps=4, num_stages=2,

@@ -110,6 +110,7 @@ struct Task {
   int group;
   int64_t start, end;
   float scale, softcap;  // softcap 0: none
+  const float* sinks;    // of the query heads, or null
 };
 
 template <int CHUNKS>
@@ -121,8 +122,8 @@ void attend(const Task& task) {
       _mm512_store_ps(state.query[g] + c, _mm512_mul_ps(load(task.query + g * DIM + c), _mm512_set1_ps(task.scale)));
       _mm512_store_ps(state.output[g] + c, _mm512_setzero_ps());
     }
-    state.most[g] = -std::numeric_limits<float>::infinity();
-    state.total[g] = 0;
+    state.most[g] = task.sinks ? task.sinks[g] : -std::numeric_limits<float>::infinity();
+    state.total[g] = task.sinks ? 1 : 0;
   }
   for (int64_t position = task.start; position < task.end; position += LANES) {
     int count = int(std::min<int64_t>(LANES, task.end - position));
@@ -178,7 +179,8 @@ void quire_write_cache(const bf16* key, const bf16* value, int64_t key_stride, i
 void quire_paged_decode(const bf16* query, int64_t query_stride, const bf16* keys, const bf16* values, int64_t plane,
                         const int32_t* block_table, int64_t table_stride, const int32_t* seq_lens, const int64_t* rows,
                         bf16* output, int64_t num_seqs, int64_t heads, int64_t kv_heads, int64_t dim,
-                        int64_t block_size, float scale, int64_t window, float softcap, int threads) {
+                        int64_t block_size, float scale, int64_t window, float softcap,
+                        const float* sinks, int threads) {
   int group = int(heads / kv_heads);
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
   for (int64_t sequence = 0; sequence < num_seqs; ++sequence)
@@ -186,7 +188,8 @@ void quire_paged_decode(const bf16* query, int64_t query_stride, const bf16* key
       Cache cache{keys + head * plane, values + head * plane, block_table + sequence * table_stride, block_size, dim};
       int64_t row = rows ? rows[sequence] : sequence, end = seq_lens[sequence];
       attend({cache, query + row * query_stride + head * group * dim, output + (row * heads + head * group) * dim,
-              group, window ? std::max<int64_t>(0, end - window) : 0, end, scale, softcap});
+              group, window ? std::max<int64_t>(0, end - window) : 0, end, scale, softcap,
+              sinks ? sinks + head * group : nullptr});
     }
 }
 }

@@ -33,7 +33,7 @@ _SIGNATURES = {
     ),
     "paged_decode": (
         _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG,
-        _LONG, _LONG, _FLOAT, _LONG, _FLOAT, _INT,
+        _LONG, _LONG, _FLOAT, _LONG, _FLOAT, _POINTER, _INT,
     ),
 }  # fmt: skip
 

@@ -67,19 +67,25 @@ def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: 
             scores = keys @ query[row, head] * options.scale
             if options.softcap:
                 scores = options.softcap * torch.tanh(scores / options.softcap)
+            if options.sinks is not None:
+                values = torch.cat((values, torch.zeros_like(values[:1])))
+                scores = torch.cat((scores, options.sinks[head, None].double()))
             output[row, head] = torch.softmax(scores, dim=0) @ values
     return output
 
 
 def check_backend(
-    backend: AttentionBackend, lengths: list[tuple[int, int]], window: int | None, softcap: float | None = None
+    backend: AttentionBackend, lengths: list[tuple[int, int]], window: int | None, special: str = ""
 ) -> None:
     """Fills the cache with what is computed, then runs the new tokens and compares them."""
     shape = backend.shape
     torch.manual_seed(0)
     sequences = make_sequences(lengths, 0)
     (cache,) = backend.allocate(NUM_BLOCKS, 1)
-    options = AttentionOptions(shape.head_dim**-0.5, window, softcap)
+    options = AttentionOptions(
+        shape.head_dim**-0.5, window, 0.5 if special == "softcap" else None,
+        torch.randn(shape.num_heads) * 2 if special == "sinks" else None,
+    )  # fmt: skip
 
     def forward(parts: list[Sequence], tensors: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
         query, key, value = (torch.cat(column).to(shape.device, shape.dtype) for column in zip(*tensors, strict=True))
@@ -140,8 +146,9 @@ def test_shapes(name: str, heads: int, kv_heads: int, dim: int) -> None:
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
 @pytest.mark.parametrize("window", [None, 12])
-def test_softcap(name: str, window: int | None) -> None:
-    check_backend(make_backend(name), BATCHES["mixed"], window, softcap=0.5)
+@pytest.mark.parametrize("special", ["softcap", "sinks"])
+def test_softcap_and_sinks(name: str, window: int | None, special: str) -> None:
+    check_backend(make_backend(name), BATCHES["mixed"], window, special)
 
 
 # Triton's interpreter computes in numpy, which has no bfloat16: that one is tested on GPUs only.
@@ -167,8 +174,9 @@ def test_native_shapes(heads: int, kv_heads: int, dim: int) -> None:
 
 
 @needs_native
-def test_native_softcap() -> None:
-    check_backend(make_backend("native", dtype=torch.bfloat16), BATCHES["mixed"], 12, softcap=0.5)
+@pytest.mark.parametrize("special", ["softcap", "sinks"])
+def test_native_softcap_and_sinks(special: str) -> None:
+    check_backend(make_backend("native", dtype=torch.bfloat16), BATCHES["mixed"], 12, special)
 
 
 @pytest.mark.parametrize("window", [None, 40, 300])
