@@ -29,25 +29,31 @@ class MoeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The shape of a decoder-only model; the defaults are Llama's."""
+class ModelFacts:
+    """What the engine must know of any model, whoever runs its layers."""
 
     architecture: str
     dtype: str  # of the checkpoint
     vocab_size: int
+    num_layers: int
+    max_position_embeddings: int
+    rope_parameters: Mapping[str, Any]
+    sliding_windows: tuple[int | None, ...]  # of each layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(ModelFacts):
+    """The shape of a decoder-only model; the defaults are Llama's."""
+
     hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position_embeddings: int
     rms_norm_eps: float
     tie_word_embeddings: bool
     activation: Activation
-    sliding_windows: tuple[int | None, ...]  # of each layer
     moe: tuple[MoeConfig | None, ...]  # of each layer; None: dense
-    rope_parameters: Mapping[str, Any]
     local_rope_parameters: Mapping[str, Any] | None = None  # of layers with a window, where they have their own
     rotary_dim: int  # values of a head that are rotated
     attention_scale: float

@@ -25,19 +25,30 @@ ARCHITECTURES = {
 }
 
 
+def is_ours(config: Mapping[str, Any]) -> bool:
+    """Whether the model is of a family with an implementation here."""
+    return any(name in ARCHITECTURES for name in config.get("architectures") or ())
+
+
+def unsupported(config: Mapping[str, Any]) -> StartupError:
+    """What to raise for a model that nobody here can run."""
+    asked = ", ".join(config.get("architectures") or ()) or "none"
+    return StartupError(
+        f"The model's architecture ({asked}) is not supported. Supported: {', '.join(ARCHITECTURES)}; and, with "
+        "--model-impl auto or transformers, causal decoders of the Transformers library that use its attention "
+        "interface, with full or sliding-window attention."
+    )
+
+
 def config_for(config: Mapping[str, Any]) -> ModelConfig:
     """The model's shape, as its family reads config.json.
 
     Raises:
         StartupError: the architecture is not supported, or config.json lacks a field.
     """
-    names = config.get("architectures") or []
-    name = next((name for name in names if name in ARCHITECTURES), None)
+    name = next((name for name in config.get("architectures") or () if name in ARCHITECTURES), None)
     if name is None:
-        asked = ", ".join(names) or "none"
-        raise StartupError(
-            f"The model's architecture ({asked}) is not supported. Supported: {', '.join(ARCHITECTURES)}."
-        )
+        raise unsupported(config)
     try:
         result: ModelConfig = importlib.import_module(ARCHITECTURES[name]).config_of(
             {**config, "architectures": [name]}

@@ -8,16 +8,9 @@ from typing import Any
 
 import torch
 
-from engine_svc.attention.base import AttentionShape
-from engine_svc.attention.registry import create_backend
-from engine_svc.layers.context import LayerContext
-from engine_svc.layers.linear import qkv_parts
 from engine_svc.loader.folder import weights_folder
-from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
-from engine_svc.models.config import ModelConfig, read_config
-from engine_svc.models.decoder import Decoder
-from engine_svc.models.registry import config_for
-from engine_svc.ops.registry import create_ops
+from engine_svc.loader.model import load_model
+from engine_svc.models.config import ModelFacts
 from engine_svc.parallel.group import ParallelGroup
 from engine_svc.plan import (
     KvCacheSpec,
@@ -32,16 +25,10 @@ from engine_svc.runner.batch import Batch, SlotBuffers
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.sampling.logprobs import position_logprobs
 from engine_svc.sampling.sampler import Sampler
-from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 
-DEFAULT_BLOCK_SIZE = 16
 _SCORED_ROWS = 256
-_DTYPES = {
-    "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-    "half": torch.float16,
-}  # fmt: skip
 
 
 class Runner:
@@ -56,56 +43,31 @@ class Runner:
         self._device = device
         if device.type == "cpu":
             torch.set_num_threads(options.cpu_threads or max(1, (os.cpu_count() or 1) // group.world_size))
-        folder = weights_folder(model)
-        self._config = config_for(read_config(folder, options.hf_overrides))
-        self._dtype = _DTYPES[self._config.dtype if options.dtype == "auto" else options.dtype]
-        self._max_model_len = _max_model_len(self._config, options)
+        loaded = load_model(weights_folder(model), options, group, device)
+        self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
+        self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._token_budget = options.max_num_batched_tokens or token_budget(device)
-        self._attention = create_backend(options.attention_backend, self._shape(group))
-        ops = create_ops(options.cpu_kernels, self._dtype, device)
-        context = LayerContext(group, self._dtype, device, ops, options.quantization)
-        with torch.inference_mode():
-            try:
-                self._model = Decoder(self._config, context, self._attention, self._max_model_len)
-            except ValueError as error:
-                raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
-            if options.load_format == "dummy":
-                randomize_weights(self._model, options.seed)
-            else:
-                load_weights(self._model, folder, options.use_tqdm_on_load and group.rank == 0)
-            pack_weights(self._model)
         self._buffers = SlotBuffers(options.max_num_seqs, self._max_model_len, self._attention.shape.block_size, device)
-        self._sampler = Sampler(options.max_num_seqs, self._config.vocab_size, device)
+        self._sampler = Sampler(options.max_num_seqs, self._facts.vocab_size, device)
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
         self._caches: list[Any] = []
-
-    def _shape(self, group: ParallelGroup) -> AttentionShape:
-        config = self._config
-        try:
-            parts = qkv_parts(group, config.num_heads, config.num_kv_heads, config.head_dim)
-        except ValueError as error:
-            raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
-        return AttentionShape(
-            parts["q"].count // config.head_dim, parts["k"].count // config.head_dim, config.head_dim,
-            self._options.block_size or DEFAULT_BLOCK_SIZE, self._dtype, self._device,
-        )  # fmt: skip
 
     def spec(self) -> KvCacheSpec:
         """What the control side must know; on a GPU, runs a largest step first to see what it needs."""
         if self._device.type == "cuda":
             self._profile()
         return KvCacheSpec(
-            architecture=self._config.architecture,
+            architecture=self._facts.architecture,
             dtype=str(self._dtype).removeprefix("torch."),
             device=_device_name(self._device),
-            vocab_size=self._config.vocab_size,
+            vocab_size=self._facts.vocab_size,
             max_model_len=self._max_model_len,
-            bytes_per_block=self._attention.bytes_per_block(self._config.num_layers),
+            bytes_per_block=self._attention.bytes_per_block(self._facts.num_layers),
             available_bytes=kv_cache_bytes(self._options, self._device),
             attention_backend=self._attention.name,
             block_size=self._attention.shape.block_size,
             max_num_batched_tokens=self._token_budget,
-            sliding_window=_common_window(self._config),
+            sliding_window=_common_window(self._facts),
         )
 
     def _profile(self) -> None:
@@ -117,7 +79,7 @@ class Runner:
 
     def allocate(self, num_blocks: int) -> None:
         """Allocates the KV cache and warms the kernels up with a prefill and a decode step."""
-        self._caches = self._attention.allocate(num_blocks, self._config.num_layers)
+        self._caches = self._attention.allocate(num_blocks, self._facts.num_layers)
         capacity = num_blocks * self._attention.shape.block_size
         tokens = min(self._token_budget, self._max_model_len, capacity)
         if self._device.type == "cpu":
@@ -135,7 +97,7 @@ class Runner:
             self._add(sequence)
         batch = self._buffers.flatten(plan)
         prepared = self._attention.prepare(batch.metadata)
-        hidden = self._model(batch.token_ids, batch.positions, self._caches, prepared)
+        hidden = self._model.forward(batch.token_ids, batch.positions, self._caches, prepared)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         forward = time.perf_counter()
@@ -189,28 +151,9 @@ class Runner:
         return found
 
 
-def _max_model_len(config: ModelConfig, options: EngineOptions) -> int:
-    """The longest sequence.
-
-    Raises:
-        StartupError: the user asks for more than the model's positions reach.
-    """
-    longest = config.max_position_embeddings
-    factor = config.rope_parameters.get("factor")
-    if factor and config.rope_parameters.get("rope_type") in ("linear", "dynamic", "yarn"):
-        original = config.rope_parameters.get("original_max_position_embeddings") or longest
-        longest = max(longest, int(original * factor))
-    if options.max_model_len is not None and options.max_model_len > longest:
-        raise StartupError(
-            f"--max-model-len {options.max_model_len} is more than the model's {longest} positions. Lower it, or "
-            "change max_position_embeddings or rope_parameters with --hf-overrides."
-        )
-    return options.max_model_len or longest
-
-
-def _common_window(config: ModelConfig) -> int | None:
+def _common_window(facts: ModelFacts) -> int | None:
     """The sliding window of all layers; None when they differ or any of them sees everything."""
-    windows = set(config.sliding_windows)
+    windows = set(facts.sliding_windows)
     return windows.pop() if len(windows) == 1 else None
 
 

@@ -33,6 +33,10 @@ class EngineOptions:
     load_format: str = option(
         "auto", "auto and safetensors read weights; dummy makes random ones.", choices=("auto", "safetensors", "dummy")
     )
+    model_impl: str = option(
+        "auto", "Who runs the layers: quire, or transformers, that library's own code (any causal decoder; slower), "
+        "or auto: quire for its own families and transformers for others.", choices=("auto", "quire", "transformers"),
+    )  # fmt: skip
     use_tqdm_on_load: bool = option(True, "Shows a progress bar while weights load, on a terminal.")
     device: str = option("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     attention_backend: str = option(

@@ -108,7 +108,6 @@ UNIMPLEMENTED = frozenset(
         "mm-processor-cache-type",
         "mm-processor-kwargs",
         "mm-shm-cache-max-object-size-mb",
-        "model-impl",
         "model-loader-extra-config",
         "multi-step-stream-outputs",
         "num-lookahead-slots",

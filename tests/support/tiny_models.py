@@ -63,6 +63,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
 }
 
+# Those that run by Transformers' own code.
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}),
+    "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "do_layer_norm_before": True}),
+    "opt-projected": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
+    "gpt-oss": (
+        "GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 16,
+                   "intermediate_size": 64},
+    ),
+    "deepseek-v3": (
+        "DeepseekV3", {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+                       "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24,
+                       "v_head_dim": 16, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+                       "num_key_value_heads": 4},
+    ),
+    "deepseek-v2": (
+        "DeepseekV2", {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
+                       "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24,
+                       "v_head_dim": 16, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+                       "num_key_value_heads": 4},
+    ),
+    "cohere": ("Cohere", {"logit_scale": 0.5}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 16}),
+}  # fmt: skip
+
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
@@ -82,12 +107,10 @@ LONGROPE: dict[str, Any] = {
 
 def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **changes: Any) -> Path:
     """Saves a float32 model; the same family and changes give the same weights."""
-    name, config = FAMILIES[family]
+    name, config = (FAMILIES | OTHERS)[family]
     torch.manual_seed(0)
     config_class = getattr(transformers, f"{name}Config")
-    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(
-        config_class(**(_SHAPE | config | changes))
-    )
+    model = transformers.AutoModelForCausalLM.from_config(config_class(**(_SHAPE | config | changes)))
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias") or "norm" in parameter_name:
             torch.nn.init.normal_(parameter, mean=float("norm" in parameter_name), std=0.2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
-from tests.support.tiny_models import FAMILIES, LONGROPE, ROPES, reference_logprobs, reference_tokens
+from tests.support.tiny_models import FAMILIES, LONGROPE, OTHERS, ROPES, reference_logprobs, reference_tokens
 
 PROMPTS = random_prompts(1, 5, 16, 17, 40, 90)
 
@@ -26,6 +28,42 @@ def check(folder: Path, prompts: list[list[int]] = PROMPTS, **options: Any) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(model_folder: ModelFolder, family: str, backend: str) -> None:
     check(model_folder(family), attention_backend=backend)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_models_of_transformers(model_folder: ModelFolder, family: str) -> None:
+    check(model_folder(family), max_num_batched_tokens=33)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen3-moe"])
+def test_families_by_transformers(model_folder: ModelFolder, family: str) -> None:
+    check(model_folder(family), model_impl="transformers")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["StrangeForCausalLM"]}, "StrangeForCausalLM"),
+        ({"architectures": ["StrangeForCausalLM"], "model_type": "strange"}, "StrangeForCausalLM"),
+        ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "attention interface"),
+    ],
+)
+def test_models_that_nobody_runs(
+    model_folder: ModelFolder, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    config = json.loads((model_folder("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(StartupError, match=words), running_engine(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"tensor_parallel_size": 2}, "--tensor-parallel-size"), ({"quantization": "int8"}, "--quantization")],
+)
+def test_what_transformers_cannot_do_is_refused(model_folder: ModelFolder, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(StartupError, match=words), running_engine(model_folder("gpt2"), **options):
+        pass
 
 
 @pytest.mark.parametrize("rope", ROPES)

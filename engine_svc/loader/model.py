@@ -1,0 +1,141 @@
+"""A model ready to run: our own implementation of its family, or the Transformers library's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from engine_svc.attention.base import AttentionBackend, AttentionShape
+from engine_svc.attention.registry import create_backend
+from engine_svc.layers.context import LayerContext
+from engine_svc.layers.linear import qkv_parts
+from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
+from engine_svc.models.config import ModelConfig, ModelFacts, read_config
+from engine_svc.models.decoder import Decoder
+from engine_svc.models.registry import config_for, is_ours
+from engine_svc.ops.registry import create_ops
+from engine_svc.parallel.group import ParallelGroup
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+
+DEFAULT_BLOCK_SIZE = 16
+_DTYPES = {
+    "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "half": torch.float16,
+}  # fmt: skip
+
+
+class Model(Protocol):
+    """What the runner calls."""
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[Any], prepared: Any
+    ) -> torch.Tensor:
+        """See Decoder.forward."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Decoder.logits."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and what goes with it."""
+
+    model: Model
+    facts: ModelFacts
+    attention: AttentionBackend
+    dtype: torch.dtype
+    max_model_len: int
+
+
+@torch.inference_mode()
+def load_model(folder: Path, options: EngineOptions, group: ParallelGroup, device: torch.device) -> LoadedModel:
+    """Loads one rank's part of the model in `folder`.
+
+    Raises:
+        StartupError: the model cannot be read, or is not supported with these options.
+    """
+    config = read_config(folder, options.hf_overrides)
+    if options.model_impl == "transformers" or (options.model_impl == "auto" and not is_ours(config)):
+        return _load_from_transformers(folder, config, options, group, device)
+    return _load_ours(folder, config_for(config), options, group, device)
+
+
+def _load_ours(
+    folder: Path, config: ModelConfig, options: EngineOptions, group: ParallelGroup, device: torch.device
+) -> LoadedModel:
+    dtype, longest = _dtype(config.dtype, options), _max_model_len(config, options)
+    context = LayerContext(group, dtype, device, create_ops(options.cpu_kernels, dtype, device), options.quantization)
+    try:
+        parts = qkv_parts(group, config.num_heads, config.num_kv_heads, config.head_dim)
+        heads = (parts["q"].count // config.head_dim, parts["k"].count // config.head_dim, config.head_dim)
+        attention = create_backend(options.attention_backend, _shape(heads, dtype, options, device))
+        model = Decoder(config, context, attention, longest)
+    except ValueError as error:
+        raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
+    if options.load_format == "dummy":
+        randomize_weights(model, options.seed)
+    else:
+        load_weights(model, folder, options.use_tqdm_on_load and group.rank == 0)
+    pack_weights(model)
+    return LoadedModel(model, config, attention, dtype, longest)
+
+
+def _load_from_transformers(
+    folder: Path, config: dict[str, Any], options: EngineOptions, group: ParallelGroup, device: torch.device
+) -> LoadedModel:
+    refused = {
+        "--tensor-parallel-size": group.world_size > 1, "--quantization": options.quantization is not None,
+        "--load-format dummy": options.load_format == "dummy",
+    }  # fmt: skip
+    if wrong := [name for name, given in refused.items() if given]:
+        names = ", ".join(config.get("architectures") or ["the model"])
+        raise StartupError(
+            f"{names} runs by the Transformers library's code, which does not support {wrong[0]}. Leave it out."
+        )
+    # Late: most models do not need it, and it takes a second to import.
+    from engine_svc.models.transformers_model import TransformersModel
+
+    dtype = _dtype(config.get("dtype") or config.get("torch_dtype") or "float32", options)
+    model = TransformersModel(folder, config, options.hf_overrides, dtype, device)
+    heads, facts = model.heads(), model.facts()
+    model.attention = create_backend(
+        options.attention_backend,
+        _shape((heads.num_heads, heads.num_kv_heads, heads.head_dim), dtype, options, device),
+    )
+    return LoadedModel(model, facts, model.attention, dtype, _max_model_len(facts, options))
+
+
+def _dtype(own: str, options: EngineOptions) -> torch.dtype:
+    return _DTYPES[own if options.dtype == "auto" else options.dtype]
+
+
+def _shape(
+    heads: tuple[int, int, int], dtype: torch.dtype, options: EngineOptions, device: torch.device
+) -> AttentionShape:
+    return AttentionShape(*heads, options.block_size or DEFAULT_BLOCK_SIZE, dtype, device)
+
+
+def _max_model_len(facts: ModelFacts, options: EngineOptions) -> int:
+    """The longest sequence.
+
+    Raises:
+        StartupError: the user asks for more than the model's positions reach.
+    """
+    longest = facts.max_position_embeddings
+    factor = facts.rope_parameters.get("factor")
+    if factor and facts.rope_parameters.get("rope_type") in ("linear", "dynamic", "yarn"):
+        original = facts.rope_parameters.get("original_max_position_embeddings") or longest
+        longest = max(longest, int(original * factor))
+    if options.max_model_len is not None and options.max_model_len > longest:
+        raise StartupError(
+            f"--max-model-len {options.max_model_len} is more than the model's {longest} positions. Lower it, or "
+            "change max_position_embeddings or rope_parameters with --hf-overrides."
+        )
+    return options.max_model_len or longest

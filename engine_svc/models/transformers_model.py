@@ -1,0 +1,204 @@
+"""Any other decoder: the Transformers library's own modelling code, with our paged attention plugged in.
+
+Transformers asks a registry for the function that attends (its attention interface). Ours writes to the paged cache and
+attends over it, so continuous batching, prefix caching and chunked prefill work as for our own models. The layers
+between run as that library wrote them: slower, on one rank, without our kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from engine_svc.attention.base import AttentionBackend, AttentionOptions
+from engine_svc.models.config import ModelFacts
+from engine_svc.models.registry import unsupported
+from quire.errors import StartupError
+
+_NAME = "quire-paged"
+# What layers pass to an attention function: what ours obeys, and what says nothing new to it.
+_OBEYED = {"scaling", "sliding_window", "softcap", "s_aux"}
+_SILENT = {"cache_position", "dropout", "is_causal", "output_attentions", "position_ids", "use_cache"}
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What a layer's attention is called with."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int  # of queries and keys; values may be smaller
+
+
+@dataclass
+class _Output(MoeModelOutputWithPast):
+    """What a decoder puts out, with the one field that others have and mixtures of experts do not."""
+
+    cross_attentions: tuple[torch.Tensor, ...] | None = None
+
+
+class _Given(torch.nn.Module):
+    """Stands in the decoder's place, so that calling the model turns these hidden states into logits."""
+
+    hidden: torch.Tensor
+
+    def forward(self, *_: Any, **__: Any) -> _Output:
+        return _Output(last_hidden_state=self.hidden)
+
+
+class TransformersModel:
+    """The same calls as Decoder's, once `attention` is set."""
+
+    attention: AttentionBackend
+
+    def __init__(
+        self,
+        folder: Path,
+        raw: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Loads the weights, and runs the model once to see its heads.
+
+        Args:
+            raw: config.json.
+            overrides: what the user changes of it.
+
+        Raises:
+            StartupError: Transformers has no such model, or it cannot use our attention.
+        """
+        config = _read(folder, raw, overrides)
+        ALL_ATTENTION_FUNCTIONS.register(_NAME, self._probe)
+        try:
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, config=config, dtype=dtype, attn_implementation=_NAME, use_safetensors=True,
+                local_files_only=True,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            raise StartupError(f"Transformers cannot load {folder}: {error}") from error
+        self._model = model.eval().to(device)
+        self._given = _Given()
+        self._decoder = self._replace_decoder(self._given)
+        self._heads: dict[int, Heads] = {}
+        self._caches: Sequence[Any] = ()
+        self._prepared: Any = None
+        with torch.inference_mode():
+            self._decode(torch.zeros(2, dtype=torch.int64, device=device), torch.arange(2, device=device))
+
+    def heads(self) -> Heads:
+        """Those of every layer.
+
+        Raises:
+            StartupError: they differ.
+        """
+        found = set(self._heads.values())
+        if len(found) != 1:
+            raise StartupError(f"The model's layers have {len(found)} kinds of attention heads; supported is one.")
+        return found.pop()
+
+    def facts(self) -> ModelFacts:
+        """What the rest of the engine must know of the model."""
+        config = self._model.config
+        return ModelFacts(
+            architecture=type(self._model).__name__,
+            dtype=str(self._model.dtype).removeprefix("torch."),
+            vocab_size=config.vocab_size,
+            num_layers=len(self._heads),
+            max_position_embeddings=config.max_position_embeddings,
+            rope_parameters={},
+            sliding_windows=(None,) * len(self._heads),
+        )
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[Any], prepared: Any
+    ) -> torch.Tensor:
+        """See Decoder.forward."""
+        ALL_ATTENTION_FUNCTIONS.register(_NAME, self._attend)
+        self._caches, self._prepared = caches, prepared
+        return self._decode(token_ids, positions)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden_size] → float32 [rows, vocab_size]."""
+        self._given.hidden = hidden[None]
+        rows = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
+        logits: torch.Tensor = self._model(input_ids=rows).logits[0].float()
+        return logits
+
+    def _decode(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        output = self._decoder(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def _replace_decoder(self, stand_in: torch.nn.Module) -> Any:
+        decoder = self._model.get_decoder()
+        path = next(name for name, module in self._model.named_modules() if module is decoder)
+        parent, _, name = path.rpartition(".")
+        setattr(self._model.get_submodule(parent), name, stand_in)
+        return decoder
+
+    def _probe(
+        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **named: Any
+    ) -> tuple[torch.Tensor, None]:
+        """Attends to nothing; notes the layer's heads, and whether it wants anything that ours does not know."""
+        unknown = sorted(name for name, given in named.items() if given is not None and name not in _OBEYED | _SILENT)
+        if unknown or value.shape[-1] > query.shape[-1] or named.get("is_causal") is False:
+            wants = ", ".join(unknown) or "attention that is not causal, or values longer than keys"
+            raise StartupError(f"{type(module).__name__} cannot use paged attention: it wants {wants}.")
+        self._heads[module.layer_idx] = Heads(query.shape[1], key.shape[1], query.shape[-1])
+        return query[..., : value.shape[-1]].transpose(1, 2), None
+
+    def _attend(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Transformers' attention function: [1, heads, tokens, dim] each → [1, tokens, heads, dim], no weights."""
+        dim, value_dim = query.shape[-1], value.shape[-1]
+        scale = dim**-0.5 if scaling is None else scaling
+        options = AttentionOptions(scale, sliding_window, softcap, s_aux)
+        flat = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, F.pad(value, (0, dim - value_dim)))]
+        cache = self._caches[module.layer_idx]
+        output = self.attention.forward(flat[0], flat[1], flat[2], cache, self._prepared, options)
+        return output[None, ..., :value_dim], None
+
+
+def _read(folder: Path, raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> transformers.PretrainedConfig:
+    """The configuration; none of the checkpoint's own code is run.
+
+    Raises:
+        StartupError: Transformers does not know such a model, or it is not one that we can run.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise unsupported(raw) from error
+    config.update(dict(overrides))
+    model_class = transformers.AutoModelForCausalLM._model_mapping.get(type(config), None)
+    types = set(getattr(config, "layer_types", None) or ())
+    if (
+        model_class is None
+        or model_class.__name__ not in (config.architectures or ())
+        or config.is_encoder_decoder
+        or not model_class._supports_attention_backend
+        or types - _LAYER_TYPES
+    ):
+        raise unsupported(raw)
+    return config
