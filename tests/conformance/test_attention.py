@@ -69,7 +69,7 @@ def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: 
                 scores = options.softcap * torch.tanh(scores / options.softcap)
             if options.sinks is not None:
                 values = torch.cat((values, torch.zeros_like(values[:1])))
-                scores = torch.cat((scores, options.sinks[head, None].double()))
+                scores = torch.cat((scores, options.sinks[head, None].cpu().double()))
             output[row, head] = torch.softmax(scores, dim=0) @ values
     return output
 
@@ -84,7 +84,7 @@ def check_backend(
     (cache,) = backend.allocate(NUM_BLOCKS, 1)
     options = AttentionOptions(
         shape.head_dim**-0.5, window, 0.5 if special == "softcap" else None,
-        torch.randn(shape.num_heads) * 2 if special == "sinks" else None,
+        (torch.randn(shape.num_heads) * 2).to(shape.device) if special == "sinks" else None,
     )  # fmt: skip
 
     def forward(parts: list[Sequence], tensors: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:

@@ -34,7 +34,16 @@ def test_shapes(heads: int, kv_heads: int, dim: int) -> None:
     check_backend(create_backend("triton", shape), BATCHES["mixed"], None)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("special", ["softcap", "sinks"])
+def test_softcap_and_sinks(special: str) -> None:
+    shape = AttentionShape(8, 2, 64, BLOCK_SIZE, torch.bfloat16, torch.device("cuda"))
+    check_backend(create_backend("triton", shape), BATCHES["mixed"], 12, special)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "mistral", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "olmo2", "phi3-partial", "gpt-oss"],
+)
 def test_engine(tmp_path: Path, family: str) -> None:
     folder = make_model(tmp_path / family, family)
     prompts = random_prompts(1, 17, 90)

@@ -11,6 +11,7 @@ from engine_svc.ops.int8 import quantize_rows
 from engine_svc.ops.native import NativeOps
 from engine_svc.ops.plain import PlainOps
 from engine_svc.ops.registry import create_ops
+from engine_svc.ops.triton import TritonOps
 from quire.errors import StartupError
 from tests.support.native import needs_native
 
@@ -21,11 +22,14 @@ EPSILON = 1e-6
 def make(name: str) -> tuple[Ops, torch.dtype]:
     if name == "plain":
         return PlainOps(), torch.float32
+    if name == "triton":
+        return TritonOps(), torch.float32
     found = kernels()
     assert found is not None
     return NativeOps(found, threads=2), torch.bfloat16
 
 
+every = pytest.mark.parametrize("name", ["plain", "triton", pytest.param("native", marks=needs_native)])
 both = pytest.mark.parametrize("name", ["plain", pytest.param("native", marks=needs_native)])
 
 
@@ -93,7 +97,7 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return wide / (wide.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weight.double()
 
 
-@both
+@every
 @pytest.mark.parametrize("shape", [(1, 64), (3, 100), (700, 64), (2, 4, 32)])
 def test_rms_norm(name: str, shape: tuple[int, ...]) -> None:
     ops, dtype = make(name)
@@ -101,7 +105,7 @@ def test_rms_norm(name: str, shape: tuple[int, ...]) -> None:
     close(ops.rms_norm(hidden, weight, EPSILON), rms_norm(hidden, weight), dtype)
 
 
-@both
+@every
 def test_add_rms_norm_changes_the_residual(name: str) -> None:
     ops, dtype = make(name)
     hidden, residual = normal(9, 72, dtype=dtype), normal(9, 72, dtype=dtype, seed=1)
@@ -111,7 +115,7 @@ def test_add_rms_norm_changes_the_residual(name: str) -> None:
     close(found, rms_norm(residual, weight), dtype)
 
 
-@both
+@every
 @pytest.mark.parametrize(("dim", "rotated"), [(16, 16), (80, 80), (128, 128), (64, 48)])
 @pytest.mark.parametrize("with_norms", [False, True])
 def test_rotate(name: str, dim: int, rotated: int, with_norms: bool) -> None:
@@ -132,7 +136,7 @@ def test_rotate(name: str, dim: int, rotated: int, with_norms: bool) -> None:
     close(ops.rotate(heads, table, num_query, norms if with_norms else None), expected, dtype)
 
 
-@both
+@every
 @pytest.mark.parametrize(("rows", "size"), [(1, 16), (3, 100), (700, 64)])
 def test_activate_and_multiply(name: str, rows: int, size: int) -> None:
     ops, dtype = make(name)
@@ -163,7 +167,7 @@ def feed_forward(hidden: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
     return (torch.nn.functional.silu(gate) * up) @ down.T
 
 
-@both
+@every
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("tokens", [1, 3, 70, 450])
 @pytest.mark.parametrize(("experts", "chosen", "size", "inner"), [(4, 2, 64, 96), (9, 3, 200, 36), (1, 1, 64, 64)])

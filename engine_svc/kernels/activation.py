@@ -1,0 +1,36 @@
+"""Gated activations: SwiGLU and GeGLU."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engine_svc.ops.base import Activation
+
+_COLUMNS = 1024
+
+
+@triton.jit
+def _activate_kernel(gate_up_ptr, output_ptr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, GELU: tl.constexpr):
+    """One program per row and range of columns. gate * sigmoid(z): z is gate itself (SiLU), or makes it GELU (tanh)."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < SIZE
+    gate = tl.load(gate_up_ptr + row * 2 * SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + row * 2 * SIZE + SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    z = gate
+    if GELU:
+        z = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)
+    result = gate * tl.sigmoid(tl.maximum(z, -80.0)) * up  # lower, and the power inside would overflow
+    tl.store(output_ptr + row * SIZE + column, result.to(output_ptr.dtype.element_ty), mask=inside)
+
+
+def activate_and_multiply(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """See Ops.activate_and_multiply; contiguous."""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    output = gate_up.new_empty((rows, size))
+    _activate_kernel[(rows, triton.cdiv(size, _COLUMNS))](
+        gate_up, output, SIZE=size, COLUMNS=_COLUMNS, GELU=activation == "gelu_tanh", num_warps=4
+    )
+    return output

@@ -1,0 +1,107 @@
+"""A mixture of experts as two grouped products: rows sorted by expert, one launch for all experts.
+
+Rows are padded to whole tiles per expert, so that a tile belongs to one expert; how many tiles there are at most
+follows from the shapes alone, so nothing is copied to the host.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+TILE_M = 16
+_TILE_N = 64
+_TILE_K = 64
+
+
+@triton.jit
+def _grouped_kernel(
+    input_ptr,
+    weight_ptr,
+    output_ptr,
+    row_ptr,
+    expert_ptr,
+    num_rows,
+    outputs,
+    size,
+    divisor,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr,
+):
+    """One program per tile of rows and of outputs: output[row] = weight[expert] @ input[row // divisor]."""
+    tile = tl.program_id(0)
+    expert = tl.load(expert_ptr + tile)
+    if expert < 0:
+        return
+    row = tl.load(row_ptr + tile * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
+    present = row < num_rows
+    column = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
+    within = column < outputs
+    weight_row = expert.to(tl.int64) * outputs + column
+    sums = tl.zeros([TILE_M, TILE_N], tl.float32)
+    for begin in range(0, size, TILE_K):
+        k = begin + tl.arange(0, TILE_K)
+        inside = k < size
+        values = tl.load(
+            input_ptr + (row // divisor)[:, None] * size + k[None, :],
+            mask=present[:, None] & inside[None, :],
+            other=0.0,
+        )
+        weight = tl.load(
+            weight_ptr + weight_row[:, None] * size + k[None, :], mask=within[:, None] & inside[None, :], other=0.0
+        )
+        sums += tl.dot(values, tl.trans(weight), input_precision="ieee")
+    mask = present[:, None] & within[None, :]
+    result = sums.to(output_ptr.dtype.element_ty)
+    tl.store(output_ptr + row[:, None] * outputs + column[None, :], result, mask=mask)
+
+
+def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which rows each tile computes.
+
+    Args:
+        expert_ids: int64 [tokens, chosen]; row t * chosen + c is the c-th choice of token t.
+
+    Returns:
+        int32 [tiles * TILE_M], the row at each place, or the number of rows where there is none; int32 [tiles], the
+        expert of each tile, or -1 where there is none.
+    """
+    flat = expert_ids.flatten()
+    num_rows, device = flat.numel(), flat.device
+    tiles = (num_rows + TILE_M - 1) // TILE_M + min(num_experts, num_rows)
+    order = torch.argsort(flat, stable=True)
+    sorted_ids = flat[order]
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=device).scatter_add_(0, flat, torch.ones_like(flat))
+    padded = (counts + TILE_M - 1) // TILE_M * TILE_M
+    end = padded.cumsum(0)
+    before = (counts.cumsum(0) - counts)[sorted_ids]
+    place = (end - padded)[sorted_ids] + torch.arange(num_rows, device=device) - before
+    rows = torch.full((tiles * TILE_M,), num_rows, dtype=torch.int32, device=device)
+    rows[place] = order.to(torch.int32)
+    first = torch.arange(tiles, device=device) * TILE_M
+    experts = torch.searchsorted(end, first, right=True).to(torch.int32)
+    return rows, torch.where(first < end[-1], experts, -1)
+
+
+def grouped_product(
+    hidden: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, experts: torch.Tensor, num_rows: int, divisor: int
+) -> torch.Tensor:
+    """Each row times its own expert's matrix.
+
+    Args:
+        hidden: [num_rows / divisor, size], contiguous: row r reads its row r // divisor.
+        weight: [experts, outputs, size], contiguous.
+        rows, experts: of sort_by_expert.
+
+    Returns:
+        [num_rows, outputs]
+    """
+    outputs, size = weight.shape[1:]
+    output = hidden.new_empty((num_rows, outputs))
+    _grouped_kernel[(experts.shape[0], triton.cdiv(outputs, _TILE_N))](
+        hidden, weight, output, rows, experts, num_rows, outputs, size, divisor,
+        TILE_M=TILE_M, TILE_N=_TILE_N, TILE_K=_TILE_K, num_warps=4,
+    )  # fmt: skip
+    return output

@@ -1,0 +1,47 @@
+"""Root mean square normalisation of rows, with the residual added first where there is one."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _norm_kernel(
+    hidden_ptr,
+    residual_ptr,
+    weight_ptr,
+    output_ptr,
+    epsilon,
+    hidden_stride,
+    residual_stride,
+    SIZE: tl.constexpr,
+    SIZE_PADDED: tl.constexpr,
+    WITH_RESIDUAL: tl.constexpr,
+):
+    """One program per row; sums in float32."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, SIZE_PADDED)
+    inside = column < SIZE
+    values = tl.load(hidden_ptr + row * hidden_stride + column, mask=inside, other=0.0)
+    if WITH_RESIDUAL:
+        values += tl.load(residual_ptr + row * residual_stride + column, mask=inside, other=0.0)
+        tl.store(residual_ptr + row * residual_stride + column, values, mask=inside)
+    wide = values.to(tl.float32)
+    factor = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / SIZE + epsilon)
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    result = (wide * factor * weight).to(output_ptr.dtype.element_ty)
+    tl.store(output_ptr + row * SIZE + column, result, mask=inside)
+
+
+def rms_norm(hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """[rows, size] → [rows, size]; the residual, of the same shape, becomes the sum."""
+    rows, size = hidden.shape
+    output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    _norm_kernel[(rows,)](
+        hidden, residual, weight, output, epsilon, hidden.stride(0), 0 if residual is None else residual.stride(0),
+        SIZE=size, SIZE_PADDED=triton.next_power_of_2(size), WITH_RESIDUAL=residual is not None,
+        num_warps=4 if size <= 4096 else 8,
+    )  # fmt: skip
+    return output

@@ -1,0 +1,56 @@
+"""Norms of query and key heads and their rotation, in place."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engine_svc.ops.base import HeadNorms
+
+
+@triton.jit
+def _rotate_kernel(
+    heads_ptr,
+    table_ptr,
+    query_norm_ptr,
+    key_norm_ptr,
+    epsilon,
+    token_stride,
+    NUM_QUERY: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    HALF: tl.constexpr,
+    WITH_NORMS: tl.constexpr,
+):
+    """One program per token and head. Column c of the first half turns with column c + HALF; the rest stays."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    column = tl.arange(0, DIM_PADDED)
+    inside = column < DIM
+    start = heads_ptr + token * token_stride + head * DIM
+    partner_column = tl.where(column < HALF, column + HALF, column - HALF)
+    turned = column < 2 * HALF
+    own = tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
+    partner = tl.load(start + partner_column, mask=turned, other=0.0).to(tl.float32)
+    if WITH_NORMS:
+        factor = 1.0 / tl.sqrt(tl.sum(own * own, axis=0) / DIM + epsilon)
+        norm_ptr = query_norm_ptr if head < NUM_QUERY else key_norm_ptr
+        own *= factor * tl.load(norm_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        partner *= factor * tl.load(norm_ptr + partner_column, mask=turned, other=0.0).to(tl.float32)
+    angle = table_ptr + token * 2 * HALF + tl.where(column < HALF, column, column - HALF)
+    cosine = tl.load(angle, mask=turned, other=1.0).to(tl.float32)
+    sine = tl.load(angle + HALF, mask=turned, other=0.0).to(tl.float32)
+    result = own * cosine + tl.where(column < HALF, -partner, partner) * sine
+    tl.debug_barrier()  # every column is read before any is written
+    tl.store(start + column, result.to(heads_ptr.dtype.element_ty), mask=inside)
+
+
+def rotate(heads: torch.Tensor, table_rows: torch.Tensor, num_query: int, norms: HeadNorms | None) -> None:
+    """See Ops.rotate; in place. Each token's heads must be contiguous."""
+    tokens, count, dim = heads.shape
+    _rotate_kernel[(tokens, count)](
+        heads, table_rows, norms.query if norms else None, norms.key if norms else None,
+        norms.epsilon if norms else 0.0, heads.stride(0), NUM_QUERY=num_query, DIM=dim,
+        DIM_PADDED=triton.next_power_of_2(dim), HALF=table_rows.shape[-1], WITH_NORMS=norms is not None, num_warps=1,
+    )  # fmt: skip

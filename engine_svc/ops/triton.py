@@ -1,0 +1,52 @@
+"""Triton kernels for what stands between the matrix products, which are cuBLAS's; a GPU, or Triton's interpreter."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_svc.kernels import activation as activation_kernels
+from engine_svc.kernels.experts import grouped_product, sort_by_expert
+from engine_svc.kernels.norm import rms_norm
+from engine_svc.kernels.rotary import rotate
+from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms
+from engine_svc.ops.plain import PlainOps
+
+
+class TritonOps(PlainOps):
+    """See Ops."""
+
+    def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
+        """See Ops.experts."""
+        count = gate_up.shape[0]
+
+        def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+            tokens, chosen = expert_ids.shape
+            rows, experts = sort_by_expert(expert_ids, count)
+            both = grouped_product(hidden, gate_up, rows, experts, tokens * chosen, chosen)
+            active = self.activate_and_multiply(both, "silu")
+            results = grouped_product(active, down, rows, experts, tokens * chosen, 1)
+            summed = torch.einsum("tch,tc->th", results.view(tokens, chosen, -1).float(), weights)
+            return summed.to(hidden.dtype)
+
+        return product
+
+    def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """See Ops.rms_norm."""
+        return rms_norm(hidden.reshape(-1, hidden.shape[-1]), None, weight, epsilon).view(hidden.shape)
+
+    def add_rms_norm(
+        self, hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        """See Ops.add_rms_norm."""
+        return rms_norm(hidden, residual, weight, epsilon)
+
+    def rotate(
+        self, heads: torch.Tensor, table_rows: torch.Tensor, num_query: int, norms: HeadNorms | None
+    ) -> torch.Tensor:
+        """See Ops.rotate."""
+        rotate(heads, table_rows, num_query, norms)
+        return heads
+
+    def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """See Ops.activate_and_multiply."""
+        return activation_kernels.activate_and_multiply(gate_up, activation)
