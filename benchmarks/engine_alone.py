@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import statistics
 import time
 from types import TracebackType
 
@@ -17,8 +19,8 @@ from quire.options.model import ModelOptions
 class EngineAlone:
     """A context in which workloads can be run on one engine."""
 
-    def __init__(self, model: str) -> None:
-        options = EngineOptions()
+    def __init__(self, model: str, quantization: str | None = None) -> None:
+        options = EngineOptions(quantization=quantization)
         self._executor = create_executor(options)
         spec = self._executor.load(ModelOptions(model=model), options)
         num_blocks = spec.available_bytes // spec.bytes_per_block
@@ -67,6 +69,41 @@ class EngineAlone:
                 if delta.is_final and waiting:
                     send()
         return Result(time.perf_counter() - start, list(timings.values()))
+
+    def prefill_seconds(self, tokens: int) -> float:
+        """The time of one step that computes a prompt of so many tokens (at most the token budget)."""
+        self._add(tokens, 1)
+        start = time.perf_counter()
+        self._engine.step()
+        seconds = time.perf_counter() - start
+        self._finish()
+        return seconds
+
+    def decode_seconds(self, sequences: int, prompt: int, steps: int) -> float:
+        """Median time of a step in which all sequences decode."""
+        for _ in range(sequences):
+            self._add(prompt, 10 * steps)
+        while self._engine.load().waiting_prefill_tokens or self._engine.load().waiting_requests:
+            self._engine.step()
+        times = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            self._engine.step()
+            times.append(time.perf_counter() - start)
+        for key in range(self._next_key + 1):
+            self._engine.abort(key)
+        self._finish()
+        return statistics.median(times)
+
+    def _add(self, prompt_tokens: int, max_tokens: int) -> None:
+        self._next_key += 1
+        prompt = [random.randrange(256) for _ in range(prompt_tokens)]
+        sampling = SamplingParameters(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        self._engine.add(self._next_key, GenerationRequest(f"bench-{self._next_key}", prompt, sampling))
+
+    def _finish(self) -> None:
+        while self._engine.has_work:
+            self._engine.step()
 
 
 def _record(timing: Timings, delta: SequenceDelta, now: float) -> None:

@@ -23,7 +23,7 @@ class Stack:
 
     process: subprocess.Popen[str]
     port: int
-    model: Path
+    model: Path | None  # None: the one in the box
     log: Path
 
     @property
@@ -64,12 +64,12 @@ def quire(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "quire", *arguments]
 
 
-def start_stack(model: Path, log: Path, *arguments: str) -> Stack:
+def start_stack(model: Path | None, log: Path, *arguments: str) -> Stack:
     """Starts `quire serve` with its output in `log`; the caller waits and stops it."""
     port = free_port()
     with log.open("w") as output:
         process = subprocess.Popen(
-            quire("serve", str(model), "--port", str(port), *arguments),
+            quire("serve", *([] if model is None else [str(model)]), "--port", str(port), *arguments),
             cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
     return Stack(process, port, model, log)

@@ -1,0 +1,126 @@
+"""How far the engine is above what this machine allows: `python -m benchmarks.floors --shape qwen3-0.6b`.
+
+Measures memory reads and the rate of matrix products, works out what a step must at least take (weights and KV cache
+read once, or its operations at the rate of products with so many rows, whichever is longer), and times the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.engine_alone import EngineAlone
+from benchmarks.models import SHAPES, build
+from engine_svc.models.config import ModelConfig, read_config
+from engine_svc.models.registry import config_for
+from engine_svc.ops.registry import create_ops
+
+CONTEXT = 128
+PREFILL = 256  # tokens of a step
+_STEPS = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What it can do."""
+
+    bytes_per_second: float
+    operations_per_second: dict[int, float]  # of products with so many rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a step must move and compute."""
+
+    bytes: float
+    operations: float
+    rows: int
+
+    def seconds(self, machine: Machine) -> float:
+        """The least that it can take."""
+        rate = machine.operations_per_second[max(rows for rows in machine.operations_per_second if rows <= self.rows)]
+        return max(self.bytes / machine.bytes_per_second, self.operations / rate)
+
+
+def best_seconds(call: Callable[[], object], repeats: int = 7) -> float:
+    """Shortest of some runs, after one to warm up."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def measure_machine(quantization: str | None, rows: list[int]) -> Machine:
+    """Reads of memory that no cache holds; products with 64 MiB of weights."""
+    data = torch.ones(2**28, dtype=torch.int32)
+    bandwidth = data.numel() * 4 / best_seconds(data.sum)
+    ops = create_ops("auto", torch.bfloat16, torch.device("cpu"))
+    outputs, size = 8192, 4096
+    weight = torch.randn(outputs, size).to(torch.bfloat16)
+    product = (ops.int8_matrix if quantization == "int8" else ops.matrix)(weight, None)
+    rates = {}
+    for count in rows:
+        hidden = torch.randn(count, size).to(torch.bfloat16)
+        rates[count] = 2 * outputs * size * count / best_seconds(lambda hidden=hidden: product(hidden))  # type: ignore[misc]
+    return Machine(bandwidth, rates)
+
+
+def weights(config: ModelConfig) -> float:
+    """Parameters of all layers that a token is multiplied with (dense models), without the output layer's."""
+    attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    return config.num_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+
+
+def step_cost(config: ModelConfig, tokens: int, sequences: int, context: int, bytes_per_weight: int) -> Cost:
+    """A step of so many tokens, over the context that each sequence has."""
+    output = config.vocab_size * config.hidden_size
+    kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 2 * context * sequences
+    attention = 4 * config.num_layers * config.num_heads * config.head_dim * context * tokens
+    return Cost(
+        bytes=weights(config) * bytes_per_weight + output * 2 + kv_bytes,
+        operations=2 * (weights(config) * tokens + output * sequences) + attention,
+        rows=tokens,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--quantization", choices=["int8"])
+    arguments = parser.parse_args()
+    folder = Path(".cache/models") / arguments.shape
+    build(arguments.shape, folder)
+    config = config_for(read_config(folder, {}))
+    machine = measure_machine(arguments.quantization, sorted({*arguments.batches, PREFILL}))
+    rates = ", ".join(f"{rate / 1e9:.0f} at {rows}" for rows, rate in machine.operations_per_second.items())
+    print(f"Memory reads: {machine.bytes_per_second / 1e9:.1f} GB/s. Products, 10^9 operations/s by rows: {rates}.\n")
+    print("| step | MB moved | 10^9 operations | floor ms | measured ms | ratio |\n|---|---|---|---|---|---|")
+    size = 1 if arguments.quantization else 2
+    with EngineAlone(str(folder), quantization=arguments.quantization) as engine:
+        rows = [
+            (f"prefill of {PREFILL} tokens", step_cost(config, PREFILL, 1, PREFILL // 2, size),
+             statistics.median(engine.prefill_seconds(PREFILL) for _ in range(5)))
+        ]  # fmt: skip
+        for batch in arguments.batches:
+            cost = step_cost(config, batch, batch, CONTEXT + _STEPS // 2, size)
+            rows.append((f"decode of {batch}", cost, engine.decode_seconds(batch, CONTEXT, _STEPS)))
+    for name, cost, measured in rows:
+        floor = cost.seconds(machine)
+        print(
+            f"| {name} | {cost.bytes / 1e6:.0f} | {cost.operations / 1e9:.1f} | {floor * 1e3:.2f} | "
+            f"{measured * 1e3:.2f} | {measured / floor:.2f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
