@@ -30,7 +30,7 @@ class NoExecutor(Executor):
         """Nothing to load."""
         raise NotImplementedError
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Nothing to allocate."""
 
     def step(self, plan: StepPlan) -> StepResult:

@@ -36,6 +36,7 @@ class EngineConfig(SchedulerOptions):
 
     num_blocks: int
     block_size: int
+    num_host_blocks: int = 0  # of the prefix cache's second tier
     max_model_len: int  # at most num_blocks * block_size
     enable_prefix_caching: bool = True
     sliding_window: int | None = None  # of all layers, where every layer has the same
@@ -55,7 +56,11 @@ class Engine:
         self._config = config
         self._clock = clock
         self._kv_cache = KvCacheManager(
-            config.num_blocks, config.block_size, config.enable_prefix_caching, config.sliding_window
+            config.num_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            config.sliding_window,
+            config.num_host_blocks,
         )
         self._policy = POLICIES[config.scheduling_policy]()
         self._scheduler = Scheduler(self._kv_cache, config)

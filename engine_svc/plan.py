@@ -57,6 +57,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     step: int
     new_sequences: list[NewSequence]
     scheduled: list[ScheduledSequence]  # in batch order; a slot appears once at most
+    # KV blocks to copy before anything is computed, in this order.
+    copies_out: list[tuple[int, int]] = []  # (device block, host block)
+    copies_in: list[tuple[int, int]] = []  # (host block, device block)
 
     @property
     def num_tokens(self) -> int:

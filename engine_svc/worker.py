@@ -7,7 +7,7 @@ import logging
 from engine_svc.engine import Engine, EngineConfig
 from engine_svc.executor.base import Executor
 from engine_svc.generation_config import read_generation_defaults
-from engine_svc.kv_cache.sizing import size_kv_cache
+from engine_svc.kv_cache.sizing import KvCacheSize, size_kv_cache
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loop import EngineLoop, Sink
 from engine_svc.model_info import ModelInfo, make_model_info
@@ -68,19 +68,20 @@ class EngineWorker:
             spec = self._executor.load(self._model, self._options)
             size = size_kv_cache(spec, self._options)
             defaults = read_generation_defaults(weights_folder(self._model), self._options)
-            self._executor.allocate(size.num_blocks)
+            self._executor.allocate(size.num_blocks, size.num_host_blocks)
         except BaseException:
             self._executor.close()
             raise
         self._info = info = make_model_info(self._model, self._options, spec, size, defaults)
-        return Engine(self._executor, _engine_config(info, spec, self._options))
+        return Engine(self._executor, _engine_config(info, spec, size, self._options))
 
 
-def _engine_config(info: ModelInfo, spec: KvCacheSpec, options: EngineOptions) -> EngineConfig:
+def _engine_config(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize, options: EngineOptions) -> EngineConfig:
     """The engine's configuration for a model."""
     return EngineConfig(
         num_blocks=info.num_kv_blocks,
         block_size=info.block_size,
+        num_host_blocks=size.num_host_blocks,
         max_model_len=info.max_model_len,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=spec.max_num_batched_tokens,

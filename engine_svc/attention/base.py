@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,6 +54,7 @@ class AttentionBackend(ABC):
     """Writes keys and values to the paged cache and attends to it. One instance per rank."""
 
     name: ClassVar[str]
+    block_dimension: ClassVar[int]  # of a layer's cache
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
@@ -60,6 +62,26 @@ class AttentionBackend(ABC):
     @abstractmethod
     def allocate(self, num_blocks: int, num_layers: int) -> list[Any]:
         """One cache for each layer, in the backend's own layout."""
+
+    def allocate_host(self, caches: Sequence[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
+        """The caches' second tier in host memory: the same layout with other blocks."""
+        found = []
+        for cache in caches if num_blocks else ():
+            shape = list(cache.shape)
+            shape[self.block_dimension] = num_blocks
+            found.append(torch.empty(shape, dtype=cache.dtype, pin_memory=cache.is_cuda))
+        return found
+
+    def copy_blocks(
+        self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        """Copies blocks, (of the source, of the target), in every layer."""
+        if not pairs:
+            return
+        from_blocks, to_blocks = torch.tensor(pairs).unbind(1)
+        for source, target in zip(sources, targets, strict=True):
+            blocks = source.index_select(self.block_dimension, from_blocks.to(source.device))
+            target.index_copy_(self.block_dimension, to_blocks.to(target.device), blocks.to(target.device))
 
     @abstractmethod
     def prepare(self, metadata: AttentionMetadata) -> Any:

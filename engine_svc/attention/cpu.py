@@ -47,6 +47,7 @@ class CpuBackend(AttentionBackend):
     """Batched decode, per-sequence prefill."""
 
     name = "cpu"
+    block_dimension = 2
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
         """Per layer [2, num_kv_heads, num_blocks, block_size * head_dim]."""

@@ -19,11 +19,12 @@ class ReferenceBackend(AttentionBackend):
     """What the other backends are compared with. Works in any floating-point type."""
 
     name = "reference"
+    block_dimension = 1
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """Per layer [2, num_blocks * block_size, num_kv_heads, head_dim]."""
+        """Per layer [2, num_blocks, block_size, num_kv_heads, head_dim]."""
         shape = self.shape
-        size = (2, num_blocks * shape.block_size, shape.num_kv_heads, shape.head_dim)
+        size = (2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         return [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> AttentionMetadata:
@@ -40,8 +41,9 @@ class ReferenceBackend(AttentionBackend):
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
-        cache[0, prepared.slot_mapping] = key
-        cache[1, prepared.slot_mapping] = value
+        keys, values = cache.flatten(1, 2)
+        keys[prepared.slot_mapping] = key
+        values[prepared.slot_mapping] = value
         output = torch.empty_like(query)
         start = 0
         for index, (query_len, seq_len) in enumerate(
@@ -49,7 +51,7 @@ class ReferenceBackend(AttentionBackend):
         ):
             slots = self._slots(prepared.block_table[index], seq_len)
             rows = slice(start, start + query_len)
-            output[rows] = self._attend(query[rows], cache[0, slots], cache[1, slots], options)
+            output[rows] = self._attend(query[rows], keys[slots], values[slots], options)
             start += query_len
         return output
 

@@ -27,6 +27,7 @@ class TritonBackend(AttentionBackend):
     """The cache of a layer is [2, num_blocks, block_size, num_kv_heads, head_dim]."""
 
     name = "triton"
+    block_dimension = 1
 
     def __init__(self, shape: AttentionShape) -> None:
         """

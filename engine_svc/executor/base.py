@@ -33,8 +33,8 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def allocate(self, num_blocks: int) -> None:
-        """Allocates a KV cache of `num_blocks` blocks on every rank and warms the kernels up."""
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocates a KV cache of `num_blocks` blocks, and its second tier, on every rank; warms the kernels up."""
 
     @abstractmethod
     def step(self, plan: StepPlan) -> StepResult:

@@ -24,6 +24,7 @@ class Allocate(msgspec.Struct, tag=True):
     """Allocate the KV cache."""
 
     num_blocks: int
+    num_host_blocks: int
 
 
 class Step(msgspec.Struct, tag=True):

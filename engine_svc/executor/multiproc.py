@@ -60,9 +60,9 @@ class MultiprocExecutor(Executor):
         self._processes.append(process)
         self._channels.append(Channel(ours))
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """See Executor.allocate."""
-        self._call([Allocate(num_blocks)] * len(self._channels), self._step_seconds)
+        self._call([Allocate(num_blocks, num_host_blocks)] * len(self._channels), self._step_seconds)
 
     def step(self, plan: StepPlan) -> StepResult:
         """See Executor.step."""

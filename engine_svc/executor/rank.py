@@ -50,7 +50,7 @@ class RankProcess:
         if isinstance(command, Step):
             return Stepped(self._runner.step(command.plan))
         if isinstance(command, Allocate):
-            self._runner.allocate(command.num_blocks)
+            self._runner.allocate(command.num_blocks, command.num_host_blocks)
         return Done()
 
     def _load(self, command: Load) -> Answer:

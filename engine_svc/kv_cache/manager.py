@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.events import EventRecorder, KvEvent
+from engine_svc.kv_cache.host_tier import HostTier
 from engine_svc.kv_cache.prefix_cache import PrefixCache
 from quire.block_hash import extend_hashes
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Blocks that a sequence can begin with: first those on the device, then those that must be copied to it."""
+
+    device: list[int] = field(default_factory=list)
+    host: list[bytes] = field(default_factory=list)  # by hash
+
+    def __len__(self) -> int:
+        return len(self.device) + len(self.host)
 
 
 class KvCacheManager:
@@ -25,9 +38,11 @@ class KvCacheManager:
         block_size: int,
         enable_prefix_caching: bool = True,
         sliding_window: int | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         """
         Args:
+            num_host_blocks: of the second tier, in host memory.
             sliding_window: of all layers; None when any layer sees everything.
         """
         self.block_size = block_size
@@ -36,6 +51,7 @@ class KvCacheManager:
         self._pool = BlockPool(num_blocks)
         self._recorder = EventRecorder()
         self._cache = PrefixCache(block_size, self._recorder)
+        self._host = HostTier(num_host_blocks)
 
     @property
     def num_blocks(self) -> int:
@@ -52,42 +68,47 @@ class KvCacheManager:
         """Blocks that can be allocated; those that are merely cached are among them."""
         return self._pool.num_free
 
-    def lookup(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
+    def lookup(self, table: BlockTable, token_ids: Sequence[int]) -> Prefix:
         """The cached blocks of the sequence's longest known prefix, for `allocate`.
 
         The last token is never among them: something must be computed to sample from.
         """
         if not self._caching:
-            return []
+            return Prefix()
         extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt)
-        return self._cache.find(table.hashes[: (len(token_ids) - 1) // self.block_size])
+        wanted = table.hashes[: (len(token_ids) - 1) // self.block_size]
+        device = self._cache.find(wanted)
+        return Prefix(device, self._host.find(wanted[len(device) :]))
 
-    def allocate(self, table: BlockTable, num_tokens: int, found: Sequence[int] = ()) -> list[int] | None:
+    def allocate(self, table: BlockTable, num_tokens: int, found: Prefix | None = None) -> list[int] | None:
         """Extends the table until it holds `num_tokens`.
 
         Args:
-            found: blocks of `lookup`, which an empty table begins with.
+            found: of `lookup`, which an empty table begins with.
 
         Returns:
             The blocks added, those found not among them; None (and nothing changed) when there is not enough room.
         """
+        found = found or Prefix()
         missing = -(-num_tokens // self.block_size) - len(table.block_ids) - len(found)
         if missing <= 0 and not found:
             return []
         if not self.has_room(table, num_tokens, found):
             return None
-        for block in found:
+        for block in found.device:
             self._pool.share(block)
-        table.block_ids.extend(found)
+        table.block_ids.extend(found.device)
+        self._restore(table, found.host)
         table.num_findable += len(found)
         added = [self._take() for _ in range(missing)]
         table.block_ids.extend(added)
         return added
 
-    def has_room(self, table: BlockTable, num_tokens: int, found: Sequence[int] = ()) -> bool:
+    def has_room(self, table: BlockTable, num_tokens: int, found: Prefix | None = None) -> bool:
         """Whether `allocate` with the same arguments would succeed now."""
-        missing = -(-num_tokens // self.block_size) - len(table.block_ids) - len(found)
-        return missing + sum(1 for block in found if not self._pool.references(block)) <= self._pool.num_free
+        on_device = found.device if found else []
+        missing = -(-num_tokens // self.block_size) - len(table.block_ids) - len(on_device)
+        return missing + sum(1 for block in on_device if not self._pool.references(block)) <= self._pool.num_free
 
     def make_findable(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Puts the table's blocks that are full and computed by now into the prefix cache."""
@@ -135,6 +156,11 @@ class KvCacheManager:
         """Makes all blocks unfindable; sequences keep theirs."""
         if self._caching:
             self._cache.clear()
+            self._host.clear()
+
+    def take_copies(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """What the next step copies between device and host before it computes: see HostTier.take_copies."""
+        return self._host.take_copies()
 
     def take_events(self) -> list[KvEvent]:
         """Changes of the prefix cache since the last call."""
@@ -155,6 +181,7 @@ class KvCacheManager:
         """
         self._pool.check()
         self._cache.check()
+        self._host.check()
         held: dict[int, int] = {}
         for table in tables:
             for block in table.held:
@@ -163,7 +190,19 @@ class KvCacheManager:
         if wrong:
             raise RuntimeError(f"blocks {wrong[:10]} have another number of references than holders")
 
+    def _restore(self, table: BlockTable, hashes: list[bytes]) -> None:
+        """Appends blocks that are copied in from the host."""
+        self._host.pin(hashes)
+        for block_hash in hashes:
+            block = self._take()
+            self._host.restore(block_hash, block)
+            parent = table.hashes[len(table.block_ids) - 1] if table.block_ids else b""
+            self._cache.store(block, block_hash, parent)
+            table.block_ids.append(block)
+
     def _take(self) -> int:
         block = self._pool.take()
-        self._cache.forget(block)
+        block_hash = self._cache.forget(block)
+        if block_hash is not None and self._host.num_blocks:
+            self._host.keep(block_hash, block)
         return block

@@ -47,12 +47,18 @@ class PrefixCache:
         self._hashes[block] = (block_hash, parent)
         self._recorder.stored(block_hash, parent, self._block_size)
 
-    def forget(self, block: int) -> None:
-        """Ends the block's findability, if it had any: its contents are about to be overwritten."""
+    def forget(self, block: int) -> bytes | None:
+        """Ends the block's findability, if it had any: its contents are about to be overwritten.
+
+        Returns:
+            The hash by which it was found.
+        """
         entry = self._hashes.pop(block, None)
-        if entry is not None:
-            del self._blocks[entry[0]]
-            self._recorder.removed(entry[0])
+        if entry is None:
+            return None
+        del self._blocks[entry[0]]
+        self._recorder.removed(entry[0])
+        return entry[0]
 
     def clear(self) -> None:
         """Forgets all blocks."""

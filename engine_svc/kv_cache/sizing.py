@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
@@ -24,6 +24,7 @@ class KvCacheSize:
 
     num_blocks: int
     max_model_len: int
+    num_host_blocks: int = 0
 
 
 def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
@@ -37,6 +38,9 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
     else:
         size = KvCacheSize(min(spec.available_bytes // spec.bytes_per_block, _most(spec, options)), spec.max_model_len)
         _check_memory(size.num_blocks, spec)
+    if options.swap_space and not options.enable_prefix_caching:
+        raise StartupError("--swap-space keeps blocks of the prefix cache: it needs --enable-prefix-caching.")
+    size = replace(size, num_host_blocks=int(options.swap_space * 2**30) // spec.bytes_per_block)
     _check_budget(size, spec.max_num_batched_tokens, options)
     return size
 

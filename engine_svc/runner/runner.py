@@ -51,6 +51,7 @@ class Runner:
         self._sampler = Sampler(options.max_num_seqs, self._facts.vocab_size, device)
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
         self._caches: list[Any] = []
+        self._host_caches: list[Any] = []
 
     def spec(self) -> KvCacheSpec:
         """What the control side must know; on a GPU, runs a largest step first to see what it needs."""
@@ -77,9 +78,10 @@ class Runner:
         self._caches = []
         torch.cuda.empty_cache()
 
-    def allocate(self, num_blocks: int) -> None:
-        """Allocates the KV cache and warms the kernels up with a prefill and a decode step."""
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocates the KV cache and its tier in host memory; warms the kernels up with a prefill and a decode."""
         self._caches = self._attention.allocate(num_blocks, self._facts.num_layers)
+        self._host_caches = self._attention.allocate_host(self._caches, num_host_blocks)
         capacity = num_blocks * self._attention.shape.block_size
         tokens = min(self._token_budget, self._max_model_len, capacity)
         if self._device.type == "cpu":
@@ -93,6 +95,8 @@ class Runner:
     def step(self, plan: StepPlan) -> StepResult:
         """Runs the plan; see StepResult."""
         start = time.perf_counter()
+        self._attention.copy_blocks(self._caches, self._host_caches, plan.copies_out)
+        self._attention.copy_blocks(self._host_caches, self._caches, plan.copies_in)
         for sequence in plan.new_sequences:
             self._add(sequence)
         batch = self._buffers.flatten(plan)

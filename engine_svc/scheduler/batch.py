@@ -20,6 +20,8 @@ class Batch:
         self.long_partial_prefills = 0
         self.preempted = False
         self.unscheduled_prefill_tokens = 0
+        self.copies_out: list[tuple[int, int]] = []  # (device block, host block)
+        self.copies_in: list[tuple[int, int]] = []  # (host block, device block)
         self._new: list[NewSequence] = []
         self._scheduled: list[ScheduledSequence] = []
 
@@ -53,4 +55,4 @@ class Batch:
 
     def plan(self) -> StepPlan:
         """The step as the executor gets it."""
-        return StepPlan(self.step, self._new, self._scheduled)
+        return StepPlan(self.step, self._new, self._scheduled, self.copies_out, self.copies_in)

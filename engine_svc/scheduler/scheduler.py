@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.kv_cache.manager import KvCacheManager, Prefix
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.sequence import Sequence, SequenceState
@@ -107,6 +107,8 @@ class Scheduler:
         batch = Batch(self._step, self._options.max_num_batched_tokens)
         self._schedule_running(batch)
         self._schedule_waiting(batch)
+        if batch.sequences:
+            batch.copies_out, batch.copies_in = self._kv_cache.take_copies()
         self._step += 1
         self._unscheduled_prefill_tokens = batch.unscheduled_prefill_tokens
         return batch
@@ -160,13 +162,13 @@ class Scheduler:
             self._start(sequence, computed)
             batch.add_new(sequence, count)
 
-    def _lookup(self, sequence: Sequence) -> list[int]:
+    def _lookup(self, sequence: Sequence) -> Prefix:
         """The cached blocks that a waiting sequence can begin with; none for one that holds blocks from a fork."""
         if sequence.table.block_ids or sequence.wants_prompt_logprobs:
-            return []
+            return Prefix()
         return self._kv_cache.lookup(sequence.table, sequence.token_ids)
 
-    def _make_room(self, sequence: Sequence, found: list[int]) -> bool:
+    def _make_room(self, sequence: Sequence, found: Prefix) -> bool:
         """Whether all of a waiting sequence's known tokens have room; half a prompt would soon be preempted again."""
         while not self._kv_cache.has_room(sequence.table, len(sequence.token_ids), found):
             holder = self._waiting.last_holder()

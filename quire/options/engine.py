@@ -66,6 +66,11 @@ class EngineOptions:
     )
     enable_prefix_caching: bool = option(True, "Keeps the KV blocks of finished requests for prompts that begin alike.")
 
+    swap_space: float = option(
+        0.0, "GiB of host memory, of each rank, for KV blocks that the device's cache has to forget; they are copied "
+        "back when a prompt or a preempted request wants them.", minimum=0,
+    )  # fmt: skip
+
     # Scheduler
     max_num_batched_tokens: int | None = option(
         None, "Token budget of one step; by default 256 on a CPU and 2048 on a GPU (8192 from 64 GiB of memory on).",

@@ -141,7 +141,6 @@ UNIMPLEMENTED = frozenset(
         "speculative-config",
         "speculative-model",
         "structured-outputs-config",
-        "swap-space",
         "task",
         "tokenizer-mode",
         "tokenizer-pool-extra-config",

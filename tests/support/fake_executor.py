@@ -94,12 +94,14 @@ class FakeExecutor(Executor):
         self.closed = False
         self._rows: dict[int, _Row] = {}
         self._cache: list[list[int]] = []
+        self._host: list[list[int]] = []
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         return self.spec
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         self._cache = [[0] * self.spec.block_size for _ in range(num_blocks)]
+        self._host = [[0] * self.spec.block_size for _ in range(num_host_blocks)]
 
     def close(self) -> None:
         self.closed = True
@@ -109,6 +111,10 @@ class FakeExecutor(Executor):
             self.on_step(plan)
         if self.step_seconds:
             time.sleep(self.step_seconds)
+        for source, target in plan.copies_out:
+            self._host[target] = list(self._cache[source])
+        for source, target in plan.copies_in:
+            self._cache[target] = list(self._host[source])
         for new in plan.new_sequences:
             self._rows[new.slot] = self._new_row(new)
         failed = self.failed_slots(plan) if self.failed_slots is not None else {}

@@ -34,17 +34,18 @@ class Output:
 
 
 @contextmanager
-def running_engine(folder: Path, num_blocks: int = 256, **options: Any) -> Iterator[Engine]:
+def running_engine(folder: Path, num_blocks: int = 256, num_host_blocks: int = 0, **options: Any) -> Iterator[Engine]:
     """An engine of float32 unless the options say otherwise; proves at its end that nothing leaked."""
     chosen = EngineOptions(**({"dtype": "float32", "use_tqdm_on_load": False} | options))
     executor = create_executor(chosen)
     try:
         spec = executor.load(ModelOptions(model=str(folder)), chosen)
-        executor.allocate(num_blocks)
+        executor.allocate(num_blocks, num_host_blocks)
         engine = Engine(
             executor,
             EngineConfig(
-                num_blocks=num_blocks, block_size=spec.block_size, sliding_window=spec.sliding_window,
+                num_blocks=num_blocks, num_host_blocks=num_host_blocks, block_size=spec.block_size,
+                sliding_window=spec.sliding_window,
                 max_model_len=min(spec.max_model_len, num_blocks * spec.block_size),
                 max_num_seqs=chosen.max_num_seqs, max_num_batched_tokens=spec.max_num_batched_tokens,
                 enable_chunked_prefill=chosen.enable_chunked_prefill,

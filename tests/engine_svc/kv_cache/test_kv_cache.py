@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, EventLog
-from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.kv_cache.manager import KvCacheManager, Prefix
 
 BLOCK = 4
 
@@ -48,10 +48,10 @@ def test_lookup_finds_full_blocks_and_leaves_one_token() -> None:
     manager = KvCacheManager(8, BLOCK)
     tokens = list(range(8))
     table = computed(manager, tokens)
-    assert manager.lookup(BlockTable(), tokens) == table.block_ids[:1]  # the last block holds the last token
-    assert manager.lookup(BlockTable(), [*tokens, 9]) == table.block_ids
-    assert manager.lookup(BlockTable(), [0, 1, 2, 3, 9, 9, 9, 9, 9]) == table.block_ids[:1]
-    assert manager.lookup(BlockTable(), [1, *tokens]) == []
+    assert manager.lookup(BlockTable(), tokens) == Prefix(table.block_ids[:1])  # the last block holds the last token
+    assert manager.lookup(BlockTable(), [*tokens, 9]) == Prefix(table.block_ids)
+    assert manager.lookup(BlockTable(), [0, 1, 2, 3, 9, 9, 9, 9, 9]) == Prefix(table.block_ids[:1])
+    assert manager.lookup(BlockTable(), [1, *tokens]) == Prefix()
 
 
 def test_a_sliding_window_gives_blocks_back() -> None:
@@ -74,12 +74,57 @@ def test_a_sliding_window_gives_blocks_back() -> None:
     assert manager.lookup(BlockTable(), [*tokens, 1]), "what was given back can still be found"
 
 
+def test_what_the_device_forgets_is_copied_to_the_host_and_back() -> None:
+    manager = KvCacheManager(4, BLOCK, num_host_blocks=3)
+    first, second = list(range(16)), list(range(100, 116))
+    table = computed(manager, first)
+    blocks = table.block_ids
+    manager.free(table)
+    assert manager.take_copies() == ([], [])
+    table = computed(manager, second)  # takes all four blocks, the last of the first prompt before its others
+    copied_out, copied_in = manager.take_copies()
+    # The host has room for three: what came first, the prompt's end, went first.
+    assert {device for device, _ in copied_out} == set(blocks[:3])
+    assert len({host for _, host in copied_out}) == 3
+    assert copied_in == []
+    manager.free(table)
+    assert len(manager.lookup(BlockTable(), first).host) == 3
+    manager.check([])
+
+
+def test_the_host_tier_forgets_what_was_unused_for_longest_and_nothing_that_is_on_its_way() -> None:
+    manager = KvCacheManager(2, BLOCK, num_host_blocks=2)
+    prompts = [[start + index for index in range(9)] for start in (0, 100, 200)]
+    tables = []
+    for prompt in prompts[:2]:
+        table = computed(manager, prompt[:8])
+        tables.append(list(table.block_ids))
+        manager.free(table)
+    copied_out, _ = manager.take_copies()
+    assert len(copied_out) == 2
+    again = BlockTable()
+    found = manager.lookup(again, prompts[0])
+    assert (len(found.device), len(found.host)) == (0, 2)
+    # The blocks that are taken for it push the second prompt's to the host, but not what is being copied in.
+    assert manager.allocate(again, 8, found) == []
+    copied_out, copied_in = manager.take_copies()
+    assert copied_out == []
+    assert len(copied_in) == 2
+    assert [device for _, device in copied_in] == again.block_ids
+    blocks = again.block_ids
+    manager.free(again)
+    assert manager.lookup(BlockTable(), prompts[0]) == Prefix(blocks)
+    manager.clear()
+    assert manager.lookup(BlockTable(), prompts[0]) == Prefix()
+    manager.check([])
+
+
 def test_salt_separates_tenants() -> None:
     manager = KvCacheManager(8, BLOCK)
     tokens = list(range(9))
     table = computed(manager, tokens, "a")
-    assert manager.lookup(BlockTable("b"), tokens) == []
-    assert manager.lookup(BlockTable("a"), tokens) == table.block_ids[:2]
+    assert manager.lookup(BlockTable("b"), tokens) == Prefix()
+    assert manager.lookup(BlockTable("a"), tokens) == Prefix(table.block_ids[:2])
 
 
 def test_freed_blocks_stay_findable_until_overwritten_end_first() -> None:
@@ -157,9 +202,10 @@ class KvCacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = KvCacheManager(10, BLOCK)
+        self.manager = KvCacheManager(10, BLOCK, num_host_blocks=5)
         self.tables: list[tuple[BlockTable, list[int]]] = []
         self.contents: dict[int, tuple[int, ...]] = {}
+        self.on_host: dict[int, tuple[int, ...]] = {}
         self.index: set[bytes] = set()
 
     @rule(length=st.integers(1, 20), start=st.integers(0, 1), salt=st.sampled_from(["", "x"]))
@@ -167,9 +213,10 @@ class KvCacheMachine(RuleBasedStateMachine):
         tokens = list(range(start, start + length))
         table = BlockTable(salt)
         found = self.manager.lookup(table, tokens)
-        for index, block in enumerate(found):
-            assert self.contents[block] == (hash(salt), *tokens[: (index + 1) * BLOCK])
         if self.manager.allocate(table, length, found) is not None:
+            self._copy()
+            for index, block in enumerate(table.block_ids[: len(found)]):
+                assert self.contents[block] == (hash(salt), *tokens[: (index + 1) * BLOCK])
             self.tables.append((table, tokens))
             self._write(table, tokens, len(found))
 
@@ -179,6 +226,7 @@ class KvCacheMachine(RuleBasedStateMachine):
         table, tokens = data.draw(st.sampled_from(self.tables))
         longer = [*tokens, *range(50, 50 + count)]
         if self.manager.allocate(table, len(longer)) is not None:
+            self._copy()
             first = len(tokens) // BLOCK
             tokens[:] = longer
             self._write(table, tokens, first)
@@ -191,6 +239,7 @@ class KvCacheMachine(RuleBasedStateMachine):
         if self.manager.allocate(child, len(tokens)) is None:
             self.manager.free(child)
             return
+        self._copy()
         self.tables.append((child, list(tokens)))
         self._write(child, tokens, (len(tokens) - 1) // BLOCK)
 
@@ -204,6 +253,14 @@ class KvCacheMachine(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         self.manager.clear()
+
+    def _copy(self) -> None:
+        """Between device and host, as a step would."""
+        copies_out, copies_in = self.manager.take_copies()
+        for device, host in copies_out:
+            self.on_host[host] = self.contents[device]
+        for host, device in copies_in:
+            self.contents[device] = self.on_host[host]
 
     def _write(self, table: BlockTable, tokens: list[int], first: int) -> None:
         for index in range(first, len(table.block_ids)):

@@ -131,6 +131,19 @@ def test_preemption(model_folder: ModelFolder, family: str) -> None:
     assert tokens(outputs) == expected
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])
+def test_blocks_come_back_from_the_host(model_folder: ModelFolder, backend: str) -> None:
+    folder = model_folder("llama")
+    prompts = random_prompts(60, 60, 60)
+    sampling = replace(GREEDY, max_tokens=4)
+    expected = reference_tokens(folder, prompts, 4)
+    with running_engine(folder, num_blocks=6, num_host_blocks=20, attention_backend=backend) as engine:
+        for _ in range(2):
+            outputs = [run(engine, [prompt], sampling)[0] for prompt in prompts]
+            assert tokens(outputs) == expected
+    assert [output.usage.cached_prompt_tokens for (output,) in outputs if output.usage] == [48] * 3
+
+
 @pytest.mark.parametrize("family", ["llama", "llama-untied", "qwen2", "qwen3", "qwen2-moe", "gemma3", "olmo2", "phi3"])
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), tensor_parallel_size=2, cpu_threads=1)

@@ -24,14 +24,15 @@ class EngineMachine(RuleBasedStateMachine):
         blocks=st.integers(10, 24), slots=st.integers(1, 6), budget=st.integers(1, 48), caching=st.booleans(),
         chunked=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]), partial=st.integers(1, 3),
         long=st.integers(1, 3), threshold=st.integers(0, 12), window=st.none() | st.integers(1, 16),
+        host=st.integers(0, 12),
     )  # fmt: skip
     def start(
         self, blocks: int, slots: int, budget: int, caching: bool, chunked: bool, policy: str, partial: int,
-        long: int, threshold: int, window: int | None,
+        long: int, threshold: int, window: int | None, host: int,
     ) -> None:  # fmt: skip
         self.length = 40
         executor = FakeExecutor(VOCABULARY, BLOCK, verify=True, sliding_window=window)
-        executor.allocate(blocks)
+        executor.allocate(blocks, host)
         self.engine = Engine(
             executor,
             EngineConfig(
@@ -39,6 +40,7 @@ class EngineMachine(RuleBasedStateMachine):
                 max_num_batched_tokens=budget if chunked else max(budget, self.length),
                 enable_chunked_prefill=chunked, enable_prefix_caching=caching, scheduling_policy=policy,
                 max_num_partial_prefills=partial, sliding_window=window, max_long_partial_prefills=long,
+                num_host_blocks=host if caching else 0,
                 long_prefill_token_threshold=threshold if chunked else 0,
             ),
         )  # fmt: skip
