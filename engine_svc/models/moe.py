@@ -9,13 +9,20 @@ from engine_svc.layers.experts import Experts
 from engine_svc.layers.linear import ReplicatedLinear
 from engine_svc.models.config import ModelConfig, MoeConfig
 from engine_svc.models.mlp import MLP
+from quire.errors import StartupError
 
 
 class SparseMLP(torch.nn.Module):
     """A router picks each token's experts; one more expert may be shared by all tokens."""
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, context: LayerContext) -> None:
+        """
+        Raises:
+            StartupError: the experts' activation is not SiLU.
+        """
         super().__init__()
+        if config.activation != "silu":
+            raise StartupError(f"Mixtures of experts with the activation {config.activation!r} are not supported.")
         self._chosen = moe.experts_per_token
         self._renormalize = moe.renormalize
         self.gate = ReplicatedLinear(config.hidden_size, moe.num_experts, context=context)
