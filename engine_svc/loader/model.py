@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +103,9 @@ def _load_from_transformers(
     # Late: most models do not need it, and it takes a second to import.
     from engine_svc.models.transformers_model import TransformersModel
 
+    progress = options.use_tqdm_on_load and sys.stderr.isatty()
     dtype = _dtype(config.get("dtype") or config.get("torch_dtype") or "float32", options)
-    model = TransformersModel(folder, config, options.hf_overrides, dtype, device)
+    model = TransformersModel(folder, config, options.hf_overrides, dtype, device, progress)
     heads, facts = model.heads(), model.facts()
     model.attention = create_backend(
         options.attention_backend,

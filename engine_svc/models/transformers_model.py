@@ -67,18 +67,22 @@ class TransformersModel:
         overrides: Mapping[str, Any],
         dtype: torch.dtype,
         device: torch.device,
+        progress: bool,
     ) -> None:
         """Loads the weights, and runs the model once to see its heads.
 
         Args:
             raw: config.json.
             overrides: what the user changes of it.
+            progress: shows a bar while loading.
 
         Raises:
             StartupError: Transformers has no such model, or it cannot use our attention.
         """
         config = _read(folder, raw, overrides)
         ALL_ATTENTION_FUNCTIONS.register(_NAME, self._probe)
+        if not progress:
+            transformers.utils.logging.disable_progress_bar()
         try:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, config=config, dtype=dtype, attn_implementation=_NAME, use_safetensors=True,
