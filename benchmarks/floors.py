@@ -74,20 +74,30 @@ def measure_machine(quantization: str | None, rows: list[int]) -> Machine:
     return Machine(bandwidth, rates)
 
 
-def weights(config: ModelConfig) -> float:
-    """Parameters of all layers that a token is multiplied with (dense models), without the output layer's."""
-    attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    return config.num_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+def weights(config: ModelConfig, tokens: int) -> tuple[float, float]:
+    """(parameters of all layers that a step reads, parameters that each token is multiplied with).
+
+    Of a mixture's experts, a step reads those that any token chose; the choice is taken to be even.
+    """
+    read = used = 0.0
+    for moe in config.moe:
+        attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+        size = 3 * config.hidden_size * (moe.expert_size if moe else config.intermediate_size)
+        chosen, count = (moe.experts_per_token, moe.num_experts) if moe else (1, 1)
+        read += attention + size * count * (1 - (1 - chosen / count) ** tokens)
+        used += attention + size * chosen
+    return read, used
 
 
 def step_cost(config: ModelConfig, tokens: int, sequences: int, context: int, bytes_per_weight: int) -> Cost:
     """A step of so many tokens, over the context that each sequence has."""
+    read, used = weights(config, tokens)
     output = config.vocab_size * config.hidden_size
     kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 2 * context * sequences
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * context * tokens
     return Cost(
-        bytes=weights(config) * bytes_per_weight + output * 2 + kv_bytes,
-        operations=2 * (weights(config) * tokens + output * sequences) + attention,
+        bytes=read * bytes_per_weight + output * 2 + kv_bytes,
+        operations=2 * (used * tokens + output * sequences) + attention,
         rows=tokens,
     )
 
