@@ -36,7 +36,7 @@ class Recipe:
 
 
 DEMO = Recipe(256, 768, 6, 4, 2, 64, steps=2400, late_step=1000)
-DRAFT = Recipe(128, 320, 3, 2, 1, 64, steps=2400, late_step=1000)
+DRAFT = Recipe(128, 320, 3, 2, 1, 64, steps=1500, late_step=600)
 
 
 @dataclass(frozen=True)
