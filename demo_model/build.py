@@ -16,7 +16,7 @@ import transformers
 
 from demo_model.dataset import Encoder
 from demo_model.tokenizer import train_tokenizer
-from demo_model.train import DEMO, DRAFT, Point, Recipe, make_model, train
+from demo_model.train import DEMO, DRAFT, Phase, Point, Recipe, make_model, train
 
 TOKENIZER_SEED = 0
 RECIPES = {"quire-demo": DEMO, "quire-demo-draft": DRAFT}
@@ -27,7 +27,8 @@ def build(name: str, recipe: Recipe, folder: Path, device: torch.device, compile
     tokenizer = train_tokenizer(TOKENIZER_SEED)
     model = make_model(recipe, tokenizer)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{name}: {parameters:,} parameters, {recipe.steps} steps on {device}", flush=True)
+    steps = sum(phase.steps for phase in recipe.phases)
+    print(f"{name}: {parameters:,} parameters, {steps} steps on {device}", flush=True)
     if compiled:
         model.model.compile(dynamic=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +61,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for name, recipe in RECIPES.items():
         if arguments.only in (None, name):
-            chosen = dataclasses.replace(recipe, steps=arguments.steps) if arguments.steps else recipe
+            quick = arguments.steps and (Phase(arguments.steps, late_step=arguments.steps // 2),)
+            chosen = dataclasses.replace(recipe, phases=quick) if quick else recipe
             build(name, chosen, arguments.folder / name, torch.device(arguments.device), arguments.compile)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,15 @@ MAX_POSITIONS = 2048
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Steps with optimizers of their own, whose learning rate falls along a cosine to zero."""
+
+    steps: int
+    late_step: int  # after which the late half of the corpus comes
+    peak: float = 1.0  # of the recipe's learning rates
+
+
+@dataclass(frozen=True)
 class Recipe:
     """The size of a model, and how it is trained."""
 
@@ -26,8 +36,7 @@ class Recipe:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    steps: int
-    late_step: int  # after which the late half of the corpus comes
+    phases: tuple[Phase, ...]
     tokens_per_batch: int = 8192
     muon_learning_rate: float = 0.02
     adam_learning_rate: float = 3e-3
@@ -35,8 +44,8 @@ class Recipe:
     seed: int = 1
 
 
-DEMO = Recipe(256, 768, 6, 4, 2, 64, steps=2400, late_step=1000)
-DRAFT = Recipe(128, 320, 3, 2, 1, 64, steps=1500, late_step=600)
+DEMO = Recipe(256, 768, 6, 4, 2, 64, (Phase(2400, late_step=1000), Phase(600, late_step=0, peak=0.4)))
+DRAFT = Recipe(128, 320, 3, 2, 1, 64, (Phase(1500, late_step=600),))
 
 
 @dataclass(frozen=True)
@@ -80,27 +89,35 @@ def train(
 ) -> None:
     """Trains in place; calls `report` every now and then."""
     model.to(device).train()
-    optimizers = _optimizers(model, recipe)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(o, lambda step: _learning_rate(step, recipe)) for o in optimizers]
-    start, tokens, total = time.monotonic(), 0, torch.zeros((), device=device)
-    source = batches(encoder, recipe.seed, recipe.tokens_per_batch)
-    for step in range(1, recipe.steps + 1):
-        if step == recipe.late_step + 1:
-            source = batches(encoder, recipe.seed + 1, recipe.tokens_per_batch, late=True)
-        token_ids, labels = (tensor.to(device, non_blocking=True) for tensor in next(source))
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = _loss(model, token_ids, labels)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-        tokens += token_ids.numel()
-        total += loss.detach()
-        if step % report_every == 0:
-            report(Point(step, tokens, total.item() / report_every, time.monotonic() - start))
-            total.zero_()
+    start, tokens, steps = time.monotonic(), 0, 0
+    total = torch.zeros((), device=device)
+    for index, phase in enumerate(recipe.phases):
+        optimizers = _optimizers(model, recipe)
+        schedules = [torch.optim.lr_scheduler.LambdaLR(o, _schedule(phase, recipe.warmup_steps)) for o in optimizers]
+        for step, (token_ids, labels) in enumerate(_batches(encoder, recipe, index), start=1):
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = _loss(model, token_ids.to(device), labels.to(device))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer, schedule in zip(optimizers, schedules, strict=True):
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            tokens += token_ids.numel()
+            total += loss.detach()
+            if step % report_every == 0:
+                report(Point(steps + step, tokens, total.item() / report_every, time.monotonic() - start))
+                total.zero_()
+        steps += phase.steps
+
+
+def _batches(encoder: Encoder, recipe: Recipe, index: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Those of one phase: of the early half of the corpus, then of the late one."""
+    phase, seed = recipe.phases[index], recipe.seed + 2 * index
+    early = batches(encoder, seed, recipe.tokens_per_batch)
+    late = batches(encoder, seed + 1, recipe.tokens_per_batch, late=True)
+    yield from itertools.islice(early, phase.late_step)
+    yield from itertools.islice(late, phase.steps - phase.late_step)
 
 
 def _loss(model: transformers.Qwen3ForCausalLM, token_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -122,8 +139,13 @@ def _optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Opti
     ]
 
 
-def _learning_rate(step: int, recipe: Recipe) -> float:
-    if step < recipe.warmup_steps:
-        return (step + 1) / recipe.warmup_steps
-    done = (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+def _schedule(phase: Phase, warmup_steps: int) -> Callable[[int], float]:
+    """Step → factor on the learning rates."""
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return phase.peak * (step + 1) / warmup_steps
+        done = (step - warmup_steps) / max(1, phase.steps - warmup_steps)
+        return phase.peak * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    return factor

@@ -9,15 +9,15 @@ import torch
 
 from demo_model.build import build
 from demo_model.curve import draw, read
-from demo_model.train import DRAFT
+from demo_model.train import DRAFT, Phase
 from tests.support.run_engine import GREEDY, run, running_engine, tokens
 from tests.support.tiny_models import reference_tokens
 
 
 def test_training_lowers_the_loss_and_the_engine_runs_the_result(tmp_path: Path) -> None:
     recipe = dataclasses.replace(
-        DRAFT, hidden_size=32, intermediate_size=64, num_layers=1, head_dim=16, steps=100, tokens_per_batch=512,
-        warmup_steps=5,
+        DRAFT, hidden_size=32, intermediate_size=64, num_layers=1, head_dim=16, tokens_per_batch=512,
+        warmup_steps=5, phases=(Phase(60, late_step=40), Phase(40, late_step=0, peak=0.5)),
     )  # fmt: skip
     build("tiny", recipe, tmp_path / "tiny", torch.device("cpu"), compiled=False)
     curve = read(tmp_path / "tiny.curve.jsonl")
