@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
 
 from demo_model.corpus.example import Probe, Turn, fill, loosen, pick, read_data, user
-from quire.options.engine import EngineOptions
-from quire.options.gateway import GatewayOptions
-from quire.options.model import ModelOptions
-from quire.options.router import RouterOptions
-from quire.options.serve import ServeOptions
-from quire.options.tokenizer import TokenizerOptions
 
 
 @dataclass(frozen=True)
@@ -53,14 +45,9 @@ _FLAG_QUESTIONS = (
 _FLAG_HELD_OUT = ("What is the flag {flag} good for?", "Can you explain the option {flag}?")
 
 
-@cache
 def flags() -> dict[str, str]:
-    """Flag → first sentence of its help, from the declarations that the server itself is made from."""
-    found: dict[str, str] = {}
-    for group in (ServeOptions, ModelOptions, EngineOptions, GatewayOptions, RouterOptions, TokenizerOptions):
-        for option in dataclasses.fields(group):
-            sentence = re.split(r"(?<=[a-z0-9)])[.;:] ", str(option.metadata["help"]))[0].rstrip(".")
-            found["--" + option.name.replace("_", "-")] = sentence + "."
+    """Flag → what it does."""
+    found: dict[str, str] = read_data("flags.yaml")
     return found
 
 
