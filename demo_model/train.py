@@ -44,7 +44,10 @@ class Recipe:
     seed: int = 1
 
 
-DEMO = Recipe(256, 768, 6, 4, 2, 64, (Phase(2400, late_step=1000), Phase(600, late_step=0, peak=0.4)))
+DEMO = Recipe(
+    256, 768, 6, 4, 2, 64,
+    (Phase(2400, late_step=1000), Phase(600, late_step=0, peak=0.4), Phase(300, late_step=150, peak=0.4)),
+)  # fmt: skip
 DRAFT = Recipe(128, 320, 3, 2, 1, 64, (Phase(1500, late_step=600),))
 
 
