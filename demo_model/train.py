@@ -112,7 +112,7 @@ def train(
                 optimizer.zero_grad()
             tokens += token_ids.numel()
             total += loss.detach()
-            if step % report_every == 0:
+            if (steps + step) % report_every == 0:
                 report(Point(steps + step, tokens, total.item() / report_every, time.monotonic() - start))
                 total.zero_()
         steps += phase.steps
