@@ -105,15 +105,18 @@ def rotary_table(
         [length, 2, rotary_dim / 2]: cosines, then sines.
 
     Raises:
-        StartupError: the type of scaling is not supported.
+        StartupError: the type of scaling is not supported, or its parameters are not complete.
     """
     kind = parameters.get("rope_type", "default")
-    if kind == "longrope":
-        frequencies, factor = _longrope(parameters, rotary_dim, max_position, length)
-    elif kind in SCALINGS:
-        frequencies, factor = SCALINGS[kind](parameters, rotary_dim, max_position)
-    else:
+    if kind != "longrope" and kind not in SCALINGS:
         raise StartupError(f"rope_type {kind!r} is not supported; supported are longrope, {', '.join(SCALINGS)}.")
+    try:
+        if kind == "longrope":
+            frequencies, factor = _longrope(parameters, rotary_dim, max_position, length)
+        else:
+            frequencies, factor = SCALINGS[kind](parameters, rotary_dim, max_position)
+    except KeyError as error:
+        raise StartupError(f"The model's rope_parameters lack {error}, which {kind} needs.") from error
     positions = torch.arange(length)
     angles = positions.float()[:, None] * frequencies[None, :]
     if kind == "dynamic" and length > max_position:
