@@ -119,6 +119,7 @@ class _Answer:
         self._created = int(time.time())
         self._as_ids = bool(body.return_tokens_as_token_ids or context.options.return_tokens_as_token_ids)
         self._scores = [CompletionScores(self._as_ids) for _ in range(len(prompts) * job.n)]
+        self._begun: set[int] = set()
         options = body.stream_options
         self._usage_at_end = context.options.enable_force_include_usage or bool(options and options.include_usage)
         self._usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
@@ -130,9 +131,15 @@ class _Answer:
                 yield self._chunk(CompletionChoice(index, self._prompts[index // self._job.n].text))
 
     def chunks(self, event: ChoiceEvent) -> Iterator[Completion]:
-        """An event's chunk; none for one that has nothing to show."""
-        if not (event.text or event.finish or event.scores or self._body.return_token_ids):
+        """An event's chunk; none for one that has nothing to show.
+
+        A choice's first token shows even where it is no text yet (a part of a character): its client learns that the
+        prompt is computed.
+        """
+        begins = event.index not in self._begun
+        if not (begins or event.text or event.finish or event.scores or self._body.return_token_ids):
             return
+        self._begun.add(event.index)
         choice = CompletionChoice(event.index, event.text)
         if event.scores:
             choice.logprobs = self._scores[event.index].take(event.scores)

@@ -92,6 +92,13 @@ async def test_completion_stream_with_choices_and_usage(gateway: GatewayStack) -
     assert done == "[DONE]"
 
 
+async def test_the_first_token_shows_even_if_it_is_half_a_character(gateway: GatewayStack) -> None:
+    lead, _ = (await gateway.post("/tokenize", {"prompt": "é"})).json()["tokens"]
+    first, *others, _ = await gateway.events("/v1/completions", {"prompt": [lead], "max_tokens": 3})
+    assert first["choices"][0] | {"text": "", "finish_reason": None} == first["choices"][0]
+    assert others[-1]["choices"][0]["finish_reason"] == "length"
+
+
 async def test_no_usage_unless_asked(gateway: GatewayStack) -> None:
     *chunks, _ = await gateway.events("/v1/completions", {"prompt": "A", "max_tokens": 3})
     assert all("usage" not in chunk for chunk in chunks)
