@@ -61,7 +61,7 @@ def best_seconds(call: Callable[[], object], repeats: int = 7) -> float:
 
 def measure_machine(quantization: str | None, rows: list[int]) -> Machine:
     """Reads of memory that no cache holds; products with 64 MiB of weights."""
-    data = torch.ones(2**28, dtype=torch.int32)
+    data = torch.ones(2**28)
     bandwidth = data.numel() * 4 / best_seconds(data.sum)
     ops = create_ops("auto", torch.bfloat16, torch.device("cpu"))
     outputs, size = 8192, 4096

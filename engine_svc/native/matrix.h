@@ -156,11 +156,11 @@ template <class Type, class Out>
 void run(const Call<Out>& call) {
   int64_t panels = (call.outputs + PANEL - 1) / PANEL;
   int64_t chunks = (call.rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+  // Panels outside: each thread gets as many rows as the others, and finds a panel in its cache for the second chunk.
 #pragma omp for collapse(2) schedule(static)
-  for (int64_t chunk = 0; chunk < chunks; ++chunk)
-    for (int64_t index = 0; index < panels; ++index)
-      panel<Type>(call, chunk * ROWS_PER_TASK, std::min(call.rows, (chunk + 1) * ROWS_PER_TASK), index,
-                  index + 1 == panels);
+  for (int64_t index = 0; index < panels; ++index)
+    for (int64_t chunk = 0; chunk < chunks; ++chunk)
+      panel<Type>(call, chunk * call.rows / chunks, (chunk + 1) * call.rows / chunks, index, index + 1 == panels);
 }
 
 // Symmetric, to 127 of the row's greatest value; stored 128 higher, because the instruction wants it unsigned.
