@@ -110,15 +110,12 @@ class ChatRenderer:
         """
         if self._waiting >= _MAX_WAITING:
             raise Overloaded("Too many conversations wait to be rendered; try again in a moment.")
-        async with self._child() as child:
+        try:
+            answer = await self._ask(request, fresh=False)
+        except (OSError, asyncio.IncompleteReadError):
+            # Somebody may have killed the process while it idled: only a new one's end is the conversation's fault.
             try:
-                async with asyncio.timeout(self._timeout_seconds):
-                    answer = await child.ask(request)
-            except TimeoutError:
-                raise InvalidRequest(
-                    f"The chat template took longer than {self._timeout_seconds:g} s for this conversation.",
-                    parameter="messages",
-                ) from None
+                answer = await self._ask(request, fresh=True)
             except (OSError, asyncio.IncompleteReadError):
                 raise InvalidRequest(
                     "The chat template used too much memory or nested too deeply for this conversation.",
@@ -128,9 +125,25 @@ class ChatRenderer:
             raise InvalidRequest(answer["error"], parameter="messages")
         return answer["text"]
 
+    async def _ask(self, request: Mapping[str, Any], fresh: bool) -> dict[str, str]:
+        """
+        Raises:
+            InvalidRequest: the template takes too long.
+            OSError, asyncio.IncompleteReadError: the process ended.
+        """
+        async with self._child(fresh) as child:
+            try:
+                async with asyncio.timeout(self._timeout_seconds):
+                    return await child.ask(request)
+            except TimeoutError:
+                raise InvalidRequest(
+                    f"The chat template took longer than {self._timeout_seconds:g} s for this conversation.",
+                    parameter="messages",
+                ) from None
+
     @contextlib.asynccontextmanager
-    async def _child(self) -> AsyncIterator[_Child]:
-        """A child of one's own. It goes back to the others only after a complete exchange."""
+    async def _child(self, fresh: bool) -> AsyncIterator[_Child]:
+        """A child of one's own, new if it must be. It goes back to the others only after a complete exchange."""
         self._waiting += 1
         try:
             child = await self._idle.get()
@@ -138,7 +151,9 @@ class ChatRenderer:
             self._waiting -= 1
         clean = False
         try:
-            if child is None or not child.alive:
+            if fresh and child is not None:
+                child.kill()
+            if fresh or child is None or not child.alive:
                 child = await self._start_ready()
             yield child
             clean = True

@@ -23,7 +23,7 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         blocks=st.integers(10, 24), slots=st.integers(1, 6), budget=st.integers(1, 48), caching=st.booleans(),
         chunked=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]), partial=st.integers(1, 3),
-        long=st.integers(1, 3), threshold=st.integers(0, 12), window=st.none() | st.integers(1, 16),
+        long=st.integers(1, 3), threshold=st.integers(0, 12), window=st.none() | st.integers(2, 16),
         host=st.integers(0, 12),
     )  # fmt: skip
     def start(
