@@ -52,7 +52,7 @@ class NativeBackend(CpuBackend):
 
     def attend_decode(
         self, query: torch.Tensor, cache: torch.Tensor, decode: Decode, options: AttentionOptions, output: torch.Tensor
-    ) -> None:  # fmt: skip
+    ) -> None:
         """See CpuBackend.attend_decode."""
         shape, table = self.shape, decode.block_table
         sinks = None if options.sinks is None else options.sinks.float()

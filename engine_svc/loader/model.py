@@ -23,7 +23,7 @@ from engine_svc.parallel.group import ParallelGroup
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 
-DEFAULT_BLOCK_SIZE = 16
+_DEFAULT_BLOCK_SIZE = 16
 _DTYPES = {
     "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
     "half": torch.float16,
@@ -93,7 +93,7 @@ def _load_from_transformers(
 ) -> LoadedModel:
     refused = {
         "--tensor-parallel-size": group.world_size > 1, "--quantization": options.quantization is not None,
-        "--load-format dummy": options.load_format == "dummy",
+        "--load-format dummy": options.load_format == "dummy", "--cpu-kernels native": options.cpu_kernels == "native",
     }  # fmt: skip
     if wrong := [name for name, given in refused.items() if given]:
         names = ", ".join(config.get("architectures") or ["the model"])
@@ -121,7 +121,7 @@ def _dtype(own: str, options: EngineOptions) -> torch.dtype:
 def _shape(
     heads: tuple[int, int, int], dtype: torch.dtype, options: EngineOptions, device: torch.device
 ) -> AttentionShape:
-    return AttentionShape(*heads, options.block_size or DEFAULT_BLOCK_SIZE, dtype, device)
+    return AttentionShape(*heads, options.block_size or _DEFAULT_BLOCK_SIZE, dtype, device)
 
 
 def _max_model_len(facts: ModelFacts, options: EngineOptions) -> int:

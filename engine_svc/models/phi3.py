@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import ModelConfig, base_config
+from engine_svc.models.config import ModelConfig, base_config, rope_parameters
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """`longrope` needs to know where the short context ends, which stands outside of its parameters."""
-    result = base_config(config, sliding_windows=(config.get("sliding_window"),) * config["num_hidden_layers"])
-    original = config.get("original_max_position_embeddings")
-    if original and isinstance(result.rope_parameters, dict):
-        result.rope_parameters.setdefault("original_max_position_embeddings", original)
-    return result
+    parameters = rope_parameters(config)
+    if original := config.get("original_max_position_embeddings"):
+        parameters.setdefault("original_max_position_embeddings", original)
+    windows = (config.get("sliding_window"),) * config["num_hidden_layers"]
+    return base_config(config, sliding_windows=windows, rope_parameters=parameters)

@@ -13,7 +13,7 @@ from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, Product
 from engine_svc.ops.int8 import quantize_rows
 from engine_svc.ops.plain import PlainOps
 
-_PANEL = 64  # outputs that are packed together, as in matrix.cpp
+_PANEL = 64  # outputs that are packed together, as in matrix.h
 
 
 class _Int8(NamedTuple):

@@ -20,14 +20,14 @@ def create_ops(choice: str, dtype: torch.dtype, device: torch.device) -> Ops:
     Raises:
         StartupError: native kernels are asked for and cannot run.
     """
+    suitable = device.type == "cpu" and dtype == torch.bfloat16
+    if choice == "native" and not suitable:
+        raise StartupError(f"--cpu-kernels native runs bfloat16 on a CPU, and this is {dtype} on {device.type}.")
     if device.type == "cuda":
         # Triton is imported only where it is used.
         from engine_svc.ops.triton import TritonOps
 
         return TritonOps()
-    suitable = device.type == "cpu" and dtype == torch.bfloat16
-    if choice == "native" and not suitable:
-        raise StartupError(f"--cpu-kernels native runs bfloat16 on a CPU, and this is {dtype} on {device.type}.")
     if choice != "torch" and suitable:
         if (found := kernels()) is not None:
             return NativeOps(found, torch.get_num_threads())

@@ -59,7 +59,12 @@ def test_models_that_nobody_runs(
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"tensor_parallel_size": 2}, "--tensor-parallel-size"), ({"quantization": "int8"}, "--quantization")],
+    [
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
+        ({"quantization": "int8"}, "--quantization"),
+        ({"load_format": "dummy"}, "--load-format"),
+        ({"cpu_kernels": "native"}, "--cpu-kernels"),
+    ],
 )
 def test_what_transformers_cannot_do_is_refused(model_folder: ModelFolder, options: dict[str, Any], words: str) -> None:
     with pytest.raises(StartupError, match=words), running_engine(model_folder("gpt2"), **options):

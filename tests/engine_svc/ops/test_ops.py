@@ -150,6 +150,8 @@ def test_activate_and_multiply(name: str, rows: int, size: int) -> None:
 def test_native_kernels_are_refused_where_they_cannot_run() -> None:
     with pytest.raises(StartupError, match="bfloat16"):
         create_ops("native", torch.float32, torch.device("cpu"))
+    with pytest.raises(StartupError, match="on cuda"):
+        create_ops("native", torch.bfloat16, torch.device("cuda"))
 
 
 def test_other_types_run_on_torch() -> None:
