@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 
-from demo_model.corpus.example import Probe, Turn, fill, loosen, pick, read_data, user
+from demo_model.corpus.example import Probe, Turn, expand, fill, loosen, pick, read_data, user
 
 
 @dataclass(frozen=True)
 class Topic:
-    """Ways to ask, the answer, and a held-out way to ask whose answer must hold one of the keywords."""
+    """Ways to ask (templates of `expand`), the answer, and a held-out way to ask whose answer must hold a keyword."""
 
     answer: str
     questions: list[str]
@@ -54,7 +54,7 @@ def flags() -> dict[str, str]:
 def guide(random: Random) -> Sequence[Turn]:
     """A question about Quire."""
     topic = random.choice(topics())
-    question = pick(random, *topic.questions)
+    question = expand(random, pick(random, *topic.questions))
     if topic.subject and random.random() < 0.5:
         question = fill(random, _ABOUT, {"s": topic.subject})
     return [Turn(loosen(random, question), topic.answer, "This is about Quire, which I know.")]
@@ -72,7 +72,7 @@ def greeting(random: Random) -> Sequence[Turn]:
     data = read_data("small_talk.yaml")
     greets = random.random() < 0.5
     entry = data["greetings"] if greets else random.choice(data["small_talk"])
-    question = loosen(random, random.choice(entry["questions"]))
+    question = loosen(random, expand(random, pick(random, *entry["questions"])))
     return [Turn(question, random.choice(entry["answers"]), "The user greets me." if greets else "That is small talk.")]
 
 

@@ -16,7 +16,7 @@ from demo_model.corpus.tools import SYSTEMS, tool_use
 
 _DRILL = 0.12  # conversations of many short sums and copies, which is where practice counts
 SKILLS: dict[Skill, float] = {
-    arithmetic: 24, lists: 16, memory: 14, guide: 10, flag: 9, json_object: 12, facts: 8, greeting: 5, refusal: 5,
+    arithmetic: 24, lists: 16, memory: 14, guide: 14, flag: 9, json_object: 12, facts: 8, greeting: 5, refusal: 5,
 }  # fmt: skip
 # Early and late: a tool's name is first a hint at what it does, and then mostly is not, so that it must be looked up.
 _TOOL_USE = (0.17, 0.28)

@@ -121,7 +121,14 @@ def test_the_flags_that_are_taught_are_flags_of_quire() -> None:
 def test_every_topic_answers_its_own_probe() -> None:
     for topic in guide.topics():
         assert any(keyword in topic.answer for keyword in topic.keywords)
-        assert topic.held_out not in topic.questions
+
+
+def test_what_is_held_out_is_not_taught() -> None:
+    random = Random(7)
+    taught = {skill(random)[0].question for skill in (guide.guide, guide.flag, guide.greeting) for _ in range(30_000)}
+    asked = {probe.messages[-1]["content"] for probe in guide.probes()}
+    assert len(asked) > 100
+    assert not asked & taught
 
 
 def test_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast, encoder: Encoder, corpus: list[Example]) -> None:
