@@ -29,20 +29,12 @@ class Decode:
 
 
 @dataclass(frozen=True)
-class _Prefill:
-    """One sequence with several new tokens."""
+class Prepared:
+    """A batch, and which of its sequences decode and prefill (have several new tokens)."""
 
-    rows: slice
-    query_len: int
-    seq_len: int
-    blocks: torch.Tensor | None  # int64 [blocks]; None when nothing is cached before the new tokens
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    slot_mapping: torch.Tensor
+    metadata: AttentionMetadata
     decode: Decode | None
-    prefills: list[_Prefill]
+    prefilling: list[int]
 
 
 class CpuBackend(AttentionBackend):
@@ -57,18 +49,18 @@ class CpuBackend(AttentionBackend):
         size = (2, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim * shape.dtype.itemsize)
         return [_untouched(math.prod(size)).view(shape.dtype).view(*size[:-1], -1) for _ in range(num_layers)]
 
-    def prepare(self, metadata: AttentionMetadata) -> _Prepared:
+    def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """Tells the sequences that decode from those that prefill."""
-        prefills, decoding, rows, start = [], [], [], 0
+        prefilling, decoding, rows, start = [], [], [], 0
         for index, query_len in enumerate(metadata.query_lens_host):
             if query_len == 1:
                 decoding.append(index)
                 rows.append(start)
             else:
-                prefills.append(self._prefill(metadata, index, start))
+                prefilling.append(index)
             start += query_len
-        decode = self._decode(metadata, decoding, None if not prefills else torch.tensor(rows)) if decoding else None
-        return _Prepared(metadata.slot_mapping, decode, prefills)
+        decode = self._decode(metadata, decoding, torch.tensor(rows) if prefilling else None) if decoding else None
+        return Prepared(metadata, decode, prefilling)
 
     def _decode(self, metadata: AttentionMetadata, indices: list[int], rows: torch.Tensor | None) -> Decode:
         longest = max(metadata.seq_lens_host[index] for index in indices)
@@ -76,28 +68,22 @@ class CpuBackend(AttentionBackend):
         chosen = torch.tensor(indices) if rows is not None else slice(None)
         return Decode(rows, metadata.block_table[chosen, :blocks], metadata.seq_lens[chosen], {})
 
-    def _prefill(self, metadata: AttentionMetadata, index: int, start: int) -> _Prefill:
-        query_len, seq_len = metadata.query_lens_host[index], metadata.seq_lens_host[index]
-        count = -(-seq_len // self.shape.block_size)
-        blocks = metadata.block_table[index, :count].long() if seq_len > query_len else None
-        return _Prefill(slice(start, start + query_len), query_len, seq_len, blocks)
-
     def forward(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         cache: torch.Tensor,
-        prepared: _Prepared,
+        prepared: Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
-        self.write(key, value, cache, prepared.slot_mapping)
+        self.write(key, value, cache, prepared.metadata.slot_mapping)
         output = query.new_empty(query.shape)
         if prepared.decode is not None:
             self.attend_decode(query, cache, prepared.decode, options, output)
-        for prefill in prepared.prefills:
-            output[prefill.rows] = self._attend_prefill(query, key, value, cache, prefill, options)
+        if prepared.prefilling:
+            self.attend_prefill(query, cache, prepared, options, output)
         return output
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -145,33 +131,28 @@ class CpuBackend(AttentionBackend):
             decode.masks[window, dtype] = mask[None, :, None, :]
         return decode.masks[window, dtype]
 
-    def _attend_prefill(
+    def attend_prefill(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
         cache: torch.Tensor,
-        prefill: _Prefill,
+        prepared: Prepared,
         options: AttentionOptions,
-    ) -> torch.Tensor:
-        dim = self.shape.head_dim
-        if prefill.blocks is None:
-            keys, values = key[prefill.rows].transpose(0, 1), value[prefill.rows].transpose(0, 1)
-        else:
-            gathered = cache.index_select(2, prefill.blocks).view(2, self.shape.num_kv_heads, -1, dim)
-            keys, values = gathered[0, :, : prefill.seq_len], gathered[1, :, : prefill.seq_len]
-        window = options.sliding_window
-        whole = prefill.blocks is None and (window is None or window >= prefill.seq_len) and not _is_special(options)
-        mask = None if whole else _causal_mask(prefill.query_len, prefill.seq_len, window)
-        output = _attend(
-            query[prefill.rows].transpose(0, 1)[None],
-            keys[None],
-            values[None],
-            mask,
-            options,
-            None if options.sinks is None else options.sinks[:, None, None],
-        )
-        return output[0].transpose(0, 1)
+        output: torch.Tensor,
+    ) -> None:
+        """Writes the prefilling sequences' rows of the output, [tokens, heads, dim]."""
+        metadata, window = prepared.metadata, options.sliding_window
+        for index in prepared.prefilling:
+            query_len, seq_len = metadata.query_lens_host[index], metadata.seq_lens_host[index]
+            start = int(metadata.query_start_loc[index])
+            blocks = metadata.block_table[index, : -(-seq_len // self.shape.block_size)]
+            gathered = cache.index_select(2, blocks).view(2, 1, self.shape.num_kv_heads, -1, self.shape.head_dim)
+            keys, values = gathered[..., :seq_len, :]
+            whole = query_len == seq_len and (window is None or window >= seq_len) and not _is_special(options)
+            mask = None if whole else _causal_mask(query_len, seq_len, window)
+            sinks = None if options.sinks is None else options.sinks[:, None, None]
+            rows = slice(start, start + query_len)
+            found = _attend(query[rows].transpose(0, 1)[None], keys, values, mask, options, sinks)
+            output[rows] = found[0].transpose(0, 1)
 
 
 def _untouched(num_bytes: int) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""The CPU backend whose decoding reads the cache where it lies, by the C++ kernels. Prefill is torch's."""
+"""The CPU backend that reads the cache where it lies, by the C++ kernels."""
 
 from __future__ import annotations
 
 import torch
 
 from engine_svc.attention.base import AttentionOptions, AttentionShape
-from engine_svc.attention.cpu import CpuBackend, Decode
+from engine_svc.attention.cpu import CpuBackend, Decode, Prepared
 from engine_svc.native.library import kernels
 from quire.errors import StartupError
 
@@ -60,6 +60,27 @@ class NativeBackend(CpuBackend):
             query.data_ptr(), query.stride(0), cache.data_ptr(), cache[1].data_ptr(), cache.stride(1),
             table.data_ptr(), table.stride(0), decode.seq_lens.data_ptr(),
             None if decode.rows is None else decode.rows.data_ptr(), output.data_ptr(), len(table), shape.num_heads,
+            shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale,
+            options.sliding_window or 0, options.softcap or 0.0,
+            None if sinks is None else sinks.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+
+    def attend_prefill(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Prepared,
+        options: AttentionOptions,
+        output: torch.Tensor,
+    ) -> None:
+        """See CpuBackend.attend_prefill."""
+        shape, metadata = self.shape, prepared.metadata
+        sequences = torch.tensor(prepared.prefilling, dtype=torch.int32)
+        sinks = None if options.sinks is None else options.sinks.float()
+        self._kernels.paged_prefill(
+            query.data_ptr(), query.stride(0), cache.data_ptr(), cache[1].data_ptr(), cache.stride(1),
+            metadata.block_table.data_ptr(), metadata.block_table.stride(0), metadata.query_start_loc.data_ptr(),
+            metadata.seq_lens.data_ptr(), sequences.data_ptr(), len(sequences), output.data_ptr(), shape.num_heads,
             shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale,
             options.sliding_window or 0, options.softcap or 0.0,
             None if sinks is None else sinks.data_ptr(), torch.get_num_threads(),

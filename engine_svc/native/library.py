@@ -31,6 +31,10 @@ _SIGNATURES = {
     "write_cache": (
         _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _INT,
     ),
+    "paged_prefill": (
+        _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER,
+        _LONG, _LONG, _LONG, _LONG, _FLOAT, _LONG, _FLOAT, _POINTER, _INT,
+    ),
     "paged_decode": (
         _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG,
         _LONG, _LONG, _FLOAT, _LONG, _FLOAT, _POINTER, _INT,

@@ -160,6 +160,15 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 
 @needs_native
+@pytest.mark.parametrize("heads", [2, 6, 32])
+@pytest.mark.parametrize("window", [None, 12, 100])
+def test_native_long_prompts(heads: int, window: int | None) -> None:
+    """Several blocks of keys, and more rows than a task has."""
+    backend = make_backend("native", num_heads=heads, head_dim=80, dtype=torch.bfloat16)
+    check_backend(backend, [(0, 201), (150, 130), (70, 1), (3, 64)], window)
+
+
+@needs_native
 @pytest.mark.parametrize("window", [None, 1, 12, 64])
 @pytest.mark.parametrize("batch", BATCHES)
 def test_native_batches(window: int | None, batch: str) -> None:

@@ -1,30 +1,18 @@
 // Decoding over the paged cache: one query per sequence, keys and values read once, where they lie.
 //
-// The cache of a layer is two arrays, keys and values, of [kv_heads, blocks, block_size, dim]. A task is one sequence and
-// one key-value head, with all the query heads that share it: softmax runs along as the keys come (Milakov and
-// Gimelshein 2018), 16 keys at a time.
+// A task is one sequence and one key-value head, with all the query heads that share it: softmax runs along as the keys
+// come (Milakov and Gimelshein 2018), 16 keys at a time.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "common.h"
+#include "paged.h"
 
 using namespace quire;
 
 namespace {
 
-constexpr int MOST_DIM = 256;
 constexpr int MOST_GROUP = 16;
-
-struct Cache {
-  const bf16 *keys, *values;  // of one head
-  const int32_t* blocks;      // of one sequence
-  int64_t block_size, dim;
-
-  int64_t offset(int64_t position) const {
-    return (blocks[position / block_size] * block_size + position % block_size) * dim;
-  }
-};
 
 struct State {
   alignas(64) float query[MOST_GROUP][MOST_DIM];  // scaled
@@ -47,13 +35,6 @@ inline void score_keys(State& state, const Cache& cache, const int64_t* offsets,
     }
     for (int g = 0; g < GROUP; ++g) state.score[head + g][t] = _mm512_reduce_add_ps(sums[g]);
   }
-}
-
-inline __m512 cap_scores(__m512 scores, float softcap) {
-  __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), cap = _mm512_set1_ps(softcap);
-  __m512 power = exponential(_mm512_div_ps(_mm512_mul_ps(two, scores), cap));
-  __m512 tangent = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(power, one)));
-  return _mm512_mul_ps(cap, tangent);
 }
 
 // From scores to weights; what was summed before is scaled to the new maximum.
@@ -160,19 +141,6 @@ void attend(const Task& task) {
 }  // namespace
 
 extern "C" {
-
-// key, value [tokens, kv_heads, dim], tokens `..._stride` values apart, to their slots; `plane` values between heads.
-void quire_write_cache(const bf16* key, const bf16* value, int64_t key_stride, int64_t value_stride,
-                       const int64_t* slots, bf16* keys, bf16* values, int64_t plane, int64_t tokens,
-                       int64_t kv_heads, int64_t dim, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (tokens * kv_heads * dim > 1 << 15)
-  for (int64_t token = 0; token < tokens; ++token)
-    for (int64_t head = 0; head < kv_heads; ++head) {
-      int64_t to = head * plane + slots[token] * dim;
-      std::copy_n(key + token * key_stride + head * dim, dim, keys + to);
-      std::copy_n(value + token * value_stride + head * dim, dim, values + to);
-    }
-}
 
 // One query for each sequence. query: rows `query_stride` values apart, output: [rows, heads, dim]; sequence i's row is
 // rows[i], or i where rows is null. dim is one of those above; at most 16 query heads share a key-value head.
