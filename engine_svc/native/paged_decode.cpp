@@ -13,75 +13,16 @@ using namespace quire;
 namespace {
 
 constexpr int MOST_GROUP = 16;
+constexpr int CHUNK = 2 * LANES;  // values of bfloat16 in a register
+constexpr int LINE = 64;
 
 struct State {
-  alignas(64) float query[MOST_GROUP][MOST_DIM];  // scaled
-  alignas(64) float output[MOST_GROUP][MOST_DIM];
-  alignas(64) float score[MOST_GROUP][LANES];
-  float most[MOST_GROUP], total[MOST_GROUP];
+  alignas(64) bf16 query[MOST_GROUP][MOST_DIM];
+  alignas(64) float output[MOST_GROUP][MOST_DIM];  // in chunks of 32, as add_values leaves them
+  alignas(64) float total[MOST_GROUP][LANES];      // of the weights, by the key's place among 16
+  alignas(64) bf16 weights[MOST_GROUP][LANES];
+  float most[MOST_GROUP];
 };
-
-// Up to 16 keys, of heads of CHUNKS * 16 values, against GROUP queries from `head` on.
-template <int CHUNKS, int GROUP>
-inline void score_keys(State& state, const Cache& cache, const int64_t* offsets, int count, int head) {
-  for (int t = 0; t < count; ++t) {
-    const bf16* key = cache.keys + offsets[t];
-    __m512 sums[GROUP];
-    for (int g = 0; g < GROUP; ++g) sums[g] = _mm512_setzero_ps();
-    for (int c = 0; c < CHUNKS; ++c) {
-      __m512 value = load(key + c * LANES);
-      for (int g = 0; g < GROUP; ++g)
-        sums[g] = _mm512_fmadd_ps(value, _mm512_load_ps(state.query[head + g] + c * LANES), sums[g]);
-    }
-    for (int g = 0; g < GROUP; ++g) state.score[head + g][t] = _mm512_reduce_add_ps(sums[g]);
-  }
-}
-
-// From scores to weights; what was summed before is scaled to the new maximum.
-template <int CHUNKS>
-inline void soften(State& state, int count, int group, float softcap) {
-  for (int g = 0; g < group; ++g) {
-    __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-    __m512 scores = _mm512_mask_loadu_ps(lowest, first(count), state.score[g]);
-    if (softcap > 0) scores = _mm512_mask_mov_ps(lowest, first(count), cap_scores(scores, softcap));
-    float most = std::max(state.most[g], _mm512_reduce_max_ps(scores));
-    if (most > state.most[g]) {
-      float factor = std::exp(state.most[g] - most);
-      state.total[g] *= factor;
-      for (int c = 0; c < CHUNKS * LANES; c += LANES)
-        _mm512_store_ps(state.output[g] + c,
-                        _mm512_mul_ps(_mm512_load_ps(state.output[g] + c), _mm512_set1_ps(factor)));
-      state.most[g] = most;
-    }
-    __m512 weights = _mm512_maskz_mov_ps(first(count), exponential(_mm512_sub_ps(scores, _mm512_set1_ps(most))));
-    state.total[g] += _mm512_reduce_add_ps(weights);
-    _mm512_store_ps(state.score[g], weights);
-  }
-}
-
-template <int CHUNKS, int GROUP>
-inline void add_values(State& state, const Cache& cache, const int64_t* offsets, int count, int head) {
-  for (int c = 0; c < CHUNKS * LANES; c += LANES) {
-    __m512 sums[GROUP];
-    for (int g = 0; g < GROUP; ++g) sums[g] = _mm512_load_ps(state.output[head + g] + c);
-    for (int t = 0; t < count; ++t) {
-      __m512 value = load(cache.values + offsets[t] + c);
-      for (int g = 0; g < GROUP; ++g)
-        sums[g] = _mm512_fmadd_ps(_mm512_set1_ps(state.score[head + g][t]), value, sums[g]);
-    }
-    for (int g = 0; g < GROUP; ++g) _mm512_store_ps(state.output[head + g] + c, sums[g]);
-  }
-}
-
-template <int CHUNKS, int GROUP>
-inline void keys_of(State& state, const Cache& cache, const int64_t* offsets, int count, int& head, int group) {
-  for (; head + GROUP <= group; head += GROUP) score_keys<CHUNKS, GROUP>(state, cache, offsets, count, head);
-}
-
-template <int CHUNKS, int GROUP>
-inline void values_of(State& state, const Cache& cache, const int64_t* offsets, int count, int& head, int group) {
-  for (; head + GROUP <= group; head += GROUP) add_values<CHUNKS, GROUP>(state, cache, offsets, count, head);
-}
 
 // Positions [start, end) of one sequence, for the query heads that share one key-value head.
 struct Task {
@@ -94,47 +35,166 @@ struct Task {
   const float* sinks;    // of the query heads, or null
 };
 
-template <int CHUNKS>
-void attend(const Task& task) {
-  thread_local State state;
-  constexpr int DIM = CHUNKS * LANES;
-  for (int g = 0; g < task.group; ++g) {
-    for (int c = 0; c < DIM; c += LANES) {
-      _mm512_store_ps(state.query[g] + c, _mm512_mul_ps(load(task.query + g * DIM + c), _mm512_set1_ps(task.scale)));
-      _mm512_store_ps(state.output[g] + c, _mm512_setzero_ps());
+// Where 16 keys lie; behind the last one it stands again.
+struct Sixteen {
+  int64_t offsets[LANES];
+  int count;
+
+  Sixteen(const Task& task, int64_t position) : count(int(std::min<int64_t>(LANES, task.end - position))) {
+    for (int t = 0; t < LANES; ++t) offsets[t] = task.cache.offset(position + std::min(t, count - 1));
+  }
+};
+
+template <int DIM>
+inline __m512i load_chunk(const bf16* from, int c) {
+  __mmask32 mask = DIM - c * CHUNK >= CHUNK ? 0xffffffff : 0xffff;
+  return _mm512_maskz_loadu_epi16(mask, from + c * CHUNK);
+}
+
+// 16 vectors to the vector of their sums.
+inline __m512 sum_each(__m512 (&sums)[LANES]) {
+  __m512 eight[8], four[4];
+  for (int i = 0; i < 8; ++i)
+    eight[i] = _mm512_add_ps(_mm512_unpacklo_ps(sums[2 * i], sums[2 * i + 1]),
+                             _mm512_unpackhi_ps(sums[2 * i], sums[2 * i + 1]));
+  for (int i = 0; i < 4; ++i) {
+    __m512d one = _mm512_castps_pd(eight[2 * i]), other = _mm512_castps_pd(eight[2 * i + 1]);
+    four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(one, other)),
+                            _mm512_castpd_ps(_mm512_unpackhi_pd(one, other)));
+  }
+  auto halves = [](__m512 one, __m512 other) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(one, other, 0x88), _mm512_shuffle_f32x4(one, other, 0xdd));
+  };
+  return halves(halves(four[0], four[1]), halves(four[2], four[3]));
+}
+
+// The scores of 16 keys for one query head.
+template <int DIM>
+inline __m512 score_keys(const Task& task, const bf16* query, const Sixteen& keys) {
+  constexpr int CHUNKS = (DIM + CHUNK - 1) / CHUNK;
+  __m512 sums[LANES];
+#pragma GCC unroll 16
+  for (int t = 0; t < LANES; ++t) sums[t] = _mm512_setzero_ps();
+#pragma GCC unroll 8
+  for (int c = 0; c < CHUNKS; ++c) {
+    __m512i value = load_chunk<DIM>(query, c);
+#pragma GCC unroll 16
+    for (int t = 0; t < LANES; ++t)
+      sums[t] = _mm512_dpbf16_ps(sums[t], (__m512bh)value,
+                                 (__m512bh)load_chunk<DIM>(task.cache.keys + keys.offsets[t], c));
+  }
+  return sum_each(sums);
+}
+
+// From one head's scores to weights; what was summed before is scaled to the new maximum.
+template <int DIM>
+inline void soften(const Task& task, State& state, int g, __m512 scores, int count) {
+  __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  scores = _mm512_mul_ps(scores, _mm512_set1_ps(task.scale));
+  if (task.softcap > 0) scores = cap_scores(scores, task.softcap);
+  scores = _mm512_mask_mov_ps(lowest, first(count), scores);
+  __m512 total = _mm512_load_ps(state.total[g]);
+  float highest = _mm512_reduce_max_ps(scores);
+  if (highest > state.most[g]) {
+    __m512 factor = _mm512_set1_ps(std::exp(state.most[g] - highest));
+    total = _mm512_mul_ps(total, factor);
+    for (int c = 0; c < (DIM + CHUNK - 1) / CHUNK * CHUNK; c += LANES)
+      _mm512_store_ps(state.output[g] + c, _mm512_mul_ps(_mm512_load_ps(state.output[g] + c), factor));
+    state.most[g] = highest;
+  }
+  __m512 weights = exponential(_mm512_sub_ps(scores, _mm512_set1_ps(state.most[g])));
+  weights = _mm512_maskz_mov_ps(first(count), weights);
+  _mm512_store_ps(state.total[g], _mm512_add_ps(total, weights));
+  store(state.weights[g], weights);
+}
+
+// The keys' values, by the weights of GROUP heads. Two keys' values are interleaved in each quarter of a register, so that
+// of 32 outputs, each quarter's lower four stand in one sum and its upper four in another.
+template <int DIM, int GROUP>
+inline void add_values(const Task& task, State& state, const Sixteen& keys, int head) {
+  for (int c = 0; c < (DIM + CHUNK - 1) / CHUNK; ++c) {
+    __m512 low[GROUP], high[GROUP];
+    for (int g = 0; g < GROUP; ++g) {
+      low[g] = _mm512_load_ps(state.output[head + g] + c * CHUNK);
+      high[g] = _mm512_load_ps(state.output[head + g] + c * CHUNK + LANES);
     }
+    for (int t = 0; t < keys.count; t += 2) {
+      __m512i one = load_chunk<DIM>(task.cache.values + keys.offsets[t], c);
+      __m512i other = load_chunk<DIM>(task.cache.values + keys.offsets[t + 1], c);
+      __m512bh lower = (__m512bh)_mm512_unpacklo_epi16(one, other), upper = (__m512bh)_mm512_unpackhi_epi16(one, other);
+      for (int g = 0; g < GROUP; ++g) {
+        __m512bh weights = (__m512bh)_mm512_set1_epi32(*(const int*)(state.weights[head + g] + t));
+        low[g] = _mm512_dpbf16_ps(low[g], lower, weights);
+        high[g] = _mm512_dpbf16_ps(high[g], upper, weights);
+      }
+    }
+    for (int g = 0; g < GROUP; ++g) {
+      _mm512_store_ps(state.output[head + g] + c * CHUNK, low[g]);
+      _mm512_store_ps(state.output[head + g] + c * CHUNK + LANES, high[g]);
+    }
+  }
+}
+
+template <int DIM, int GROUP>
+inline void add_values_of(const Task& task, State& state, const Sixteen& keys, int& head) {
+  for (; head + GROUP <= task.group; head += GROUP) add_values<DIM, GROUP>(task, state, keys, head);
+}
+
+inline void prefetch(const Task& task, const Sixteen& keys) {
+  for (int64_t offset : keys.offsets)
+    for (int64_t c = 0; c < task.cache.dim * int64_t(sizeof(bf16)); c += LINE) {
+      _mm_prefetch((const char*)(task.cache.keys + offset) + c, _MM_HINT_T0);
+      _mm_prefetch((const char*)(task.cache.values + offset) + c, _MM_HINT_T0);
+    }
+}
+
+// What was summed, in its order, over the total.
+template <int DIM>
+void finish(const Task& task, State& state, int g) {
+  float total = _mm512_reduce_add_ps(_mm512_load_ps(state.total[g]));
+  if (task.sinks) total += std::exp(task.sinks[g] - state.most[g]);
+  __m512 divisor = _mm512_set1_ps(total);
+  __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  for (int c = 0; c < DIM; c += LANES) {
+    const float* chunk = state.output[g] + c / CHUNK * CHUNK;
+    __m512i half = _mm512_add_epi32(order, _mm512_set1_epi32(c % CHUNK ? LANES / 2 : 0));
+    __m512 sums = _mm512_permutex2var_ps(_mm512_load_ps(chunk), half, _mm512_load_ps(chunk + LANES));
+    store(task.output + g * DIM + c, _mm512_div_ps(sums, divisor));
+  }
+}
+
+template <int DIM>
+void attend(const Task& task) {
+  static thread_local State state;
+  for (int g = 0; g < task.group; ++g) {
+    std::copy_n(task.query + g * DIM, DIM, state.query[g]);
+    std::fill_n(state.output[g], MOST_DIM, 0.0f);
+    std::fill_n(state.total[g], LANES, 0.0f);
     state.most[g] = task.sinks ? task.sinks[g] : -std::numeric_limits<float>::infinity();
-    state.total[g] = task.sinks ? 1 : 0;
   }
+  Sixteen next(task, task.start);
   for (int64_t position = task.start; position < task.end; position += LANES) {
-    int count = int(std::min<int64_t>(LANES, task.end - position));
-    int64_t offsets[LANES];
-    for (int t = 0; t < count; ++t) offsets[t] = task.cache.offset(position + t);
+    Sixteen keys = next;
+    if (position + LANES < task.end) prefetch(task, next = Sixteen(task, position + LANES));
+    for (int g = 0; g < task.group; ++g)
+      soften<DIM>(task, state, g, score_keys<DIM>(task, state.query[g], keys), keys.count);
     int head = 0;
-    keys_of<CHUNKS, 4>(state, task.cache, offsets, count, head, task.group);
-    keys_of<CHUNKS, 2>(state, task.cache, offsets, count, head, task.group);
-    keys_of<CHUNKS, 1>(state, task.cache, offsets, count, head, task.group);
-    soften<CHUNKS>(state, count, task.group, task.softcap);
-    head = 0;
-    values_of<CHUNKS, 4>(state, task.cache, offsets, count, head, task.group);
-    values_of<CHUNKS, 2>(state, task.cache, offsets, count, head, task.group);
-    values_of<CHUNKS, 1>(state, task.cache, offsets, count, head, task.group);
+    add_values_of<DIM, 4>(task, state, keys, head);
+    add_values_of<DIM, 2>(task, state, keys, head);
+    add_values_of<DIM, 1>(task, state, keys, head);
   }
-  for (int g = 0; g < task.group; ++g)
-    for (int c = 0; c < DIM; c += LANES)
-      store(task.output + g * DIM + c,
-            _mm512_div_ps(_mm512_load_ps(state.output[g] + c), _mm512_set1_ps(state.total[g])));
+  for (int g = 0; g < task.group; ++g) finish<DIM>(task, state, g);
 }
 
 void attend(const Task& task) {
   switch (task.cache.dim) {
-    case 16: return attend<1>(task);
-    case 32: return attend<2>(task);
-    case 64: return attend<4>(task);
-    case 80: return attend<5>(task);
-    case 96: return attend<6>(task);
-    case 128: return attend<8>(task);
-    case 256: return attend<16>(task);
+    case 16: return attend<16>(task);
+    case 32: return attend<32>(task);
+    case 64: return attend<64>(task);
+    case 80: return attend<80>(task);
+    case 96: return attend<96>(task);
+    case 128: return attend<128>(task);
+    case 256: return attend<256>(task);
   }
 }
 
