@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +16,6 @@ from engine_svc.kv_cache.events import KvEvent
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.ledger import Ledger
 from engine_svc.outputs import Counters, FinishReason, Load, SequenceDelta
-from engine_svc.plan import StepResult
 from engine_svc.processor import ENGINE_FAULT, StepProcessor
 from engine_svc.request import GenerationRequest
 from engine_svc.scheduler.batch import Batch
@@ -41,6 +41,7 @@ class EngineConfig(SchedulerOptions):
     enable_prefix_caching: bool = True
     sliding_window: int | None = None  # of all layers, where every layer has the same
     scheduling_policy: str = "fcfs"
+    async_scheduling: bool = True
     eos_token_ids: frozenset[int] = frozenset()
 
 
@@ -69,11 +70,13 @@ class Engine:
         self._processor = StepProcessor(self._scheduler, self._kv_cache, self._ledger, self._statistics, clock)
         self._arrivals = itertools.count()
         self._failures = 0
+        self._in_flight: deque[Batch] = deque()
+        self._max_in_flight = executor.max_in_flight if config.async_scheduling else 1
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do or say anything."""
-        return self._scheduler.has_work or self._ledger.has_deltas
+        return self._scheduler.has_work or self._ledger.has_deltas or bool(self._in_flight)
 
     @property
     def num_waiting(self) -> int:
@@ -100,7 +103,10 @@ class Engine:
             self._ledger.end(live, FinishReason.ABORT)
 
     def step(self) -> list[SequenceDelta]:
-        """One step; what it brought for each request.
+        """Plans a step and hands it to the executor; what the oldest one under way brought for each request.
+
+        Where the executor runs steps on its own, the next one is planned and handed over before the last one's tokens
+        are known: a sequence that ends with them has one step too many, whose results mean nothing.
 
         Raises:
             ExecutorDead: the executor does not work any more; `give_up` and go.
@@ -108,9 +114,9 @@ class Engine:
         self._expire()
         batch = self._scheduler.schedule()
         if batch.sequences:
-            result = self._execute(batch)
-            if result is not None:
-                self._processor.process(batch, result)
+            self._submit(batch)
+        if self._in_flight and (len(self._in_flight) >= self._max_in_flight or not batch.sequences):
+            self._collect()
         return self._ledger.take()
 
     def give_up(self, error: QuireError) -> list[SequenceDelta]:
@@ -153,19 +159,27 @@ class Engine:
         """
         self._scheduler.check()
 
-    def _execute(self, batch: Batch) -> StepResult | None:
-        """Runs the batch; None when that failed and its requests have been ended."""
+    def _submit(self, batch: Batch) -> None:
         now = self._clock()
-        for sequence in batch.sequences:
+        for sequence in batch.sequences.values():
             if sequence.owner.first_scheduled_time is None:
                 sequence.owner.first_scheduled_time = now
         try:
-            result = self._executor.step(batch.plan())
+            self._executor.submit(batch.plan())
         except Exception as error:
             self._fail(batch, error)
-            return None
-        self._failures = 0
-        return result
+        else:
+            self._in_flight.append(batch)
+
+    def _collect(self) -> None:
+        batch = self._in_flight.popleft()
+        try:
+            result = self._executor.collect()
+        except Exception as error:
+            self._fail(batch, error)
+        else:
+            self._failures = 0
+            self._processor.process(batch, result)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         """Ends the requests of a step that raised; the others go on if the executor does.
@@ -175,7 +189,7 @@ class Engine:
         """
         self._failures += 1
         logger.error("step %d with %d sequences failed", batch.step, len(batch.sequences), exc_info=error)
-        for live in {sequence.owner.key: sequence.owner for sequence in batch.sequences}.values():
+        for live in {sequence.owner.key: sequence.owner for sequence in batch.holders().values()}.values():
             fault = Internal("The engine failed while it ran this request; try again.", reason=ENGINE_FAULT)
             self._ledger.end(live, FinishReason.ERROR, fault)
         # A failed step may have written anywhere: nothing computed before is handed to later requests.

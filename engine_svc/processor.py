@@ -50,31 +50,31 @@ class StepProcessor:
             raise RuntimeError(f"{len(result.sampled_slots)} of {batch.num_samples} tokens came back from a step")
         now = self._clock()
         for slot, message in result.failed_slots.items():
-            self._fail(slot, message)
-        self._advance(batch)
+            if sequence := batch.holders().get(slot):
+                self._fail(sequence, message)
+        holders = batch.holders()
+        for slot, sequence in holders.items():
+            self._book(sequence, batch.computed[slot])
         for slot, positions in result.prompt_logprobs.items():
-            self._collect_prompt_logprobs(slot, positions)
+            if sequence := holders.get(slot):
+                self._collect_prompt_logprobs(sequence, positions)
         for slot, token_id in zip(result.sampled_slots, result.sampled_token_ids, strict=True):
-            self._append(slot, token_id, result.logprobs.get(slot), now)
-        for sequence in batch.prompt_only:
-            self._finish_prompt_only(sequence, now)
-        self._statistics.iteration_tokens.observe(sum(batch.counts))
+            if sequence := holders.get(slot):
+                self._append(sequence, token_id, result.logprobs.get(slot), now)
+        for slot in batch.completed_prompts:
+            if sequence := holders.get(slot):
+                self._finish_prompt_only(sequence, now)
+        self._statistics.iteration_tokens.observe(batch.num_tokens)
         self._statistics.forward_milliseconds.observe(result.forward_milliseconds)
         self._statistics.execute_milliseconds.observe(result.execute_milliseconds)
 
-    def _advance(self, batch: Batch) -> None:
-        """The scheduled tokens are computed, and blocks that became full can be found by others."""
-        for sequence, count in zip(batch.sequences, batch.counts, strict=True):
-            if sequence.slot >= 0:  # else it failed in this step and holds no blocks any more
-                sequence.num_computed_tokens += count
-                self._kv_cache.make_findable(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
-                self._kv_cache.release_passed(sequence.table, sequence.num_computed_tokens)
+    def _book(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Blocks that became full can be found by others from here on."""
+        self._kv_cache.make_findable(sequence.table, sequence.token_ids, num_computed_tokens)
+        self._kv_cache.release_passed(sequence.table, num_computed_tokens)
 
-    def _append(self, slot: int, token_id: int, logprobs: PositionLogprobs | None, now: float) -> None:
-        """Appends a sampled token to the slot's sequence, and reports it."""
-        sequence = self._scheduler.by_slot[slot]
-        if sequence is None or not sequence.generates:  # failed in this step, or wants nothing but its prompt
-            return
+    def _append(self, sequence: Sequence, token_id: int, logprobs: PositionLogprobs | None, now: float) -> None:
+        """Appends a sampled token, and reports it."""
         live = sequence.owner
         live.completion_tokens += 1
         live.last_token_time = now
@@ -83,6 +83,7 @@ class StepProcessor:
             live.first_token_time = now
             self._finish_prefill(sequence)
         sequence.token_ids.append(token_id)
+        sequence.num_pending_tokens -= 1
         prompt_logprobs = None
         if live.prompt_logprobs:
             prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, []
@@ -101,8 +102,6 @@ class StepProcessor:
 
     def _finish_prompt_only(self, sequence: Sequence, now: float) -> None:
         """Ends a request that generates nothing, once its prompt is computed."""
-        if sequence.slot < 0 or sequence.num_uncomputed_tokens:
-            return
         live = sequence.owner
         live.first_token_time = now
         self._statistics.prompt_tokens += sequence.num_prompt_tokens
@@ -110,9 +109,8 @@ class StepProcessor:
             logprobs = live.prompt_logprobs if each is sequence else None
             self._ledger.finish(each, FinishReason.LENGTH, [], prompt_logprobs=logprobs)
 
-    def _collect_prompt_logprobs(self, slot: int, positions: list[PositionLogprobs]) -> None:
-        sequence = self._scheduler.by_slot[slot]
-        if sequence is None or not sequence.wants_prompt_logprobs:
+    def _collect_prompt_logprobs(self, sequence: Sequence, positions: list[PositionLogprobs]) -> None:
+        if not sequence.wants_prompt_logprobs:
             return
         collected = sequence.owner.prompt_logprobs
         collected.extend(positions)
@@ -120,9 +118,7 @@ class StepProcessor:
             sequence.wants_prompt_logprobs = False
             sequence.sampling = msgspec.structs.replace(sequence.sampling, num_prompt_logprobs=None)
 
-    def _fail(self, slot: int, message: str) -> None:
-        sequence = self._scheduler.by_slot[slot]
-        if sequence is not None:
-            logger.error("request %s failed in the model: %s", sequence.owner.request.request_id, message)
-            error = Internal("The model failed on this request; the engine's log has the details.", reason=ENGINE_FAULT)
-            self._ledger.end(sequence.owner, FinishReason.ERROR, error)
+    def _fail(self, sequence: Sequence, message: str) -> None:
+        logger.error("request %s failed in the model: %s", sequence.owner.request.request_id, message)
+        error = Internal("The model failed on this request; the engine's log has the details.", reason=ENGINE_FAULT)
+        self._ledger.end(sequence.owner, FinishReason.ERROR, error)

@@ -91,6 +91,7 @@ def _engine_config(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize, option
         long_prefill_token_threshold=options.long_prefill_token_threshold,
         enable_prefix_caching=options.enable_prefix_caching,
         scheduling_policy=options.scheduling_policy,
+        async_scheduling=options.async_scheduling,
         sliding_window=spec.sliding_window,
         eos_token_ids=frozenset(info.eos_token_ids),
     )

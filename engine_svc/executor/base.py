@@ -22,7 +22,14 @@ class ExecutorDead(Exception):
 
 
 class Executor(ABC):
-    """Runs steps on all ranks of a worker. Called from one thread, in this order: load, allocate, step…, close."""
+    """Runs steps on all ranks of a worker. Called from one thread: load, allocate, submit and collect…, close.
+
+    Attributes:
+        max_in_flight: steps that may have been submitted and not collected. More than one where they run while the
+            caller does something else.
+    """
+
+    max_in_flight: int = 1
 
     @abstractmethod
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
@@ -37,11 +44,18 @@ class Executor(ABC):
         """Allocates a KV cache of `num_blocks` blocks, and its second tier, on every rank; warms the kernels up."""
 
     @abstractmethod
-    def step(self, plan: StepPlan) -> StepResult:
-        """Runs one step and blocks until its tokens are sampled.
+    def submit(self, plan: StepPlan) -> None:
+        """Begins a step that runs behind those submitted before.
 
         Raises:
             ExecutorDead: no further step can succeed. Any other exception fails this step's requests only.
+        """
+
+    @abstractmethod
+    def collect(self) -> StepResult:
+        """Waits until the oldest step that is not collected has sampled its tokens.
+
+        Raises: as `submit`.
         """
 
     @abstractmethod

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from engine_svc.executor.base import Executor, ExecutorDead
@@ -25,6 +26,8 @@ _CLOSE_SECONDS = 10.0
 
 class MultiprocExecutor(Executor):
     """All ranks sample from the same logits, so they agree without being told; rank 0 answers for all."""
+
+    max_in_flight = 2
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -64,35 +67,52 @@ class MultiprocExecutor(Executor):
         """See Executor.allocate."""
         self._call([Allocate(num_blocks, num_host_blocks)] * len(self._channels), self._step_seconds)
 
-    def step(self, plan: StepPlan) -> StepResult:
-        """See Executor.step."""
-        answer = self._call([Step(plan)] * len(self._channels), self._step_seconds)[0]
+    def submit(self, plan: StepPlan) -> None:
+        """See Executor.submit."""
+        self._send([Step(plan)] * len(self._channels))
+
+    def collect(self) -> StepResult:
+        """See Executor.collect."""
+        answer = self._receive(self._step_seconds)[0]
         if not isinstance(answer, Stepped):
             raise ExecutorDead(f"rank 0 answered {type(answer).__name__} to a step")
         return answer.result
 
     def _call(self, commands: list[Command], timeout: float) -> list[Answer]:
-        """Sends each rank its command and waits for all answers.
+        """Sends each rank its command and waits for all answers; raises as `_receive`."""
+        self._send(commands)
+        return self._receive(timeout)
+
+    def _send(self, commands: list[Command]) -> None:
+        with self._noticing_death():
+            for channel, command in zip(self._channels, commands, strict=True):
+                channel.send(command)
+
+    def _receive(self, timeout: float) -> list[Answer]:
+        """The next answer of each rank.
 
         Raises:
             StartupError: a rank says so.
             ExecutorDead: a rank failed, is gone or does not answer: the others wait for it in a collective for good.
         """
         answers: list[Answer] = []
-        try:
-            for channel, command in zip(self._channels, commands, strict=True):
-                channel.send(command)
+        with self._noticing_death():
             for channel in self._channels:
                 answers.append(channel.receive(Answer, timeout))
                 if isinstance(answers[-1], Failed):
                     break
-        except (OSError, EOFError) as error:  # a TimeoutError is an OSError
-            codes = [process.poll() for process in self._processes]
-            raise ExecutorDead(f"a rank process is gone or stuck (exit codes {codes}): {error!r}") from error
         for answer in answers:
             if isinstance(answer, Failed):
                 raise StartupError(answer.message) if answer.startup else ExecutorDead(answer.message)
         return answers
+
+    @contextlib.contextmanager
+    def _noticing_death(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError) as error:  # a TimeoutError is an OSError
+            codes = [process.poll() for process in self._processes]
+            raise ExecutorDead(f"a rank process is gone or stuck (exit codes {codes}): {error!r}") from error
 
     def close(self) -> None:
         """See Executor.close."""

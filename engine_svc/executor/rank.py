@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import socket
 import sys
+import threading
+from collections.abc import Callable
 
 from engine_svc.executor.channel import Channel
 from engine_svc.executor.device import choose_device
-from engine_svc.executor.messages import Allocate, Answer, Command, Done, Failed, Load, Loaded, Step, Stepped
+from engine_svc.executor.messages import Answer, Command, Done, Failed, Load, Loaded, Step, Stepped
 from engine_svc.parallel.group import join_group
 from engine_svc.runner.runner import Runner
 from quire.errors import StartupError
@@ -18,40 +22,55 @@ logger = logging.getLogger(__name__)
 
 
 class RankProcess:
-    """Executes commands until the executor closes the channel."""
+    """Executes commands until the executor closes the channel.
+
+    Answers are waited for and sent by a thread of their own, so that a step can be launched while the one before runs.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._runner: Runner | None = None
+        self._answers: queue.SimpleQueue[Callable[[], Answer]] = queue.SimpleQueue()
 
     def serve(self) -> None:
         """Returns when the executor is gone, however it went."""
+        threading.Thread(target=self._send_answers, name="answers", daemon=True).start()
         while True:
             try:
                 command = self._channel.receive(Command)
             except EOFError:
                 return
-            self._channel.send(self._answer(command))
+            self._answers.put(self._begin(command))
 
-    def _answer(self, command: Command) -> Answer:
+    def _send_answers(self) -> None:
+        with contextlib.suppress(OSError):  # the executor is gone
+            while True:
+                wait = self._answers.get()
+                try:
+                    answer = wait()
+                except Exception as error:
+                    answer = _failure(error)
+                self._channel.send(answer)
+
+    def _begin(self, command: Command) -> Callable[[], Answer]:
+        """Obeys; returns what waits for the answer."""
         try:
             return self._execute(command)
-        except StartupError as error:
-            return Failed(str(error), startup=True)
         except Exception as error:
-            logger.error("rank failed", exc_info=error)
-            return Failed(f"{type(error).__name__}: {error}", startup=False)
+            failure = _failure(error)
+            return lambda: failure
 
-    def _execute(self, command: Command) -> Answer:
+    def _execute(self, command: Command) -> Callable[[], Answer]:
         if isinstance(command, Load):
-            return self._load(command)
+            loaded = self._load(command)
+            return lambda: loaded
         if self._runner is None:
             raise RuntimeError("load the model first")
         if isinstance(command, Step):
-            return Stepped(self._runner.step(command.plan))
-        if isinstance(command, Allocate):
-            self._runner.allocate(command.num_blocks, command.num_host_blocks)
-        return Done()
+            pending = self._runner.launch(command.plan)
+            return lambda: Stepped(pending.result())
+        self._runner.allocate(command.num_blocks, command.num_host_blocks)
+        return Done
 
     def _load(self, command: Load) -> Answer:
         setup_logging(f"engine rank {command.rank}", command.log)
@@ -60,6 +79,13 @@ class RankProcess:
         group = join_group(command.rank, options.tensor_parallel_size, command.rendezvous, device)
         self._runner = Runner(command.model, options, group, device)
         return Loaded(self._runner.spec())
+
+
+def _failure(error: Exception) -> Failed:
+    if isinstance(error, StartupError):
+        return Failed(str(error), startup=True)
+    logger.error("rank failed", exc_info=error)
+    return Failed(f"{type(error).__name__}: {error}", startup=False)
 
 
 if __name__ == "__main__":

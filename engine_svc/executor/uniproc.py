@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 
 from engine_svc.executor.base import Executor
 from engine_svc.executor.device import choose_device
 from engine_svc.parallel.group import ParallelGroup
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
+from engine_svc.runner.pending import PendingStep
 from engine_svc.runner.runner import Runner
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
@@ -19,13 +22,16 @@ class UniprocExecutor(Executor):
 
     def __init__(self) -> None:
         self._runner: Runner | None = None
+        self._pending: deque[PendingStep] = deque()
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         """See Executor.load."""
         if options.tensor_parallel_size != 1:
             raise StartupError("--distributed-executor-backend uni runs one rank; use mp for --tensor-parallel-size.")
         try:
-            self._runner = Runner(model, options, ParallelGroup(), choose_device(options.device, 0))
+            device = choose_device(options.device, 0)
+            self._runner = Runner(model, options, ParallelGroup(), device)
+            self.max_in_flight = 2 if device.type == "cuda" else 1  # a CPU's steps run while they are submitted
             return self._runner.spec()
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StartupError(f"Not enough memory for the model's weights: {error}") from error
@@ -34,10 +40,13 @@ class UniprocExecutor(Executor):
         """See Executor.allocate."""
         self._loaded().allocate(num_blocks, num_host_blocks)
 
-    def step(self, plan: StepPlan) -> StepResult:
-        """See Executor.step."""
-        result: StepResult = self._loaded().step(plan)
-        return result
+    def submit(self, plan: StepPlan) -> None:
+        """See Executor.submit."""
+        self._pending.append(self._loaded().launch(plan))
+
+    def collect(self) -> StepResult:
+        """See Executor.collect."""
+        return self._pending.popleft().result()
 
     def close(self) -> None:
         """See Executor.close."""

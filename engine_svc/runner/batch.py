@@ -11,6 +11,7 @@ import torch
 
 from engine_svc.attention.base import AttentionMetadata
 from engine_svc.plan import NewSequence, StepPlan
+from engine_svc.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,15 @@ class SlotBuffers:
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         self._block_size = block_size
         self._device = device
-        # One more, because the last token sampled at full length is written and never read.
-        self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int64)
+        # One more, because the last token sampled at full length is written and never read. On the device, so that a
+        # step can follow another whose tokens the host has not seen.
+        self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int64, device=device)
         self._blocks = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int32)
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
 
     def add(self, sequence: NewSequence) -> None:
         """Gives a slot to a sequence."""
-        self.token_ids[sequence.slot, : len(sequence.token_ids)] = sequence.token_ids
+        self.token_ids[sequence.slot, : len(sequence.token_ids)] = to_device(sequence.token_ids, self._device)
         self._num_blocks[sequence.slot] = 0
         self._append_blocks(sequence.slot, sequence.block_ids)
 
@@ -46,6 +48,10 @@ class SlotBuffers:
         start = int(self._num_blocks[slot])
         self._blocks[slot, start : start + len(block_ids)] = block_ids
         self._num_blocks[slot] = start + len(block_ids)
+
+    def record(self, slots: list[int], positions: list[int], token_ids: torch.Tensor) -> None:
+        """Puts sampled tokens, int64 [slots] on the device, to their positions."""
+        self.token_ids[to_device(slots, self._device), to_device(positions, self._device)] = token_ids
 
     def flatten(self, plan: StepPlan) -> Batch:
         """The batch of a step; appends the plan's new blocks first."""
@@ -73,10 +79,10 @@ class SlotBuffers:
             max_seq_len=int(lengths.max()),
         )
         return Batch(
-            self._move(self.token_ids[rows, positions]), self._move(positions), metadata, slots.tolist(),
+            self.token_ids.view(-1)[self._move(rows * self.token_ids.shape[1] + positions)], self._move(positions),
+            metadata, slots.tolist(),
             start.tolist(), computed.tolist(),
         )  # fmt: skip
 
     def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
+        return to_device(array, self._device)

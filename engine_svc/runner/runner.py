@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import torch
@@ -12,19 +11,13 @@ from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import load_model
 from engine_svc.models.config import ModelFacts
 from engine_svc.parallel.group import ParallelGroup
-from engine_svc.plan import (
-    KvCacheSpec,
-    NewSequence,
-    PositionLogprobs,
-    SamplingPlan,
-    ScheduledSequence,
-    StepPlan,
-    StepResult,
-)
+from engine_svc.plan import KvCacheSpec, NewSequence, SamplingPlan, ScheduledSequence, StepPlan, StepResult
 from engine_svc.runner.batch import Batch, SlotBuffers
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
-from engine_svc.sampling.logprobs import position_logprobs
-from engine_svc.sampling.sampler import Sampler
+from engine_svc.runner.pending import PendingStep, StepTimer
+from engine_svc.sampling.logprobs import ScoredPositions, score_positions
+from engine_svc.sampling.sampler import SampleOutput, Sampler
+from engine_svc.transfer import to_device
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 
@@ -91,10 +84,14 @@ class Runner:
         self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, True, [])]))
         self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, True, [])]))
 
-    @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
         """Runs the plan; see StepResult."""
-        start = time.perf_counter()
+        return self.launch(plan).result()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Begins to run the plan behind those launched before; on a GPU, returns before it is done."""
+        timer = StepTimer(self._device)
         self._attention.copy_blocks(self._caches, self._host_caches, plan.copies_out)
         self._attention.copy_blocks(self._host_caches, self._caches, plan.copies_in)
         for sequence in plan.new_sequences:
@@ -102,16 +99,12 @@ class Runner:
         batch = self._buffers.flatten(plan)
         prepared = self._attention.prepare(batch.metadata)
         hidden = self._model.forward(batch.token_ids, batch.positions, self._caches, prepared)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        forward = time.perf_counter()
-        prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._prompts else {}
+        timer.mark()
+        prompt_scores = self._score_prompts(batch, hidden) if self._prompts else {}
         sampling = [index for index, sequence in enumerate(plan.scheduled) if sequence.samples]
-        slots, token_ids, logprobs, failed = self._sample(batch, hidden, sampling)
-        return StepResult(
-            slots, token_ids, logprobs, prompt_logprobs,
-            (forward - start) * 1e3, (time.perf_counter() - start) * 1e3, failed,
-        )  # fmt: skip
+        output = self._sample(batch, hidden, sampling) if sampling else None
+        timer.mark()
+        return PendingStep(timer, output, prompt_scores)
 
     def _add(self, sequence: NewSequence) -> None:
         self._buffers.add(sequence)
@@ -120,21 +113,16 @@ class Runner:
         if sequence.sampling.num_prompt_logprobs is not None:
             self._prompts[sequence.slot] = (sequence.num_prompt_tokens, sequence.sampling.num_prompt_logprobs)
 
-    def _sample(
-        self, batch: Batch, hidden: torch.Tensor, sampling: list[int]
-    ) -> tuple[list[int], list[int], dict[int, PositionLogprobs], dict[int, str]]:
-        if not sampling:
-            return [], [], {}, {}
+    def _sample(self, batch: Batch, hidden: torch.Tensor, sampling: list[int]) -> SampleOutput:
         rows = [batch.query_start[index + 1] - 1 for index in sampling]
         slots = [batch.slots[index] for index in sampling]
         lengths = [batch.metadata.seq_lens_host[index] for index in sampling]
-        logits = self._model.logits(hidden if len(rows) == len(hidden) else hidden[rows])
+        logits = self._model.logits(hidden if len(rows) == len(hidden) else hidden[to_device(rows, self._device)])
         output = self._sampler.sample(logits, slots, lengths)
-        token_ids: list[int] = output.token_ids.tolist()
-        self._buffers.token_ids[slots, lengths] = token_ids
-        return slots, token_ids, output.logprobs, output.failed
+        self._buffers.record(slots, lengths, output.on_device)
+        return output
 
-    def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> dict[int, list[PositionLogprobs]]:
+    def _score_prompts(self, batch: Batch, hidden: torch.Tensor) -> dict[int, list[ScoredPositions]]:
         """For the prompts that want them: the row at position p tells of the token at p + 1."""
         found = {}
         for index, slot in enumerate(batch.slots):
@@ -143,16 +131,16 @@ class Runner:
             last = min(batch.metadata.seq_lens_host[index], num_prompt - 1)
             if last > first:
                 start = batch.query_start[index]
-                targets = torch.from_numpy(self._buffers.token_ids[slot, first + 1 : last + 1]).to(self._device)
+                targets = self._buffers.token_ids[slot, first + 1 : last + 1]
                 found[slot] = self._score(hidden[start : start + last - first], targets, count)
         return found
 
-    def _score(self, hidden: torch.Tensor, targets: torch.Tensor, count: int) -> list[PositionLogprobs]:
+    def _score(self, hidden: torch.Tensor, targets: torch.Tensor, count: int) -> list[ScoredPositions]:
         """A few rows at a time: the logits of a whole chunk of the prompt could take gigabytes."""
-        found: list[PositionLogprobs] = []
-        for rows, tokens in zip(hidden.split(_SCORED_ROWS), targets.split(_SCORED_ROWS), strict=True):
-            found += position_logprobs(self._model.logits(rows), tokens, [count] * len(tokens))
-        return found
+        return [
+            score_positions(self._model.logits(rows), tokens, [count] * len(tokens))
+            for rows, tokens in zip(hidden.split(_SCORED_ROWS), targets.split(_SCORED_ROWS), strict=True)
+        ]
 
 
 def _common_window(facts: ModelFacts) -> int | None:

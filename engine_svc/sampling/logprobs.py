@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from engine_svc.plan import PositionLogprobs
+from engine_svc.transfer import to_host
 
 
-def position_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, counts: list[int]) -> list[PositionLogprobs]:
+@dataclass(frozen=True)
+class ScoredPositions:
+    """Scores on their way to the host."""
+
+    token_ids: torch.Tensor  # int64 [rows]
+    logprobs: torch.Tensor  # float32 [rows], of these tokens
+    ranks: torch.Tensor  # int64 [rows]
+    best: tuple[torch.Tensor, torch.Tensor] | None  # float32 and int64 [rows, most]: the most likely tokens
+    counts: list[int]
+
+    def read(self) -> list[PositionLogprobs]:
+        """One entry for each row, once the step is done."""
+        own, ranks, ids = self.logprobs.tolist(), self.ranks.tolist(), self.token_ids.tolist()
+        values, indices = (part.tolist() for part in self.best) if self.best else ([[]] * len(ids),) * 2
+        return [
+            PositionLogprobs([ids[row], *indices[row][:count]], [own[row], *values[row][:count]], ranks[row])
+            for row, count in enumerate(self.counts)
+        ]
+
+
+def score_positions(logits: torch.Tensor, token_ids: torch.Tensor, counts: list[int]) -> ScoredPositions:
     """What stands at each position, and the most likely alternatives.
 
     Args:
@@ -20,10 +43,10 @@ def position_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, counts: lis
     ranks = (logprobs > own).sum(-1) + 1
     most = max(counts)
     best = logprobs.topk(most, dim=-1) if most else None
-    own_list, ranks_list, ids_list = own[:, 0].tolist(), ranks.tolist(), token_ids.tolist()
-    values = best.values.tolist() if best else [[]] * len(counts)
-    indices = best.indices.tolist() if best else [[]] * len(counts)
-    return [
-        PositionLogprobs([ids_list[row], *indices[row][:count]], [own_list[row], *values[row][:count]], ranks_list[row])
-        for row, count in enumerate(counts)
-    ]
+    return ScoredPositions(
+        to_host(token_ids),
+        to_host(own[:, 0]),
+        to_host(ranks),
+        (to_host(best.values), to_host(best.indices)) if best else None,
+        counts,
+    )

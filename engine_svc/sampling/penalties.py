@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine_svc.plan import SamplingPlan
+from engine_svc.transfer import to_device
 
 
 class Penalties:
@@ -28,7 +29,7 @@ class Penalties:
         if self._output_counts is None or self._in_prompt is None:
             self._output_counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
             self._in_prompt = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
-        tokens = torch.tensor(token_ids, device=self._device)
+        tokens = to_device(token_ids, self._device)
         self._in_prompt[slot] = False
         self._in_prompt[slot, tokens[:num_prompt_tokens]] = True
         output = tokens[num_prompt_tokens:]
@@ -39,22 +40,23 @@ class Penalties:
         rows = [row for row, plan in enumerate(plans) if self.used(plan)]
         if not rows or self._output_counts is None or self._in_prompt is None:
             return
-        chosen = [slots[row] for row in rows]
+        index, chosen = to_device(rows, self._device), to_device([slots[row] for row in rows], self._device)
         counts = self._output_counts[chosen]
 
         def column(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, device=self._device)[:, None]
+            return to_device(values, self._device)[:, None]
 
         repetition = column([plans[row].repetition_penalty for row in rows])
-        some = logits[rows]
+        some = logits[index]
         seen = self._in_prompt[chosen] | (counts > 0)
         some = torch.where(seen, torch.where(some > 0, some / repetition, some * repetition), some)
         some -= counts * column([plans[row].frequency_penalty for row in rows])
         some -= (counts > 0) * column([plans[row].presence_penalty for row in rows])
-        logits[rows] = some
+        logits[index] = some
 
     def record(self, plans: list[SamplingPlan], slots: list[int], token_ids: torch.Tensor) -> None:
         """Counts the tokens just sampled."""
         rows = [row for row, plan in enumerate(plans) if self.used(plan)]
         if rows and self._output_counts is not None:
-            self._output_counts[[slots[row] for row in rows], token_ids[rows]] += 1
+            index, chosen = to_device(rows, self._device), to_device([slots[row] for row in rows], self._device)
+            self._output_counts[chosen, token_ids[index]] += 1

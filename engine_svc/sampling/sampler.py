@@ -8,19 +8,31 @@ import numpy as np
 import torch
 
 from engine_svc.plan import PositionLogprobs, SamplingPlan
-from engine_svc.sampling.logprobs import position_logprobs
+from engine_svc.sampling.logprobs import ScoredPositions, score_positions
 from engine_svc.sampling.noise import uniforms
 from engine_svc.sampling.penalties import Penalties
 from engine_svc.sampling.truncation import draw
+from engine_svc.transfer import to_device, to_host
 
 
 @dataclass(frozen=True)
 class SampleOutput:
-    """One entry for each row of logits."""
+    """One entry for each row of logits. What is on its way to the host may be read once the step is done."""
 
-    token_ids: torch.Tensor  # int64 [rows], on the host
-    logprobs: dict[int, PositionLogprobs]  # by slot, for those that want them
-    failed: dict[int, str]  # slot → why nothing could be sampled there
+    slots: list[int]
+    on_device: torch.Tensor  # int64 [rows]
+    token_ids: torch.Tensor  # the same on the host
+    broken: torch.Tensor  # bool [rows], on the host: rows where nothing could be sampled
+    scores: ScoredPositions | None
+    scored_slots: list[int]
+
+    def logprobs(self) -> dict[int, PositionLogprobs]:
+        """By slot, for those that want them."""
+        return dict(zip(self.scored_slots, self.scores.read(), strict=True)) if self.scores else {}
+
+    def failed(self) -> dict[int, str]:
+        """Slot → why nothing could be sampled there."""
+        return {self.slots[row]: "the model's logits are not finite" for row in self.broken.nonzero()[:, 0].tolist()}
 
 
 class Sampler:
@@ -51,32 +63,33 @@ class Sampler:
         """
         plans = [self._plans[slot] for slot in slots]
         wanting = [row for row, plan in enumerate(plans) if plan.num_logprobs is not None]
-        raw = logits[wanting] if wanting else None
+        raw = logits[self._index(wanting)] if wanting else None
         self._bias(logits, plans, slots, num_tokens)
         self._penalties.apply(logits, plans, slots)
         best = logits.max(dim=-1)
         token_ids = best.indices
         self._draw_random(logits, token_ids, plans, slots, num_tokens)
         broken = torch.isnan(best.values)
-        failed = {slots[row]: "the model's logits are not finite" for row in broken.nonzero()[:, 0].tolist()}
-        if failed:
-            token_ids.masked_fill_(broken, 0)
+        token_ids.masked_fill_(broken, 0)
         self._penalties.record(plans, slots, token_ids)
-        logprobs: dict[int, PositionLogprobs] = {}
+        scores = None
         if raw is not None:
             counts = [plans[row].num_logprobs or 0 for row in wanting]
-            found = position_logprobs(raw, token_ids[wanting], counts)
-            logprobs = {slots[row]: entry for row, entry in zip(wanting, found, strict=True)}
-        return SampleOutput(token_ids.cpu(), logprobs, failed)
+            scores = score_positions(raw, token_ids[self._index(wanting)], counts)
+        scored_slots = [slots[row] for row in wanting]
+        return SampleOutput(slots, token_ids, to_host(token_ids), to_host(broken), scores, scored_slots)
+
+    def _index(self, rows: list[int]) -> torch.Tensor:
+        return to_device(rows, self._device)
 
     def _bias(self, logits: torch.Tensor, plans: list[SamplingPlan], slots: list[int], num_tokens: list[int]) -> None:
         """Logit biases, and tokens that must not end a sequence yet."""
         for row, plan in enumerate(plans):
             if plan.logit_bias:
                 ids, values = zip(*plan.logit_bias, strict=True)
-                logits[row, list(ids)] += torch.tensor(values, device=self._device)
+                logits[row, self._index(list(ids))] += to_device(values, self._device)
             if plan.min_tokens and num_tokens[row] - self._prompt_lens[slots[row]] < plan.min_tokens:
-                logits[row, list(plan.suppress_token_ids)] = -torch.inf
+                logits[row, self._index(list(plan.suppress_token_ids))] = -torch.inf
 
     def _draw_random(
         self,
@@ -95,7 +108,7 @@ class Sampler:
             rows = [r for r, plan in enumerate(plans) if plan.temperature > 0 and _truncates(plan) == truncated]
             if rows:
                 drawn = self._draw(logits, [plans[r] for r in rows], rows, slots, num_tokens)
-                token_ids[rows] = drawn.clamp_(max=self._vocab_size - 1)
+                token_ids[self._index(rows)] = drawn.clamp_(max=self._vocab_size - 1)
 
     def _draw(
         self, logits: torch.Tensor, plans: list[SamplingPlan], rows: list[int], slots: list[int], num_tokens: list[int]
@@ -104,16 +117,16 @@ class Sampler:
         noise = uniforms(self._seeds[[slots[row] for row in rows]], np.array([num_tokens[r] for r in rows], np.uint64))
 
         def column(values: list[float], neutral: float) -> torch.Tensor | None:
-            return None if all(v == neutral for v in values) else torch.tensor(values, device=self._device)
+            return None if all(v == neutral for v in values) else to_device(values, self._device)
 
         top_k = [min(plan.top_k, self._vocab_size) for plan in plans]
         return draw(
-            logits if len(rows) == len(logits) else logits[rows],
-            torch.tensor([plan.temperature for plan in plans], device=self._device),
-            torch.tensor(top_k, device=self._device) if any(top_k) else None,
+            logits if len(rows) == len(logits) else logits[self._index(rows)],
+            to_device([plan.temperature for plan in plans], self._device),
+            to_device(top_k, self._device) if any(top_k) else None,
             column([plan.top_p for plan in plans], 1.0),
             column([plan.min_p for plan in plans], 0.0),
-            torch.from_numpy(noise.astype(np.float32)).to(self._device).clamp_(max=1 - 2**-24),
+            to_device(noise.astype(np.float32), self._device).clamp_(max=1 - 2**-24),
         )
 
 

@@ -12,10 +12,11 @@ class Batch:
     def __init__(self, step: int, token_budget: int) -> None:
         self.step = step
         self.budget = token_budget  # tokens left
-        self.sequences: list[Sequence] = []  # one for each of the plan's `scheduled`
-        self.counts: list[int] = []  # how many tokens each of them computes
+        self.sequences: dict[int, Sequence] = {}  # by slot, in the order of the plan's `scheduled`
+        self.computed: dict[int, int] = {}  # slot → its sequence's tokens that are computed after the step
+        self.num_tokens = 0  # that the step computes
         self.num_samples = 0  # how many of them sample a token
-        self.prompt_only: list[Sequence] = []  # those of them that generate nothing
+        self.completed_prompts: list[int] = []  # slots of those that generate nothing and are done after the step
         self.partial_prefills = 0  # those of them whose prompt stays incomplete
         self.long_partial_prefills = 0
         self.preempted = False
@@ -26,16 +27,19 @@ class Batch:
         self._scheduled: list[ScheduledSequence] = []
 
     def add(self, sequence: Sequence, count: int, new_block_ids: list[int]) -> None:
-        """Lets a sequence compute its next `count` tokens."""
+        """Lets a sequence compute its next `count` tokens, which count as computed from here on."""
         computed = sequence.num_computed_tokens
-        left = len(sequence.token_ids) - computed - count
+        sequence.num_computed_tokens += count
+        left = sequence.num_uncomputed_tokens
         samples = left == 0 and sequence.generates
         self._scheduled.append(ScheduledSequence(sequence.slot, computed, count, samples, new_block_ids))
-        self.sequences.append(sequence)
-        self.counts.append(count)
+        self.sequences[sequence.slot] = sequence
+        self.computed[sequence.slot] = computed + count
+        self.num_tokens += count
         self.num_samples += samples
-        if not sequence.generates:
-            self.prompt_only.append(sequence)
+        sequence.num_pending_tokens += samples
+        if left == 0 and not sequence.generates:
+            self.completed_prompts.append(sequence.slot)
         self.unscheduled_prefill_tokens += left
         self.budget -= count
 
@@ -52,6 +56,10 @@ class Batch:
             )
         )
         self.add(sequence, count, [])
+
+    def holders(self) -> dict[int, Sequence]:
+        """By slot, the sequences that still hold it: others ended or were preempted since."""
+        return {slot: sequence for slot, sequence in self.sequences.items() if sequence.slot == slot}
 
     def plan(self) -> StepPlan:
         """The step as the executor gets it."""

@@ -51,7 +51,6 @@ class Scheduler:
         self._free_slots = list(range(options.max_num_seqs - 1, -1, -1))
         self._step = 0
         self._unscheduled_prefill_tokens = 0
-        self.by_slot: list[Sequence | None] = [None] * options.max_num_seqs
         self.prefix_queries = 0  # tokens looked up in the prefix cache
         self.prefix_hits = 0  # tokens found there
         self.preemptions = 0
@@ -117,6 +116,9 @@ class Scheduler:
         index = 0
         while index < len(self._running) and batch.budget > 0:
             sequence = self._running[index]
+            if sequence.is_exhausted:
+                index += 1
+                continue
             # A long prompt leaves every sequence behind it a token, so that no stream stalls.
             share = max(1, batch.budget - (len(self._running) - index - 1))
             count = min(self._chunk(sequence.num_uncomputed_tokens), share)
@@ -188,7 +190,6 @@ class Scheduler:
         sequence.num_computed_tokens = num_computed_tokens
         sequence.slot = self._free_slots.pop()
         sequence.state = SequenceState.RUNNING
-        self.by_slot[sequence.slot] = sequence
         insort(self._running, sequence, key=_order)
 
     def _allocate_or_preempt(self, sequence: Sequence, num_tokens: int, batch: Batch) -> list[int] | None:
@@ -210,7 +211,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._release_slot(sequence)
         self._kv_cache.free(sequence.table)
-        sequence.num_computed_tokens = 0
+        sequence.num_computed_tokens = sequence.num_pending_tokens = 0
         sequence.state = SequenceState.PREEMPTED
         sequence.owner.preemptions += 1
         self.preemptions += 1
@@ -226,7 +227,6 @@ class Scheduler:
         self._waiting.push(sequence)
 
     def _release_slot(self, sequence: Sequence) -> None:
-        self.by_slot[sequence.slot] = None
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
 

@@ -50,11 +50,14 @@ class LiveRequest:
 
 
 class Sequence:
-    """One of the n continuations of a prompt: tokens known, and how many of them are computed."""
+    """One of the n continuations of a prompt: tokens known, and how many of them are computed.
+
+    Steps that are under way count as done: what they compute is computed, and what they sample is pending.
+    """
 
     __slots__ = (
-        "choice_index", "generates", "max_length", "num_computed_tokens", "num_prompt_tokens", "order", "owner",
-        "sampling", "slot", "state", "table", "token_ids", "wants_prompt_logprobs",
+        "choice_index", "generates", "max_length", "num_computed_tokens", "num_pending_tokens", "num_prompt_tokens",
+        "order", "owner", "sampling", "slot", "state", "table", "token_ids", "wants_prompt_logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +78,7 @@ class Sequence:
         self.token_ids = list(owner.request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
+        self.num_pending_tokens = 0  # sampled by steps whose results have not come yet
         self.generates = max_length > self.num_prompt_tokens  # else it only computes its prompt
         self.slot = -1
         self.state = SequenceState.CREATED
@@ -83,5 +87,11 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Known tokens that are still to be computed."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens, known or pending, that are still to be computed."""
+        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Nothing is left to schedule: what is under way completes the prompt that it is about, or its length."""
+        length = len(self.token_ids) + self.num_pending_tokens
+        return self.num_computed_tokens >= length or (self.num_pending_tokens > 0 and length >= self.max_length)

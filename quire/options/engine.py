@@ -93,6 +93,9 @@ class EngineOptions:
         0, "A prompt with more tokens than this left is long: it computes only so many in a step. 0: none is long.",
         minimum=0,
     )  # fmt: skip
+    async_scheduling: bool = option(
+        True, "Plans the next step while one runs, where steps run on their own: on a GPU, and in the processes of mp."
+    )
     max_waiting_requests: int = option(4096, "Requests that may wait; more are refused as overload.", minimum=1)
 
     # Parallelism

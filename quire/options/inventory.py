@@ -9,7 +9,6 @@ UNIMPLEMENTED = frozenset(
         "allowed-local-media-path",
         "allowed-media-domains",
         "api-server-count",
-        "async-scheduling",
         "calculate-kv-scales",
         "chat-template-content-format",
         "code-revision",

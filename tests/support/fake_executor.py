@@ -6,6 +6,7 @@ Whatever the control side does wrong with blocks, slots or counts either changes
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -64,6 +65,7 @@ class FakeExecutor(Executor):
         step_seconds: time that a step takes.
         on_step: called with each plan before it runs; may raise, to make the step fail.
         failed_slots: called with each plan; slots that fail, and why.
+        max_in_flight: see Executor; a step runs when it is submitted, before the control side hears of the last one.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class FakeExecutor(Executor):
         step_seconds: float = 0.0,
         on_step: Callable[[StepPlan], None] | None = None,
         failed_slots: Callable[[StepPlan], dict[int, str]] | None = None,
+        max_in_flight: int = 1,
     ) -> None:
         self.vocab_size = vocab_size
         self.spec = KvCacheSpec(
@@ -92,6 +95,8 @@ class FakeExecutor(Executor):
         self.on_step = on_step
         self.failed_slots = failed_slots
         self.closed = False
+        self.max_in_flight = max_in_flight
+        self._results: deque[StepResult] = deque()
         self._rows: dict[int, _Row] = {}
         self._cache: list[list[int]] = []
         self._host: list[list[int]] = []
@@ -105,6 +110,13 @@ class FakeExecutor(Executor):
 
     def close(self) -> None:
         self.closed = True
+
+    def submit(self, plan: StepPlan) -> None:
+        self._results.append(self.step(plan))
+        assert len(self._results) <= self.max_in_flight
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
 
     def step(self, plan: StepPlan) -> StepResult:
         if self.on_step is not None:
@@ -131,9 +143,11 @@ class FakeExecutor(Executor):
             state = self._compute(row, scheduled)
             if row.sampling.num_prompt_logprobs is not None:
                 prompt_logprobs[slot] = self._prompt_logprobs(row, scheduled)
-            if scheduled.samples and slot not in failed:
-                token_id = next_token(state, row.sampling, len(row.token_ids), self.vocab_size)
-                row.token_ids.append(token_id)
+            if not scheduled.samples:
+                continue
+            token_id = next_token(state, row.sampling, len(row.token_ids), self.vocab_size)
+            row.token_ids.append(token_id)
+            if slot not in failed:
                 slots.append(slot)
                 tokens.append(token_id)
                 if row.sampling.num_logprobs is not None:

@@ -50,6 +50,7 @@ def running_engine(folder: Path, num_blocks: int = 256, num_host_blocks: int = 0
                 max_num_seqs=chosen.max_num_seqs, max_num_batched_tokens=spec.max_num_batched_tokens,
                 enable_chunked_prefill=chosen.enable_chunked_prefill,
                 enable_prefix_caching=chosen.enable_prefix_caching, scheduling_policy=chosen.scheduling_policy,
+                async_scheduling=chosen.async_scheduling,
             ),
         )  # fmt: skip
         yield engine

@@ -80,9 +80,11 @@ PROMPTS = [
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("budget", [1, 7, 32, 200])
 @pytest.mark.parametrize("blocks", [200, 50, 36])
-def test_tokens_depend_on_nothing_but_the_prompt(caching: bool, budget: int, blocks: int) -> None:
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_tokens_depend_on_nothing_but_the_prompt(caching: bool, budget: int, blocks: int, in_flight: int) -> None:
+    executor = FakeExecutor(VOCABULARY, CONFIG.block_size, verify=True, max_in_flight=in_flight)
     engine = make_engine(
-        enable_prefix_caching=caching, max_num_batched_tokens=budget, num_blocks=blocks, max_model_len=140
+        executor, enable_prefix_caching=caching, max_num_batched_tokens=budget, num_blocks=blocks, max_model_len=140
     )
     for key, prompt in enumerate(PROMPTS):
         engine.add(key, request(prompt, max_tokens=40))

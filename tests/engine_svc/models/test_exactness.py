@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from engine_svc.outputs import FinishReason
+from engine_svc.request import SamplingParameters
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
@@ -147,6 +150,33 @@ def test_blocks_come_back_from_the_host(model_folder: ModelFolder, backend: str)
             outputs = [run(engine, [prompt], sampling)[0] for prompt in prompts]
             assert tokens(outputs) == expected
     assert [output.usage.cached_prompt_tokens for (output,) in outputs if output.usage] == [48] * 3
+
+
+@pytest.mark.parametrize("steps_ahead", [True, False])
+def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
+    """Planned before the last step's tokens are known, a step computes the same, with all that sampling keeps."""
+    folder = model_folder("llama")
+    sampling = SamplingParameters(
+        n=2, seed=3, max_tokens=40, top_k=20, repetition_penalty=1.2, frequency_penalty=0.3, logprobs=2,
+        prompt_logprobs=1, stop_token_ids=[3, 5, 8],
+    )  # fmt: skip
+    prompts = random_prompts(30, 31, 32, 33)
+    found = []
+    for backend in ("uni", "mp"):
+        with running_engine(
+            folder, num_blocks=14, distributed_executor_backend=backend, async_scheduling=steps_ahead, cpu_threads=1
+        ) as engine:
+            found.append(run(engine, prompts, sampling))
+            assert engine.load().counters.preemptions > 0
+    for one, other in zip(*(itertools.chain(*outputs) for outputs in found), strict=True):
+        assert (one.token_ids, one.finish_reason, one.stop_token_id) == (
+            other.token_ids, other.finish_reason, other.stop_token_id
+        )  # fmt: skip
+        for kind in ("logprobs", "prompt_logprobs"):
+            pairs = list(zip(getattr(one, kind), getattr(other, kind), strict=True))
+            assert all(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
+            assert all(ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4) for ours, theirs in pairs)
+    assert {output.finish_reason for output in itertools.chain(*found[0])} == {FinishReason.STOP, FinishReason.LENGTH}
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-untied", "qwen2", "qwen3", "qwen2-moe", "gemma3", "olmo2", "phi3"])

@@ -123,16 +123,16 @@ def test_logprobs_are_of_the_unmodified_logits() -> None:
     plan = SamplingPlan(temperature=0.0, logit_bias=((4, 100.0),), num_logprobs=2)
     output = sampler_for([plan]).sample(LOGITS[None].clone(), [0], [1])
     logprobs = LOGITS.double().log_softmax(0)
-    assert output.logprobs[0].token_ids == [4, 0, 1]
-    assert output.logprobs[0].rank == 5
-    assert output.logprobs[0].logprobs == pytest.approx(logprobs[[4, 0, 1]].tolist(), abs=1e-6)
+    assert output.logprobs()[0].token_ids == [4, 0, 1]
+    assert output.logprobs()[0].rank == 5
+    assert output.logprobs()[0].logprobs == pytest.approx(logprobs[[4, 0, 1]].tolist(), abs=1e-6)
 
 
 def test_not_a_number_fails_its_sequence_only() -> None:
     logits = LOGITS.repeat(2, 1)
     logits[0, 3] = torch.nan
     output = sampler_for([SamplingPlan(temperature=0.0)] * 2).sample(logits, [0, 1], [1, 1])
-    assert set(output.failed) == {0}
+    assert set(output.failed()) == {0}
     assert output.token_ids[1] == 0
 
 

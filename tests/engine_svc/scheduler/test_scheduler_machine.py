@@ -9,12 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine_svc.admission import sequence_seed
 from engine_svc.engine import Engine, EngineConfig
 from engine_svc.outputs import FinishReason
-from engine_svc.plan import SamplingPlan
+from engine_svc.plan import SamplingPlan, StepPlan
 from engine_svc.request import GenerationRequest, SamplingParameters
 from tests.support.fake_executor import FakeExecutor, expected_tokens
 
 VOCABULARY = 50
 BLOCK = 4
+END = (7, 8, 9)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -24,14 +25,17 @@ class EngineMachine(RuleBasedStateMachine):
         blocks=st.integers(10, 24), slots=st.integers(1, 6), budget=st.integers(1, 48), caching=st.booleans(),
         chunked=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]), partial=st.integers(1, 3),
         long=st.integers(1, 3), threshold=st.integers(0, 12), window=st.none() | st.integers(2, 16),
-        host=st.integers(0, 12),
+        host=st.integers(0, 12), in_flight=st.integers(1, 2),
     )  # fmt: skip
     def start(
         self, blocks: int, slots: int, budget: int, caching: bool, chunked: bool, policy: str, partial: int,
-        long: int, threshold: int, window: int | None, host: int,
+        long: int, threshold: int, window: int | None, host: int, in_flight: int,
     ) -> None:  # fmt: skip
         self.length = 40
-        executor = FakeExecutor(VOCABULARY, BLOCK, verify=True, sliding_window=window)
+        self.begun = 0
+        executor = FakeExecutor(
+            VOCABULARY, BLOCK, verify=True, sliding_window=window, max_in_flight=in_flight, on_step=self._begin
+        )
         executor.allocate(blocks, host)
         self.engine = Engine(
             executor,
@@ -40,7 +44,7 @@ class EngineMachine(RuleBasedStateMachine):
                 max_num_batched_tokens=budget if chunked else max(budget, self.length),
                 enable_chunked_prefill=chunked, enable_prefix_caching=caching, scheduling_policy=policy,
                 max_num_partial_prefills=partial, sliding_window=window, max_long_partial_prefills=long,
-                num_host_blocks=host if caching else 0,
+                num_host_blocks=host if caching else 0, eos_token_ids=frozenset(END),
                 long_prefill_token_threshold=threshold if chunked else 0,
             ),
         )  # fmt: skip
@@ -76,17 +80,22 @@ class EngineMachine(RuleBasedStateMachine):
             self._step()
 
     def _step(self) -> None:
-        had_work = self.engine.load().busy
-        before = self.engine.load().counters.iteration_tokens.sum
+        had_work, before = self.engine.load().busy, self._progress()
         for delta in self.engine.step():
             self.tokens.setdefault((delta.key, delta.choice_index), []).extend(delta.token_ids)
             if delta.prompt_logprobs:
                 prompt = self.requests[delta.key].prompt_token_ids
                 assert [entry.token_ids[0] for entry in delta.prompt_logprobs] == prompt[1:]
             if delta.is_final:
-                assert delta.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT)
+                assert delta.finish_reason in (FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT)
                 self.live.remove(delta.key)
-        assert not had_work or self.engine.load().counters.iteration_tokens.sum > before, "a step computed nothing"
+        assert not had_work or self._progress() > before, "a step neither began nor ended"
+
+    def _begin(self, plan: StepPlan) -> None:
+        self.begun += 1
+
+    def _progress(self) -> int:
+        return self.begun + sum(self.engine.load().counters.iteration_tokens.counts)
 
     @invariant()
     def nothing_leaks(self) -> None:
@@ -106,7 +115,8 @@ class EngineMachine(RuleBasedStateMachine):
             sampling = self.requests[key].sampling
             plan = SamplingPlan(seed=sequence_seed(sampling.seed or 0, choice))
             wanted = expected_tokens(self.requests[key].prompt_token_ids, sampling.max_tokens or 0, VOCABULARY, plan)
-            assert tokens == (wanted[: len(tokens)] if key in self.aborted else wanted)
+            end = next((index + 1 for index, token in enumerate(wanted) if token in END), len(wanted))
+            assert tokens == wanted[: len(tokens) if key in self.aborted else end]
 
 
 TestEngineMachine = EngineMachine.TestCase

@@ -1,0 +1,75 @@
+"""A step that has been launched and may still run."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from engine_svc.plan import StepResult
+from engine_svc.sampling.logprobs import ScoredPositions
+from engine_svc.sampling.sampler import SampleOutput
+
+
+class StepTimer:
+    """Moments of a step; on a GPU, of its stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._events: list[torch.cuda.Event] = []
+        self._times: list[float] = []
+        self.mark()
+
+    def mark(self) -> None:
+        """This moment, or when the stream gets here."""
+        if self._is_cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events.append(event)
+        else:
+            self._times.append(time.perf_counter())
+
+    def wait(self) -> None:
+        """Until the stream is at the last mark."""
+        if self._is_cuda:
+            self._events[-1].synchronize()
+
+    def milliseconds(self, mark: int) -> float:
+        """From the start to a mark that is past."""
+        if self._is_cuda:
+            return float(self._events[0].elapsed_time(self._events[mark]))
+        return (self._times[mark] - self._times[0]) * 1e3
+
+
+class PendingStep:
+    """What a step has sampled and scored, on its way to the host."""
+
+    def __init__(
+        self, timer: StepTimer, output: SampleOutput | None, prompt_scores: dict[int, list[ScoredPositions]]
+    ) -> None:
+        """
+        Args:
+            timer: with a mark after the forward pass and one at the end.
+            output: None where nothing is sampled.
+            prompt_scores: of prompt positions, by slot.
+        """
+        self._timer = timer
+        self._output = output
+        self._prompt_scores = prompt_scores
+
+    def result(self) -> StepResult:
+        """Waits for the device."""
+        self._timer.wait()
+        output = self._output
+        return StepResult(
+            sampled_slots=output.slots if output else [],
+            sampled_token_ids=output.token_ids.tolist() if output else [],
+            logprobs=output.logprobs() if output else {},
+            prompt_logprobs={
+                slot: [position for part in parts for position in part.read()]
+                for slot, parts in self._prompt_scores.items()
+            },
+            forward_milliseconds=self._timer.milliseconds(1),
+            execute_milliseconds=self._timer.milliseconds(-1),
+            failed_slots=output.failed() if output else {},
+        )
