@@ -68,6 +68,10 @@ class ModelConfig(ModelFacts):
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
 
 
+# Its experts' weights are turned into --dtype's while they are loaded.
+MXFP4_MODEL = ("mxfp4", "gpt_oss")
+
+
 def read_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """config.json with the user's changes.
 
@@ -82,9 +86,11 @@ def read_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise StartupError(f"{path} cannot be read: {error}") from error
     config |= overrides
-    if config.get("quantization_config"):
+    method = (config.get("quantization_config") or {}).get("quant_method", "")
+    if method and (method, config.get("model_type")) != MXFP4_MODEL:
         raise StartupError(
-            f"{folder} is quantized ({config['quantization_config'].get('quant_method')}); not supported."
+            f"{folder} holds weights quantized by {method}, which is not supported; use the model's bfloat16 "
+            "checkpoint, with --quantization int8 if it must be smaller. (gpt-oss in mxfp4 is supported.)"
         )
     return dict(config)
 

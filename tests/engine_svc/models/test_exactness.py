@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine_svc.outputs import FinishReason
 from engine_svc.request import SamplingParameters
@@ -36,6 +38,39 @@ def test_families(model_folder: ModelFolder, family: str, backend: str) -> None:
 @pytest.mark.parametrize("family", OTHERS)
 def test_models_of_transformers(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), max_num_batched_tokens=33)
+
+
+def test_mxfp4(model_folder: ModelFolder, tmp_path: Path) -> None:
+    """Experts of 4 bits (OCP Microscaling: 32 values of e2m1 share a power of two) against the values themselves."""
+    plain, packed = (shutil.copytree(model_folder("gpt-oss"), tmp_path / name) for name in ("plain", "packed"))
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = torch.cat((values, -values))
+    written, quantized = load_file(plain / "model.safetensors"), {}
+    for name, weight in written.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            quantized[name] = weight
+            continue
+        experts, inputs, outputs = weight.shape
+        codes = torch.randint(16, (experts, outputs, inputs // 32, 32))
+        scales = torch.randint(120, 124, (experts, outputs, inputs // 32))
+        quantized[f"{name}_blocks"] = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8)
+        quantized[f"{name}_scales"] = scales.to(torch.uint8)
+        exact = values[codes] * 2.0 ** (scales - 127)[..., None]
+        written[name] = exact.view(experts, outputs, inputs).transpose(1, 2).contiguous()
+    save_file(written, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(quantized, packed / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((packed / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (packed / "config.json").write_text(json.dumps(config))
+    expected = reference_tokens(plain, PROMPTS, GREEDY.max_tokens or 0)
+    with running_engine(packed) as engine:
+        assert tokens(run(engine, PROMPTS)) == expected
+
+
+def test_other_quantized_weights_are_refused(model_folder: ModelFolder, tmp_path: Path) -> None:
+    config = json.loads((model_folder("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(StartupError, match="quantized by awq"), running_engine(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen3-moe"])
