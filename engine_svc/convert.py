@@ -140,6 +140,7 @@ def from_model_info(info: ModelInfo) -> common_pb2.ModelInfo:
         device=info.device,
         block_size=info.block_size,
         num_kv_blocks=info.num_kv_blocks,
+        kv_cache_tokens=info.kv_cache_tokens,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
         eos_token_ids=info.eos_token_ids,

@@ -39,7 +39,7 @@ class EngineConfig(SchedulerOptions):
     num_host_blocks: int = 0  # of the prefix cache's second tier
     max_model_len: int  # at most num_blocks * block_size
     enable_prefix_caching: bool = True
-    sliding_window: int | None = None  # of all layers, where every layer has the same
+    windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see kv_cache/groups.py
     scheduling_policy: str = "fcfs"
     async_scheduling: bool = True
     eos_token_ids: frozenset[int] = frozenset()
@@ -60,8 +60,9 @@ class Engine:
             config.num_blocks,
             config.block_size,
             config.enable_prefix_caching,
-            config.sliding_window,
+            config.windows,
             config.num_host_blocks,
+            config.max_num_batched_tokens,
         )
         self._policy = POLICIES[config.scheduling_policy]()
         self._scheduler = Scheduler(self._kv_cache, config)

@@ -25,6 +25,7 @@ class ModelInfo:
     device: str
     block_size: int
     num_kv_blocks: int
+    kv_cache_tokens: int
     max_num_seqs: int
     max_num_batched_tokens: int
     eos_token_ids: tuple[int, ...]
@@ -47,7 +48,7 @@ class ModelInfo:
 
     def summary(self) -> str:
         """The start-up log line: what fits."""
-        tokens = self.num_kv_blocks * self.block_size
+        tokens = self.kv_cache_tokens
         return (
             f"{self.architecture} in {self.dtype} on {self.device}: KV cache of {tokens:,} tokens, room for "
             f"{tokens / self.max_model_len:.2f} requests of the full {self.max_model_len:,} tokens at once"
@@ -72,6 +73,7 @@ def make_model_info(
         device=spec.device,
         block_size=spec.block_size,
         num_kv_blocks=size.num_blocks,
+        kv_cache_tokens=size.num_tokens,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         eos_token_ids=tuple(sorted(token for token in defaults.eos_token_ids if token < spec.vocab_size)),

@@ -37,7 +37,7 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]  # all tokens known: prompt, and output so far after a preemption
     num_prompt_tokens: int
     num_computed_tokens: int  # found in the prefix cache
-    block_ids: list[int]  # the block table so far
+    block_ids: list[list[int]]  # the block tables so far, of each group of layers
     sampling: SamplingPlan
 
 
@@ -48,7 +48,8 @@ class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True):
     num_computed_tokens: int  # before the step
     num_new_tokens: int
     samples: bool  # the last of the new tokens is the last one known
-    new_block_ids: list[int]  # appended to its block table before the step (not for a NewSequence of this step)
+    # Appended to its block tables before the step; empty where there are none, as for a NewSequence of this step.
+    new_block_ids: list[list[int]]
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -100,9 +101,9 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     device: str
     vocab_size: int
     max_model_len: int  # of the model's configuration, or as the options cut it
-    bytes_per_block: int  # over all layers, of one rank
+    bytes_per_block: int  # over the layers of a group, of one rank
     available_bytes: int  # for the KV cache, on the rank with the least
     attention_backend: str
     block_size: int  # in tokens; the backend's own choice where the options leave it open
     max_num_batched_tokens: int  # token budget of a step; the device's own choice where the options leave it open
-    sliding_window: int | None = None  # of all layers, where every layer has the same
+    windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see kv_cache/groups.py

@@ -92,6 +92,6 @@ def _engine_config(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize, option
         enable_prefix_caching=options.enable_prefix_caching,
         scheduling_policy=options.scheduling_policy,
         async_scheduling=options.async_scheduling,
-        sliding_window=spec.sliding_window,
+        windows=spec.windows,
         eos_token_ids=frozenset(info.eos_token_ids),
     )

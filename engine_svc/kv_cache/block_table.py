@@ -13,12 +13,25 @@ class BlockTable:
 
     def __init__(self, cache_salt: str = "", hashes: list[bytes] | None = None) -> None:
         self.cache_salt = cache_salt
-        self.block_ids: list[int] = []
+        # Of each group of layers, all of the same length; empty when nothing is held.
+        self.block_ids: list[list[int]] = []
         self.hashes = hashes if hashes is not None else []  # of the first full blocks of its tokens
-        self.num_findable = 0  # how many of block_ids the prefix cache has been told of
-        self.num_released = 0  # how many of the first ones are not held any more: the window has passed them
+        self.num_findable = 0  # how many of the first blocks the prefix cache has been told of
+        # Of each group: how many of the first ones are not held any more: the window has passed them.
+        self.num_released: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.block_ids[0]) if self.block_ids else 0
+
+    def num_held(self, group: int) -> int:
+        """How many blocks of a group it has a reference to."""
+        return len(self.block_ids[group]) - self.num_released[group] if self.block_ids else 0
 
     @property
     def held(self) -> list[int]:
-        """The blocks that this table has a reference to."""
-        return self.block_ids[self.num_released :]
+        """The blocks that this table has a reference to, those of a sequence's start first."""
+        return [
+            block
+            for block_ids, released in zip(self.block_ids, self.num_released, strict=True)
+            for block in block_ids[released:]
+        ]

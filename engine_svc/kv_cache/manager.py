@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.events import EventRecorder, KvEvent
+from engine_svc.kv_cache.groups import most_blocks
 from engine_svc.kv_cache.host_tier import HostTier
 from engine_svc.kv_cache.prefix_cache import PrefixCache
 from quire.block_hash import extend_hashes
@@ -17,11 +18,22 @@ from quire.block_hash import extend_hashes
 class Prefix:
     """Blocks that a sequence can begin with: first those on the device, then those that must be copied to it."""
 
-    device: list[int] = field(default_factory=list)
+    device: list[list[int]] = field(default_factory=list)  # of each group
+    # Of each group: the first block that its window sees. Those before it are not held, whatever stands for them.
+    first: list[int] = field(default_factory=list)
     host: list[bytes] = field(default_factory=list)  # by hash
 
     def __len__(self) -> int:
-        return len(self.device) + len(self.host)
+        return (len(self.device[0]) if self.device else 0) + len(self.host)
+
+    def num_held(self, group: int) -> int:
+        """How many blocks of a group on the device it refers to."""
+        return len(self.device[group]) - self.first[group] if self.device else 0
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks on the device that a table beginning with this prefix refers to."""
+        return [block for blocks, first in zip(self.device, self.first, strict=True) for block in blocks[first:]]
 
 
 class KvCacheManager:
@@ -37,20 +49,25 @@ class KvCacheManager:
         num_blocks: int,
         block_size: int,
         enable_prefix_caching: bool = True,
-        sliding_window: int | None = None,
+        windows: Sequence[int | None] = (None,),
         num_host_blocks: int = 0,
+        max_num_batched_tokens: int = 0,
     ) -> None:
         """
         Args:
-            num_host_blocks: of the second tier, in host memory.
-            sliding_window: of all layers; None when any layer sees everything.
+            windows: of the groups of layers, see `group_layers`; the first one's blocks are those in events.
+            num_host_blocks: of the second tier, in host memory; for a single group without a window only.
+            max_num_batched_tokens: of a step.
         """
         self.block_size = block_size
         self._caching = enable_prefix_caching
-        self._window = sliding_window
+        self._windows = tuple(windows)
+        self._step_tokens = max_num_batched_tokens
         self._pool = BlockPool(num_blocks)
         self._recorder = EventRecorder()
-        self._cache = PrefixCache(block_size, self._recorder)
+        self._caches = [
+            PrefixCache(block_size, None if group else self._recorder) for group in range(len(self._windows))
+        ]
         self._host = HostTier(num_host_blocks)
 
     @property
@@ -77,38 +94,82 @@ class KvCacheManager:
             return Prefix()
         extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt)
         wanted = table.hashes[: (len(token_ids) - 1) // self.block_size]
-        device = self._cache.find(wanted)
-        return Prefix(device, self._host.find(wanted[len(device) :]))
+        count = self._longest(wanted)
+        if not count and not self._host.num_blocks:
+            return Prefix()
+        first = [self._first_seen(window, count) for window in self._windows]
+        device = [
+            [0] * start + cache.find(wanted[start:count]) for start, cache in zip(first, self._caches, strict=True)
+        ]
+        return Prefix(device, first, self._host.find(wanted[count:]))
 
-    def allocate(self, table: BlockTable, num_tokens: int, found: Prefix | None = None) -> list[int] | None:
+    def _longest(self, wanted: list[bytes]) -> int:
+        """The greatest number of first blocks of which every group has those that its window still sees."""
+        count = len(wanted)
+        for window, cache in zip(self._windows, self._caches, strict=True):
+            if window is None:
+                count = len(cache.find(wanted[:count]))
+        limited = [(w, cache) for w, cache in zip(self._windows, self._caches, strict=True) if w is not None]
+        runs = [cache.runs(wanted[:count]) for _, cache in limited]
+        while count and any(
+            run[count - 1] < count - self._first_seen(window, count)
+            for run, (window, _) in zip(runs, limited, strict=True)
+        ):
+            count -= 1
+        return count
+
+    def _first_seen(self, window: int | None, num_blocks: int) -> int:
+        """The first block that a token behind so many blocks sees."""
+        return 0 if window is None else max(0, num_blocks * self.block_size - window + 1) // self.block_size
+
+    def allocate(self, table: BlockTable, num_tokens: int, found: Prefix | None = None) -> list[list[int]] | None:
         """Extends the table until it holds `num_tokens`.
 
         Args:
             found: of `lookup`, which an empty table begins with.
 
         Returns:
-            The blocks added, those found not among them; None (and nothing changed) when there is not enough room.
+            The blocks added to each group, those found not among them; empty when there are none. None (and nothing
+            changed) when there is not enough room.
         """
         found = found or Prefix()
-        missing = -(-num_tokens // self.block_size) - len(table.block_ids) - len(found)
+        missing = -(-num_tokens // self.block_size) - len(table) - len(found)
         if missing <= 0 and not found:
             return []
-        if not self.has_room(table, num_tokens, found):
+        if missing * len(self._windows) + self._cost(found) > self._pool.num_free:
             return None
-        for block in found.device:
-            self._pool.share(block)
-        table.block_ids.extend(found.device)
-        self._restore(table, found.host)
-        table.num_findable += len(found)
-        added = [self._take() for _ in range(missing)]
-        table.block_ids.extend(added)
-        return added
+        if not table.block_ids:
+            table.block_ids = [[] for _ in self._windows]
+            table.num_released = [0] * len(self._windows)
+        if found:
+            self._begin(table, found)
+        added = [[self._take() for _ in range(missing)] for _ in self._windows]
+        for block_ids, blocks in zip(table.block_ids, added, strict=True):
+            block_ids.extend(blocks)
+        return added if missing > 0 else []
 
     def has_room(self, table: BlockTable, num_tokens: int, found: Prefix | None = None) -> bool:
-        """Whether `allocate` with the same arguments would succeed now."""
-        on_device = found.device if found else []
-        missing = -(-num_tokens // self.block_size) - len(table.block_ids) - len(on_device)
-        return missing + sum(1 for block in on_device if not self._pool.references(block)) <= self._pool.num_free
+        """Whether a sequence can get to `num_tokens`, if others take nothing meanwhile."""
+        found = found or Prefix()
+        needed = -(-num_tokens // self.block_size) - len(table) - len(found)
+        missing = 0
+        for group, window in enumerate(self._windows):
+            most = most_blocks(window, num_tokens, self.block_size, self._step_tokens)
+            missing += min(needed, max(0, most - table.num_held(group) - found.num_held(group)))
+        return missing + self._cost(found) <= self._pool.num_free
+
+    def _cost(self, found: Prefix) -> int:
+        """Free blocks that the prefix takes: the cached ones that nobody holds, and those that come from the host."""
+        return len(found.host) + sum(1 for block in found.held if not self._pool.references(block))
+
+    def _begin(self, table: BlockTable, found: Prefix) -> None:
+        for block in found.held:
+            self._pool.share(block)
+        for block_ids, blocks in zip(table.block_ids, found.device, strict=True):
+            block_ids.extend(blocks)
+        table.num_released = list(found.first)
+        self._restore(table, found.host)
+        table.num_findable += len(found)
 
     def make_findable(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Puts the table's blocks that are full and computed by now into the prefix cache."""
@@ -119,17 +180,19 @@ class KvCacheManager:
             extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt)
         for index in range(table.num_findable, full):
             parent = table.hashes[index - 1] if index else b""
-            self._cache.store(table.block_ids[index], table.hashes[index], parent)
+            for cache, block_ids in zip(self._caches, table.block_ids, strict=True):
+                cache.store(block_ids[index], table.hashes[index], parent)
         table.num_findable = full
 
     def release_passed(self, table: BlockTable, num_computed_tokens: int) -> None:
         """Gives back the blocks that no further token of the sequence will see, nor a fork of it made now."""
-        if self._window is None:
-            return
-        passed = (num_computed_tokens - self._window + 1) // self.block_size - 1  # a fork begins a block earlier
-        for block in table.block_ids[table.num_released : max(0, passed)]:
-            self._pool.release(block, keep=block in self._cache)
-        table.num_released = max(table.num_released, passed)
+        for group, window in enumerate(self._windows):
+            if window is None:
+                continue
+            passed = (num_computed_tokens - window + 1) // self.block_size - 1  # a fork begins a block earlier
+            for block in table.block_ids[group][table.num_released[group] : max(0, passed)]:
+                self._pool.release(block, keep=block in self._caches[group])
+            table.num_released[group] = max(table.num_released[group], passed)
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
         """A second table that shares the first one's full blocks among its first `num_tokens` computed tokens.
@@ -138,24 +201,26 @@ class KvCacheManager:
         """
         shared = (num_tokens - 1) // self.block_size
         child = BlockTable(table.cache_salt, table.hashes[: num_tokens // self.block_size])
-        child.block_ids = table.block_ids[:shared]
+        if shared:
+            child.block_ids = [block_ids[:shared] for block_ids in table.block_ids]
+            child.num_released = [min(released, shared) for released in table.num_released]
         child.num_findable = min(table.num_findable, shared)
-        child.num_released = min(table.num_released, shared)
         for block in child.held:
             self._pool.share(block)
         return child
 
     def free(self, table: BlockTable) -> None:
         """Gives all the table's blocks back. Those at a sequence's end are overwritten before those at its start."""
-        for block in reversed(table.held):
-            self._pool.release(block, keep=block in self._cache)
-        table.block_ids = []
-        table.num_findable = table.num_released = 0
+        for cache, block_ids, released in zip(self._caches, table.block_ids, table.num_released, strict=False):
+            for block in reversed(block_ids[released:]):
+                self._pool.release(block, keep=block in cache)
+        table.block_ids, table.num_released, table.num_findable = [], [], 0
 
     def clear(self) -> None:
         """Makes all blocks unfindable; sequences keep theirs."""
         if self._caching:
-            self._cache.clear()
+            for cache in self._caches:
+                cache.clear()
             self._host.clear()
 
     def take_copies(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -168,7 +233,7 @@ class KvCacheManager:
 
     def snapshot(self) -> list[KvEvent]:
         """All that is findable now, as events."""
-        return self._cache.snapshot()
+        return self._caches[0].snapshot()
 
     def check(self, tables: Sequence[BlockTable]) -> None:
         """Proves that no block is lost: free + cached + used is all there are, and `tables` hold just those used.
@@ -180,7 +245,8 @@ class KvCacheManager:
             RuntimeError: a block leaked, was freed twice, or is held by nobody in `tables`.
         """
         self._pool.check()
-        self._cache.check()
+        for cache in self._caches:
+            cache.check()
         self._host.check()
         held: dict[int, int] = {}
         for table in tables:
@@ -196,13 +262,16 @@ class KvCacheManager:
         for block_hash in hashes:
             block = self._take()
             self._host.restore(block_hash, block)
-            parent = table.hashes[len(table.block_ids) - 1] if table.block_ids else b""
-            self._cache.store(block, block_hash, parent)
-            table.block_ids.append(block)
+            parent = table.hashes[len(table) - 1] if len(table) else b""
+            self._caches[0].store(block, block_hash, parent)
+            table.block_ids[0].append(block)
 
     def _take(self) -> int:
         block = self._pool.take()
-        block_hash = self._cache.forget(block)
-        if block_hash is not None and self._host.num_blocks:
-            self._host.keep(block_hash, block)
+        for cache in self._caches:
+            block_hash = cache.forget(block)
+            if block_hash is not None:
+                if self._host.num_blocks:
+                    self._host.keep(block_hash, block)
+                break
         return block

@@ -8,12 +8,12 @@ from engine_svc.kv_cache.events import EventRecorder, KvEvent
 
 
 class PrefixCache:
-    """Finds blocks that hold a wanted prefix. Says what it learns and forgets to the recorder.
+    """Finds blocks that hold a wanted prefix. Says what it learns and forgets to the recorder, if it has one.
 
     A block has one hash at most and a hash one block: a second block with the same contents stays unfindable.
     """
 
-    def __init__(self, block_size: int, recorder: EventRecorder) -> None:
+    def __init__(self, block_size: int, recorder: EventRecorder | None) -> None:
         self._block_size = block_size
         self._recorder = recorder
         self._blocks: dict[bytes, int] = {}
@@ -35,6 +35,14 @@ class PrefixCache:
             found.append(block)
         return found
 
+    def runs(self, hashes: Iterable[bytes]) -> list[int]:
+        """For each of `hashes`: how many in a row, up to it, are cached."""
+        found, run = [], 0
+        for block_hash in hashes:
+            run = run + 1 if block_hash in self._blocks else 0
+            found.append(run)
+        return found
+
     def store(self, block: int, block_hash: bytes, parent: bytes) -> None:
         """Makes the block findable, unless another one with its contents is already.
 
@@ -45,7 +53,8 @@ class PrefixCache:
             return
         self._blocks[block_hash] = block
         self._hashes[block] = (block_hash, parent)
-        self._recorder.stored(block_hash, parent, self._block_size)
+        if self._recorder:
+            self._recorder.stored(block_hash, parent, self._block_size)
 
     def forget(self, block: int) -> bytes | None:
         """Ends the block's findability, if it had any: its contents are about to be overwritten.
@@ -57,14 +66,16 @@ class PrefixCache:
         if entry is None:
             return None
         del self._blocks[entry[0]]
-        self._recorder.removed(entry[0])
+        if self._recorder:
+            self._recorder.removed(entry[0])
         return entry[0]
 
     def clear(self) -> None:
         """Forgets all blocks."""
         self._blocks.clear()
         self._hashes.clear()
-        self._recorder.cleared()
+        if self._recorder:
+            self._recorder.cleared()
 
     def snapshot(self) -> list[KvEvent]:
         """The events that lead from an empty cache to this one; blocks stored as one chain come as one."""

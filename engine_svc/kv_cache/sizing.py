@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
+from engine_svc.kv_cache.groups import most_blocks
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
@@ -20,10 +22,15 @@ _BATCHES = 4
 
 @dataclass(frozen=True)
 class KvCacheSize:
-    """The KV cache's blocks, and the most tokens that one sequence may have."""
+    """The KV cache's blocks, and the most tokens that one sequence may have.
+
+    Attributes:
+        num_tokens: that the blocks hold when all sequences are of the full length.
+    """
 
     num_blocks: int
     max_model_len: int
+    num_tokens: int = 0
     num_host_blocks: int = 0
 
 
@@ -40,7 +47,14 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
         _check_memory(size.num_blocks, spec)
     if options.swap_space and not options.enable_prefix_caching:
         raise StartupError("--swap-space keeps blocks of the prefix cache: it needs --enable-prefix-caching.")
-    size = replace(size, num_host_blocks=int(options.swap_space * 2**30) // spec.bytes_per_block)
+    if options.swap_space and spec.windows != (None,):
+        raise StartupError("--swap-space does not support models with sliding windows; leave it out.")
+    sequences = size.num_blocks / _blocks_for(size.max_model_len, spec)
+    size = replace(
+        size,
+        num_tokens=int(sequences * -(-size.max_model_len // spec.block_size) * spec.block_size),
+        num_host_blocks=int(options.swap_space * 2**30) // spec.bytes_per_block,
+    )
     _check_budget(size, spec.max_num_batched_tokens, options)
     return size
 
@@ -49,22 +63,33 @@ def _most(spec: KvCacheSpec, options: EngineOptions) -> int:
     """More blocks than this are no use."""
     if options.kv_cache_memory_bytes is not None:
         return MAX_BLOCKS
-    return min(MAX_BLOCKS, _BATCHES * options.max_num_seqs * -(-spec.max_model_len // spec.block_size))
+    return min(MAX_BLOCKS, _BATCHES * options.max_num_seqs * _blocks_for(spec.max_model_len, spec))
+
+
+def _blocks_for(num_tokens: int, spec: KvCacheSpec) -> int:
+    """The most blocks that one sequence of so many tokens holds."""
+    return sum(most_blocks(window, num_tokens, spec.block_size, spec.max_num_batched_tokens) for window in spec.windows)
+
+
+def _capacity(num_blocks: int, spec: KvCacheSpec) -> int:
+    """The longest sequence that so many blocks hold, up to the model's."""
+    lengths = range(spec.block_size, max(spec.max_model_len, num_blocks * spec.block_size) + 1, spec.block_size)
+    return bisect_right(lengths, num_blocks, key=lambda length: _blocks_for(length, spec)) * spec.block_size
 
 
 def _overridden(num_blocks: int, spec: KvCacheSpec) -> KvCacheSize:
     """The override wins, and cuts the longest sequence to what it holds."""
-    capacity = num_blocks * spec.block_size
+    capacity = _capacity(num_blocks, spec)
     if capacity < spec.max_model_len:
         logger.warning("--num-gpu-blocks-override %d cuts the longest sequence to %d tokens", num_blocks, capacity)
     return KvCacheSize(num_blocks, min(spec.max_model_len, capacity))
 
 
 def _check_memory(num_blocks: int, spec: KvCacheSpec) -> None:
-    capacity = num_blocks * spec.block_size
+    capacity = _capacity(num_blocks, spec)
     if capacity >= spec.max_model_len:
         return
-    needed = -(-spec.max_model_len // spec.block_size) * spec.bytes_per_block
+    needed = _blocks_for(spec.max_model_len, spec) * spec.bytes_per_block
     fits = f"The largest --max-model-len that fits is {capacity}" if capacity else "Not even one block fits"
     grow = "--kv-cache-memory-bytes" if spec.device.startswith("cpu") else "--gpu-memory-utilization"
     raise StartupError(

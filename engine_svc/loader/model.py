@@ -15,6 +15,7 @@ from engine_svc.attention.registry import create_backend
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import qkv_parts
 from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
+from engine_svc.models.attention import LayerCache
 from engine_svc.models.config import ModelConfig, ModelFacts, read_config
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.registry import config_for, is_ours
@@ -33,9 +34,7 @@ _DTYPES = {
 class Model(Protocol):
     """What the runner calls."""
 
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[Any], prepared: Any
-    ) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[LayerCache]) -> torch.Tensor:
         """See Decoder.forward."""
         ...
 

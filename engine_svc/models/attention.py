@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,6 +15,13 @@ from engine_svc.models.config import ModelConfig
 from engine_svc.ops.base import HeadNorms
 
 
+class LayerCache(NamedTuple):
+    """What a layer attends to: both of the attention backend, which says what they are."""
+
+    cache: Any
+    prepared: Any
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """What the layers of one forward pass share."""
@@ -22,7 +29,6 @@ class StepInputs:
     rotary: torch.Tensor  # [tokens, 2, rotary_dim / 2]
     local_rotary: torch.Tensor  # the same for layers with a sliding window
     attention: AttentionBackend
-    prepared: Any  # of the backend
 
 
 class Attention(torch.nn.Module):
@@ -54,7 +60,7 @@ class Attention(torch.nn.Module):
                 ParallelRMSNorm(parts[name], config.rms_norm_eps, context=context) for name in ("q", "k")
             )
 
-    def forward(self, hidden: torch.Tensor, cache: Any, step: StepInputs) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
         tokens = hidden.shape[0]
         projected = self.qkv_proj(hidden)
@@ -65,7 +71,7 @@ class Attention(torch.nn.Module):
         rotary = step.rotary if self._options.sliding_window is None else step.local_rotary
         rotated = self._ops.rotate(query_key, rotary, self._heads, self._head_norms)
         query, key = rotated.split((self._heads, self._kv_heads), dim=1)
-        output = step.attention.forward(query, key, value, cache, step.prepared, self._options)
+        output = step.attention.forward(query, key, value, cache.cache, cache.prepared, self._options)
         return self.o_proj(output.reshape(tokens, -1))
 
     def _normalise(self, projected: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import VocabParallelEmbedding
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.rotary import rotary_table
-from engine_svc.models.attention import StepInputs
+from engine_svc.models.attention import LayerCache, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder_layer import LAYERS
 
@@ -42,22 +42,19 @@ class Decoder(torch.nn.Module):
         self._rotary = table(config.rope_parameters)
         self._local_rotary = table(config.local_rope_parameters) if config.local_rope_parameters else None
 
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[Any], prepared: Any
-    ) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[LayerCache]) -> torch.Tensor:
         """One forward pass over a flat batch.
 
         Args:
             token_ids, positions: int64 [tokens]
             caches: one for each layer.
-            prepared: of the attention backend.
 
         Returns:
             Hidden states [tokens, hidden_size], normalised.
         """
         rotary = self._rotary[positions]
         local = rotary if self._local_rotary is None else self._local_rotary[positions]
-        step = StepInputs(rotary, local, self._attention, prepared)
+        step = StepInputs(rotary, local, self._attention)
         hidden = self.embed_tokens(token_ids)
         if self._config.embedding_scale != 1.0:
             hidden = hidden * torch.tensor(self._config.embedding_scale, dtype=hidden.dtype)

@@ -6,13 +6,11 @@ to the norm that comes next, which does both at once.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import RMSNorm
-from engine_svc.models.attention import Attention, StepInputs
+from engine_svc.models.attention import Attention, LayerCache, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.mlp import MLP
 from engine_svc.models.moe import SparseMLP
@@ -39,7 +37,9 @@ class DecoderLayer(torch.nn.Module):
             norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context, offset=config.norm_offset)
             setattr(self, name, norm)
 
-    def forward(self, hidden: torch.Tensor, residual: torch.Tensor, cache: Any, step: StepInputs) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
+    ) -> torch.Tensor:
         """Both [tokens, hidden_size]; the residual is changed. Returns what is to be added to it."""
         hidden = self.self_attn(self.input_layernorm(hidden, residual), cache, step)
         return self.mlp(self.post_attention_layernorm(hidden, residual))
@@ -50,7 +50,9 @@ class PostNormLayer(DecoderLayer):
 
     norms = ("post_attention_layernorm", "post_feedforward_layernorm")
 
-    def forward(self, hidden: torch.Tensor, residual: torch.Tensor, cache: Any, step: StepInputs) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
+    ) -> torch.Tensor:
         """See DecoderLayer.forward."""
         residual += hidden
         residual += self.post_attention_layernorm(self.self_attn(residual, cache, step))
@@ -64,7 +66,9 @@ class SandwichNormLayer(DecoderLayer):
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
     )  # fmt: skip
 
-    def forward(self, hidden: torch.Tensor, residual: torch.Tensor, cache: Any, step: StepInputs) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
+    ) -> torch.Tensor:
         """See DecoderLayer.forward."""
         hidden = self.self_attn(self.input_layernorm(hidden, residual), cache, step)
         hidden = self.pre_feedforward_layernorm(self.post_attention_layernorm(hidden), residual)

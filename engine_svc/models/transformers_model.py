@@ -19,6 +19,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine_svc.attention.base import AttentionBackend, AttentionOptions
+from engine_svc.models.attention import LayerCache
 from engine_svc.models.config import ModelFacts
 from engine_svc.models.registry import unsupported
 from quire.errors import StartupError
@@ -94,8 +95,8 @@ class TransformersModel:
         self._given = _Given()
         self._decoder = self._replace_decoder(self._given)
         self._heads: dict[int, Heads] = {}
-        self._caches: Sequence[Any] = ()
-        self._prepared: Any = None
+        self._windows: dict[int, int | None] = {}  # by layer
+        self._caches: Sequence[LayerCache] = ()
         with torch.inference_mode():
             self._decode(torch.zeros(2, dtype=torch.int64, device=device), torch.arange(2, device=device))
 
@@ -120,15 +121,13 @@ class TransformersModel:
             num_layers=len(self._heads),
             max_position_embeddings=config.max_position_embeddings,
             rope_parameters={},
-            sliding_windows=(None,) * len(self._heads),
+            sliding_windows=tuple(self._windows[layer] for layer in sorted(self._windows)),
         )
 
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[Any], prepared: Any
-    ) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[LayerCache]) -> torch.Tensor:
         """See Decoder.forward."""
         ALL_ATTENTION_FUNCTIONS.register(_NAME, self._attend)
-        self._caches, self._prepared = caches, prepared
+        self._caches = caches
         return self._decode(token_ids, positions)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -159,6 +158,7 @@ class TransformersModel:
             wants = ", ".join(unknown) or "attention that is not causal, or values longer than keys"
             raise StartupError(f"{type(module).__name__} cannot use paged attention: it wants {wants}.")
         self._heads[module.layer_idx] = Heads(query.shape[1], key.shape[1], query.shape[-1])
+        self._windows[module.layer_idx] = named.get("sliding_window")
         return query[..., : value.shape[-1]].transpose(1, 2), None
 
     def _attend(
@@ -179,8 +179,8 @@ class TransformersModel:
         scale = dim**-0.5 if scaling is None else scaling
         options = AttentionOptions(scale, sliding_window, softcap, s_aux)
         flat = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, F.pad(value, (0, dim - value_dim)))]
-        cache = self._caches[module.layer_idx]
-        output = self.attention.forward(flat[0], flat[1], flat[2], cache, self._prepared, options)
+        cache, prepared = self._caches[module.layer_idx]
+        output = self.attention.forward(flat[0], flat[1], flat[2], cache, prepared, options)
         return output[None, ..., :value_dim], None
 
 

@@ -20,22 +20,25 @@ class Batch:
 
     token_ids: torch.Tensor  # int64 [tokens]
     positions: torch.Tensor  # int64 [tokens]
-    metadata: AttentionMetadata
+    metadata: list[AttentionMetadata]  # of each group of layers
     slots: list[int]  # of each sequence
     query_start: list[int]  # first row of each sequence, and the number of rows
     computed: list[int]  # tokens of each sequence before the step
+    lengths: list[int]  # and after it
 
 
 class SlotBuffers:
-    """What the runner remembers of each slot: its tokens and its block table."""
+    """What the runner remembers of each slot: its tokens and its block tables, one for each group of layers."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int, device: torch.device
+    ) -> None:
         self._block_size = block_size
         self._device = device
         # One more, because the last token sampled at full length is written and never read. On the device, so that a
         # step can follow another whose tokens the host has not seen.
         self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int64, device=device)
-        self._blocks = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int32)
+        self._blocks = np.zeros((num_groups, max_num_seqs, -(-max_model_len // block_size)), np.int32)
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
 
     def add(self, sequence: NewSequence) -> None:
@@ -44,10 +47,11 @@ class SlotBuffers:
         self._num_blocks[sequence.slot] = 0
         self._append_blocks(sequence.slot, sequence.block_ids)
 
-    def _append_blocks(self, slot: int, block_ids: list[int]) -> None:
+    def _append_blocks(self, slot: int, block_ids: list[list[int]]) -> None:
         start = int(self._num_blocks[slot])
-        self._blocks[slot, start : start + len(block_ids)] = block_ids
-        self._num_blocks[slot] = start + len(block_ids)
+        end = start + len(block_ids[0])
+        self._blocks[:, slot, start:end] = block_ids
+        self._num_blocks[slot] = end
 
     def record(self, slots: list[int], positions: list[int], token_ids: torch.Tensor) -> None:
         """Puts sampled tokens, int64 [slots] on the device, to their positions."""
@@ -65,23 +69,22 @@ class SlotBuffers:
         owner = np.repeat(np.arange(len(slots)), new)
         positions = np.arange(start[-1]) - start[owner] + computed[owner]
         rows = slots[owner]
-        blocks = self._blocks[rows, positions // self._block_size].astype(np.int64)
-        slot_mapping = blocks * self._block_size + positions % self._block_size
         lengths = computed + new
-        metadata = AttentionMetadata(
-            query_start_loc=self._move(start.astype(np.int32)),
-            seq_lens=self._move(lengths.astype(np.int32)),
-            block_table=self._move(self._blocks[slots, : -(-int(lengths.max()) // self._block_size)]),
-            slot_mapping=self._move(slot_mapping),
-            query_lens_host=new.tolist(),
-            seq_lens_host=lengths.tolist(),
-            max_query_len=int(new.max()),
-            max_seq_len=int(lengths.max()),
-        )
+        shared: dict[str, Any] = {
+            "query_start_loc": self._move(start.astype(np.int32)), "seq_lens": self._move(lengths.astype(np.int32)),
+            "query_lens_host": new.tolist(), "seq_lens_host": lengths.tolist(), "max_query_len": int(new.max()),
+            "max_seq_len": int(lengths.max()),
+        }  # fmt: skip
+        width = -(-shared["max_seq_len"] // self._block_size)
+        metadata = []
+        for blocks in self._blocks:
+            held = blocks[rows, positions // self._block_size].astype(np.int64)
+            slot_mapping = self._move(held * self._block_size + positions % self._block_size)
+            table = self._move(blocks[slots, :width])
+            metadata.append(AttentionMetadata(block_table=table, slot_mapping=slot_mapping, **shared))
         return Batch(
             self.token_ids.view(-1)[self._move(rows * self.token_ids.shape[1] + positions)], self._move(positions),
-            metadata, slots.tolist(),
-            start.tolist(), computed.tolist(),
+            metadata, slots.tolist(), start.tolist(), computed.tolist(), shared["seq_lens_host"],
         )  # fmt: skip
 
     def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from engine_svc.kv_cache.groups import group_layers
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import load_model
-from engine_svc.models.config import ModelFacts
+from engine_svc.models.attention import LayerCache
 from engine_svc.parallel.group import ParallelGroup
 from engine_svc.plan import KvCacheSpec, NewSequence, SamplingPlan, ScheduledSequence, StepPlan, StepResult
 from engine_svc.runner.batch import Batch, SlotBuffers
@@ -40,10 +41,14 @@ class Runner:
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._token_budget = options.max_num_batched_tokens or token_budget(device)
-        self._buffers = SlotBuffers(options.max_num_seqs, self._max_model_len, self._attention.shape.block_size, device)
+        self._groups = group_layers(self._facts.sliding_windows)
+        self._group_size = max(len(group.layers) for group in self._groups)
+        self._buffers = SlotBuffers(
+            options.max_num_seqs, self._max_model_len, self._attention.shape.block_size, len(self._groups), device
+        )
         self._sampler = Sampler(options.max_num_seqs, self._facts.vocab_size, device)
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
-        self._caches: list[Any] = []
+        self._caches: list[Any] = []  # one for each layer of a group; the groups' blocks lie side by side in it
         self._host_caches: list[Any] = []
 
     def spec(self) -> KvCacheSpec:
@@ -56,30 +61,31 @@ class Runner:
             device=_device_name(self._device),
             vocab_size=self._facts.vocab_size,
             max_model_len=self._max_model_len,
-            bytes_per_block=self._attention.bytes_per_block(self._facts.num_layers),
+            bytes_per_block=self._attention.bytes_per_block(self._group_size),
             available_bytes=kv_cache_bytes(self._options, self._device),
             attention_backend=self._attention.name,
             block_size=self._attention.shape.block_size,
             max_num_batched_tokens=self._token_budget,
-            sliding_window=_common_window(self._facts),
+            windows=tuple(group.window for group in self._groups),
         )
 
     def _profile(self) -> None:
         """Runs a step of the whole token budget over a cache just large enough, then forgets it."""
         tokens = min(self._token_budget, self._max_model_len)
-        self.allocate(-(-tokens // self._attention.shape.block_size))
+        self.allocate(-(-tokens // self._attention.shape.block_size) * len(self._groups))
         self._caches = []
         torch.cuda.empty_cache()
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocates the KV cache and its tier in host memory; warms the kernels up with a prefill and a decode."""
-        self._caches = self._attention.allocate(num_blocks, self._facts.num_layers)
+        self._caches = self._attention.allocate(num_blocks, self._group_size)
         self._host_caches = self._attention.allocate_host(self._caches, num_host_blocks)
-        capacity = num_blocks * self._attention.shape.block_size
+        capacity = num_blocks // len(self._groups) * self._attention.shape.block_size
         tokens = min(self._token_budget, self._max_model_len, capacity)
         if self._device.type == "cpu":
             tokens = min(tokens, 32)
-        blocks = list(range(-(-tokens // self._attention.shape.block_size)))
+        count = -(-tokens // self._attention.shape.block_size)
+        blocks = [list(range(group * count, (group + 1) * count)) for group in range(len(self._groups))]
         prompt = NewSequence(0, [0] * tokens, tokens, 0, blocks, SamplingPlan(temperature=0.0))
         self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, True, [])]))
         self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, True, [])]))
@@ -97,14 +103,23 @@ class Runner:
         for sequence in plan.new_sequences:
             self._add(sequence)
         batch = self._buffers.flatten(plan)
-        prepared = self._attention.prepare(batch.metadata)
-        hidden = self._model.forward(batch.token_ids, batch.positions, self._caches, prepared)
+        caches = self._layer_caches([self._attention.prepare(metadata) for metadata in batch.metadata])
+        hidden = self._model.forward(batch.token_ids, batch.positions, caches)
         timer.mark()
         prompt_scores = self._score_prompts(batch, hidden) if self._prompts else {}
         sampling = [index for index, sequence in enumerate(plan.scheduled) if sequence.samples]
         output = self._sample(batch, hidden, sampling) if sampling else None
         timer.mark()
         return PendingStep(timer, output, prompt_scores)
+
+    def _layer_caches(self, prepared: list[Any]) -> list[LayerCache]:
+        """For each layer; `prepared` is by group."""
+        by_layer = {
+            layer: LayerCache(cache, ready)
+            for group, ready in zip(self._groups, prepared, strict=True)
+            for layer, cache in zip(group.layers, self._caches, strict=False)
+        }
+        return [by_layer[layer] for layer in range(len(by_layer))]
 
     def _add(self, sequence: NewSequence) -> None:
         self._buffers.add(sequence)
@@ -116,7 +131,7 @@ class Runner:
     def _sample(self, batch: Batch, hidden: torch.Tensor, sampling: list[int]) -> SampleOutput:
         rows = [batch.query_start[index + 1] - 1 for index in sampling]
         slots = [batch.slots[index] for index in sampling]
-        lengths = [batch.metadata.seq_lens_host[index] for index in sampling]
+        lengths = [batch.lengths[index] for index in sampling]
         logits = self._model.logits(hidden if len(rows) == len(hidden) else hidden[to_device(rows, self._device)])
         output = self._sampler.sample(logits, slots, lengths)
         self._buffers.record(slots, lengths, output.on_device)
@@ -128,7 +143,7 @@ class Runner:
         for index, slot in enumerate(batch.slots):
             num_prompt, count = self._prompts.get(slot, (0, 0))
             first = batch.computed[index]
-            last = min(batch.metadata.seq_lens_host[index], num_prompt - 1)
+            last = min(batch.lengths[index], num_prompt - 1)
             if last > first:
                 start = batch.query_start[index]
                 targets = self._buffers.token_ids[slot, first + 1 : last + 1]
@@ -141,12 +156,6 @@ class Runner:
             score_positions(self._model.logits(rows), tokens, [count] * len(tokens))
             for rows, tokens in zip(hidden.split(_SCORED_ROWS), targets.split(_SCORED_ROWS), strict=True)
         ]
-
-
-def _common_window(facts: ModelFacts) -> int | None:
-    """The sliding window of all layers; None when they differ or any of them sees everything."""
-    windows = set(facts.sliding_windows)
-    return windows.pop() if len(windows) == 1 else None
 
 
 def _device_name(device: torch.device) -> str:

@@ -26,7 +26,7 @@ class Batch:
         self._new: list[NewSequence] = []
         self._scheduled: list[ScheduledSequence] = []
 
-    def add(self, sequence: Sequence, count: int, new_block_ids: list[int]) -> None:
+    def add(self, sequence: Sequence, count: int, new_block_ids: list[list[int]]) -> None:
         """Lets a sequence compute its next `count` tokens, which count as computed from here on."""
         computed = sequence.num_computed_tokens
         sequence.num_computed_tokens += count
@@ -51,7 +51,7 @@ class Batch:
                 token_ids=sequence.token_ids.copy(),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 num_computed_tokens=sequence.num_computed_tokens,
-                block_ids=sequence.table.block_ids.copy(),
+                block_ids=[block_ids.copy() for block_ids in sequence.table.block_ids],
                 sampling=sequence.sampling,
             )
         )

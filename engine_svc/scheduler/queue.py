@@ -45,4 +45,4 @@ class WaitingQueue:
 
     def last_holder(self) -> Sequence | None:
         """The last in order that holds blocks (shared with the sequence it was forked from); None if none does."""
-        return next((sequence for sequence in self._entries if sequence.table.block_ids), None)
+        return next((sequence for sequence in self._entries if len(sequence.table)), None)

@@ -88,7 +88,7 @@ class Scheduler:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Takes a sequence into the waiting queue that shares the blocks of the parent's prompt, which is computed."""
         child.table = self._kv_cache.fork(parent.table, parent.num_prompt_tokens)
-        child.num_computed_tokens = len(child.table.block_ids) * self._kv_cache.block_size
+        child.num_computed_tokens = len(child.table) * self._kv_cache.block_size
         self.add(child)
 
     def finish(self, sequence: Sequence) -> None:
@@ -166,7 +166,7 @@ class Scheduler:
 
     def _lookup(self, sequence: Sequence) -> Prefix:
         """The cached blocks that a waiting sequence can begin with; none for one that holds blocks from a fork."""
-        if sequence.table.block_ids or sequence.wants_prompt_logprobs:
+        if len(sequence.table) or sequence.wants_prompt_logprobs:
             return Prefix()
         return self._kv_cache.lookup(sequence.table, sequence.token_ids)
 
@@ -192,7 +192,7 @@ class Scheduler:
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=_order)
 
-    def _allocate_or_preempt(self, sequence: Sequence, num_tokens: int, batch: Batch) -> list[int] | None:
+    def _allocate_or_preempt(self, sequence: Sequence, num_tokens: int, batch: Batch) -> list[list[int]] | None:
         """Blocks for a running sequence, taken from the last in order where needed; None when that is itself."""
         while (blocks := self._kv_cache.allocate(sequence.table, num_tokens)) is None:
             victim = self._running[-1]

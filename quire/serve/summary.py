@@ -24,7 +24,7 @@ def format_summary(
         has_chat_template: whether the example is a chat.
         api_key: whether the API asks for a key.
     """
-    tokens = model.num_kv_blocks * model.block_size
+    tokens = model.kv_cache_tokens
     concurrency = tokens / model.max_model_len
     rows = {
         "model": f"{model.served_model_names[0]} ({model.architecture}, {model.dtype})",

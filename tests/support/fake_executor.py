@@ -53,15 +53,15 @@ class _Row:
     token_ids: list[int]
     num_prompt_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]
+    block_ids: list[list[int]]
     sampling: SamplingPlan
 
 
 class FakeExecutor(Executor):
-    """One entry per token and block: the hash of the context up to it.
+    """One entry per token and block: the group of layers that it is for, and the hash of the context up to it.
 
     Args:
-        verify: reads every sequence's whole context back in each step, or the part in the sliding window.
+        verify: reads every sequence's whole context back in each step, or the part in each group's sliding window.
         step_seconds: time that a step takes.
         on_step: called with each plan before it runs; may raise, to make the step fail.
         failed_slots: called with each plan; slots that fail, and why.
@@ -77,7 +77,7 @@ class FakeExecutor(Executor):
         bytes_per_block: int = 1024,
         available_bytes: int = 1024 * 4096,
         verify: bool = False,
-        sliding_window: int | None = None,
+        windows: Sequence[int | None] = (None,),
         step_seconds: float = 0.0,
         on_step: Callable[[StepPlan], None] | None = None,
         failed_slots: Callable[[StepPlan], dict[int, str]] | None = None,
@@ -88,7 +88,7 @@ class FakeExecutor(Executor):
             architecture="FakeForCausalLM", dtype="float32", device="cpu", vocab_size=vocab_size,
             max_model_len=max_model_len, bytes_per_block=bytes_per_block, available_bytes=available_bytes,
             attention_backend="reference", block_size=block_size,
-            max_num_batched_tokens=max_num_batched_tokens, sliding_window=sliding_window,
+            max_num_batched_tokens=max_num_batched_tokens, windows=tuple(windows),
         )  # fmt: skip
         self.verify = verify
         self.step_seconds = step_seconds
@@ -98,15 +98,15 @@ class FakeExecutor(Executor):
         self.max_in_flight = max_in_flight
         self._results: deque[StepResult] = deque()
         self._rows: dict[int, _Row] = {}
-        self._cache: list[list[int]] = []
-        self._host: list[list[int]] = []
+        self._cache: list[list[tuple[int, int]]] = []
+        self._host: list[list[tuple[int, int]]] = []
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         return self.spec
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        self._cache = [[0] * self.spec.block_size for _ in range(num_blocks)]
-        self._host = [[0] * self.spec.block_size for _ in range(num_host_blocks)]
+        self._cache = [[(0, 0)] * self.spec.block_size for _ in range(num_blocks)]
+        self._host = [[(0, 0)] * self.spec.block_size for _ in range(num_host_blocks)]
 
     def close(self) -> None:
         self.closed = True
@@ -157,25 +157,29 @@ class FakeExecutor(Executor):
     def _new_row(self, new: NewSequence) -> _Row:
         assert new.num_prompt_tokens <= len(new.token_ids)
         return _Row(
-            list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens, list(new.block_ids), new.sampling
-        )
+            list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens,
+            [list(block_ids) for block_ids in new.block_ids], new.sampling,
+        )  # fmt: skip
 
     def _compute(self, row: _Row, scheduled: ScheduledSequence) -> int:
         """Writes the hashes of the new tokens; returns the last one."""
         size = self.spec.block_size
         start, count = scheduled.num_computed_tokens, scheduled.num_new_tokens
-        row.block_ids += scheduled.new_block_ids
+        if scheduled.new_block_ids:
+            for block_ids, added in zip(row.block_ids, scheduled.new_block_ids, strict=True):
+                block_ids += added
         assert start == row.num_computed_tokens, "control and compute disagree on what is computed"
         assert count >= 1
         assert start + count <= len(row.token_ids)
-        assert start + count <= len(row.block_ids) * size, "not enough blocks"
+        assert {start + count <= len(block_ids) * size for block_ids in row.block_ids} == {True}, "not enough blocks"
         assert scheduled.samples in (start + count == len(row.token_ids), False)
         if self.verify:
             self._verify(row, start)
-        state = self._cache[row.block_ids[(start - 1) // size]][(start - 1) % size] if start else 1
+        state = self._cache[row.block_ids[0][(start - 1) // size]][(start - 1) % size][1] if start else 1
         for position in range(start, start + count):
             state = _mix(state, row.token_ids[position])
-            self._cache[row.block_ids[position // size]][position % size] = state
+            for group, block_ids in enumerate(row.block_ids):
+                self._cache[block_ids[position // size]][position % size] = group, state
         row.num_computed_tokens += count
         return state
 
@@ -184,8 +188,10 @@ class FakeExecutor(Executor):
         size = self.spec.block_size
         for position in range(computed):
             state = _mix(state, row.token_ids[position])
-            if self.spec.sliding_window is None or position > computed - self.spec.sliding_window:
-                assert self._cache[row.block_ids[position // size]][position % size] == state, "a block was overwritten"
+            for group, (block_ids, window) in enumerate(zip(row.block_ids, self.spec.windows, strict=True)):
+                if window is None or position > computed - window:
+                    found = self._cache[block_ids[position // size]][position % size]
+                    assert found == (group, state), "a block was overwritten"
 
     def _prompt_logprobs(self, row: _Row, scheduled: ScheduledSequence) -> list[PositionLogprobs]:
         start = scheduled.num_computed_tokens

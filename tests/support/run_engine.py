@@ -11,6 +11,7 @@ from typing import Any
 
 from engine_svc.engine import Engine, EngineConfig
 from engine_svc.executor.base import create_executor
+from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.outputs import FinishReason, Usage
 from engine_svc.plan import PositionLogprobs
 from engine_svc.request import GenerationRequest, SamplingParameters
@@ -36,7 +37,8 @@ class Output:
 @contextmanager
 def running_engine(folder: Path, num_blocks: int = 256, num_host_blocks: int = 0, **options: Any) -> Iterator[Engine]:
     """An engine of float32 unless the options say otherwise; proves at its end that nothing leaked."""
-    chosen = EngineOptions(**({"dtype": "float32", "use_tqdm_on_load": False} | options))
+    given = {"dtype": "float32", "use_tqdm_on_load": False, "num_gpu_blocks_override": num_blocks} | options
+    chosen = EngineOptions(**given)
     executor = create_executor(chosen)
     try:
         spec = executor.load(ModelOptions(model=str(folder)), chosen)
@@ -45,8 +47,7 @@ def running_engine(folder: Path, num_blocks: int = 256, num_host_blocks: int = 0
             executor,
             EngineConfig(
                 num_blocks=num_blocks, num_host_blocks=num_host_blocks, block_size=spec.block_size,
-                sliding_window=spec.sliding_window,
-                max_model_len=min(spec.max_model_len, num_blocks * spec.block_size),
+                windows=spec.windows, max_model_len=size_kv_cache(spec, chosen).max_model_len,
                 max_num_seqs=chosen.max_num_seqs, max_num_batched_tokens=spec.max_num_batched_tokens,
                 enable_chunked_prefill=chosen.enable_chunked_prefill,
                 enable_prefix_caching=chosen.enable_prefix_caching, scheduling_policy=chosen.scheduling_policy,

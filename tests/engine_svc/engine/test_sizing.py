@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -14,13 +16,13 @@ from tests.support.fake_executor import FakeExecutor
 SPEC = FakeExecutor(block_size=16, max_model_len=100, bytes_per_block=1000, available_bytes=10_000).spec
 
 
-def changed(**changes: int) -> KvCacheSpec:
+def changed(**changes: Any) -> KvCacheSpec:
     """The spec with other numbers."""
     return msgspec.structs.replace(SPEC, **changes)
 
 
 def test_memory_is_divided_into_blocks() -> None:
-    assert size_kv_cache(SPEC, EngineOptions()) == KvCacheSize(10, 100)
+    assert size_kv_cache(SPEC, EngineOptions()) == KvCacheSize(10, 100, 160)
 
 
 def test_a_tiny_model_takes_no_more_than_it_can_use() -> None:
@@ -37,14 +39,25 @@ def test_too_little_memory_names_the_length_that_fits() -> None:
     assert size_kv_cache(changed(max_model_len=160), EngineOptions()).max_model_len == 160
 
 
+def test_layers_with_a_window_need_few_blocks() -> None:
+    spec = changed(windows=(None, 16, 16), max_num_batched_tokens=32, max_model_len=1600)
+    # Everything for the first group, and for the others the window, two steps, and the blocks at both ends.
+    size = size_kv_cache(msgspec.structs.replace(spec, available_bytes=114_000), EngineOptions())
+    assert (size.num_blocks, size.max_model_len, size.num_tokens) == (114, 1600, 1600)
+    with pytest.raises(StartupError, match="--max-model-len that fits is 1584"):
+        size_kv_cache(msgspec.structs.replace(spec, available_bytes=113_000), EngineOptions())
+    with pytest.raises(StartupError, match="--swap-space does not support"):
+        size_kv_cache(msgspec.structs.replace(spec, available_bytes=114_000), EngineOptions(swap_space=1.0))
+
+
 def test_no_memory_at_all() -> None:
     with pytest.raises(StartupError, match="Not even one block"):
         size_kv_cache(changed(available_bytes=0), EngineOptions())
 
 
 def test_override_wins_and_cuts_the_length() -> None:
-    assert size_kv_cache(SPEC, EngineOptions(num_gpu_blocks_override=5)) == KvCacheSize(5, 80)
-    assert size_kv_cache(SPEC, EngineOptions(num_gpu_blocks_override=50)) == KvCacheSize(50, 100)
+    assert size_kv_cache(SPEC, EngineOptions(num_gpu_blocks_override=5)) == KvCacheSize(5, 80, 80)
+    assert size_kv_cache(SPEC, EngineOptions(num_gpu_blocks_override=50)) == KvCacheSize(50, 100, 800)
 
 
 def test_limits_of_partial_prefills_must_fit_together() -> None:

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, EventLog
-from engine_svc.kv_cache.manager import KvCacheManager, Prefix
+from engine_svc.kv_cache.groups import group_layers
+from engine_svc.kv_cache.manager import KvCacheManager
 
 BLOCK = 4
 
@@ -48,21 +49,21 @@ def test_lookup_finds_full_blocks_and_leaves_one_token() -> None:
     manager = KvCacheManager(8, BLOCK)
     tokens = list(range(8))
     table = computed(manager, tokens)
-    assert manager.lookup(BlockTable(), tokens) == Prefix(table.block_ids[:1])  # the last block holds the last token
-    assert manager.lookup(BlockTable(), [*tokens, 9]) == Prefix(table.block_ids)
-    assert manager.lookup(BlockTable(), [0, 1, 2, 3, 9, 9, 9, 9, 9]) == Prefix(table.block_ids[:1])
-    assert manager.lookup(BlockTable(), [1, *tokens]) == Prefix()
+    assert manager.lookup(BlockTable(), tokens).held == table.held[:1]  # the last block holds the last token
+    assert manager.lookup(BlockTable(), [*tokens, 9]).held == table.held
+    assert manager.lookup(BlockTable(), [0, 1, 2, 3, 9, 9, 9, 9, 9]).held == table.held[:1]
+    assert not manager.lookup(BlockTable(), [1, *tokens])
 
 
 def test_a_sliding_window_gives_blocks_back() -> None:
-    manager = KvCacheManager(20, BLOCK, sliding_window=6)
+    manager = KvCacheManager(20, BLOCK, windows=(6,))
     tokens = list(range(40))
     table = computed(manager, tokens)
     for count in range(1, 41):
         manager.release_passed(table, count)
         # A token at `count` sees the 5 before it, and one of a fork up to a block more.
-        assert table.num_released * BLOCK <= max(0, count - 5 - BLOCK)
-    assert table.num_released == 7
+        assert table.num_released[0] * BLOCK <= max(0, count - 5 - BLOCK)
+    assert table.num_released == [7]
     assert manager.num_used_blocks == 3
     manager.check([table])
     child = manager.fork(table, 40)
@@ -74,11 +75,55 @@ def test_a_sliding_window_gives_blocks_back() -> None:
     assert manager.lookup(BlockTable(), [*tokens, 1]), "what was given back can still be found"
 
 
+@pytest.mark.parametrize(
+    ("windows", "groups"),
+    [
+        ((None,) * 4, [(None, 4)]),
+        ((6,) * 4, [(6, 4)]),
+        ((6, None) * 6, [(None, 6), (6, 6)]),
+        ((6, 6, None) * 4, [(None, 4), (6, 4), (6, 4)]),
+        ((*(6,) * 25, None), [(None, 1), *[(6, 4)] * 6, (6, 1)]),
+    ],
+)
+def test_layers_are_grouped(windows: tuple[int | None, ...], groups: list[tuple[int | None, int]]) -> None:
+    found = group_layers(windows)
+    assert [(group.window, len(group.layers)) for group in found] == groups
+    assert sorted(layer for group in found for layer in group.layers) == list(range(len(windows)))
+    assert all(windows[layer] == group.window for group in found for layer in group.layers)
+
+
+def test_a_group_with_a_window_holds_and_needs_what_the_window_sees() -> None:
+    manager = KvCacheManager(40, BLOCK, windows=(None, 6), max_num_batched_tokens=8)
+    tokens = list(range(60))
+    table = BlockTable()
+    for count in range(4, 61, 4):
+        assert manager.allocate(table, count) is not None
+        manager.make_findable(table, tokens, count)
+        manager.release_passed(table, count)
+    assert manager.num_used_blocks == 15 + 3
+    manager.free(table)
+    # The window's blocks that were given back first have been overwritten meanwhile; the last ones are there.
+    other = BlockTable()
+    assert manager.allocate(other, 4 * 10) is not None
+    found = manager.lookup(BlockTable(), [*tokens, 0])
+    assert (len(found), found.first) == (15, [0, 13])
+    again = BlockTable()
+    assert manager.has_room(again, 64, found)
+    assert manager.allocate(again, 61, found) is not None
+    assert manager.num_used_blocks == 2 * 10 + (15 + 2) + 2
+    manager.check([other, again])
+    # Without the last ones, nothing of it is of use.
+    manager.free(again)
+    manager.free(other)
+    assert manager.allocate(BlockTable(), 4 * 11) is not None
+    assert len(manager.lookup(BlockTable(), [*tokens[:32], 0])) == 0
+
+
 def test_what_the_device_forgets_is_copied_to_the_host_and_back() -> None:
     manager = KvCacheManager(4, BLOCK, num_host_blocks=3)
     first, second = list(range(16)), list(range(100, 116))
     table = computed(manager, first)
-    blocks = table.block_ids
+    blocks = table.held
     manager.free(table)
     assert manager.take_copies() == ([], [])
     table = computed(manager, second)  # takes all four blocks, the last of the first prompt before its others
@@ -98,24 +143,24 @@ def test_the_host_tier_forgets_what_was_unused_for_longest_and_nothing_that_is_o
     tables = []
     for prompt in prompts[:2]:
         table = computed(manager, prompt[:8])
-        tables.append(list(table.block_ids))
+        tables.append(table.held)
         manager.free(table)
     copied_out, _ = manager.take_copies()
     assert len(copied_out) == 2
     again = BlockTable()
     found = manager.lookup(again, prompts[0])
-    assert (len(found.device), len(found.host)) == (0, 2)
+    assert (found.held, len(found.host)) == ([], 2)
     # The blocks that are taken for it push the second prompt's to the host, but not what is being copied in.
     assert manager.allocate(again, 8, found) == []
     copied_out, copied_in = manager.take_copies()
     assert copied_out == []
     assert len(copied_in) == 2
-    assert [device for _, device in copied_in] == again.block_ids
-    blocks = again.block_ids
+    assert [device for _, device in copied_in] == again.held
+    blocks = again.held
     manager.free(again)
-    assert manager.lookup(BlockTable(), prompts[0]) == Prefix(blocks)
+    assert manager.lookup(BlockTable(), prompts[0]).held == blocks
     manager.clear()
-    assert manager.lookup(BlockTable(), prompts[0]) == Prefix()
+    assert not manager.lookup(BlockTable(), prompts[0])
     manager.check([])
 
 
@@ -123,8 +168,8 @@ def test_salt_separates_tenants() -> None:
     manager = KvCacheManager(8, BLOCK)
     tokens = list(range(9))
     table = computed(manager, tokens, "a")
-    assert manager.lookup(BlockTable("b"), tokens) == Prefix()
-    assert manager.lookup(BlockTable("a"), tokens) == Prefix(table.block_ids[:2])
+    assert not manager.lookup(BlockTable("b"), tokens)
+    assert manager.lookup(BlockTable("a"), tokens).held == table.held[:2]
 
 
 def test_freed_blocks_stay_findable_until_overwritten_end_first() -> None:
@@ -159,7 +204,7 @@ def test_fork_shares_full_blocks_but_the_last_token(caching: bool, prompt: int, 
     manager = KvCacheManager(8, BLOCK, caching)
     table = computed(manager, list(range(prompt)))
     child = manager.fork(table, prompt)
-    assert child.block_ids == table.block_ids[:shared]
+    assert child.held == table.held[:shared]
     manager.check([table, child])
     manager.free(table)
     manager.check([child])
@@ -215,7 +260,7 @@ class KvCacheMachine(RuleBasedStateMachine):
         found = self.manager.lookup(table, tokens)
         if self.manager.allocate(table, length, found) is not None:
             self._copy()
-            for index, block in enumerate(table.block_ids[: len(found)]):
+            for index, block in enumerate(table.held[: len(found)]):
                 assert self.contents[block] == (hash(salt), *tokens[: (index + 1) * BLOCK])
             self.tables.append((table, tokens))
             self._write(table, tokens, len(found))
@@ -263,15 +308,15 @@ class KvCacheMachine(RuleBasedStateMachine):
             self.contents[device] = self.on_host[host]
 
     def _write(self, table: BlockTable, tokens: list[int], first: int) -> None:
-        for index in range(first, len(table.block_ids)):
-            self.contents[table.block_ids[index]] = (hash(table.cache_salt), *tokens[: (index + 1) * BLOCK])
+        for index, block in enumerate(table.held[first:], start=first):
+            self.contents[block] = (hash(table.cache_salt), *tokens[: (index + 1) * BLOCK])
         self.manager.make_findable(table, tokens, len(tokens))
 
     @invariant()
     def nothing_is_lost_or_overwritten(self) -> None:
         self.manager.check([table for table, _ in self.tables])
         for table, tokens in self.tables:
-            for index, block in enumerate(table.block_ids):
+            for index, block in enumerate(table.held):
                 assert self.contents[block] == (hash(table.cache_salt), *tokens[: (index + 1) * BLOCK])
 
     @invariant()

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine_svc.admission import sequence_seed
 from engine_svc.engine import Engine, EngineConfig
+from engine_svc.kv_cache.groups import most_blocks
 from engine_svc.outputs import FinishReason
 from engine_svc.plan import SamplingPlan, StepPlan
 from engine_svc.request import GenerationRequest, SamplingParameters
@@ -22,29 +23,31 @@ class EngineMachine(RuleBasedStateMachine):
     """Drives an engine whose executor reads every context back in every step."""
 
     @initialize(
-        blocks=st.integers(10, 24), slots=st.integers(1, 6), budget=st.integers(1, 48), caching=st.booleans(),
+        spare=st.integers(0, 14), slots=st.integers(1, 6), budget=st.integers(1, 48), caching=st.booleans(),
         chunked=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]), partial=st.integers(1, 3),
-        long=st.integers(1, 3), threshold=st.integers(0, 12), window=st.none() | st.integers(2, 16),
-        host=st.integers(0, 12), in_flight=st.integers(1, 2),
+        long=st.integers(1, 3), threshold=st.integers(0, 12), host=st.integers(0, 12), in_flight=st.integers(1, 2),
+        windows=st.lists(st.none() | st.integers(2, 16), min_size=1, max_size=3),
     )  # fmt: skip
     def start(
-        self, blocks: int, slots: int, budget: int, caching: bool, chunked: bool, policy: str, partial: int,
-        long: int, threshold: int, window: int | None, host: int, in_flight: int,
+        self, spare: int, slots: int, budget: int, caching: bool, chunked: bool, policy: str, partial: int,
+        long: int, threshold: int, host: int, in_flight: int, windows: list[int | None],
     ) -> None:  # fmt: skip
         self.length = 40
+        budget = budget if chunked else max(budget, self.length)
+        blocks = spare + sum(most_blocks(window, self.length, BLOCK, budget) for window in windows)
         self.begun = 0
         executor = FakeExecutor(
-            VOCABULARY, BLOCK, verify=True, sliding_window=window, max_in_flight=in_flight, on_step=self._begin
+            VOCABULARY, BLOCK, verify=True, windows=windows, max_in_flight=in_flight, on_step=self._begin
         )
         executor.allocate(blocks, host)
         self.engine = Engine(
             executor,
             EngineConfig(
                 num_blocks=blocks, block_size=BLOCK, max_model_len=self.length, max_num_seqs=slots,
-                max_num_batched_tokens=budget if chunked else max(budget, self.length),
-                enable_chunked_prefill=chunked, enable_prefix_caching=caching, scheduling_policy=policy,
-                max_num_partial_prefills=partial, sliding_window=window, max_long_partial_prefills=long,
-                num_host_blocks=host if caching else 0, eos_token_ids=frozenset(END),
+                max_num_batched_tokens=budget, enable_chunked_prefill=chunked, enable_prefix_caching=caching,
+                scheduling_policy=policy,
+                max_num_partial_prefills=partial, windows=tuple(windows), max_long_partial_prefills=long,
+                num_host_blocks=host if caching and windows == [None] else 0, eos_token_ids=frozenset(END),
                 long_prefill_token_threshold=threshold if chunked else 0,
             ),
         )  # fmt: skip
@@ -120,4 +123,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestEngineMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
