@@ -37,6 +37,12 @@ class AttentionShape:
     block_size: int
     dtype: torch.dtype
     device: torch.device
+    keys_are_values: bool = False  # one tensor is both, and cached once (compressed attention)
+
+    @property
+    def planes(self) -> int:
+        """Tensors that are cached: keys and values, or keys that are values too."""
+        return 1 if self.keys_are_values else 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +107,7 @@ class AttentionBackend(ABC):
 
         Args:
             query: [num_tokens, num_heads, head_dim]
-            key, value: [num_tokens, num_kv_heads, head_dim]
+            key, value: [num_tokens, num_kv_heads, head_dim]; the same tensor if keys are values.
             cache: this layer's, of `allocate`.
             prepared: of `prepare`.
 
@@ -112,4 +118,4 @@ class AttentionBackend(ABC):
     def bytes_per_block(self, num_layers: int) -> int:
         """Keys and values of one block over all layers."""
         shape = self.shape
-        return 2 * num_layers * shape.block_size * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+        return shape.planes * num_layers * shape.block_size * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize

@@ -1,6 +1,6 @@
 """The CPU backend: whole blocks are gathered, and torch's fused attention runs on the result.
 
-The cache of a layer is [2, num_kv_heads, num_blocks, block_size * head_dim]: the heads come first, so that what is
+The cache of a layer is [planes, num_kv_heads, num_blocks, block_size * head_dim]: the heads come first, so that what is
 gathered for all sequences is a batch of matrices without any further copy.
 """
 
@@ -44,9 +44,9 @@ class CpuBackend(AttentionBackend):
     block_dimension = 2
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """Per layer [2, num_kv_heads, num_blocks, block_size * head_dim]."""
+        """Per layer [planes, num_kv_heads, num_blocks, block_size * head_dim]."""
         shape = self.shape
-        size = (2, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim * shape.dtype.itemsize)
+        size = (shape.planes, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim * shape.dtype.itemsize)
         return [_untouched(math.prod(size)).view(shape.dtype).view(*size[:-1], -1) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
@@ -88,9 +88,9 @@ class CpuBackend(AttentionBackend):
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Puts the new keys and values, [tokens, kv_heads, head_dim], into their slots."""
-        by_slot = cache.view(2, cache.shape[1], -1, self.shape.head_dim)
+        by_slot = cache.view(self.shape.planes, cache.shape[1], -1, self.shape.head_dim)
         by_slot[0].index_copy_(1, slot_mapping, key.transpose(0, 1))
-        by_slot[1].index_copy_(1, slot_mapping, value.transpose(0, 1))
+        by_slot[-1].index_copy_(1, slot_mapping, value.transpose(0, 1))
 
     def attend_decode(
         self,
@@ -110,10 +110,12 @@ class CpuBackend(AttentionBackend):
         """query [num_seqs, heads, dim]: kv heads are batches, sequences heads, and query heads the queries of one."""
         kv_heads, dim = self.shape.num_kv_heads, self.shape.head_dim
         num_seqs = query.shape[0]
-        gathered = cache.index_select(2, decode.block_table.flatten()).view(2, kv_heads, num_seqs, -1, dim)
+        gathered = cache.index_select(2, decode.block_table.flatten()).view(
+            self.shape.planes, kv_heads, num_seqs, -1, dim
+        )
         grouped = query.reshape(num_seqs, kv_heads, -1, dim).transpose(0, 1)
         mask = self._mask(decode, options.sliding_window, query.dtype)
-        output = _attend(grouped, gathered[0], gathered[1], mask, options, self._sinks(options))
+        output = _attend(grouped, gathered[0], gathered[-1], mask, options, self._sinks(options))
         return output.transpose(0, 1).reshape(num_seqs, -1, dim)
 
     def _sinks(self, options: AttentionOptions) -> torch.Tensor | None:
@@ -145,8 +147,8 @@ class CpuBackend(AttentionBackend):
             query_len, seq_len = metadata.query_lens_host[index], metadata.seq_lens_host[index]
             start = int(metadata.query_start_loc[index])
             blocks = metadata.block_table[index, : -(-seq_len // self.shape.block_size)]
-            gathered = cache.index_select(2, blocks).view(2, 1, self.shape.num_kv_heads, -1, self.shape.head_dim)
-            keys, values = gathered[..., :seq_len, :]
+            gathered = cache.index_select(2, blocks).view(len(cache), 1, self.shape.num_kv_heads, -1, query.shape[-1])
+            keys, values = gathered[0, ..., :seq_len, :], gathered[-1, ..., :seq_len, :]
             whole = query_len == seq_len and (window is None or window >= seq_len) and not _is_special(options)
             mask = None if whole else _causal_mask(query_len, seq_len, window)
             sinks = None if options.sinks is None else options.sinks[:, None, None]

@@ -47,7 +47,7 @@ class NativeBackend(CpuBackend):
         tokens, kv_heads, dim = key.shape
         self._kernels.write_cache(
             key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), slot_mapping.data_ptr(),
-            cache.data_ptr(), cache[1].data_ptr(), cache.stride(1), tokens, kv_heads, dim, torch.get_num_threads(),
+            cache.data_ptr(), cache[-1].data_ptr(), cache.stride(1), tokens, kv_heads, dim, torch.get_num_threads(),
         )  # fmt: skip
 
     def attend_decode(
@@ -57,7 +57,7 @@ class NativeBackend(CpuBackend):
         shape, table = self.shape, decode.block_table
         sinks = None if options.sinks is None else options.sinks.float()
         self._kernels.paged_decode(
-            query.data_ptr(), query.stride(0), cache.data_ptr(), cache[1].data_ptr(), cache.stride(1),
+            query.data_ptr(), query.stride(0), cache.data_ptr(), cache[-1].data_ptr(), cache.stride(1),
             table.data_ptr(), table.stride(0), decode.seq_lens.data_ptr(),
             None if decode.rows is None else decode.rows.data_ptr(), output.data_ptr(), len(table), shape.num_heads,
             shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale,
@@ -78,7 +78,7 @@ class NativeBackend(CpuBackend):
         sequences = torch.tensor(prepared.prefilling, dtype=torch.int32)
         sinks = None if options.sinks is None else options.sinks.float()
         self._kernels.paged_prefill(
-            query.data_ptr(), query.stride(0), cache.data_ptr(), cache[1].data_ptr(), cache.stride(1),
+            query.data_ptr(), query.stride(0), cache.data_ptr(), cache[-1].data_ptr(), cache.stride(1),
             metadata.block_table.data_ptr(), metadata.block_table.stride(0), metadata.query_start_loc.data_ptr(),
             metadata.seq_lens.data_ptr(), sequences.data_ptr(), len(sequences), output.data_ptr(), shape.num_heads,
             shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale,

@@ -22,9 +22,9 @@ class ReferenceBackend(AttentionBackend):
     block_dimension = 1
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """Per layer [2, num_blocks, block_size, num_kv_heads, head_dim]."""
+        """Per layer [planes, num_blocks, block_size, num_kv_heads, head_dim]."""
         shape = self.shape
-        size = (2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         return [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> AttentionMetadata:
@@ -41,7 +41,7 @@ class ReferenceBackend(AttentionBackend):
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
-        keys, values = cache.flatten(1, 2)
+        keys, values = cache[0].flatten(0, 1), cache[-1].flatten(0, 1)
         keys[prepared.slot_mapping] = key
         values[prepared.slot_mapping] = value
         output = torch.empty_like(query)

@@ -24,7 +24,7 @@ class _Prepared:
 
 
 class TritonBackend(AttentionBackend):
-    """The cache of a layer is [2, num_blocks, block_size, num_kv_heads, head_dim]."""
+    """The cache of a layer is [planes, num_blocks, block_size, num_kv_heads, head_dim]."""
 
     name = "triton"
     block_dimension = 1
@@ -41,7 +41,7 @@ class TritonBackend(AttentionBackend):
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
         """See AttentionBackend.allocate."""
         shape = self.shape
-        size = (2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         return [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> _Prepared:

@@ -35,11 +35,11 @@ def write_cache(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slo
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim]; heads contiguous, tokens at any stride.
-        cache: [2, num_blocks, block_size, num_kv_heads, head_dim]
+        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim]
         slot_mapping: int64 [num_tokens], block * block_size + offset.
     """
     row = key.shape[1] * key.shape[2]
     _write_kernel[(key.shape[0],)](
-        key, value, cache[0], cache[1], slot_mapping, key.stride(0), value.stride(0),
+        key, value, cache[0], cache[-1], slot_mapping, key.stride(0), value.stride(0),
         ROW=row, ROW_PADDED=triton.next_power_of_2(row),
     )  # fmt: skip

@@ -159,7 +159,7 @@ def paged_decode(
 
     Args:
         query, output: [num_tokens, num_heads, head_dim], contiguous.
-        cache: [2, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
+        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
         sequences: int32 [decoding], those with one new token.
         max_seq_len: of any of them, at least.
@@ -173,8 +173,8 @@ def paged_decode(
     window, dim_padded = options.sliding_window or 0, max(16, triton.next_power_of_2(dim))
     _decode_kernel[(count, num_kv_heads, num_parts)](
         query, cache, partial, best, total, block_table, query_start_loc, seq_lens, sequences,
-        options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0), cache.stride(0),
-        num_parts,
+        options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0),
+        (len(cache) - 1) * cache.stride(0), num_parts,
         WINDOW=window, SOFTCAP=options.softcap is not None,
         GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=dim_padded, BLOCK_SIZE=block_size, PART_KEYS=PART,

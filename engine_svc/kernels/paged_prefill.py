@@ -112,7 +112,7 @@ def paged_prefill(
 
     Args:
         query, output: [num_tokens, num_heads, head_dim], contiguous.
-        cache: [2, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
+        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
         tile_sequences, tile_starts: int32 [tiles], of each tile of TILE queries.
     """
@@ -121,7 +121,7 @@ def paged_prefill(
     _prefill_kernel[(tile_sequences.shape[0], num_heads)](
         query, cache, output, block_table, query_start_loc, seq_lens, tile_sequences, tile_starts,
         options.scale, options.softcap or 1.0, options.sinks, query.stride(0),
-        block_table.stride(0), cache.stride(0),
+        block_table.stride(0), (len(cache) - 1) * cache.stride(0),
         WINDOW=options.sliding_window or 0, SOFTCAP=options.softcap is not None, SINKS=options.sinks is not None,
         GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size,

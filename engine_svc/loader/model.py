@@ -73,9 +73,8 @@ def _load_ours(
     dtype, longest = _dtype(config.dtype, options), _max_model_len(config, options)
     context = LayerContext(group, dtype, device, create_ops(options.cpu_kernels, dtype, device), options.quantization)
     try:
-        parts = qkv_parts(group, config.num_heads, config.num_kv_heads, config.head_dim)
-        heads = (parts["q"].count // config.head_dim, parts["k"].count // config.head_dim, config.head_dim)
-        attention = create_backend(options.attention_backend, _shape(heads, dtype, options, device))
+        shape = _shape(_heads(config, group), dtype, options, device, keys_are_values=config.latent is not None)
+        attention = create_backend(options.attention_backend, shape)
         model = Decoder(config, context, attention, longest)
     except ValueError as error:
         raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
@@ -117,10 +116,20 @@ def _dtype(own: str, options: EngineOptions) -> torch.dtype:
     return _DTYPES[own if options.dtype == "auto" else options.dtype]
 
 
+def _heads(config: ModelConfig, group: ParallelGroup) -> tuple[int, int, int]:
+    """Query heads and key-value heads of this rank, and their size."""
+    if config.latent:
+        size = config.latent.rank + config.latent.rotated_dim
+        return group.divide(config.num_heads, "attention heads"), 1, size
+    parts = qkv_parts(group, config.num_heads, config.num_kv_heads, config.head_dim)
+    return parts["q"].count // config.head_dim, parts["k"].count // config.head_dim, config.head_dim
+
+
 def _shape(
-    heads: tuple[int, int, int], dtype: torch.dtype, options: EngineOptions, device: torch.device
-) -> AttentionShape:
-    return AttentionShape(*heads, options.block_size or _DEFAULT_BLOCK_SIZE, dtype, device)
+    heads: tuple[int, int, int], dtype: torch.dtype, options: EngineOptions, device: torch.device,
+    keys_are_values: bool = False,
+) -> AttentionShape:  # fmt: skip
+    return AttentionShape(*heads, options.block_size or _DEFAULT_BLOCK_SIZE, dtype, device, keys_are_values)
 
 
 def _max_model_len(facts: ModelFacts, options: EngineOptions) -> int:

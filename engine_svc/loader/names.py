@@ -19,7 +19,11 @@ _EXPERT_PARTS = {
 
 def parameter_name(name: str) -> tuple[str, str]:
     """(name of the parameter, which part of it)."""
-    name = name.removeprefix("model.").replace(".block_sparse_moe.", ".mlp.")
+    name = (
+        name.removeprefix("model.")
+        .replace(".block_sparse_moe.", ".mlp.")
+        .replace(".shared_experts.", ".shared_expert.")
+    )
     expert = _EXPERT.fullmatch(name)
     if expert and expert[3] in _EXPERT_PARTS:
         parameter, part = _EXPERT_PARTS[expert[3]]

@@ -26,6 +26,22 @@ class MoeConfig:
     expert_size: int  # features inside one expert
     renormalize: bool  # the chosen experts' weights are made to sum to one
     shared_size: int | None = None  # features of one more expert, that all tokens go through
+    shared_gate: bool = False  # how much of it, each token decides
+    scoring: Literal["softmax", "sigmoid"] = "softmax"  # with sigmoid, a learned bias helps to choose
+    num_groups: int = 1  # the experts of the best `chosen_groups` groups can be chosen
+    chosen_groups: int = 1
+    scale: float = 1.0  # on the chosen experts' weights
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Compressed attention: keys and values of all heads are made from one short vector, which is what is cached."""
+
+    query_rank: int | None  # queries are made by way of so many values; None: directly
+    rank: int  # of the vector
+    plain_dim: int  # values of a head's key that are not rotated
+    rotated_dim: int  # and that are; these are the same for all heads, and cached with the vector
+    value_dim: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +82,7 @@ class ModelConfig(ModelFacts):
     qk_norm: Literal["none", "head", "all"] = "none"  # of queries and keys: each head, or all heads as one
     norm_placement: Literal["before", "after", "around"] = "before"  # of attention and feed-forward
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
+    latent: LatentConfig | None = None
 
 
 # Its experts' weights are turned into --dtype's while they are loaded.

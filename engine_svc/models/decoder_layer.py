@@ -12,6 +12,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.models.attention import Attention, LayerCache, StepInputs
 from engine_svc.models.config import ModelConfig
+from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mlp import MLP
 from engine_svc.models.moe import SparseMLP
 
@@ -23,7 +24,11 @@ class DecoderLayer(torch.nn.Module):
 
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__()
-        self.self_attn = Attention(config, context, config.sliding_windows[index])
+        self.self_attn = (
+            LatentAttention(config, config.latent, context)
+            if config.latent
+            else Attention(config, context, config.sliding_windows[index])
+        )
         moe = config.moe[index]
         self.mlp = (
             SparseMLP(config, moe, context)

@@ -1,4 +1,4 @@
-"""A feed-forward layer that is a mixture of experts, as in Mixtral (Jiang et al. 2024) and the Qwen families."""
+"""A feed-forward layer that is a mixture of experts, as in Mixtral (Jiang et al. 2024), Qwen and DeepSeek."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.experts import Experts
 from engine_svc.layers.linear import ReplicatedLinear
 from engine_svc.models.config import ModelConfig, MoeConfig
+from engine_svc.models.expert_choice import ExpertChoice
 from engine_svc.models.mlp import MLP
 from quire.errors import StartupError
 
@@ -23,23 +24,23 @@ class SparseMLP(torch.nn.Module):
         super().__init__()
         if config.activation != "silu":
             raise StartupError(f"Mixtures of experts with the activation {config.activation!r} are not supported.")
-        self._chosen = moe.experts_per_token
-        self._renormalize = moe.renormalize
-        self.gate = ReplicatedLinear(config.hidden_size, moe.num_experts, context=context)
+        self.gate = ExpertChoice(config.hidden_size, moe, context=context)
         self.experts = Experts(moe.num_experts, config.hidden_size, moe.expert_size, context=context)
         self.shared_expert: MLP | None = None
+        self.shared_expert_gate: ReplicatedLinear | None = None
         if moe.shared_size:
             self.shared_expert = MLP(
                 config.hidden_size, moe.shared_size, activation="silu", bias=False, context=context
             )
+        if moe.shared_gate:
             self.shared_expert_gate = ReplicatedLinear(config.hidden_size, 1, context=context)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
-        weights, expert_ids = self.gate(hidden).softmax(-1).topk(self._chosen, dim=-1)
-        if self._renormalize:
-            weights = weights / weights.sum(-1, keepdim=True)
-        output = self.experts(hidden, weights, expert_ids)
-        if self.shared_expert is not None:
-            output += self.shared_expert(hidden) * self.shared_expert_gate(hidden).sigmoid().to(hidden.dtype)
-        return output
+        output = self.experts(hidden, *self.gate.choose(hidden))
+        if self.shared_expert is None:
+            return output
+        shared = self.shared_expert(hidden)
+        if self.shared_expert_gate is not None:
+            shared = shared * self.shared_expert_gate(hidden).sigmoid().to(hidden.dtype)
+        return output + shared

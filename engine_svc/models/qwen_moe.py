@@ -18,6 +18,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     moe = MoeConfig(
         count, config["num_experts_per_tok"], config["moe_intermediate_size"],
         bool(config.get("norm_topk_prob")), config["shared_expert_intermediate_size"] if family is qwen2 else None,
+        shared_gate=family is qwen2,
     )  # fmt: skip
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     layers = tuple(

@@ -11,6 +11,8 @@ from quire.errors import StartupError
 
 # Architecture of config.json → module with `config_of(config) -> ModelConfig`.
 ARCHITECTURES = {
+    "DeepseekV2ForCausalLM": "engine_svc.models.deepseek",
+    "DeepseekV3ForCausalLM": "engine_svc.models.deepseek",
     "Gemma2ForCausalLM": "engine_svc.models.gemma",
     "Gemma3ForCausalLM": "engine_svc.models.gemma",
     "LlamaForCausalLM": "engine_svc.models.llama",

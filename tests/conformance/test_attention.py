@@ -102,6 +102,8 @@ def check_backend(
         )
         for sequence in sequences
     ]
+    if shape.keys_are_values:
+        whole = [(query, key, key) for query, key, _ in whole]
     before = [(s, t) for s, t in zip(sequences, whole, strict=True) if s.computed]
     if before:
         past = [Sequence(0, s.computed, s.blocks) for s, _ in before]
@@ -157,6 +159,14 @@ def test_softcap_and_sinks(name: str, window: int | None, special: str) -> None:
 )
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
     check_backend(make_backend(name, dtype=dtype), BATCHES["mixed"], 24)
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
+@pytest.mark.parametrize("batch", ["chunks", "mixed"])
+def test_keys_that_are_values(name: str, batch: str) -> None:
+    backend = make_backend(name, num_kv_heads=1, head_dim=40, keys_are_values=True)
+    assert backend.bytes_per_block(3) == 3 * BLOCK_SIZE * 40 * 4
+    check_backend(backend, BATCHES[batch], None)
 
 
 @needs_native

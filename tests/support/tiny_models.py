@@ -17,7 +17,29 @@ _SHAPE: dict[str, Any] = {
     "initializer_range": 0.3,
 }  # fmt: skip
 
+_LATENT: dict[str, Any] = {
+    "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16,
+    "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1, "num_key_value_heads": 4,
+}  # fmt: skip
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek-v2": ("DeepseekV2", _LATENT | {"topk_method": "greedy"}),
+    "deepseek-v2-plain": (
+        "DeepseekV2",
+        _LATENT
+        | {
+            "topk_method": "group_limited_greedy",
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "routed_scaling_factor": 2.5,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 0,
+        },
+    ),
+    "deepseek-v3": ("DeepseekV3", _LATENT),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24}),
     "gemma3": (
         "Gemma3Text",
@@ -72,18 +94,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 16,
                    "intermediate_size": 64},
     ),
-    "deepseek-v3": (
-        "DeepseekV3", {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
-                       "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24,
-                       "v_head_dim": 16, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
-                       "num_key_value_heads": 4},
-    ),
-    "deepseek-v2": (
-        "DeepseekV2", {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
-                       "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24,
-                       "v_head_dim": 16, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
-                       "num_key_value_heads": 4},
-    ),
     "cohere": ("Cohere", {"logit_scale": 0.5}),
     "starcoder2": ("Starcoder2", {"sliding_window": 16}),
 }  # fmt: skip
@@ -114,6 +124,9 @@ def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **chan
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias") or "norm" in parameter_name:
             torch.nn.init.normal_(parameter, mean=float("norm" in parameter_name), std=0.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 

@@ -13,9 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine_svc.executor.base import create_executor
 from engine_svc.outputs import FinishReason
 from engine_svc.request import SamplingParameters
 from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import FAMILIES, LONGROPE, OTHERS, ROPES, reference_logprobs, reference_tokens
@@ -112,6 +115,22 @@ def test_what_transformers_cannot_do_is_refused(model_folder: ModelFolder, optio
 @pytest.mark.parametrize("rope", ROPES)
 def test_rope_scalings(model_folder: ModelFolder, rope: str) -> None:
     check(model_folder("llama", rope_parameters=ROPES[rope]))
+
+
+@pytest.mark.parametrize("family", ["deepseek-v2", "deepseek-v3"])
+def test_compressed_attention_with_yarn(model_folder: ModelFolder, family: str) -> None:
+    check(model_folder(family, rope_parameters=ROPES["yarn"] | {"mscale": 1.0, "mscale_all_dim": 0.7}))
+
+
+@pytest.mark.parametrize("family", ["deepseek-v2", "deepseek-v3"])
+def test_compressed_attention_caches_one_vector_a_token(model_folder: ModelFolder, family: str) -> None:
+    """In chunks, with prefixes found again, and on two ranks, each of which caches it whole."""
+    folder = model_folder(family)
+    check(folder, max_num_batched_tokens=7)
+    check(folder, tensor_parallel_size=2, cpu_threads=1)
+    executor = create_executor(EngineOptions(dtype="float32"))
+    spec = executor.load(ModelOptions(model=str(folder)), EngineOptions(dtype="float32"))
+    assert spec.bytes_per_block == 3 * 16 * (16 + 8) * 4
 
 
 @pytest.mark.parametrize(("max_model_len", "prompt_tokens", "max_tokens"), [(32, 20, 12), (256, 40, 64)])

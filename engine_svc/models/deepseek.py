@@ -1,0 +1,51 @@
+"""DeepSeek V2 (DeepSeek-AI 2024) and V3 (2025): compressed attention, and mixtures of experts in groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models.config import LatentConfig, ModelConfig, MoeConfig, base_config, rope_parameters
+
+
+def config_of(config: Mapping[str, Any]) -> ModelConfig:
+    """The first layers are dense. Rotation is of neighbouring values."""
+    latent = LatentConfig(
+        config.get("q_lora_rank"), config["kv_lora_rank"], config["qk_nope_head_dim"], config["qk_rope_head_dim"],
+        config["v_head_dim"],
+    )  # fmt: skip
+    dense, layers = config.get("first_k_dense_replace", 0), config["num_hidden_layers"]
+    moe = _moe(config)
+    return base_config(
+        config, head_dim=latent.rotated_dim, attention_scale=_scale(config, latent), latent=latent,
+        moe=tuple(None if index < dense else moe for index in range(layers)),
+    )  # fmt: skip
+
+
+def _moe(config: Mapping[str, Any]) -> MoeConfig:
+    is_v3 = config["architectures"][0] == "DeepseekV3ForCausalLM"
+    grouped = is_v3 or config.get("topk_method") == "group_limited_greedy"
+    return MoeConfig(
+        # Transformers 5 writes the number under another name.
+        num_experts=config.get("n_routed_experts") or config["num_local_experts"],
+        experts_per_token=config["num_experts_per_tok"],
+        expert_size=config["moe_intermediate_size"],
+        renormalize=is_v3 and bool(config.get("norm_topk_prob", True)),
+        shared_size=config["moe_intermediate_size"] * config["n_shared_experts"],
+        scoring="sigmoid" if is_v3 else "softmax",
+        num_groups=config["n_group"] if grouped else 1,
+        chosen_groups=config["topk_group"] if grouped else 1,
+        scale=config.get("routed_scaling_factor", 1.0),
+    )
+
+
+def _scale(config: Mapping[str, Any], latent: LatentConfig) -> float:
+    """With YaRN, scores grow with the stretch."""
+    scale: float = (latent.plain_dim + latent.rotated_dim) ** -0.5
+    parameters = rope_parameters(config)
+    all_dim = parameters.get("mscale_all_dim")
+    if parameters["rope_type"] == "default" or not all_dim or parameters["factor"] <= 1:
+        return scale
+    growth: float = 0.1 * all_dim * math.log(parameters["factor"]) + 1.0
+    return scale * growth * growth
