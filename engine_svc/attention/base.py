@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,11 +40,17 @@ class AttentionShape:
     dtype: torch.dtype
     device: torch.device
     keys_are_values: bool = False  # one tensor is both, and cached once (compressed attention)
+    cache_dtype: torch.dtype | None = None  # of cached keys and values, where it is not `dtype`: 8 bits
 
     @property
     def planes(self) -> int:
         """Tensors that are cached: keys and values, or keys that are values too."""
         return 1 if self.keys_are_values else 2
+
+    @property
+    def stored(self) -> torch.dtype:
+        """The type of cached keys and values."""
+        return self.cache_dtype or self.dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +64,18 @@ class AttentionOptions:
     sinks: torch.Tensor | None = None
 
 
+@dataclass
+class CacheScales:
+    """What a layer's keys and values are divided by before they are cached in 8 bits."""
+
+    key: float = 1.0
+    value: float = 1.0
+
+    def observe(self, key: torch.Tensor, value: torch.Tensor, most: float) -> None:
+        """Makes room for twice as much as these. They are floating-point numbers: room costs no precision."""
+        self.key, self.value = (2 * max(float(tensor.abs().max()), 1e-6) / most for tensor in (key, value))
+
+
 class AttentionBackend(ABC):
     """Writes keys and values to the paged cache and attends to it. One instance per rank."""
 
@@ -64,6 +84,8 @@ class AttentionBackend(ABC):
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
+        self._scales: dict[AttentionOptions, CacheScales] | None = None
+        self._observing = False
 
     @abstractmethod
     def allocate(self, num_blocks: int, num_layers: int) -> list[Any]:
@@ -86,15 +108,44 @@ class AttentionBackend(ABC):
             return
         from_blocks, to_blocks = torch.tensor(pairs).unbind(1)
         for source, target in zip(sources, targets, strict=True):
-            blocks = source.index_select(self.block_dimension, from_blocks.to(source.device))
-            target.index_copy_(self.block_dimension, to_blocks.to(target.device), blocks.to(target.device))
+            blocks = bits(source).index_select(self.block_dimension, from_blocks.to(source.device))
+            bits(target).index_copy_(self.block_dimension, to_blocks.to(target.device), blocks.to(target.device))
 
     @abstractmethod
     def prepare(self, metadata: AttentionMetadata) -> Any:
         """Once per step: whatever the layers share."""
 
-    @abstractmethod
     def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: Any,
+        prepared: Any,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """As `attend`, with keys and values cached over their scales where `calculate_scales` has been called.
+
+        Args:
+            options: the same object in each call of a layer.
+        """
+        if self._scales is None:
+            return self.attend(query, key, value, cache, prepared, options)
+        scales = self._scales.setdefault(options, CacheScales())
+        if self._observing:
+            scales.observe(key, value, torch.finfo(self.shape.stored).max)
+        scaled = dataclasses.replace(options, scale=options.scale * scales.key)
+        return self.attend(query, key / scales.key, value / scales.value, cache, prepared, scaled) * scales.value
+
+    @contextmanager
+    def calculate_scales(self) -> Iterator[None]:
+        """What runs inside shows how great keys and values are; from then on, they are cached over their scales."""
+        self._scales, self._observing = {}, True
+        yield
+        self._observing = False
+
+    @abstractmethod
+    def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -118,4 +169,19 @@ class AttentionBackend(ABC):
     def bytes_per_block(self, num_layers: int) -> int:
         """Keys and values of one block over all layers."""
         shape = self.shape
-        return shape.planes * num_layers * shape.block_size * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+        return (
+            shape.planes * num_layers * shape.block_size * shape.num_kv_heads * shape.head_dim * shape.stored.itemsize
+        )
+
+
+def to_stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Keys or values as they are cached; in 8 bits, what is out of range becomes the greatest that is in it."""
+    if tensor.dtype == dtype:
+        return tensor
+    most = torch.finfo(dtype).max
+    return tensor.clamp(-most, most).to(dtype)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a type that torch can copy by index: it cannot all of its 8-bit types."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

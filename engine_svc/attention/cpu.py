@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, bits, to_stored
 from engine_svc.attention.reference import softmax_with_sinks
 
 
@@ -46,8 +46,8 @@ class CpuBackend(AttentionBackend):
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
         """Per layer [planes, num_kv_heads, num_blocks, block_size * head_dim]."""
         shape = self.shape
-        size = (shape.planes, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim * shape.dtype.itemsize)
-        return [_untouched(math.prod(size)).view(shape.dtype).view(*size[:-1], -1) for _ in range(num_layers)]
+        size = (shape.planes, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim * shape.stored.itemsize)
+        return [_untouched(math.prod(size)).view(shape.stored).view(*size[:-1], -1) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """Tells the sequences that decode from those that prefill."""
@@ -68,7 +68,7 @@ class CpuBackend(AttentionBackend):
         chosen = torch.tensor(indices) if rows is not None else slice(None)
         return Decode(rows, metadata.block_table[chosen, :blocks], metadata.seq_lens[chosen], {})
 
-    def forward(
+    def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -77,7 +77,7 @@ class CpuBackend(AttentionBackend):
         prepared: Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """See AttentionBackend.forward."""
+        """See AttentionBackend.attend."""
         self.write(key, value, cache, prepared.metadata.slot_mapping)
         output = query.new_empty(query.shape)
         if prepared.decode is not None:
@@ -88,9 +88,9 @@ class CpuBackend(AttentionBackend):
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Puts the new keys and values, [tokens, kv_heads, head_dim], into their slots."""
-        by_slot = cache.view(self.shape.planes, cache.shape[1], -1, self.shape.head_dim)
-        by_slot[0].index_copy_(1, slot_mapping, key.transpose(0, 1))
-        by_slot[-1].index_copy_(1, slot_mapping, value.transpose(0, 1))
+        by_slot = bits(cache).view(self.shape.planes, cache.shape[1], -1, self.shape.head_dim)
+        by_slot[0].index_copy_(1, slot_mapping, bits(to_stored(key.transpose(0, 1), cache.dtype)))
+        by_slot[-1].index_copy_(1, slot_mapping, bits(to_stored(value.transpose(0, 1), cache.dtype)))
 
     def attend_decode(
         self,
@@ -110,13 +110,17 @@ class CpuBackend(AttentionBackend):
         """query [num_seqs, heads, dim]: kv heads are batches, sequences heads, and query heads the queries of one."""
         kv_heads, dim = self.shape.num_kv_heads, self.shape.head_dim
         num_seqs = query.shape[0]
-        gathered = cache.index_select(2, decode.block_table.flatten()).view(
+        gathered = self._gather(cache, decode.block_table.flatten(), query).view(
             self.shape.planes, kv_heads, num_seqs, -1, dim
         )
         grouped = query.reshape(num_seqs, kv_heads, -1, dim).transpose(0, 1)
         mask = self._mask(decode, options.sliding_window, query.dtype)
         output = _attend(grouped, gathered[0], gathered[-1], mask, options, self._sinks(options))
         return output.transpose(0, 1).reshape(num_seqs, -1, dim)
+
+    def _gather(self, cache: torch.Tensor, blocks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        """The blocks' keys and values, in the query's type."""
+        return bits(cache).index_select(2, blocks).view(cache.dtype).to(query.dtype)
 
     def _sinks(self, options: AttentionOptions) -> torch.Tensor | None:
         return None if options.sinks is None else options.sinks.view(self.shape.num_kv_heads, 1, -1, 1)
@@ -147,7 +151,9 @@ class CpuBackend(AttentionBackend):
             query_len, seq_len = metadata.query_lens_host[index], metadata.seq_lens_host[index]
             start = int(metadata.query_start_loc[index])
             blocks = metadata.block_table[index, : -(-seq_len // self.shape.block_size)]
-            gathered = cache.index_select(2, blocks).view(len(cache), 1, self.shape.num_kv_heads, -1, query.shape[-1])
+            gathered = self._gather(cache, blocks, query).view(
+                self.shape.planes, 1, self.shape.num_kv_heads, -1, self.shape.head_dim
+            )
             keys, values = gathered[0, ..., :seq_len, :], gathered[-1, ..., :seq_len, :]
             whole = query_len == seq_len and (window is None or window >= seq_len) and not _is_special(options)
             mask = None if whole else _causal_mask(query_len, seq_len, window)

@@ -16,7 +16,7 @@ _MOST_GROUP = 16
 def suits(shape: AttentionShape) -> bool:
     """Whether the kernels can run this shape here."""
     return (
-        shape.dtype == torch.bfloat16
+        shape.dtype == shape.stored == torch.bfloat16
         and shape.head_dim in _HEAD_DIMS
         and shape.num_heads // shape.num_kv_heads <= _MOST_GROUP
         and kernels() is not None
@@ -37,8 +37,8 @@ class NativeBackend(CpuBackend):
         found = kernels()
         if found is None or not suits(shape):
             raise StartupError(
-                "--attention-backend native needs a CPU with AVX512-BF16, a C++ compiler, bfloat16, and heads of "
-                f"{', '.join(map(str, _HEAD_DIMS))} values; leave it at auto, or choose cpu."
+                "--attention-backend native needs a CPU with AVX512-BF16, a C++ compiler, bfloat16 (of the cache too), "
+                f"and heads of {', '.join(map(str, _HEAD_DIMS))} values; leave it at auto, or choose cpu."
             )
         self._kernels = found
 

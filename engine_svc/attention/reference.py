@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, to_stored
 
 
 def softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
@@ -25,13 +25,13 @@ class ReferenceBackend(AttentionBackend):
         """Per layer [planes, num_blocks, block_size, num_kv_heads, head_dim]."""
         shape = self.shape
         size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        return [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
+        return [torch.zeros(size, dtype=shape.stored, device=shape.device) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> AttentionMetadata:
         """Nothing to prepare."""
         return metadata
 
-    def forward(
+    def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -40,10 +40,10 @@ class ReferenceBackend(AttentionBackend):
         prepared: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """See AttentionBackend.forward."""
+        """See AttentionBackend.attend."""
         keys, values = cache[0].flatten(0, 1), cache[-1].flatten(0, 1)
-        keys[prepared.slot_mapping] = key
-        values[prepared.slot_mapping] = value
+        keys[prepared.slot_mapping] = to_stored(key, cache.dtype)
+        values[prepared.slot_mapping] = to_stored(value, cache.dtype)
         output = torch.empty_like(query)
         start = 0
         for index, (query_len, seq_len) in enumerate(
@@ -51,7 +51,9 @@ class ReferenceBackend(AttentionBackend):
         ):
             slots = self._slots(prepared.block_table[index], seq_len)
             rows = slice(start, start + query_len)
-            output[rows] = self._attend(query[rows], keys[slots], values[slots], options)
+            output[rows] = self._attend(
+                query[rows], keys[slots].to(query.dtype), values[slots].to(query.dtype), options
+            )
             start += query_len
         return output
 

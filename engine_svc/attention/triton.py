@@ -42,7 +42,7 @@ class TritonBackend(AttentionBackend):
         """See AttentionBackend.allocate."""
         shape = self.shape
         size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        return [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(num_layers)]
+        return [torch.zeros(size, dtype=shape.stored, device=shape.device) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> _Prepared:
         """Cuts the prompts into tiles; one copy to the device for all."""
@@ -58,7 +58,7 @@ class TritonBackend(AttentionBackend):
             packed = packed.pin_memory().to(self.shape.device, non_blocking=True)
         return _Prepared(metadata, *packed.split((len(decoding), len(sequences), len(starts))))
 
-    def forward(
+    def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -67,7 +67,7 @@ class TritonBackend(AttentionBackend):
         prepared: _Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """See AttentionBackend.forward."""
+        """See AttentionBackend.attend."""
         metadata = prepared.metadata
         write_cache(key, value, cache, metadata.slot_mapping)
         query = query.contiguous()

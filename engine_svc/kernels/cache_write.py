@@ -16,6 +16,7 @@ def _write_kernel(
     slot_mapping_ptr,
     key_stride,
     value_stride,
+    MOST: tl.constexpr,
     ROW: tl.constexpr,
     ROW_PADDED: tl.constexpr,
 ):
@@ -26,6 +27,9 @@ def _write_kernel(
     inside = column < ROW
     key = tl.load(key_ptr + token.to(tl.int64) * key_stride + column, mask=inside)
     value = tl.load(value_ptr + token.to(tl.int64) * value_stride + column, mask=inside)
+    if MOST > 0:
+        key = tl.minimum(tl.maximum(key, -MOST), MOST).to(key_cache_ptr.dtype.element_ty)
+        value = tl.minimum(tl.maximum(value, -MOST), MOST).to(value_cache_ptr.dtype.element_ty)
     tl.store(key_cache_ptr + slot * ROW + column, key, mask=inside)
     tl.store(value_cache_ptr + slot * ROW + column, value, mask=inside)
 
@@ -35,11 +39,12 @@ def write_cache(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slo
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim]; heads contiguous, tokens at any stride.
-        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim]
+        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim]; may be of a type of 8 bits.
         slot_mapping: int64 [num_tokens], block * block_size + offset.
     """
     row = key.shape[1] * key.shape[2]
     _write_kernel[(key.shape[0],)](
         key, value, cache[0], cache[-1], slot_mapping, key.stride(0), value.stride(0),
+        MOST=torch.finfo(cache.dtype).max if cache.dtype != key.dtype else 0.0,
         ROW=row, ROW_PADDED=triton.next_power_of_2(row),
     )  # fmt: skip

@@ -77,7 +77,7 @@ def _prefill_kernel(
         slot = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
         offset = (slot * KV_HEADS + head // GROUP)[:, None] * DIM + columns[None, :]
         mask = present[:, None] & in_dim[None, :]
-        key = tl.load(cache_ptr + offset, mask=mask, other=0.0)
+        key = tl.load(cache_ptr + offset, mask=mask, other=0.0).to(query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         if SOFTCAP:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # of the hyperbolic tangent
@@ -89,7 +89,7 @@ def _prefill_kernel(
         new_best = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_best[:, None])
         shrink = tl.exp2(best - new_best)
-        value = tl.load(cache_ptr + value_offset + offset, mask=mask, other=0.0)
+        value = tl.load(cache_ptr + value_offset + offset, mask=mask, other=0.0).to(query.dtype)
         result = result * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
         total = total * shrink + tl.sum(weights, axis=1)
         best = new_best

@@ -31,6 +31,11 @@ _DTYPES = {
 }  # fmt: skip
 
 
+_CACHE_DTYPES = {
+    "auto": None, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
+}  # fmt: skip
+
+
 class Model(Protocol):
     """What the runner calls."""
 
@@ -61,6 +66,8 @@ def load_model(folder: Path, options: EngineOptions, group: ParallelGroup, devic
     Raises:
         StartupError: the model cannot be read, or is not supported with these options.
     """
+    if options.calculate_kv_scales and options.kv_cache_dtype == "auto":
+        raise StartupError("--calculate-kv-scales is about a KV cache in 8 bits: it needs --kv-cache-dtype fp8.")
     config = read_config(folder, options.hf_overrides)
     if options.model_impl == "transformers" or (options.model_impl == "auto" and not is_ours(config)):
         return _load_from_transformers(folder, config, options, group, device)
@@ -129,7 +136,10 @@ def _shape(
     heads: tuple[int, int, int], dtype: torch.dtype, options: EngineOptions, device: torch.device,
     keys_are_values: bool = False,
 ) -> AttentionShape:  # fmt: skip
-    return AttentionShape(*heads, options.block_size or _DEFAULT_BLOCK_SIZE, dtype, device, keys_are_values)
+    cache_dtype = _CACHE_DTYPES[options.kv_cache_dtype]
+    return AttentionShape(
+        *heads, options.block_size or _DEFAULT_BLOCK_SIZE, dtype, device, keys_are_values, cache_dtype
+    )
 
 
 def _max_model_len(facts: ModelFacts, options: EngineOptions) -> int:

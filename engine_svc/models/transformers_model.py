@@ -96,6 +96,7 @@ class TransformersModel:
         self._decoder = self._replace_decoder(self._given)
         self._heads: dict[int, Heads] = {}
         self._windows: dict[int, int | None] = {}  # by layer
+        self._options: dict[int, AttentionOptions] = {}
         self._caches: Sequence[LayerCache] = ()
         with torch.inference_mode():
             self._decode(torch.zeros(2, dtype=torch.int64, device=device), torch.arange(2, device=device))
@@ -177,7 +178,7 @@ class TransformersModel:
         """Transformers' attention function: [1, heads, tokens, dim] each → [1, tokens, heads, dim], no weights."""
         dim, value_dim = query.shape[-1], value.shape[-1]
         scale = dim**-0.5 if scaling is None else scaling
-        options = AttentionOptions(scale, sliding_window, softcap, s_aux)
+        options = self._options.setdefault(module.layer_idx, AttentionOptions(scale, sliding_window, softcap, s_aux))
         flat = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, F.pad(value, (0, dim - value_dim)))]
         cache, prepared = self._caches[module.layer_idx]
         output = self.attention.forward(flat[0], flat[1], flat[2], cache, prepared, options)

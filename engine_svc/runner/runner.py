@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -86,8 +87,12 @@ class Runner:
             tokens = min(tokens, 32)
         count = -(-tokens // self._attention.shape.block_size)
         blocks = [list(range(group * count, (group + 1) * count)) for group in range(len(self._groups))]
-        prompt = NewSequence(0, [0] * tokens, tokens, 0, blocks, SamplingPlan(temperature=0.0))
-        self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, True, [])]))
+        token_ids = torch.randint(
+            self._facts.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)
+        ).tolist()
+        prompt = NewSequence(0, token_ids, tokens, 0, blocks, SamplingPlan(temperature=0.0))
+        with self._attention.calculate_scales() if self._options.calculate_kv_scales else contextlib.nullcontext():
+            self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, True, [])]))
         self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, True, [])]))
 
     def step(self, plan: StepPlan) -> StepResult:

@@ -64,6 +64,13 @@ class EngineOptions:
     num_gpu_blocks_override: int | None = option(
         None, "Number of KV blocks, whatever the memory; for tests of preemption.", minimum=1
     )
+    kv_cache_dtype: str = option(
+        "auto", "Type of cached keys and values: auto is the model's own, fp8 (e4m3) and the others halve the cache. "
+        "On a CPU, 8 bits run on torch's kernels, which are slower.", choices=("auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    )  # fmt: skip
+    calculate_kv_scales: bool = option(
+        False, "With kv-cache-dtype fp8: scales of keys and values are calculated for each layer at start. Off: 1."
+    )
     enable_prefix_caching: bool = option(True, "Keeps the KV blocks of finished requests for prompts that begin alike.")
 
     swap_space: float = option(

@@ -131,9 +131,9 @@ def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **chan
     return folder
 
 
-def reference_tokens(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+def reference_tokens(folder: Path, prompts: list[list[int]], num_tokens: int, **options: Any) -> list[list[int]]:
     """The likeliest continuation of each prompt by Transformers."""
-    model = load_reference(folder)
+    model = load_reference(folder, **options)
     outputs = []
     for prompt in prompts:
         inputs = torch.tensor([prompt])
@@ -152,8 +152,8 @@ def reference_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
 
 
-def load_reference(folder: Path) -> Any:
+def load_reference(folder: Path, **options: Any) -> Any:
     # Experts one by one: the grouped product has no float64.
     return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, experts_implementation="eager"
+        folder, dtype=torch.float32, experts_implementation="eager", **options
     ).eval()

@@ -17,32 +17,34 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from engine_svc.kernels import cache_write, paged_decode, paged_prefill
 
-element = sys.argv[1]
+element, cached = sys.argv[1:]
 tile_n = 32 if element == "fp32" else 64
 shapes = [(4, 128, 16, 0), (1, 64, 16, 4096), (8, 80, 32, 0)]
 for group, dim, block_size, window in shapes:
     padded = triton.next_power_of_2(dim)
-    common = {"WINDOW": window, "DIM": dim, "DIM_PADDED": padded}
+    common = {"WINDOW": window, "DIM": dim, "DIM_PADDED": padded, "SOFTCAP": window > 0, "SINKS": window > 0}
     paged = {"GROUP": group, "KV_HEADS": 8, "BLOCK_SIZE": block_size, "TILE_N": tile_n}
     kernels = [
         (paged_prefill._prefill_kernel, common | paged | {"TILE_M": paged_prefill.TILE}),
         (paged_decode._decode_kernel,
          common | paged | {"GROUP_PADDED": max(16, triton.next_power_of_2(group)), "PART_KEYS": paged_decode.PART}),
         (paged_decode._combine_kernel, common | {"HEADS": 8 * group, "PART_KEYS": paged_decode.PART}),
-        (cache_write._write_kernel, {"ROW": 8 * dim, "ROW_PADDED": triton.next_power_of_2(8 * dim)}),
+        (cache_write._write_kernel,
+         {"ROW": 8 * dim, "ROW_PADDED": triton.next_power_of_2(8 * dim), "MOST": 448.0 if cached != element else 0.0}),
     ]
     types = {
-        "query_ptr": element, "key_ptr": element, "value_ptr": element, "cache_ptr": element, "output_ptr": element,
-        "key_cache_ptr": element, "value_cache_ptr": element, "partial_ptr": "fp32", "best_ptr": "fp32",
-        "total_ptr": "fp32", "slot_mapping_ptr": "i64",
+        "query_ptr": element, "key_ptr": element, "value_ptr": element, "cache_ptr": cached, "output_ptr": element,
+        "key_cache_ptr": cached, "value_cache_ptr": cached, "sinks_ptr": "fp32", "partial_ptr": "fp32",
+        "best_ptr": "fp32", "total_ptr": "fp32", "slot_mapping_ptr": "i64",
     }
     for kernel, constants in kernels:
         signature = {
             name: "constexpr" if name in constants else "*" + types.get(name, "i32") if name.endswith("_ptr")
-            else "fp32" if name == "scale_log2e" else "i64" if name == "value_offset" else "i32"
+            else "fp32" if name in ("scale", "softcap") else "i64" if name == "value_offset" else "i32"
             for name in kernel.arg_names
         }
-        source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+        known = {name: value for name, value in constants.items() if name in kernel.arg_names}
+        source = ASTSource(fn=kernel, signature=signature, constexprs=known)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 2})
         shared = compiled.metadata.shared
         assert shared <= 96 * 1024, (kernel.__name__, shared)  # what every GPU since Ampere has
@@ -50,11 +52,14 @@ for group, dim, block_size, window in shapes:
 """
 
 
-@pytest.mark.parametrize("element", ["bf16", "fp16", "fp32"])
-def test_compiles_for_a_hopper_gpu(element: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("element", "cached"),
+    [("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "fp8e4nv"), ("bf16", "fp8e5")],
+)
+def test_compiles_for_a_hopper_gpu(element: str, cached: str, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
     result = subprocess.run(
-        [sys.executable, "-c", CODE, element], env=environment, capture_output=True, text=True, timeout=110
+        [sys.executable, "-c", CODE, element, cached], env=environment, capture_output=True, text=True, timeout=110
     )
     assert result.returncode == 0, result.stderr[-3000:]

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine_svc.executor.base import create_executor
 from engine_svc.outputs import FinishReason
@@ -193,13 +196,19 @@ def test_preemption(model_folder: ModelFolder, family: str) -> None:
     assert tokens(outputs) == expected
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])
-def test_blocks_come_back_from_the_host(model_folder: ModelFolder, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [("cpu", "auto"), ("reference", "auto"), ("triton", "auto"), ("cpu", "fp8_e4m3"), ("cpu", "fp8_e5m2")],
+)
+def test_blocks_come_back_from_the_host(model_folder: ModelFolder, backend: str, dtype: str) -> None:
     folder = model_folder("llama")
     prompts = random_prompts(60, 60, 60)
     sampling = replace(GREEDY, max_tokens=4)
-    expected = reference_tokens(folder, prompts, 4)
-    with running_engine(folder, num_blocks=6, num_host_blocks=20, attention_backend=backend) as engine:
+    with running_engine(folder, attention_backend=backend, kv_cache_dtype=dtype) as engine:
+        expected = tokens(run(engine, prompts, sampling))
+    with running_engine(
+        folder, num_blocks=6, num_host_blocks=20, attention_backend=backend, kv_cache_dtype=dtype
+    ) as engine:
         for _ in range(2):
             outputs = [run(engine, [prompt], sampling)[0] for prompt in prompts]
             assert tokens(outputs) == expected
@@ -236,6 +245,45 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
 @pytest.mark.parametrize("family", ["llama", "llama-untied", "qwen2", "qwen3", "qwen2-moe", "gemma3", "olmo2", "phi3"])
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), tensor_parallel_size=2, cpu_threads=1)
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_kv_cache_of_8_bits(model_folder: ModelFolder, family: str, dtype: str) -> None:
+    """Against Transformers with an attention that rounds its keys and values likewise."""
+    rounded = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}[dtype]
+
+    def attend(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **named: Any
+    ) -> Any:
+        return sdpa_attention_forward(module, query, key.to(rounded).float(), value.to(rounded).float(), mask, **named)
+
+    ALL_ATTENTION_FUNCTIONS.register("rounding", attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register("rounding", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    folder = model_folder(family)
+    expected = reference_tokens(folder, PROMPTS, 24, attn_implementation="rounding")
+    assert expected != reference_tokens(folder, PROMPTS, 24)
+    for backend in ("cpu", "reference"):
+        with running_engine(folder, kv_cache_dtype=dtype, attention_backend=backend) as engine:
+            assert tokens(run(engine, PROMPTS, replace(GREEDY, max_tokens=24))) == expected
+
+
+def test_scales_of_the_kv_cache_are_calculated(model_folder: ModelFolder) -> None:
+    """For each layer, of our own models and of those that Transformers runs."""
+    folder = model_folder("qwen3")
+    (prompt,) = random_prompts(60)
+    sampling = replace(GREEDY, max_tokens=1, prompt_logprobs=0)
+    reference = reference_logprobs(folder, prompt)
+    for model_impl in ("quire", "transformers"):
+        with running_engine(folder, model_impl=model_impl, kv_cache_dtype="fp8", calculate_kv_scales=True) as engine:
+            ((output,),) = run(engine, [prompt], sampling)
+        errors = [
+            abs(position.logprobs[0] - float(reference[index, position.token_ids[0]]))
+            for index, position in enumerate(output.prompt_logprobs)
+        ]
+        assert 0.001 < sum(errors) / len(errors) < 0.5
+    with pytest.raises(StartupError, match="--kv-cache-dtype fp8"), running_engine(folder, calculate_kv_scales=True):
+        pass
 
 
 def test_sharded_checkpoint(model_folder: ModelFolder) -> None:
