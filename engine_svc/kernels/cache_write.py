@@ -23,6 +23,8 @@ def _write_kernel(
     """One program per token: copies its row of all kv heads."""
     token = tl.program_id(0)
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
+    if slot < 0:
+        return
     column = tl.arange(0, ROW_PADDED)
     inside = column < ROW
     key = tl.load(key_ptr + token.to(tl.int64) * key_stride + column, mask=inside)
@@ -40,7 +42,7 @@ def write_cache(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slo
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim]; heads contiguous, tokens at any stride.
         cache: [planes, num_blocks, block_size, num_kv_heads, head_dim]; may be of a type of 8 bits.
-        slot_mapping: int64 [num_tokens], block * block_size + offset.
+        slot_mapping: int64 [num_tokens], block * block_size + offset; below 0, a token is not written.
     """
     row = key.shape[1] * key.shape[2]
     _write_kernel[(key.shape[0],)](

@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
+from engine_svc.attention.base import AttentionMetadata
 from engine_svc.kv_cache.groups import group_layers
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import load_model
 from engine_svc.models.attention import LayerCache
+from engine_svc.models.decoder import Decoder
 from engine_svc.parallel.group import ParallelGroup
 from engine_svc.plan import KvCacheSpec, NewSequence, SamplingPlan, ScheduledSequence, StepPlan, StepResult
 from engine_svc.runner.batch import Batch, SlotBuffers
+from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.pending import PendingStep, StepTimer
 from engine_svc.sampling.logprobs import ScoredPositions, score_positions
@@ -51,6 +54,7 @@ class Runner:
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
         self._caches: list[Any] = []  # one for each layer of a group; the groups' blocks lie side by side in it
         self._host_caches: list[Any] = []
+        self._graphs: DecodeGraphs | None = None
 
     def spec(self) -> KvCacheSpec:
         """What the control side must know; on a GPU, runs a largest step first to see what it needs."""
@@ -73,12 +77,18 @@ class Runner:
     def _profile(self) -> None:
         """Runs a step of the whole token budget over a cache just large enough, then forgets it."""
         tokens = min(self._token_budget, self._max_model_len)
-        self.allocate(-(-tokens // self._attention.shape.block_size) * len(self._groups))
+        self._allocate(-(-tokens // self._attention.shape.block_size) * len(self._groups))
         self._caches = []
         torch.cuda.empty_cache()
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Allocates the KV cache and its tier in host memory; warms the kernels up with a prefill and a decode."""
+        """Allocates the KV cache and its tier in host memory, warms the kernels up, and on a GPU records graphs."""
+        self._allocate(num_blocks, num_host_blocks)
+        if self._device.type == "cuda" and isinstance(self._model, Decoder) and not self._options.enforce_eager:
+            self.make_graphs(CudaCapture())
+
+    def _allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """The cache, and a prefill and a decode over it."""
         self._caches = self._attention.allocate(num_blocks, self._group_size)
         self._host_caches = self._attention.allocate_host(self._caches, num_host_blocks)
         capacity = num_blocks // len(self._groups) * self._attention.shape.block_size
@@ -95,6 +105,18 @@ class Runner:
             self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, True, [])]))
         self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, True, [])]))
 
+    @torch.inference_mode()
+    def make_graphs(self, capture: Capture) -> None:
+        """Records the graphs of a few sizes; the others are recorded when they come up."""
+        sizes = graph_sizes(self._options.cuda_graph_sizes, self._options.max_num_seqs)
+        self._graphs = DecodeGraphs(
+            self._forward, sizes, len(self._groups), self._max_model_len, self._attention.shape.block_size,
+            self._device, capture,
+        )  # fmt: skip
+        for size in sizes:
+            if size.bit_count() == 1:
+                self._graphs.record(size)
+
     def step(self, plan: StepPlan) -> StepResult:
         """Runs the plan; see StepResult."""
         return self.launch(plan).result()
@@ -108,14 +130,20 @@ class Runner:
         for sequence in plan.new_sequences:
             self._add(sequence)
         batch = self._buffers.flatten(plan)
-        caches = self._layer_caches([self._attention.prepare(metadata) for metadata in batch.metadata])
-        hidden = self._model.forward(batch.token_ids, batch.positions, caches)
+        hidden = self._graphs.run(batch) if self._graphs else None
+        if hidden is None:
+            hidden = self._forward(batch.token_ids, batch.positions, batch.metadata)()
         timer.mark()
         prompt_scores = self._score_prompts(batch, hidden) if self._prompts else {}
         sampling = [index for index, sequence in enumerate(plan.scheduled) if sequence.samples]
         output = self._sample(batch, hidden, sampling) if sampling else None
         timer.mark()
         return PendingStep(timer, output, prompt_scores)
+
+    def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: list[AttentionMetadata]) -> Forward:
+        """A forward pass over these inputs, ready to run."""
+        caches = self._layer_caches([self._attention.prepare(each) for each in metadata])
+        return lambda: self._model.forward(token_ids, positions, caches)
 
     def _layer_caches(self, prepared: list[Any]) -> list[LayerCache]:
         """For each layer; `prepared` is by group."""

@@ -43,6 +43,11 @@ class EngineOptions:
         "auto", "Attention kernels: triton on GPUs, native (C++) or cpu (torch) elsewhere, or the plain reference.",
         choices=("auto", "triton", "native", "cpu", "reference"),
     )  # fmt: skip
+    enforce_eager: bool = option(False, "Records no CUDA graphs: starts sooner and decodes slower.")
+    cuda_graph_sizes: tuple[int, ...] = option(
+        (),
+        "Batch sizes of CUDA graphs, which decoding is rounded up to; one alone is the greatest. Default: up to 512.",
+    )
     cpu_kernels: str = option(
         "auto", "Matrix products, norms and activations on a CPU: native (C++, bfloat16) where they can run, or torch.",
         choices=("auto", "native", "torch"),

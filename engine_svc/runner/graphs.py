@@ -1,0 +1,146 @@
+"""CUDA graphs of decoding: a step's hundreds of kernel launches are recorded once and replayed with a single call.
+
+A graph is for so many sequences and so long a context, both rounded up; it reads buffers that stay where they are, into
+which each step copies its inputs. The sequences that fill it up are of length one and write nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine_svc.attention.base import AttentionMetadata
+from engine_svc.runner.batch import Batch
+
+logger = logging.getLogger(__name__)
+
+Forward = Callable[[], torch.Tensor]
+# Records a forward pass: what replays it, and the tensor in which each replay leaves the hidden states.
+Capture = Callable[[Forward], tuple[Callable[[], None], torch.Tensor]]
+
+_SHORTEST = 1024  # tokens of context; the graphs beyond are for twice as many each
+
+
+def graph_sizes(asked: Sequence[int], max_num_seqs: int) -> list[int]:
+    """Batch sizes: those asked for; up to the one asked for; or, by default, up to 512."""
+    if len(asked) > 1:
+        return sorted({size for size in asked if size <= max_num_seqs})
+    most = min(asked[0] if asked else 512, max_num_seqs)
+    return sorted({size for size in (1, 2, 4, *range(8, most, 8), most) if size <= most})
+
+
+class CudaCapture:
+    """Records on a stream of its own, as CUDA wants it; all graphs share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, forward: Forward) -> tuple[Callable[[], None], torch.Tensor]:
+        """See Capture."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            forward()  # kernels compile and libraries make their plans before anything is recorded
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = forward()
+        return graph.replay, output
+
+
+class DecodeGraphs:
+    """One for each size and context that came up so far."""
+
+    def __init__(
+        self,
+        forward: Callable[[torch.Tensor, torch.Tensor, list[AttentionMetadata]], Forward],
+        sizes: Sequence[int],
+        num_groups: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        capture: Capture,
+    ) -> None:
+        """
+        Args:
+            forward: prepares a pass over such inputs (token ids, positions, metadata of each group of layers).
+            sizes: batch sizes, rising.
+        """
+        self._forward = forward
+        self._sizes = list(sizes)
+        self._max_model_len = max_model_len
+        self._capture = capture
+        # What is prepared for a forward pass must live as long as its graph, which reads it.
+        self._graphs: dict[tuple[int, int], tuple[Callable[[], None], torch.Tensor, Forward]] = {}
+        self._broken = False
+        most, blocks = self._sizes[-1], -(-max_model_len // block_size)
+
+        def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self._token_ids, self._positions = buffer(2, most, dtype=torch.int64)
+        self._seq_lens = buffer(most)
+        self._query_start_loc = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._block_tables = [buffer(most, blocks) for _ in range(num_groups)]
+        self._slot_mappings = [buffer(most, dtype=torch.int64) for _ in range(num_groups)]
+
+    def record(self, size: int) -> None:
+        """Records the graph of a size and the shortest contexts before it is needed."""
+        self._seq_lens.fill_(1)
+        for slots in self._slot_mappings:
+            slots.fill_(-1)
+        self._record(size, min(_SHORTEST, self._max_model_len))
+
+    def run(self, batch: Batch) -> torch.Tensor | None:
+        """The hidden states of a batch of decoding sequences; None for any other, and where no graph can be had."""
+        count, metadata = len(batch.slots), batch.metadata[0]
+        if self._broken or metadata.max_query_len > 1 or count > self._sizes[-1]:
+            return None
+        size = self._sizes[bisect_left(self._sizes, count)]
+        context = _SHORTEST
+        while context < metadata.max_seq_len:
+            context *= 2
+        self._fill(batch, count, size)
+        key = size, min(context, self._max_model_len)
+        if key not in self._graphs:
+            self._record(*key)
+        if key not in self._graphs:
+            return None
+        replay, hidden, _ = self._graphs[key]
+        replay()
+        return hidden[:count]
+
+    def _fill(self, batch: Batch, count: int, size: int) -> None:
+        """Copies the batch; behind it come sequences of one token whose slot is none."""
+        for buffer, values, rest in (
+            (self._token_ids, batch.token_ids, 0),
+            (self._positions, batch.positions, 0),
+            (self._seq_lens, batch.metadata[0].seq_lens, 1),
+            *(
+                (buffer, each.slot_mapping, -1)
+                for buffer, each in zip(self._slot_mappings, batch.metadata, strict=True)
+            ),
+        ):
+            buffer[:count].copy_(values)
+            buffer[count:size].fill_(rest)
+        for table, each in zip(self._block_tables, batch.metadata, strict=True):
+            table[:count, : each.block_table.shape[1]].copy_(each.block_table)
+
+    def _record(self, size: int, context: int) -> None:
+        metadata = [
+            AttentionMetadata(
+                query_start_loc=self._query_start_loc[: size + 1], seq_lens=self._seq_lens[:size],
+                block_table=table[:size], slot_mapping=slots[:size], query_lens_host=[1] * size,
+                seq_lens_host=[context] * size, max_query_len=1, max_seq_len=context,
+            )
+            for table, slots in zip(self._block_tables, self._slot_mappings, strict=True)
+        ]  # fmt: skip
+        forward = self._forward(self._token_ids[:size], self._positions[:size], metadata)
+        try:
+            self._graphs[size, context] = (*self._capture(forward), forward)
+        except RuntimeError as error:  # CUDA's errors are
+            logger.warning("CUDA graphs are not used, decoding will be slower (--enforce-eager says so too): %s", error)
+            self._broken = True

@@ -1,0 +1,79 @@
+"""Decoding through recorded forward passes: padded batches in buffers that stay. Recording itself needs a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_svc.runner import graphs
+from engine_svc.runner.graphs import Forward, graph_sizes
+from engine_svc.runner.runner import Runner
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.tiny_models import make_model, reference_tokens
+
+
+class Recorder:
+    """Runs the recorded pass again, over the buffers as they are then, as a graph does."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+        self.recorded = 0
+
+    def __call__(self, forward: Forward) -> tuple[Callable[[], None], torch.Tensor]:
+        output = forward().clone()
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replays += 1
+            output.copy_(forward())
+
+        return replay, output
+
+
+def failing(forward: Forward) -> tuple[Callable[[], None], torch.Tensor]:
+    raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+
+def test_sizes() -> None:
+    assert graph_sizes((), 256) == [1, 2, 4, *range(8, 257, 8)]
+    assert graph_sizes((), 20) == [1, 2, 4, 8, 16, 20]
+    assert graph_sizes((32,), 256) == [1, 2, 4, 8, 16, 24, 32]
+    assert graph_sizes((7, 3, 100), 50) == [3, 7]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek-v3"])
+def test_tokens_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    folder = make_model(tmp_path / family, family)
+    prompts = random_prompts(3, 17, 24)
+    sampling = replace(GREEDY, max_tokens=16)
+    expected = reference_tokens(folder, prompts, 16)
+    recorder = Recorder()
+    monkeypatch.setattr(graphs, "_SHORTEST", 32)
+    monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
+    with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
+        assert tokens(run(engine, prompts, sampling)) == expected
+    assert recorder.replays == 15
+    assert recorder.recorded == 3 + 1  # 1, 2 and 4 sequences at start, then 4 with a longer context
+
+
+def test_without_graphs_decoding_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_model(tmp_path / "llama", "llama")
+    prompts = random_prompts(5)
+    sampling = replace(GREEDY, max_tokens=4)
+    monkeypatch.setattr(Runner, "allocate", allocate_with(failing))
+    with running_engine(folder, attention_backend="triton") as engine:
+        assert tokens(run(engine, prompts, sampling)) == reference_tokens(folder, prompts, 4)
+
+
+def allocate_with(capture: graphs.Capture) -> Callable[..., None]:
+    allocate = Runner.allocate
+
+    def both(runner: Runner, *arguments: int) -> None:
+        allocate(runner, *arguments)
+        runner.make_graphs(capture)
+
+    return both
