@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_model
 
-.PHONY: serve test test-fast lint format protos docs bench bench-compare lock clean
+.PHONY: serve test test-fast lint format protos docs bench bench-compare bench-gpu lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -52,6 +52,12 @@ docs: $(VENV)/.installed
 # Against vLLM's CPU build in the virtual environment PEER: docs/performance.md
 bench-compare: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.compare --peer $(PEER) $(ARGS)
+
+# On a GPU: each step against what the machine allows.
+bench-gpu: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.floors --shape qwen3-0.6b --batches 1 32 256 --context 1024 --prefill 8192
+	$(BIN)/python -m benchmarks.floors --shape llama-3.1-8b --batches 1 32 256 --context 1024 --prefill 8192
+	$(BIN)/python -m benchmarks.floors --shape qwen3-30b-a3b --batches 1 32 256 --context 1024 --prefill 8192
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.startup

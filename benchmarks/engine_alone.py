@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from types import TracebackType
+from typing import Any
 
 from benchmarks.load import Result, Timings, Workload
 from engine_svc.engine import Engine, EngineConfig
@@ -19,8 +20,12 @@ from quire.options.model import ModelOptions
 class EngineAlone:
     """A context in which workloads can be run on one engine."""
 
-    def __init__(self, model: str, quantization: str | None = None) -> None:
-        options = EngineOptions(quantization=quantization)
+    def __init__(self, model: str, **options_given: Any) -> None:
+        """
+        Args:
+            options_given: of the engine.
+        """
+        options = EngineOptions(**options_given)
         self._executor = create_executor(options)
         spec = self._executor.load(ModelOptions(model=model), options)
         num_blocks = spec.available_bytes // spec.bytes_per_block
@@ -31,11 +36,13 @@ class EngineAlone:
                 num_blocks=num_blocks,
                 block_size=spec.block_size,
                 max_model_len=spec.max_model_len,
+                windows=spec.windows,
                 max_num_seqs=options.max_num_seqs,
                 max_num_batched_tokens=spec.max_num_batched_tokens,
             ),
         )
         self._next_key = 0
+        self.execute_milliseconds = 0.0  # of a step of the last decode_seconds: what the model took of it
 
     def __enter__(self) -> EngineAlone:
         return self
@@ -71,13 +78,11 @@ class EngineAlone:
         return Result(time.perf_counter() - start, list(timings.values()))
 
     def prefill_seconds(self, tokens: int) -> float:
-        """The time of one step that computes a prompt of so many tokens (at most the token budget)."""
+        """The time from a prompt of so many tokens to its first token."""
         self._add(tokens, 1)
         start = time.perf_counter()
-        self._engine.step()
-        seconds = time.perf_counter() - start
         self._finish()
-        return seconds
+        return time.perf_counter() - start
 
     def decode_seconds(self, sequences: int, prompt: int, steps: int) -> float:
         """Median time of a step in which all sequences decode."""
@@ -85,11 +90,12 @@ class EngineAlone:
             self._add(prompt, 10 * steps)
         while self._engine.load().waiting_prefill_tokens or self._engine.load().waiting_requests:
             self._engine.step()
-        times = []
+        times, before = [], self._engine.load().counters.model_execute_milliseconds.sum
         for _ in range(steps):
             start = time.perf_counter()
             self._engine.step()
             times.append(time.perf_counter() - start)
+        self.execute_milliseconds = (self._engine.load().counters.model_execute_milliseconds.sum - before) / steps
         for key in range(self._next_key + 1):
             self._engine.abort(key)
         self._finish()

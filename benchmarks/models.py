@@ -30,7 +30,26 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
         "max_position_embeddings": 40960, "tie_word_embeddings": True,
     },
+    "llama-3.1-8b": {
+        "family": "Llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 131072,
+    },
+    "qwen3-30b-a3b": {
+        "family": "Qwen3Moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+        "max_position_embeddings": 40960, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
 }  # fmt: skip
+
+
+def build_config(shape: str, folder: Path) -> None:
+    """Writes the configuration alone, for an engine that makes up its weights (--load-format dummy)."""
+    config = _config(shape)
+    config.architectures = [f"{SHAPES[shape]['family']}ForCausalLM"]
+    config.dtype = "bfloat16"
+    config.save_pretrained(folder)
 
 
 def build(shape: str, folder: Path) -> None:
@@ -41,13 +60,17 @@ def build(shape: str, folder: Path) -> None:
     import transformers
 
     torch.manual_seed(0)
-    arguments = dict(SHAPES[shape])
-    family = arguments.pop("family")
-    special = {"bos_token_id": None, "eos_token_id": 257, "pad_token_id": None}
-    config = getattr(transformers, f"{family}Config")(**arguments, **special)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).to(torch.bfloat16)
+    model = getattr(transformers, f"{SHAPES[shape]['family']}ForCausalLM")(_config(shape)).to(torch.bfloat16)
     model.save_pretrained(folder)
-    byte_tokenizer(arguments["vocab_size"]).save_pretrained(folder)
+    byte_tokenizer(SHAPES[shape]["vocab_size"]).save_pretrained(folder)
+
+
+def _config(shape: str) -> Any:
+    import transformers
+
+    arguments = dict(SHAPES[shape])
+    special = {"bos_token_id": None, "eos_token_id": 257, "pad_token_id": None}
+    return getattr(transformers, f"{arguments.pop('family')}Config")(**arguments, **special)
 
 
 def byte_tokenizer(vocab_size: int) -> Any:
