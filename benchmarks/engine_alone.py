@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import time
@@ -90,16 +91,20 @@ class EngineAlone:
             self._add(prompt, 10 * steps)
         while self._engine.load().waiting_prefill_tokens or self._engine.load().waiting_requests:
             self._engine.step()
-        times, before = [], self._engine.load().counters.model_execute_milliseconds.sum
+        times, executed = [], [self._executed()]
         for _ in range(steps):
             start = time.perf_counter()
             self._engine.step()
             times.append(time.perf_counter() - start)
-        self.execute_milliseconds = (self._engine.load().counters.model_execute_milliseconds.sum - before) / steps
+            executed.append(self._executed())
+        self.execute_milliseconds = statistics.median(after - before for before, after in itertools.pairwise(executed))
         for key in range(self._next_key + 1):
             self._engine.abort(key)
         self._finish()
         return statistics.median(times)
+
+    def _executed(self) -> float:
+        return self._engine.load().counters.model_execute_milliseconds.sum
 
     def _add(self, prompt_tokens: int, max_tokens: int) -> None:
         self._next_key += 1
