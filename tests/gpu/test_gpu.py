@@ -42,10 +42,26 @@ def test_softcap_and_sinks(special: str) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    ["llama", "mistral", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "olmo2", "phi3-partial", "gpt-oss"],
-)
-def test_engine(tmp_path: Path, family: str) -> None:
+    [
+        "llama", "mistral", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "olmo2", "phi3-partial", "gpt-oss",
+        "deepseek-v2", "deepseek-v3",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("eager", [False, True])
+def test_engine(tmp_path: Path, family: str, eager: bool) -> None:
     folder = make_model(tmp_path / family, family)
     prompts = random_prompts(1, 17, 90)
-    with running_engine(folder, device="cuda", max_num_batched_tokens=33) as engine:
+    with running_engine(folder, device="cuda", max_num_batched_tokens=33, enforce_eager=eager) as engine:
         assert tokens(run(engine, prompts)) == reference_tokens(folder, prompts, 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_caches_of_8_bits(dtype: torch.dtype) -> None:
+    shape = AttentionShape(8, 2, 64, BLOCK_SIZE, torch.bfloat16, torch.device("cuda"), cache_dtype=dtype)
+    check_backend(create_backend("triton", shape), BATCHES["mixed"], None)
+
+
+def test_graphs_are_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running_engine(make_model(tmp_path / "llama", "llama"), device="cuda") as engine:
+        run(engine, random_prompts(1, 17, 90))
+    assert "CUDA graphs are not used" not in caplog.text
