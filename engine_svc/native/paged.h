@@ -3,6 +3,8 @@
 // The cache of a layer is two arrays, keys and values, of [kv_heads, blocks, block_size, dim].
 #pragma once
 
+#include <algorithm>
+
 #include "common.h"
 
 namespace quire {
@@ -15,8 +17,15 @@ struct Cache {
   const int32_t* blocks;      // of one sequence
   int64_t block_size, dim;
 
-  int64_t offset(int64_t position) const {
-    return (blocks[position / block_size] * block_size + position % block_size) * dim;
+  // Offsets of `count` positions from `position` on, with one division for all of them.
+  void locate(int64_t position, int count, int64_t* offsets) const {
+    int64_t block = position / block_size, within = position % block_size;
+    for (int t = 0; t < count; ++block, within = 0) {
+      int64_t first = (blocks[block] * block_size + within) * dim;
+      int run = int(std::min<int64_t>(count - t, block_size - within));
+      for (int i = 0; i < run; ++i) offsets[t + i] = first + i * dim;
+      t += run;
+    }
   }
 };
 

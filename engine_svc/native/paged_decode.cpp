@@ -14,7 +14,6 @@ namespace {
 
 constexpr int MOST_GROUP = 16;
 constexpr int CHUNK = 2 * LANES;  // values of bfloat16 in a register
-constexpr int LINE = 64;
 
 struct State {
   alignas(64) bf16 query[MOST_GROUP][MOST_DIM];
@@ -41,14 +40,15 @@ struct Sixteen {
   int count;
 
   Sixteen(const Task& task, int64_t position) : count(int(std::min<int64_t>(LANES, task.end - position))) {
-    for (int t = 0; t < LANES; ++t) offsets[t] = task.cache.offset(position + std::min(t, count - 1));
+    task.cache.locate(position, count, offsets);
+    for (int t = count; t < LANES; ++t) offsets[t] = offsets[count - 1];
   }
 };
 
 template <int DIM>
 inline __m512i load_chunk(const bf16* from, int c) {
-  __mmask32 mask = DIM - c * CHUNK >= CHUNK ? 0xffffffff : 0xffff;
-  return _mm512_maskz_loadu_epi16(mask, from + c * CHUNK);
+  if (DIM % CHUNK == 0 || c < DIM / CHUNK) return _mm512_loadu_si512(from + c * CHUNK);
+  return _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)(from + c * CHUNK)));
 }
 
 // 16 vectors to the vector of their sums.
@@ -68,9 +68,9 @@ inline __m512 sum_each(__m512 (&sums)[LANES]) {
   return halves(halves(four[0], four[1]), halves(four[2], four[3]));
 }
 
-// The scores of 16 keys for one query head.
-template <int DIM>
-inline __m512 score_keys(const Task& task, const bf16* query, const Sixteen& keys) {
+// The scores of 16 keys for one query head. The first head fetches the next 16 keys meanwhile.
+template <int DIM, bool FETCH>
+inline __m512 score_keys(const Task& task, const bf16* query, const Sixteen& keys, const Sixteen& next) {
   constexpr int CHUNKS = (DIM + CHUNK - 1) / CHUNK;
   __m512 sums[LANES];
 #pragma GCC unroll 16
@@ -79,9 +79,11 @@ inline __m512 score_keys(const Task& task, const bf16* query, const Sixteen& key
   for (int c = 0; c < CHUNKS; ++c) {
     __m512i value = load_chunk<DIM>(query, c);
 #pragma GCC unroll 16
-    for (int t = 0; t < LANES; ++t)
+    for (int t = 0; t < LANES; ++t) {
+      if (FETCH) _mm_prefetch(task.cache.keys + next.offsets[t] + c * CHUNK, _MM_HINT_T0);
       sums[t] = _mm512_dpbf16_ps(sums[t], (__m512bh)value,
                                  (__m512bh)load_chunk<DIM>(task.cache.keys + keys.offsets[t], c));
+    }
   }
   return sum_each(sums);
 }
@@ -108,10 +110,10 @@ inline void soften(const Task& task, State& state, int g, __m512 scores, int cou
   store(state.weights[g], weights);
 }
 
-// The keys' values, by the weights of GROUP heads. Two keys' values are interleaved in each quarter of a register, so that
+// The keys' values, by the weights of GROUP heads; the first ones fetch the next values meanwhile. Two keys' values are interleaved in each quarter of a register, so that
 // of 32 outputs, each quarter's lower four stand in one sum and its upper four in another.
 template <int DIM, int GROUP>
-inline void add_values(const Task& task, State& state, const Sixteen& keys, int head) {
+inline void add_values(const Task& task, State& state, const Sixteen& keys, const Sixteen& next, int head) {
   for (int c = 0; c < (DIM + CHUNK - 1) / CHUNK; ++c) {
     __m512 low[GROUP], high[GROUP];
     for (int g = 0; g < GROUP; ++g) {
@@ -119,6 +121,10 @@ inline void add_values(const Task& task, State& state, const Sixteen& keys, int 
       high[g] = _mm512_load_ps(state.output[head + g] + c * CHUNK + LANES);
     }
     for (int t = 0; t < keys.count; t += 2) {
+      if (head == 0) {
+        _mm_prefetch(task.cache.values + next.offsets[t] + c * CHUNK, _MM_HINT_T0);
+        _mm_prefetch(task.cache.values + next.offsets[t + 1] + c * CHUNK, _MM_HINT_T0);
+      }
       __m512i one = load_chunk<DIM>(task.cache.values + keys.offsets[t], c);
       __m512i other = load_chunk<DIM>(task.cache.values + keys.offsets[t + 1], c);
       __m512bh lower = (__m512bh)_mm512_unpacklo_epi16(one, other), upper = (__m512bh)_mm512_unpackhi_epi16(one, other);
@@ -136,16 +142,8 @@ inline void add_values(const Task& task, State& state, const Sixteen& keys, int 
 }
 
 template <int DIM, int GROUP>
-inline void add_values_of(const Task& task, State& state, const Sixteen& keys, int& head) {
-  for (; head + GROUP <= task.group; head += GROUP) add_values<DIM, GROUP>(task, state, keys, head);
-}
-
-inline void prefetch(const Task& task, const Sixteen& keys) {
-  for (int64_t offset : keys.offsets)
-    for (int64_t c = 0; c < task.cache.dim * int64_t(sizeof(bf16)); c += LINE) {
-      _mm_prefetch((const char*)(task.cache.keys + offset) + c, _MM_HINT_T0);
-      _mm_prefetch((const char*)(task.cache.values + offset) + c, _MM_HINT_T0);
-    }
+inline void add_values_of(const Task& task, State& state, const Sixteen& keys, const Sixteen& next, int& head) {
+  for (; head + GROUP <= task.group; head += GROUP) add_values<DIM, GROUP>(task, state, keys, next, head);
 }
 
 // What was summed, in its order, over the total.
@@ -175,13 +173,14 @@ void attend(const Task& task) {
   Sixteen next(task, task.start);
   for (int64_t position = task.start; position < task.end; position += LANES) {
     Sixteen keys = next;
-    if (position + LANES < task.end) prefetch(task, next = Sixteen(task, position + LANES));
-    for (int g = 0; g < task.group; ++g)
-      soften<DIM>(task, state, g, score_keys<DIM>(task, state.query[g], keys), keys.count);
+    if (position + LANES < task.end) next = Sixteen(task, position + LANES);
+    soften<DIM>(task, state, 0, score_keys<DIM, true>(task, state.query[0], keys, next), keys.count);
+    for (int g = 1; g < task.group; ++g)
+      soften<DIM>(task, state, g, score_keys<DIM, false>(task, state.query[g], keys, next), keys.count);
     int head = 0;
-    add_values_of<DIM, 4>(task, state, keys, head);
-    add_values_of<DIM, 2>(task, state, keys, head);
-    add_values_of<DIM, 1>(task, state, keys, head);
+    add_values_of<DIM, 4>(task, state, keys, next, head);
+    add_values_of<DIM, 2>(task, state, keys, next, head);
+    add_values_of<DIM, 1>(task, state, keys, next, head);
   }
   for (int g = 0; g < task.group; ++g) finish<DIM>(task, state, g);
 }

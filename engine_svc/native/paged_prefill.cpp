@@ -193,7 +193,7 @@ void attend(const Task& task) {
   for (int64_t start = task.begin(task.position); start < end; start += KEYS) {
     int count = int(std::min<int64_t>(KEYS, end - start));
     int64_t offsets[KEYS];
-    for (int t = 0; t < count; ++t) offsets[t] = task.cache.offset(start + t);
+    task.cache.locate(start, count, offsets);
     pack_keys(task.cache, offsets, count, scratch.keys);
     pack_values(task.cache, offsets, count, scratch.values);
     attend_block(task, scratch, start, count);
