@@ -57,6 +57,7 @@ class LoadedModel:
     attention: AttentionBackend
     dtype: torch.dtype
     max_model_len: int
+    num_weights: int  # of this rank
 
 
 @torch.inference_mode()
@@ -89,8 +90,9 @@ def _load_ours(
         randomize_weights(model, options.seed)
     else:
         load_weights(model, folder, options.use_tqdm_on_load and group.rank == 0)
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
     pack_weights(model)
-    return LoadedModel(model, config, attention, dtype, longest)
+    return LoadedModel(model, config, attention, dtype, longest, num_weights)
 
 
 def _load_from_transformers(
@@ -116,7 +118,8 @@ def _load_from_transformers(
         options.attention_backend,
         _shape((heads.num_heads, heads.num_kv_heads, heads.head_dim), dtype, options, device),
     )
-    return LoadedModel(model, facts, model.attention, dtype, _max_model_len(facts, options))
+    longest = _max_model_len(facts, options)
+    return LoadedModel(model, facts, model.attention, dtype, longest, model.num_weights())
 
 
 def _dtype(own: str, options: EngineOptions) -> torch.dtype:

@@ -30,9 +30,8 @@ class _Int8(NamedTuple):
 class NativeOps(PlainOps):
     """A product with an odd input size falls back to torch: the kernels take 2 (int8: 4) values at a time."""
 
-    def __init__(self, kernels: Kernels, threads: int) -> None:
+    def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._threads = threads
 
     def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
         """See Ops.matrix."""
@@ -41,13 +40,13 @@ class NativeOps(PlainOps):
             return super().matrix(weight, bias)
         packed = self._pack_bf16(weight[None])
         padded_bias = _pad(bias, outputs)
-        kernel, threads = self._kernels.matrix_bf16, self._threads
+        kernel = self._kernels.matrix_bf16
 
         def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
             output = hidden.new_empty((hidden.shape[0], outputs), dtype=torch.float32 if wide else torch.bfloat16)
             kernel(
                 hidden.data_ptr(), hidden.shape[0], hidden.stride(0), packed.data_ptr(), _pointer(padded_bias),
-                output.data_ptr(), outputs, size // 2, wide, threads,
+                output.data_ptr(), outputs, size // 2, wide, torch.get_num_threads(),
             )  # fmt: skip
             return output
 
@@ -60,7 +59,7 @@ class NativeOps(PlainOps):
             return super().int8_matrix(weight, bias)
         packed, padded_scale, correction = self._pack_int8(weight[None])
         padded_bias = _pad(bias, outputs)
-        kernel, threads = self._kernels.matrix_int8, self._threads
+        kernel = self._kernels.matrix_int8
 
         def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
             rows = hidden.shape[0]
@@ -69,7 +68,7 @@ class NativeOps(PlainOps):
             kernel(
                 hidden.data_ptr(), rows, hidden.stride(0), packed.data_ptr(), padded_scale.data_ptr(),
                 correction.data_ptr(), _pointer(padded_bias), output.data_ptr(), outputs, size // 4,
-                scratch.data_ptr(), input_scale.data_ptr(), wide, threads,
+                scratch.data_ptr(), input_scale.data_ptr(), wide, torch.get_num_threads(),
             )  # fmt: skip
             return output
 
@@ -114,14 +113,14 @@ class NativeOps(PlainOps):
     def _native_experts(
         self, kernel: Callable[..., None], shape: torch.Size, operands: tuple[torch.Tensor, ...]
     ) -> ExpertsProduct:
-        (count, size, inner), threads = shape, self._threads
+        count, size, inner = shape
 
         def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
             output = torch.empty_like(hidden)
             kernel(
                 hidden.data_ptr(), hidden.shape[0], hidden.stride(0), expert_ids.data_ptr(), weights.data_ptr(),
                 weights.shape[1], count, *(operand.data_ptr() for operand in operands), output.data_ptr(), size,
-                inner, threads,
+                inner, torch.get_num_threads(),
             )  # fmt: skip
             return output
 
@@ -143,7 +142,7 @@ class NativeOps(PlainOps):
         output = torch.empty_like(hidden)
         self._kernels.rms_norm(
             hidden.data_ptr(), _pointer(residual), weight.data_ptr(), output.data_ptr(),
-            hidden.numel() // weight.shape[0], weight.shape[0], epsilon, self._threads,
+            hidden.numel() // weight.shape[0], weight.shape[0], epsilon, torch.get_num_threads(),
         )  # fmt: skip
         return output
 
@@ -157,7 +156,7 @@ class NativeOps(PlainOps):
         )
         self._kernels.rotate(
             heads.data_ptr(), heads.stride(0), table_rows.data_ptr(), query, key, epsilon, tokens, num_query,
-            count - num_query, dim, 2 * table_rows.shape[-1], self._threads,
+            count - num_query, dim, 2 * table_rows.shape[-1], torch.get_num_threads(),
         )  # fmt: skip
         return heads
 
@@ -166,7 +165,7 @@ class NativeOps(PlainOps):
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         output = gate_up.new_empty((rows, size))
         self._kernels.activate_and_multiply(
-            gate_up.data_ptr(), output.data_ptr(), rows, size, activation == "gelu_tanh", self._threads
+            gate_up.data_ptr(), output.data_ptr(), rows, size, activation == "gelu_tanh", torch.get_num_threads()
         )
         return output
 

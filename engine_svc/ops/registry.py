@@ -30,7 +30,7 @@ def create_ops(choice: str, dtype: torch.dtype, device: torch.device) -> Ops:
         return TritonOps()
     if choice != "torch" and suitable:
         if (found := kernels()) is not None:
-            return NativeOps(found, torch.get_num_threads())
+            return NativeOps(found)
         if choice == "native":
             raise StartupError("--cpu-kernels native: the kernels cannot run here; the log says why.")
     return PlainOps()

@@ -27,6 +27,9 @@ from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 
 _SCORED_ROWS = 256
+# Smaller models run on one core of a CPU: the threads of a parallel region wait for the next one by spinning,
+# which takes more from the services beside the engine than it gives to so short a step.
+_ONE_CORE = 32e6
 
 
 class Runner:
@@ -42,6 +45,8 @@ class Runner:
         if device.type == "cpu":
             torch.set_num_threads(options.cpu_threads or max(1, (os.cpu_count() or 1) // group.world_size))
         loaded = load_model(weights_folder(model), options, group, device)
+        if device.type == "cpu" and options.cpu_threads is None and loaded.num_weights < _ONE_CORE:
+            torch.set_num_threads(1)
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._token_budget = options.max_num_batched_tokens or token_budget(device)

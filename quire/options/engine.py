@@ -116,7 +116,10 @@ class EngineOptions:
         None, "How ranks run: uni (in this process, one rank) or mp (a process each).", choices=("uni", "mp")
     )
     cpu_threads: int | None = option(
-        None, "Threads of each rank's matrix products on a CPU. Default: the cores divided by the ranks.", minimum=1
+        None,
+        "Threads of each rank's matrix products on a CPU. Default: the cores divided by the ranks; one for "
+        "models of less than 32 million weights.",
+        minimum=1,
     )
     step_timeout_seconds: float = option(
         300.0, "A step that takes longer means a wedged device: the worker reports NOT_SERVING.", minimum=1.0

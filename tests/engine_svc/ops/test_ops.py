@@ -26,7 +26,7 @@ def make(name: str) -> tuple[Ops, torch.dtype]:
         return TritonOps(), torch.float32
     found = kernels()
     assert found is not None
-    return NativeOps(found, threads=2), torch.bfloat16
+    return NativeOps(found), torch.bfloat16
 
 
 every = pytest.mark.parametrize("name", ["plain", "triton", pytest.param("native", marks=needs_native)])
