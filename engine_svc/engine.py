@@ -39,7 +39,7 @@ class EngineConfig(SchedulerOptions):
     num_host_blocks: int = 0  # of the prefix cache's second tier
     max_model_len: int  # at most num_blocks * block_size
     enable_prefix_caching: bool = True
-    windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see kv_cache/groups.py
+    windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see layer_groups.py
     scheduling_policy: str = "fcfs"
     async_scheduling: bool = True
     eos_token_ids: frozenset[int] = frozenset()

@@ -106,4 +106,4 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     attention_backend: str
     block_size: int  # in tokens; the backend's own choice where the options leave it open
     max_num_batched_tokens: int  # token budget of a step; the device's own choice where the options leave it open
-    windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see kv_cache/groups.py
+    windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see layer_groups.py

@@ -6,7 +6,7 @@ import logging
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
-from engine_svc.kv_cache.groups import most_blocks
+from engine_svc.layer_groups import most_blocks
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from engine_svc.attention.base import AttentionMetadata
-from engine_svc.kv_cache.groups import group_layers
+from engine_svc.layer_groups import group_layers
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import load_model
 from engine_svc.models.attention import LayerCache

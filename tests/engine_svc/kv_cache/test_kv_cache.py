@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, EventLog
-from engine_svc.kv_cache.groups import group_layers
 from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.layer_groups import group_layers
 
 BLOCK = 4
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine_svc.admission import sequence_seed
 from engine_svc.engine import Engine, EngineConfig
-from engine_svc.kv_cache.groups import most_blocks
+from engine_svc.layer_groups import most_blocks
 from engine_svc.outputs import FinishReason
 from engine_svc.plan import SamplingPlan, StepPlan
 from engine_svc.request import GenerationRequest, SamplingParameters
