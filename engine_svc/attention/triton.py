@@ -11,7 +11,8 @@ import torch
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape
 from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.paged_decode import paged_decode
-from engine_svc.kernels.paged_prefill import TILE, paged_prefill
+from engine_svc.kernels.paged_prefill import paged_prefill
+from engine_svc.kernels.tiles import query_rows
 from quire.errors import StartupError
 
 
@@ -49,10 +50,11 @@ class TritonBackend(AttentionBackend):
         query_lens = np.array(metadata.query_lens_host)
         decoding = np.flatnonzero(query_lens == 1)
         prefilling = np.flatnonzero(query_lens != 1)
-        tiles = -(-query_lens[prefilling] // TILE)
+        rows = query_rows(self.shape.head_dim)
+        tiles = -(-query_lens[prefilling] // rows)
         sequences = np.repeat(prefilling, tiles)
         first = np.repeat(np.cumsum(tiles) - tiles, tiles)
-        starts = (np.arange(len(sequences)) - first) * TILE
+        starts = (np.arange(len(sequences)) - first) * rows
         packed = torch.from_numpy(np.concatenate((decoding, sequences, starts)).astype(np.int32))
         if self.shape.device.type == "cuda":
             packed = packed.pin_memory().to(self.shape.device, non_blocking=True)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
+from engine_svc.kernels.tiles import key_rows
 
 PART = 256
 
@@ -178,7 +179,7 @@ def paged_decode(
         WINDOW=window, SOFTCAP=options.softcap is not None,
         GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=dim_padded, BLOCK_SIZE=block_size, PART_KEYS=PART,
-        TILE_N=32 if query.dtype.itemsize == 4 else 64, num_warps=4, num_stages=2,
+        TILE_N=key_rows(dim, query.dtype), num_warps=4, num_stages=2,
     )  # fmt: skip
     _combine_kernel[(count, num_heads)](
         partial, best, total, output, options.sinks, query_start_loc, seq_lens, sequences, output.stride(0), num_parts,

@@ -11,9 +11,7 @@ import triton
 import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
-
-# Queries of a tile. The same for all models and batches, so that a sequence's result does not depend on its batch.
-TILE = 64
+from engine_svc.kernels.tiles import key_rows, query_rows
 
 
 @triton.jit
@@ -114,7 +112,7 @@ def paged_prefill(
         query, output: [num_tokens, num_heads, head_dim], contiguous.
         cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
-        tile_sequences, tile_starts: int32 [tiles], of each tile of TILE queries.
+        tile_sequences, tile_starts: int32 [tiles], of each tile of `query_rows` queries.
     """
     num_heads, dim = query.shape[1:]
     block_size, num_kv_heads = cache.shape[2:4]
@@ -125,5 +123,5 @@ def paged_prefill(
         WINDOW=options.sliding_window or 0, SOFTCAP=options.softcap is not None, SINKS=options.sinks is not None,
         GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size,
-        TILE_M=TILE, TILE_N=32 if query.dtype.itemsize == 4 else 64, num_warps=4, num_stages=2,
+        TILE_M=query_rows(dim), TILE_N=key_rows(dim, query.dtype), num_warps=4, num_stages=2,
     )  # fmt: skip

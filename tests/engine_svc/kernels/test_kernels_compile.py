@@ -12,20 +12,22 @@ import pytest
 ROOT = Path(__file__).parents[3]
 CODE = """
 import sys
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from engine_svc.kernels import cache_write, paged_decode, paged_prefill
+from engine_svc.kernels import cache_write, paged_decode, paged_prefill, tiles
 
 element, cached = sys.argv[1:]
-tile_n = 32 if element == "fp32" else 64
-shapes = [(4, 128, 16, 0), (1, 64, 16, 4096), (8, 80, 32, 0)]
-for group, dim, block_size, window in shapes:
+dtype = torch.float32 if element == "fp32" else torch.bfloat16
+shapes = [(4, 128, 16, 0, 8), (1, 64, 16, 4096, 8), (8, 80, 32, 0, 8), (2, 256, 16, 1024, 4), (16, 576, 16, 0, 1)]
+for group, dim, block_size, window, kv_heads in shapes:
+    tile_n = tiles.key_rows(dim, dtype)
     padded = triton.next_power_of_2(dim)
     common = {"WINDOW": window, "DIM": dim, "DIM_PADDED": padded, "SOFTCAP": window > 0, "SINKS": window > 0}
-    paged = {"GROUP": group, "KV_HEADS": 8, "BLOCK_SIZE": block_size, "TILE_N": tile_n}
+    paged = {"GROUP": group, "KV_HEADS": kv_heads, "BLOCK_SIZE": block_size, "TILE_N": tile_n}
     kernels = [
-        (paged_prefill._prefill_kernel, common | paged | {"TILE_M": paged_prefill.TILE}),
+        (paged_prefill._prefill_kernel, common | paged | {"TILE_M": tiles.query_rows(dim)}),
         (paged_decode._decode_kernel,
          common | paged | {"GROUP_PADDED": max(16, triton.next_power_of_2(group)), "PART_KEYS": paged_decode.PART}),
         (paged_decode._combine_kernel, common | {"HEADS": 8 * group, "PART_KEYS": paged_decode.PART}),
@@ -47,8 +49,10 @@ for group, dim, block_size, window in shapes:
         source = ASTSource(fn=kernel, signature=signature, constexprs=known)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 2})
         shared = compiled.metadata.shared
-        assert shared <= 96 * 1024, (kernel.__name__, shared)  # what every GPU since Ampere has
-        print(kernel.__name__, group, dim, shared)
+        # What every GPU since Ampere has; for compressed attention in float32, an A100.
+        most = 160 if dim > 256 and element == "fp32" else 96
+        assert shared <= most * 1024, (kernel.__name__, shared)
+        print(kernel.__name__, element, cached, group, dim, shared)
 """
 
 
@@ -62,4 +66,5 @@ def test_compiles_for_a_hopper_gpu(element: str, cached: str, tmp_path: Path) ->
     result = subprocess.run(
         [sys.executable, "-c", CODE, element, cached], env=environment, capture_output=True, text=True, timeout=110
     )
+    print(result.stdout)
     assert result.returncode == 0, result.stderr[-3000:]
