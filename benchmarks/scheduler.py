@@ -33,10 +33,14 @@ class NoExecutor(Executor):
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Nothing to allocate."""
 
-    def step(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
         """One token for whoever samples."""
         slots = [sequence.slot for sequence in plan.scheduled if sequence.samples]
-        return StepResult(slots, [0] * len(slots), {}, {}, 0.0, 0.0)
+        self._result = StepResult(slots, [0] * len(slots), {}, {}, 0.0, 0.0)
+
+    def collect(self) -> StepResult:
+        """Those of the last submit."""
+        return self._result
 
     def close(self) -> None:
         """Nothing to free."""

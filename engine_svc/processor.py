@@ -54,7 +54,7 @@ class StepProcessor:
                 self._fail(sequence, message)
         holders = batch.holders()
         for slot, sequence in holders.items():
-            self._book(sequence, batch.computed[slot])
+            self._kv_cache.book(sequence.table, sequence.token_ids, batch.computed[slot])
         for slot, positions in result.prompt_logprobs.items():
             if sequence := holders.get(slot):
                 self._collect_prompt_logprobs(sequence, positions)
@@ -67,11 +67,6 @@ class StepProcessor:
         self._statistics.iteration_tokens.observe(batch.num_tokens)
         self._statistics.forward_milliseconds.observe(result.forward_milliseconds)
         self._statistics.execute_milliseconds.observe(result.execute_milliseconds)
-
-    def _book(self, sequence: Sequence, num_computed_tokens: int) -> None:
-        """Blocks that became full can be found by others from here on."""
-        self._kv_cache.make_findable(sequence.table, sequence.token_ids, num_computed_tokens)
-        self._kv_cache.release_passed(sequence.table, num_computed_tokens)
 
     def _append(self, sequence: Sequence, token_id: int, logprobs: PositionLogprobs | None, now: float) -> None:
         """Appends a sampled token, and reports it."""

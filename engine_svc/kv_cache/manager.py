@@ -62,6 +62,7 @@ class KvCacheManager:
         self.block_size = block_size
         self._caching = enable_prefix_caching
         self._windows = tuple(windows)
+        self._has_windows = any(window is not None for window in windows)
         self._step_tokens = max_num_batched_tokens
         self._pool = BlockPool(num_blocks)
         self._recorder = EventRecorder()
@@ -132,10 +133,10 @@ class KvCacheManager:
             The blocks added to each group, those found not among them; empty when there are none. None (and nothing
             changed) when there is not enough room.
         """
+        if not found and table.block_ids and num_tokens <= len(table.block_ids[0]) * self.block_size:
+            return []  # as in most steps of most sequences
         found = found or Prefix()
         missing = -(-num_tokens // self.block_size) - len(table) - len(found)
-        if missing <= 0 and not found:
-            return []
         if missing * len(self._windows) + self._cost(found) > self._pool.num_free:
             return None
         if not table.block_ids:
@@ -170,6 +171,13 @@ class KvCacheManager:
         table.num_released = list(found.first)
         self._restore(table, found.host)
         table.num_findable += len(found)
+
+    def book(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+        """After a step: blocks that became full can be found by others, and those that a window has passed are free."""
+        if self._caching and num_computed_tokens >= (table.num_findable + 1) * self.block_size:
+            self.make_findable(table, token_ids, num_computed_tokens)
+        if self._has_windows:
+            self.release_passed(table, num_computed_tokens)
 
     def make_findable(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Puts the table's blocks that are full and computed by now into the prefix cache."""

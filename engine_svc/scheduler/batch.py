@@ -28,13 +28,12 @@ class Batch:
 
     def add(self, sequence: Sequence, count: int, new_block_ids: list[list[int]]) -> None:
         """Lets a sequence compute its next `count` tokens, which count as computed from here on."""
-        computed = sequence.num_computed_tokens
-        sequence.num_computed_tokens += count
-        left = sequence.num_uncomputed_tokens
+        computed, slot = sequence.num_computed_tokens, sequence.slot
+        left = sequence.num_uncomputed_tokens - count
         samples = left == 0 and sequence.generates
-        self._scheduled.append(ScheduledSequence(sequence.slot, computed, count, samples, new_block_ids))
-        self.sequences[sequence.slot] = sequence
-        self.computed[sequence.slot] = computed + count
+        self._scheduled.append(ScheduledSequence(slot, computed, count, samples, new_block_ids))
+        self.sequences[slot] = sequence
+        self.computed[slot] = sequence.num_computed_tokens = computed + count
         self.num_tokens += count
         self.num_samples += samples
         sequence.num_pending_tokens += samples

@@ -116,17 +116,16 @@ class Scheduler:
         index = 0
         while index < len(self._running) and batch.budget > 0:
             sequence = self._running[index]
-            if sequence.is_exhausted:
-                index += 1
-                continue
-            # A long prompt leaves every sequence behind it a token, so that no stream stalls.
-            share = max(1, batch.budget - (len(self._running) - index - 1))
-            count = min(self._chunk(sequence.num_uncomputed_tokens), share)
-            blocks = self._allocate_or_preempt(sequence, sequence.num_computed_tokens + count, batch)
-            if blocks is None:  # it was the last in order, and is preempted itself
-                break
-            self._note_partial(batch, sequence.num_uncomputed_tokens, count)
-            batch.add(sequence, count, blocks)
+            missing = sequence.num_uncomputed_tokens
+            if missing and not sequence.is_ending:
+                # A long prompt leaves every sequence behind it a token, so that no stream stalls.
+                share = max(1, batch.budget - (len(self._running) - index - 1))
+                count = min(self._chunk(missing), share) if missing > 1 else 1
+                blocks = self._allocate_or_preempt(sequence, sequence.num_computed_tokens + count, batch)
+                if blocks is None:  # it was the last in order, and is preempted itself
+                    break
+                self._note_partial(batch, missing, count)
+                batch.add(sequence, count, blocks)
             index += 1
 
     def _chunk(self, missing: int) -> int:

@@ -91,7 +91,6 @@ class Sequence:
         return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
     @property
-    def is_exhausted(self) -> bool:
-        """Nothing is left to schedule: what is under way completes the prompt that it is about, or its length."""
-        length = len(self.token_ids) + self.num_pending_tokens
-        return self.num_computed_tokens >= length or (self.num_pending_tokens > 0 and length >= self.max_length)
+    def is_ending(self) -> bool:
+        """The token that is pending is the last one."""
+        return self.num_pending_tokens > 0 and len(self.token_ids) + self.num_pending_tokens >= self.max_length
