@@ -14,6 +14,8 @@ from engine_svc.sampling.penalties import Penalties
 from engine_svc.sampling.truncation import draw
 from engine_svc.transfer import to_device, to_host
 
+_CANDIDATES = (64, 1024)
+
 
 @dataclass(frozen=True)
 class SampleOutput:
@@ -101,19 +103,28 @@ class Sampler:
     ) -> None:
         """Overwrites the greedy choice of the rows that sample.
 
-        Rows with top-k or top-p draw along the sorted vocabulary and the others along the plain one: each row by its
-        own plan, so that its token does not depend on the rows beside it.
+        Rows are drawn together that are drawn in the same way: each by its own plan, so that its token does not depend
+        on the rows beside it.
         """
-        for truncated in (False, True):
-            rows = [r for r, plan in enumerate(plans) if plan.temperature > 0 and _truncates(plan) == truncated]
-            if rows:
-                drawn = self._draw(logits, [plans[r] for r in rows], rows, slots, num_tokens)
-                token_ids[self._index(rows)] = drawn.clamp_(max=self._vocab_size - 1)
+        ways: dict[tuple[bool, int | None], list[int]] = {}
+        for row, plan in enumerate(plans):
+            if plan.temperature > 0:
+                ways.setdefault((_truncates(plan), _candidates(plan)), []).append(row)
+        for (_, candidates), rows in ways.items():
+            token_ids[self._index(rows)] = self._draw(
+                logits, [plans[row] for row in rows], rows, slots, num_tokens, candidates
+            )
 
     def _draw(
-        self, logits: torch.Tensor, plans: list[SamplingPlan], rows: list[int], slots: list[int], num_tokens: list[int]
+        self,
+        logits: torch.Tensor,
+        plans: list[SamplingPlan],
+        rows: list[int],
+        slots: list[int],
+        num_tokens: list[int],
+        candidates: int | None,
     ) -> torch.Tensor:
-        """A token for each of the rows, which all sort or all do not."""
+        """A token for each of the rows, which are all drawn in the same way; see `draw`."""
         noise = uniforms(self._seeds[[slots[row] for row in rows]], np.array([num_tokens[r] for r in rows], np.uint64))
 
         def column(values: list[float], neutral: float) -> torch.Tensor | None:
@@ -127,7 +138,13 @@ class Sampler:
             column([plan.top_p for plan in plans], 1.0),
             column([plan.min_p for plan in plans], 0.0),
             to_device(noise.astype(np.float32), self._device).clamp_(max=1 - 2**-24),
+            candidates,
         )
+
+
+def _candidates(plan: SamplingPlan) -> int | None:
+    """How many of the most likely tokens hold what the plan's top-k leaves; None where that may be many."""
+    return next((count for count in _CANDIDATES if 0 < plan.top_k <= count), None)
 
 
 def _truncates(plan: SamplingPlan) -> bool:

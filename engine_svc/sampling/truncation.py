@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+# So many of the most likely tokens are looked at first: to sort a whole vocabulary can take longer than the model does.
+_CANDIDATES = 1024
+
 
 def draw(
     logits: torch.Tensor,
@@ -12,29 +15,65 @@ def draw(
     top_p: torch.Tensor | None,
     min_p: torch.Tensor | None,
     noise: torch.Tensor,
+    candidates: int | None = None,
 ) -> torch.Tensor:
     """Draws one token per row by inverting the cumulative distribution at `noise`.
+
+    With top-k or top-p it runs along the tokens from the most likely one on, without them along the vocabulary.
 
     Args:
         logits: float32 [rows, vocabulary]
         temperature: float32 [rows], above 0
         top_k: int64 [rows], 0 keeps all; top_p, min_p: float32 [rows]; None where no row uses it.
         noise: float32 [rows], in [0, 1)
+        candidates: no row's top_k is 0 or greater than this.
 
     Returns:
         int64 [rows]
     """
-    scaled = logits / temperature[:, None]
+    probabilities = _keep_min_p((logits / temperature[:, None]).softmax(-1), min_p)
     if top_k is None and top_p is None:
-        return _invert(_keep_min_p(scaled.softmax(-1), min_p), noise)
-    ordered, token_ids = scaled.sort(dim=-1, descending=True)
-    probabilities = _keep_min_p(ordered.softmax(-1), min_p)
+        return _invert(probabilities, noise)
+    total, size = probabilities.sum(-1, keepdim=True), probabilities.shape[-1]
+    if candidates is not None:
+        return _draw_ordered(probabilities.topk(min(candidates, size)), total, top_k, top_p, noise)
+    if top_p is None or probabilities.is_cuda:  # on a GPU, sorting costs less than asking it whether one must
+        return _draw_ordered(probabilities.sort(dim=-1, descending=True), total, top_k, top_p, noise)
+    best = probabilities.topk(min(_CANDIDATES, size))
+    tokens = _draw_ordered(best, total, top_k, top_p, noise)
+    enough = best[0].sum(-1) >= top_p * total[:, 0]
     if top_k is not None:
-        ranks = torch.arange(logits.shape[-1], device=logits.device)
-        probabilities = probabilities.masked_fill((ranks >= top_k[:, None]) & (top_k > 0)[:, None], 0.0)
+        enough &= top_k == 0
+    rows = (~enough).nonzero()[:, 0]
+    if len(rows):
+        ordered = probabilities[rows].sort(dim=-1, descending=True)
+        some_k = None if top_k is None else top_k[rows]
+        tokens[rows] = _draw_ordered(ordered, total[rows], some_k, top_p[rows], noise[rows])
+    return tokens
+
+
+def _draw_ordered(
+    ordered: tuple[torch.Tensor, torch.Tensor],
+    total: torch.Tensor,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    noise: torch.Tensor,
+) -> torch.Tensor:
+    """Draws from the most likely tokens.
+
+    Args:
+        ordered: their probabilities, falling, and their ids.
+        total: [rows, 1], of all tokens.
+    """
+    probabilities, token_ids = ordered
+    if top_k is not None:
+        ranks = torch.arange(probabilities.shape[-1], device=probabilities.device)
+        limited = (top_k > 0)[:, None]
+        probabilities = probabilities.masked_fill((ranks >= top_k[:, None]) & limited, 0.0)
+        total = torch.where(limited, probabilities.sum(-1, keepdim=True), total)
     if top_p is not None:
-        probabilities /= probabilities.sum(-1, keepdim=True)
-        before = probabilities.cumsum(-1) - probabilities
+        shares = probabilities / total
+        before = shares.cumsum(-1) - shares
         # The mass before the most likely token is 0 but for rounding: it is always kept.
         before[:, 0] = 0.0
         probabilities = probabilities.masked_fill((before >= top_p[:, None]), 0.0)
@@ -49,8 +88,11 @@ def _keep_min_p(probabilities: torch.Tensor, min_p: torch.Tensor | None) -> torc
 
 
 def _invert(probabilities: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """The first index at which the cumulative sum exceeds noise * total; its probability is never 0."""
+    """The first index at which the cumulative sum exceeds noise * total; its probability is never 0.
+
+    The last index where the probabilities are no numbers.
+    """
     cumulative = probabilities.cumsum(-1)
     total = cumulative[:, -1:]
     target = torch.minimum(noise[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=probabilities.shape[-1] - 1)

@@ -12,6 +12,7 @@ import transformers
 from engine_svc.plan import SamplingPlan
 from engine_svc.sampling.noise import uniforms
 from engine_svc.sampling.sampler import Sampler
+from engine_svc.sampling.truncation import draw
 
 VOCAB_SIZE = 12
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -2.0, -2.5, -3.0, -9.0])
@@ -151,3 +152,37 @@ def test_noise_is_uniform_and_independent() -> None:
     assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 5 / count**0.5
     other = uniforms(np.full(count, 43, np.uint64), np.arange(count, dtype=np.uint64))
     assert abs(np.corrcoef(noise, other)[0, 1]) < 5 / count**0.5
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
+@pytest.mark.parametrize("min_p", [None, 0.01])
+def test_looking_at_the_likeliest_tokens_first_changes_nothing(spread: float, min_p: float | None) -> None:
+    """Against a draw along the whole sorted vocabulary; a flat distribution needs more than are looked at first."""
+    torch.manual_seed(0)
+    rows, size = 64, 5000
+    logits, temperature, noise = torch.randn(rows, size) * spread, torch.ones(rows), torch.rand(rows)
+    top_k, top_p = torch.randint(1, 60, (rows,)), torch.rand(rows)
+    floors = None if min_p is None else torch.full((rows,), min_p)
+
+    def along_all(top_k: torch.Tensor | None, top_p: torch.Tensor | None) -> list[int]:
+        probabilities = (logits.double()).softmax(-1)
+        if floors is not None:
+            probabilities[probabilities < probabilities.amax(-1, keepdim=True) * floors[:, None]] = 0
+        ordered, token_ids = probabilities.sort(dim=-1, descending=True, stable=True)
+        ranks = torch.arange(size)[None, :]
+        if top_k is not None:
+            ordered[ranks >= top_k[:, None]] = 0
+        if top_p is not None:
+            shares = ordered / ordered.sum(-1, keepdim=True)
+            ordered[(shares.cumsum(-1) - shares >= top_p[:, None]) & (ranks > 0)] = 0
+        cumulative = ordered.cumsum(-1)
+        places = torch.searchsorted(cumulative, noise.double()[:, None] * cumulative[:, -1:], right=True)
+        return token_ids.gather(-1, places)[:, 0].tolist()
+
+    for k, p, candidates in ((top_k, top_p, 64), (top_k, None, 64), (top_k, top_p, None), (None, top_p, None)):
+        drawn = draw(logits, temperature, k, p, floors, noise, candidates).tolist()
+        if spread:  # else all are equally likely, and any order is right
+            same = sum(one == other for one, other in zip(drawn, along_all(k, p), strict=True))
+            assert same >= rows - 1  # but for rounding at a boundary
+        else:
+            assert len(set(drawn)) > 1
