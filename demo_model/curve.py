@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 320, 60, 40
@@ -18,7 +18,7 @@ def read(path: Path) -> list[tuple[float, float]]:
     return [(point["tokens"] / 1e6, point["loss"]) for point in points]
 
 
-def draw(curves: dict[str, Sequence[tuple[float, float]]]) -> str:
+def draw(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     """An SVG picture; the loss is on a logarithmic scale."""
     most = max(tokens for curve in curves.values() for tokens, _ in curve)
     low = min(loss for curve in curves.values() for _, loss in curve)

@@ -40,7 +40,10 @@ def facts(random: Random) -> Sequence[Turn]:
 
 def refusal(random: Random) -> Sequence[Turn]:
     """A question that this model cannot answer."""
-    thing = pick(random, str.capitalize, str)(word(random))
+    capitalized = pick(random, True, False)
+    thing = word(random)
+    if capitalized:
+        thing = thing.capitalize()
     return [
         Turn(loosen(random, fill(random, _TOPICS, {"w": thing})), pick(random, *_REFUSALS), "I have not learned that.")
     ]
