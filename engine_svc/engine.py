@@ -37,7 +37,7 @@ class EngineConfig(SchedulerOptions):
     num_blocks: int
     block_size: int
     num_host_blocks: int = 0  # of the prefix cache's second tier
-    max_model_len: int  # at most num_blocks * block_size
+    max_model_len: int  # at most what the blocks hold of one sequence
     enable_prefix_caching: bool = True
     windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see layer_groups.py
     scheduling_policy: str = "fcfs"

@@ -13,6 +13,7 @@ from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.paged_decode import paged_decode
 from engine_svc.kernels.paged_prefill import paged_prefill
 from engine_svc.kernels.tiles import query_rows
+from engine_svc.transfer import to_device
 from quire.errors import StartupError
 
 
@@ -55,9 +56,7 @@ class TritonBackend(AttentionBackend):
         sequences = np.repeat(prefilling, tiles)
         first = np.repeat(np.cumsum(tiles) - tiles, tiles)
         starts = (np.arange(len(sequences)) - first) * rows
-        packed = torch.from_numpy(np.concatenate((decoding, sequences, starts)).astype(np.int32))
-        if self.shape.device.type == "cuda":
-            packed = packed.pin_memory().to(self.shape.device, non_blocking=True)
+        packed = to_device(np.concatenate((decoding, sequences, starts)).astype(np.int32), self.shape.device)
         return _Prepared(metadata, *packed.split((len(decoding), len(sequences), len(starts))))
 
     def attend(

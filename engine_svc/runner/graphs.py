@@ -25,9 +25,9 @@ _SHORTEST = 1024  # tokens of context; the graphs beyond are for twice as many e
 
 
 def graph_sizes(asked: Sequence[int], max_num_seqs: int) -> list[int]:
-    """Batch sizes: those asked for; up to the one asked for; or, by default, up to 512."""
+    """Batch sizes: those asked for; up to the one asked for; or, by default, up to 512. None above `max_num_seqs`."""
     if len(asked) > 1:
-        return sorted({size for size in asked if size <= max_num_seqs})
+        return sorted({min(size, max_num_seqs) for size in asked})
     most = min(asked[0] if asked else 512, max_num_seqs)
     return sorted({size for size in (1, 2, 4, *range(8, most, 8), most) if size <= most})
 

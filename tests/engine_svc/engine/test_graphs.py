@@ -42,7 +42,8 @@ def test_sizes() -> None:
     assert graph_sizes((), 256) == [1, 2, 4, *range(8, 257, 8)]
     assert graph_sizes((), 20) == [1, 2, 4, 8, 16, 20]
     assert graph_sizes((32,), 256) == [1, 2, 4, 8, 16, 24, 32]
-    assert graph_sizes((7, 3, 100), 50) == [3, 7]
+    assert graph_sizes((7, 3, 100), 50) == [3, 7, 50]
+    assert graph_sizes((64, 128), 2) == [2]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek-v3"])
