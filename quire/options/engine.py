@@ -45,8 +45,8 @@ class EngineOptions:
     )  # fmt: skip
     enforce_eager: bool = option(False, "Records no CUDA graphs: starts sooner and decodes slower.")
     cuda_graph_sizes: tuple[int, ...] = option(
-        (), "Batch sizes of CUDA graphs, which decoding is rounded up to; one alone is the greatest. Default: up to 512. "
-        "For Quire's own models on a GPU.", minimum=1,
+        (), "Batch sizes of CUDA graphs, which decoding is rounded up to; one alone is the greatest. Default: up to "
+        "512. For Quire's own models on a GPU.", minimum=1,
     )  # fmt: skip
     cpu_kernels: str = option(
         "auto", "Matrix products, norms and activations on a CPU: native (C++, bfloat16) where they can run, or torch.",
