@@ -210,8 +210,8 @@ void quire_paged_decode(const bf16* query, int64_t query_stride, const bf16* key
                         const float* sinks, int threads) {
   int group = int(heads / kv_heads);
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
-  for (int64_t sequence = 0; sequence < num_seqs; ++sequence)
-    for (int64_t head = 0; head < kv_heads; ++head) {
+  for (int64_t head = 0; head < kv_heads; ++head)
+    for (int64_t sequence = 0; sequence < num_seqs; ++sequence) {
       Cache cache{keys + head * plane, values + head * plane, block_table + sequence * table_stride, block_size, dim};
       int64_t row = rows ? rows[sequence] : sequence, end = seq_lens[sequence];
       attend({cache, query + row * query_stride + head * group * dim, output + (row * heads + head * group) * dim,

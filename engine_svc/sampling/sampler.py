@@ -104,12 +104,14 @@ class Sampler:
         """Overwrites the greedy choice of the rows that sample.
 
         Rows are drawn together that are drawn in the same way: each by its own plan, so that its token does not depend
-        on the rows beside it.
+        on the rows beside it. On a GPU there is but one way.
         """
+        on_cpu = self._device.type == "cpu"
         ways: dict[tuple[bool, int | None], list[int]] = {}
         for row, plan in enumerate(plans):
             if plan.temperature > 0:
-                ways.setdefault((_truncates(plan), _candidates(plan)), []).append(row)
+                way = (_truncates(plan), _candidates(plan)) if on_cpu else (True, None)
+                ways.setdefault(way, []).append(row)
         for (_, candidates), rows in ways.items():
             token_ids[self._index(rows)] = self._draw(
                 logits, [plans[row] for row in rows], rows, slots, num_tokens, candidates

@@ -19,7 +19,7 @@ def draw(
 ) -> torch.Tensor:
     """Draws one token per row by inverting the cumulative distribution at `noise`.
 
-    With top-k or top-p it runs along the tokens from the most likely one on, without them along the vocabulary.
+    On a CPU, with top-k or top-p, it runs along the tokens from the most likely one on, else along the vocabulary.
 
     Args:
         logits: float32 [rows, vocabulary]
@@ -31,13 +31,18 @@ def draw(
     Returns:
         int64 [rows]
     """
+    if logits.is_cuda:
+        # Triton is imported only where it is used.
+        from engine_svc.kernels.sampling import draw as draw_without_sorting
+
+        return draw_without_sorting(logits, temperature, top_k, top_p, min_p, noise)
     probabilities = _keep_min_p((logits / temperature[:, None]).softmax(-1), min_p)
     if top_k is None and top_p is None:
         return _invert(probabilities, noise)
     total, size = probabilities.sum(-1, keepdim=True), probabilities.shape[-1]
     if candidates is not None:
         return _draw_ordered(probabilities.topk(min(candidates, size)), total, top_k, top_p, noise)
-    if top_p is None or probabilities.is_cuda:  # on a GPU, sorting costs less than asking it whether one must
+    if top_p is None:
         return _draw_ordered(probabilities.sort(dim=-1, descending=True), total, top_k, top_p, noise)
     best = probabilities.topk(min(_CANDIDATES, size))
     tokens = _draw_ordered(best, total, top_k, top_p, noise)

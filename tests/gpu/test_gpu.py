@@ -10,6 +10,7 @@ import torch
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.registry import create_backend
 from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
+from tests.engine_svc.sampling.test_draw_kernel import check_draws
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import make_model, reference_tokens
 
@@ -59,6 +60,12 @@ def test_engine(tmp_path: Path, family: str, eager: bool) -> None:
 def test_caches_of_8_bits(dtype: torch.dtype) -> None:
     shape = AttentionShape(8, 2, 64, BLOCK_SIZE, torch.bfloat16, torch.device("cuda"), cache_dtype=dtype)
     check_backend(create_backend("triton", shape), BATCHES["mixed"], None)
+
+
+@pytest.mark.parametrize("size", [5, 300, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draw(size: int, dtype: torch.dtype) -> None:
+    check_draws(size, dtype, "cuda")
 
 
 def test_graphs_are_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

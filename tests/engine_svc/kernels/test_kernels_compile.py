@@ -16,7 +16,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from engine_svc.kernels import cache_write, paged_decode, paged_prefill, tiles
+from engine_svc.kernels import cache_write, paged_decode, paged_prefill, sampling, tiles
 
 element, cached = sys.argv[1:]
 dtype = torch.float32 if element == "fp32" else torch.bfloat16
@@ -53,6 +53,16 @@ for group, dim, block_size, window, kv_heads in shapes:
         most = 160 if dim > 256 and element == "fp32" else 96
         assert shared <= most * 1024, (kernel.__name__, shared)
         print(kernel.__name__, element, cached, group, dim, shared)
+
+pointers = ("logits", "temperature", "top_k", "top_p", "min_p", "noise", "token_ids")
+for unused in ((), ("top_k_ptr",), ("top_k_ptr", "top_p_ptr", "min_p_ptr")) if element == "fp32" else ():
+    constants = {"TILE": sampling._TILE, **dict.fromkeys(unused)}
+    types = {"top_k": "*i64", "token_ids": "*i64"}
+    signature = {f"{name}_ptr": types.get(name, "*fp32") for name in pointers} | {
+        "logits_stride": "i32", "vocab_size": "i32"
+    } | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(fn=sampling._draw_kernel, signature=signature, constexprs=constants)
+    triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
 """
 
 

@@ -1,0 +1,94 @@
+"""The drawing kernel against its definition in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine_svc.kernels import sampling
+from engine_svc.kernels.sampling import draw
+
+
+def defined(
+    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, noise: float
+) -> tuple[int, set[int]]:
+    """(the token, all that are kept), of one row."""
+    weights = ((logits.double() - logits.max()) / temperature).exp()
+    weights[weights < min_p] = 0
+    order = weights.sort(descending=True, stable=True).indices
+    if top_k:
+        weights[order[top_k:]] = 0
+    ordered = weights[order] / weights.sum()
+    if top_p < 1:
+        beyond = ordered.cumsum(0) - ordered >= top_p
+        beyond[0] = False
+        weights[order[beyond]] = 0
+    cumulative = weights.cumsum(0)
+    token = int(torch.searchsorted(cumulative, noise * cumulative[-1:], right=True))
+    return token, set(weights.nonzero()[:, 0].tolist())
+
+
+@pytest.mark.parametrize("size", [5, 150])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draws_as_defined(monkeypatch: pytest.MonkeyPatch, size: int, dtype: torch.dtype) -> None:
+    """Rounded to bfloat16, many logits are equal, and lie on both sides of what is kept."""
+    monkeypatch.setattr(sampling, "_TILE", 64)
+    check_draws(size, dtype, "cpu")
+
+
+def check_draws(size: int, dtype: torch.dtype, device: str) -> None:
+    """Rows with all combinations of limits."""
+    generator = torch.Generator().manual_seed(size)
+    rows = 20
+    logits = (torch.randn(rows, size, generator=generator) * 3).to(dtype).float()
+    temperature = torch.rand(rows, generator=generator) + 0.3
+    top_k = torch.randint(0, 12, (rows,), generator=generator) * (torch.arange(rows) % 2)
+    top_p = torch.where(torch.arange(rows) % 4 < 2, torch.rand(rows, generator=generator), 1.0)
+    min_p = torch.where(torch.arange(rows) % 5 == 0, 0.05, 0.0)
+    noise = torch.rand(rows, generator=generator)
+    found = draw(*(each.to(device) for each in (logits, temperature, top_k, top_p, min_p, noise))).tolist()
+    same = 0
+    for row, token in enumerate(found):
+        options = (temperature, top_k, top_p, min_p, noise)
+        expected, kept = defined(logits[row], *(each[row].item() for each in options))  # type: ignore[arg-type]
+        assert token in kept
+        same += token == expected
+    assert same >= rows - 1  # but for rounding at a boundary
+
+
+def column(value: float, rows: int = 16) -> torch.Tensor:
+    return torch.full((rows,), value)
+
+
+def test_every_token_that_is_kept_can_be_drawn_and_no_other() -> None:
+    logits = torch.tensor([1.0, 2.0, 1.5, 2.0, 0.8, 1.5, 1.5]).repeat(16, 1)
+    noise = torch.arange(16) / 16
+
+    def drawn(top_k: int, top_p: float, min_p: float = 0.0) -> set[int]:
+        ks = torch.full((16,), top_k) if top_k else None
+        ps = column(top_p) if top_p < 1 else None
+        return set(draw(logits, column(1.0), ks, ps, column(min_p) if min_p else None, noise).tolist())
+
+    assert drawn(1, 1.0) == {1}
+    assert drawn(0, 1e-6) == {1}
+    assert drawn(4, 1.0) == {1, 2, 3, 5}
+    assert drawn(2, 0.6) == {1, 3}
+    assert drawn(2, 0.5) == {1}
+    assert drawn(0, 1.0) == set(range(7))
+    assert drawn(9, 1.0) == set(range(7))
+    assert drawn(0, 1.0, 0.35) == {0, 1, 2, 3, 5, 6}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with numpy, which speaks of them
+def test_what_cannot_be_drawn_stays_in_the_vocabulary() -> None:
+    logits = torch.zeros(3, 10)
+    logits[0], logits[1, 4], logits[2, :] = torch.nan, torch.inf, -torch.inf
+    found = draw(logits, column(1.0, 3), torch.tensor([3, 0, 0]), column(0.5, 3), column(0.0, 3), column(0.9, 3))
+    assert ((found >= 0) & (found < 10)).all()
+
+
+def test_far_logits_and_low_temperatures() -> None:
+    logits = torch.tensor([[-torch.inf, -1e30, 5.0, 4.0, 1e30]]).repeat(2, 1)
+    none = torch.zeros(2, dtype=torch.int64)
+    found = draw(logits, column(1e-5, 2), none, column(0.9, 2), column(0.0, 2), torch.tensor([0.0, 0.999]))
+    assert set(found.tolist()) == {4}
