@@ -53,11 +53,14 @@ docs: $(VENV)/.installed
 bench-compare: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.compare --peer $(PEER) $(ARGS)
 
-# On a GPU: each step against what the machine allows.
+# On a GPU: each step against what the machine allows, and the engine against Transformers' continuous batching.
 bench-gpu: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.floors --shape qwen3-0.6b --batches 1 32 256 --context 1024 --prefill 8192
 	$(BIN)/python -m benchmarks.floors --shape llama-3.1-8b --batches 1 32 256 --context 1024 --prefill 8192
 	$(BIN)/python -m benchmarks.floors --shape qwen3-30b-a3b --batches 1 32 256 --context 1024 --prefill 8192
+	for shape in qwen3-0.6b llama-3.1-8b qwen3-30b-a3b; do \
+	  $(BIN)/python -m benchmarks.continuous_batching --shape $$shape --streams 1 32 256 --input-len 1024 || exit 1; \
+	done
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.startup
