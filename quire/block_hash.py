@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Sequence
 
 HASH_BYTES = 32
+KEY_BYTES = 8
 _DOMAIN = b"quire.v1.block"
 
 
@@ -26,6 +27,21 @@ def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     if tokens.itemsize != 4:
         raise RuntimeError("block hashes need 32-bit token ids")
     return hashlib.sha256(parent + tokens.tobytes()).digest()
+
+
+def block_key(block_hash: bytes) -> int:
+    """The first 8 bytes of a hash, as a number: what indexes and the wire name the block by.
+
+    Two blocks may share one by accident, once in 2**64: where that matters the whole hash is compared.
+    """
+    return int.from_bytes(block_hash[:KEY_BYTES], "little")
+
+
+def block_keys(token_ids: Sequence[int], block_size: int, cache_salt: str = "") -> list[int]:
+    """The key of each full block of `token_ids`."""
+    hashes: list[bytes] = []
+    extend_hashes(hashes, token_ids, block_size, cache_salt)
+    return [block_key(each) for each in hashes]
 
 
 def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], block_size: int, cache_salt: str = "") -> None:

@@ -39,7 +39,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, service: _Optional[str] = ..., version: _Optional[str] = ..., instance_id: _Optional[str] = ..., start_time_seconds: _Optional[float] = ..., grpc_services: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "priority", "cache_salt", "timeout_ms", "traceparent")
+    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "priority", "cache_salt", "timeout_ms", "traceparent", "progress", "prompt_block_keys", "prompt_block_size", "tenant", "session_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,11 @@ class Generation(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -56,7 +61,20 @@ class Generation(_message.Message):
     cache_salt: str
     timeout_ms: int
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    progress: _containers.RepeatedCompositeFieldContainer[ChoiceProgress]
+    prompt_block_keys: _containers.RepeatedScalarFieldContainer[int]
+    prompt_block_size: int
+    tenant: str
+    session_id: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., progress: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ..., prompt_block_keys: _Optional[_Iterable[int]] = ..., prompt_block_size: _Optional[int] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+
+class ChoiceProgress(_message.Message):
+    __slots__ = ("token_ids", "finished")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    finished: bool
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., finished: _Optional[bool] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "ignore_eos", "logit_bias", "logprobs", "prompt_logprobs")
@@ -166,7 +184,7 @@ class RequestError(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., parameter: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens")
+    __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens", "fingerprint")
     SERVED_MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +203,7 @@ class ModelInfo(_message.Message):
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
     SCHEDULING_POLICY_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     served_model_names: _containers.RepeatedScalarFieldContainer[str]
     model: str
     architecture: str
@@ -203,7 +222,8 @@ class ModelInfo(_message.Message):
     attention_backend: str
     scheduling_policy: str
     kv_cache_tokens: int
-    def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("running_sequences", "waiting_requests", "used_kv_blocks", "total_kv_blocks", "waiting_prefill_tokens", "step", "busy", "counters")

@@ -1,11 +1,21 @@
 from quire.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class CacheTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CACHE_TIER_UNSPECIFIED: _ClassVar[CacheTier]
+    CACHE_TIER_DEVICE: _ClassVar[CacheTier]
+    CACHE_TIER_HOST: _ClassVar[CacheTier]
+CACHE_TIER_UNSPECIFIED: CacheTier
+CACHE_TIER_DEVICE: CacheTier
+CACHE_TIER_HOST: CacheTier
 
 class EngineServiceGenerateRequest(_message.Message):
     __slots__ = ("generation",)
@@ -76,20 +86,38 @@ class GetLoadResponse(_message.Message):
     def __init__(self, load: _Optional[_Union[_common_pb2.EngineLoad, _Mapping]] = ...) -> None: ...
 
 class SubscribeKvEventsRequest(_message.Message):
-    __slots__ = ("from_sequence",)
+    __slots__ = ("from_sequence", "epoch")
     FROM_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     from_sequence: int
-    def __init__(self, from_sequence: _Optional[int] = ...) -> None: ...
+    epoch: str
+    def __init__(self, from_sequence: _Optional[int] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class SubscribeKvEventsResponse(_message.Message):
-    __slots__ = ("sequence", "is_snapshot", "events")
+    __slots__ = ("sequence", "is_snapshot", "events", "epoch", "snapshot_continues", "device", "host")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_CONTINUES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     is_snapshot: bool
     events: _containers.RepeatedCompositeFieldContainer[KvEvent]
-    def __init__(self, sequence: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ...) -> None: ...
+    epoch: str
+    snapshot_continues: bool
+    device: CacheDigest
+    host: CacheDigest
+    def __init__(self, sequence: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., epoch: _Optional[str] = ..., snapshot_continues: _Optional[bool] = ..., device: _Optional[_Union[CacheDigest, _Mapping]] = ..., host: _Optional[_Union[CacheDigest, _Mapping]] = ...) -> None: ...
+
+class CacheDigest(_message.Message):
+    __slots__ = ("num_blocks", "keys_xor")
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_XOR_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    keys_xor: int
+    def __init__(self, num_blocks: _Optional[int] = ..., keys_xor: _Optional[int] = ...) -> None: ...
 
 class KvEvent(_message.Message):
     __slots__ = ("stored", "removed", "cleared")
@@ -102,20 +130,24 @@ class KvEvent(_message.Message):
     def __init__(self, stored: _Optional[_Union[KvBlocksStored, _Mapping]] = ..., removed: _Optional[_Union[KvBlocksRemoved, _Mapping]] = ..., cleared: _Optional[_Union[KvCacheCleared, _Mapping]] = ...) -> None: ...
 
 class KvBlocksStored(_message.Message):
-    __slots__ = ("block_hashes", "parent_block_hash", "block_size")
-    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
-    PARENT_BLOCK_HASH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("block_keys", "parent_block_key", "block_size", "tier")
+    BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_BLOCK_KEY_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    parent_block_hash: bytes
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    block_keys: _containers.RepeatedScalarFieldContainer[int]
+    parent_block_key: int
     block_size: int
-    def __init__(self, block_hashes: _Optional[_Iterable[bytes]] = ..., parent_block_hash: _Optional[bytes] = ..., block_size: _Optional[int] = ...) -> None: ...
+    tier: CacheTier
+    def __init__(self, block_keys: _Optional[_Iterable[int]] = ..., parent_block_key: _Optional[int] = ..., block_size: _Optional[int] = ..., tier: _Optional[_Union[CacheTier, str]] = ...) -> None: ...
 
 class KvBlocksRemoved(_message.Message):
-    __slots__ = ("block_hashes",)
-    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
-    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    __slots__ = ("block_keys", "tier")
+    BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    block_keys: _containers.RepeatedScalarFieldContainer[int]
+    tier: CacheTier
+    def __init__(self, block_keys: _Optional[_Iterable[int]] = ..., tier: _Optional[_Union[CacheTier, str]] = ...) -> None: ...
 
 class KvCacheCleared(_message.Message):
     __slots__ = ()

@@ -112,7 +112,7 @@ class EngineServiceServicer:
 
     def SubscribeKvEvents(self, request, context):
         """Changes of the prefix cache from a given sequence number on. A subscriber who asks for a number that is no longer
-        kept gets a batch with `is_snapshot` first, which replaces all it knows.
+        kept, or of another epoch, gets a snapshot first, which replaces all it knows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -16,11 +16,13 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_READY: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
     WORKER_STATE_UNREACHABLE: _ClassVar[WorkerState]
+    WORKER_STATE_EJECTED: _ClassVar[WorkerState]
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_STARTING: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 WORKER_STATE_UNREACHABLE: WorkerState
+WORKER_STATE_EJECTED: WorkerState
 
 class RouterServiceGenerateRequest(_message.Message):
     __slots__ = ("generation",)
@@ -61,20 +63,32 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("address", "state", "model_info", "load", "inflight_requests", "reason")
+    __slots__ = ("address", "state", "model_info", "load", "inflight_requests", "reason", "cached_blocks", "host_cached_blocks", "prefill_tokens_per_second", "seconds_per_step", "prompt_tokens", "cached_prompt_tokens")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MODEL_INFO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     INFLIGHT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: WorkerState
     model_info: _common_pb2.ModelInfo
     load: _common_pb2.EngineLoad
     inflight_requests: int
     reason: str
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., load: _Optional[_Union[_common_pb2.EngineLoad, _Mapping]] = ..., inflight_requests: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    cached_blocks: int
+    host_cached_blocks: int
+    prefill_tokens_per_second: float
+    seconds_per_step: float
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., load: _Optional[_Union[_common_pb2.EngineLoad, _Mapping]] = ..., inflight_requests: _Optional[int] = ..., reason: _Optional[str] = ..., cached_blocks: _Optional[int] = ..., host_cached_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., seconds_per_step: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("address",)
@@ -101,3 +115,65 @@ class HeartbeatResponse(_message.Message):
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     lease_ms: int
     def __init__(self, lease_ms: _Optional[int] = ...) -> None: ...
+
+class ExplainPlacementRequest(_message.Message):
+    __slots__ = ("request_id", "weights")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    weights: PlacementWeights
+    def __init__(self, request_id: _Optional[str] = ..., weights: _Optional[_Union[PlacementWeights, _Mapping]] = ...) -> None: ...
+
+class PlacementWeights(_message.Message):
+    __slots__ = ("host_tier", "interference", "temperature")
+    HOST_TIER_FIELD_NUMBER: _ClassVar[int]
+    INTERFERENCE_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    host_tier: float
+    interference: float
+    temperature: float
+    def __init__(self, host_tier: _Optional[float] = ..., interference: _Optional[float] = ..., temperature: _Optional[float] = ...) -> None: ...
+
+class ExplainPlacementResponse(_message.Message):
+    __slots__ = ("request_id", "time_seconds", "policy", "attempt", "decision_microseconds", "queued_seconds", "prompt_tokens", "candidates", "chosen", "would_choose")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DECISION_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    WOULD_CHOOSE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    time_seconds: float
+    policy: str
+    attempt: int
+    decision_microseconds: float
+    queued_seconds: float
+    prompt_tokens: int
+    candidates: _containers.RepeatedCompositeFieldContainer[PlacementCandidate]
+    chosen: str
+    would_choose: str
+    def __init__(self, request_id: _Optional[str] = ..., time_seconds: _Optional[float] = ..., policy: _Optional[str] = ..., attempt: _Optional[int] = ..., decision_microseconds: _Optional[float] = ..., queued_seconds: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[PlacementCandidate, _Mapping]]] = ..., chosen: _Optional[str] = ..., would_choose: _Optional[str] = ...) -> None: ...
+
+class PlacementCandidate(_message.Message):
+    __slots__ = ("address", "cached_tokens", "host_cached_tokens", "waiting_prefill_tokens", "sequences", "kv_usage", "cost_seconds", "cost_with_weights_seconds")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    COST_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COST_WITH_WEIGHTS_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    cached_tokens: int
+    host_cached_tokens: int
+    waiting_prefill_tokens: int
+    sequences: int
+    kv_usage: float
+    cost_seconds: float
+    cost_with_weights_seconds: float
+    def __init__(self, address: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., host_cached_tokens: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., kv_usage: _Optional[float] = ..., cost_seconds: _Optional[float] = ..., cost_with_weights_seconds: _Optional[float] = ...) -> None: ...

@@ -60,6 +60,11 @@ class RouterServiceStub:
                 request_serializer=quire_dot_v1_dot_router__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_router__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
+        self.ExplainPlacement = channel.unary_unary(
+                '/quire.v1.RouterService/ExplainPlacement',
+                request_serializer=quire_dot_v1_dot_router__pb2.ExplainPlacementRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_router__pb2.ExplainPlacementResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -101,6 +106,14 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainPlacement(self, request, context):
+        """Why a recent request was placed where it was, and where other weights would have placed it. NOT_FOUND when the
+        router remembers none of that name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +141,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=quire_dot_v1_dot_router__pb2.HeartbeatRequest.FromString,
                     response_serializer=quire_dot_v1_dot_router__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'ExplainPlacement': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainPlacement,
+                    request_deserializer=quire_dot_v1_dot_router__pb2.ExplainPlacementRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_router__pb2.ExplainPlacementResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +284,33 @@ class RouterService:
             '/quire.v1.RouterService/Heartbeat',
             quire_dot_v1_dot_router__pb2.HeartbeatRequest.SerializeToString,
             quire_dot_v1_dot_router__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainPlacement(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.RouterService/ExplainPlacement',
+            quire_dot_v1_dot_router__pb2.ExplainPlacementRequest.SerializeToString,
+            quire_dot_v1_dot_router__pb2.ExplainPlacementResponse.FromString,
             options,
             channel_credentials,
             insecure,

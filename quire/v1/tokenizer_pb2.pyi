@@ -7,14 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("texts", "add_special_tokens", "return_token_strings")
+    __slots__ = ("texts", "add_special_tokens", "return_token_strings", "block_size", "cache_salt")
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
     add_special_tokens: bool
     return_token_strings: bool
-    def __init__(self, texts: _Optional[_Iterable[str]] = ..., add_special_tokens: _Optional[bool] = ..., return_token_strings: _Optional[bool] = ...) -> None: ...
+    block_size: int
+    cache_salt: str
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., add_special_tokens: _Optional[bool] = ..., return_token_strings: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("sequences",)
@@ -23,12 +27,14 @@ class EncodeResponse(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
-    __slots__ = ("token_ids", "token_strings")
+    __slots__ = ("token_ids", "token_strings", "block_keys")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     token_strings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., token_strings: _Optional[_Iterable[str]] = ...) -> None: ...
+    block_keys: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., token_strings: _Optional[_Iterable[str]] = ..., block_keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
     __slots__ = ("token_ids", "skip_special_tokens", "return_token_bytes")
@@ -49,7 +55,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_bytes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class RenderChatRequest(_message.Message):
-    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "return_token_strings")
+    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "return_token_strings", "block_size", "cache_salt")
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +64,8 @@ class RenderChatRequest(_message.Message):
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     messages_json: bytes
     tools_json: bytes
     add_generation_prompt: bool
@@ -66,7 +74,9 @@ class RenderChatRequest(_message.Message):
     chat_template: str
     add_special_tokens: bool
     return_token_strings: bool
-    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., return_token_strings: _Optional[bool] = ...) -> None: ...
+    block_size: int
+    cache_salt: str
+    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., return_token_strings: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class RenderChatResponse(_message.Message):
     __slots__ = ("text", "sequence")
