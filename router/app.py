@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import random
+import time
 
 from quire.metrics import new_registry
 from quire.options.router import RouterOptions
@@ -13,18 +14,26 @@ from quire.rpc.server import GrpcServer
 from quire.v1 import router_pb2, router_pb2_grpc
 from router.discovery import DnsSource, Resolver, resolve_host
 from router.dispatch import Dispatcher
-from router.eligible import eligible
 from router.fleet import Fleet
 from router.fleet_load import FleetCounters
+from router.index.feed import KvFeed
+from router.index.prefix_index import PrefixIndex
 from router.leases import Leases
 from router.metrics import FleetCollector, RouterMetrics
 from router.placement import PlacementTable
+from router.policies.base import Weights
 from router.policies.registry import make_policy
 from router.registry import WorkerRegistry
+from router.roster import Roster
 from router.service import RouterServicer
+from router.standing import Outliers
 from router.worker import Worker
 
 logger = logging.getLogger(__name__)
+
+# Between two slices of housekeeping, with and without more of it to do.
+_BUSY_SECONDS = 0.01
+_IDLE_SECONDS = 0.25
 
 _SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 
@@ -47,17 +56,27 @@ class Router:
         self._static_workers = options.workers
         self.metrics = new_registry()
         counters = FleetCounters()
-        self.registry = WorkerRegistry(self._make_worker, counters.forget)
-        self.table = PlacementTable(self._eligible, make_policy(options.routing_policy))
-        self.dispatcher = Dispatcher(self.table, options.max_inflight_requests, RouterMetrics(self.metrics))
+        clock = asyncio.get_running_loop()
+        self._counts = RouterMetrics(self.metrics)
+        self.index = PrefixIndex(options.max_index_blocks, clock.time)
+        self.registry = WorkerRegistry(self._make_worker, counters.forget, self._on_change)
+        self._roster = Roster(lambda: self.registry.workers)
+        weights = Weights(options.host_tier_weight, options.interference_weight, options.routing_temperature)
+        policy = make_policy(options.routing_policy, weights, random.SystemRandom())
+        self.table = PlacementTable(self._roster, self.index, options.routing_policy, policy, clock, self._counts)
+        self._outliers = Outliers(lambda: self.registry.workers, time.monotonic)
+        self.dispatcher = Dispatcher(
+            self.table, self._outliers, clock, self._counts, options.max_inflight_requests,
+            options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds,
+        )  # fmt: skip
         self.fleet = Fleet(self.registry, Leases(options.worker_lease_seconds), counters)
         self._dns = [
             DnsSource(address, self.registry, options.worker_dns_interval_seconds, resolve)
             for address in options.worker_dns
         ]
-        self.metrics.register(FleetCollector(lambda: self.registry.workers, lambda: len(self.dispatcher.sessions)))
+        self.metrics.register(FleetCollector(lambda: self.registry.workers, self.dispatcher, self.index))
         self.server = GrpcServer("router", _SERVICE, server, security, self.metrics)
-        servicer = RouterServicer(self.dispatcher, self.fleet)
+        servicer = RouterServicer(self.dispatcher, self.fleet, self.table.decisions)
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, self.server.server)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -69,7 +88,9 @@ class Router:
         """
         await self.server.start()
         self.registry.announce("--workers", self._static_workers)
-        jobs = (self.fleet.beat(self.dispatcher.sessions), *(source.run() for source in self._dns))
+        jobs = (
+            self.fleet.beat(self.dispatcher.sessions), self._keep_house(), *(source.run() for source in self._dns)
+        )  # fmt: skip
         self._tasks = [asyncio.create_task(job) for job in jobs]
         for task in self._tasks:
             task.add_done_callback(self._check_task)
@@ -90,10 +111,17 @@ class Router:
         await self.registry.close()
 
     def _make_worker(self, address: str) -> Worker:
-        return Worker(address, self._security, self.dispatcher.on_frame, self.dispatcher.on_lost)
+        feed = KvFeed(address, self.index, self._counts.out_of_step.inc)
+        return Worker(address, self._security, feed, self.dispatcher.on_frame, self.dispatcher.on_lost, self._on_change)
 
-    def _eligible(self, model: str) -> Sequence[Worker]:
-        return eligible(self.registry.workers, model)
+    def _on_change(self) -> None:
+        self._roster.changed()
+        self.dispatcher.on_change()
+
+    async def _keep_house(self) -> None:
+        while True:
+            self._outliers.sweep()
+            await asyncio.sleep(_BUSY_SECONDS if self.index.clean() else _IDLE_SECONDS)
 
     def _check_task(self, task: asyncio.Task[None]) -> None:
         """A router without its pulse is of no use: it ends, for its supervisor to start it anew."""

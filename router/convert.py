@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from quire.v1 import router_pb2
+from router.decisions import Decision
 from router.state import State
-from router.worker import Worker
+from router.worker_port import WorkerPort
 
 _STATES: Mapping[State, router_pb2.WorkerState] = MappingProxyType(
     {
@@ -15,13 +17,14 @@ _STATES: Mapping[State, router_pb2.WorkerState] = MappingProxyType(
         State.READY: router_pb2.WORKER_STATE_READY,
         State.DRAINING: router_pb2.WORKER_STATE_DRAINING,
         State.UNREACHABLE: router_pb2.WORKER_STATE_UNREACHABLE,
+        State.EJECTED: router_pb2.WORKER_STATE_EJECTED,
     }
 )
 
 
-def worker_message(worker: Worker) -> router_pb2.Worker:
+def worker_message(worker: WorkerPort) -> router_pb2.Worker:
     """What ListWorkers says of a worker."""
-    condition = worker.condition
+    condition, speed = worker.condition, worker.load.speed
     return router_pb2.Worker(
         address=worker.address,
         state=_STATES[condition.state],
@@ -29,4 +32,40 @@ def worker_message(worker: Worker) -> router_pb2.Worker:
         load=worker.load.last,
         inflight_requests=worker.load.inflight_requests,
         reason=condition.reason,
+        cached_blocks=worker.blocks.num_blocks,
+        host_cached_blocks=worker.blocks.num_host_blocks,
+        prefill_tokens_per_second=1 / speed.seconds_per_token if speed.known else 0,
+        seconds_per_step=speed.seconds_per_step if speed.known else 0,
+        prompt_tokens=worker.prompt_tokens,
+        cached_prompt_tokens=worker.cached_prompt_tokens,
     )
+
+
+def explanation(decision: Decision, asked: router_pb2.PlacementWeights) -> router_pb2.ExplainPlacementResponse:
+    """A placement in full, and what other weights would have made of it."""
+    changed = {field.name: value for field, value in asked.ListFields()}
+    weights = dataclasses.replace(decision.weights, **changed)
+    answer = router_pb2.ExplainPlacementResponse(
+        request_id=decision.request.request_id,
+        time_seconds=decision.time_seconds,
+        policy=decision.policy,
+        attempt=decision.attempt,
+        decision_microseconds=decision.seconds * 1e6,
+        queued_seconds=decision.queued_seconds,
+        prompt_tokens=decision.request.prompt_tokens,
+        chosen=decision.chosen,
+        would_choose=decision.would_choose(weights),
+    )
+    costs = zip(decision.candidates, decision.costs(decision.weights), decision.costs(weights), strict=True)
+    for candidate, cost, other_cost in costs:
+        answer.candidates.add(
+            address=candidate.address,
+            cached_tokens=candidate.cached_tokens,
+            host_cached_tokens=candidate.host_cached_tokens,
+            waiting_prefill_tokens=candidate.prefill_tokens,
+            sequences=candidate.sequences,
+            kv_usage=candidate.kv_usage,
+            cost_seconds=cost,
+            cost_with_weights_seconds=other_cost,
+        )
+    return answer

@@ -1,46 +1,84 @@
-"""The router's core: takes requests, has them placed, and sees each one to its end."""
+"""The router's core: takes requests, has them placed, and sees each one to its end, on as many workers as it takes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+from collections.abc import Callable
 
 from quire.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, QuireError, Unavailable
 from quire.rpc.status import from_request_error
 from quire.v1 import common_pb2, engine_pb2
 from router.budget import RetryBudget
+from router.clock import Clock
+from router.journal import Journal
 from router.metrics import RouterMetrics
 from router.placement import PlacementTable
+from router.poison import Poison
 from router.policies.base import RouteRequest
-from router.sessions import CallerSession, Stream
-from router.worker import Worker
+from router.sessions import CallerSession
+from router.standing import Outliers
+from router.stream import Stream
+from router.waiting_room import WaitingRoom
+from router.worker_port import WorkerPort
 
 logger = logging.getLogger(__name__)
 
 # The worker ends a request at its deadline; the router does so this much later, in case the worker is stuck.
 DEADLINE_GRACE_SECONDS = 1.0
+# Attempts in a row that brought no token, and attempts in all.
+_MOST_FRUITLESS = 3
+_MOST_ATTEMPTS = 16
+# Where more requests had just begun when a worker crashed, none of them is suspected.
+_MOST_SUSPECTS = 4
+ENGINE_FAULT = "ENGINE_FAULT"
+_USUAL_OUTPUT_TOKENS = 128.0  # until requests have ended
+_SHARE_OF_NEW = 0.02
+
+Random64 = Callable[[int], int]
 
 
 class Dispatcher:
     """Sessions on one side, workers on the other.
 
     Contract: every request that `start` gets reaches its session as exactly one final delta, unless the caller aborts
-    it or the session ends first. All methods run on the event loop and none but `drain` waits.
+    it or the session ends first. Whatever becomes of the workers, the tokens between are those of one worker that
+    ran the request undisturbed. All methods run on the event loop and none but `drain` waits.
     """
 
-    def __init__(self, table: PlacementTable, max_inflight_requests: int, metrics: RouterMetrics) -> None:
+    def __init__(
+        self,
+        table: PlacementTable,
+        outliers: Outliers,
+        clock: Clock,
+        metrics: RouterMetrics,
+        max_inflight_requests: int,
+        max_queued_requests: int,
+        max_queued_tokens: int,
+        max_queue_seconds: float,
+        random_bits: Random64 = secrets.randbits,
+    ) -> None:
         self._table = table
-        self._max_inflight_requests = max_inflight_requests
+        self._outliers = outliers
+        self._clock = clock
         self._metrics = metrics
+        self._max_inflight_requests = max_inflight_requests
+        self._random_bits = random_bits
         self._budget = RetryBudget()
+        self._poison = Poison(clock)
+        self._output_tokens = _USUAL_OUTPUT_TOKENS
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        self.waiting = WaitingRoom(
+            max_queued_requests, max_queued_tokens, max_queue_seconds, clock, table.add, self._fail
+        )
         self.sessions: set[CallerSession] = set()
 
     @property
     def retries_in_flight(self) -> int:
-        """Requests whose second attempt has shown no sign of life yet."""
+        """Requests that count against the retry budget."""
         return self._budget.used
 
     def open_session(self) -> CallerSession:
@@ -56,20 +94,20 @@ class Dispatcher:
             self.abort(session, stream_id)
 
     def start(self, session: CallerSession, stream_id: int, generation: common_pb2.Generation) -> None:
-        """Places a request; one that cannot be placed ends at once with an error on the session."""
+        """Places a request, or lets it wait; one that can do neither ends at once with an error on the session."""
         try:
             self._admit(session, stream_id)
-            stream = _new_stream(session, stream_id, generation)
-            self._table.add(stream)
-        except Exception as error:
+            self._poison.check(generation)
+            stream = self._new_stream(session, stream_id, generation)
+        except QuireError as error:
             self._metrics.count("refused")
-            session.deliver_error(stream_id, _as_quire_error(error))
+            session.deliver_error(stream_id, error)
             return
         self._idle.clear()
         session.streams[stream_id] = stream
         if stream.deadline is not None:
-            loop = asyncio.get_running_loop()
-            stream.timer = loop.call_at(stream.deadline + DEADLINE_GRACE_SECONDS, self._expire, stream)
+            stream.timer = self._clock.call_at(stream.deadline + DEADLINE_GRACE_SECONDS, self._expire, stream)
+        self._enter(stream)
 
     def abort(self, session: CallerSession, stream_id: int) -> None:
         """Ends a request that its caller does not want any more. It gets no further delta."""
@@ -78,33 +116,48 @@ class Dispatcher:
             self._abort_at_worker(stream)
             self._forget(stream, "aborted")
 
-    def on_frame(self, worker: Worker, frame: engine_pb2.EngineServiceSessionResponse) -> None:
+    def on_frame(self, worker: WorkerPort, frame: engine_pb2.EngineServiceSessionResponse) -> None:
         """Passes a worker's deltas on, each to the session that its request belongs to."""
         find = self._table.find
         shares: dict[CallerSession, list[common_pb2.GenerationDelta]] = {}
         for delta in frame.deltas:
             stream = find(delta.stream_id)
-            if stream is None or (stream.generation is not None and not self._take_first(stream, delta)):
-                continue  # aborted, with its last deltas on their way; or started anew elsewhere
+            if stream is None or (
+                delta.finish_reason == common_pb2.FINISH_REASON_ERROR and self._escape(stream, delta)
+            ):
+                continue  # aborted, with its last deltas on their way; or on its way to another worker
+            if not stream.started:
+                self._table.mark_started(stream)
+                self._end_retry(stream)
+            stream.journal.take(delta)
             delta.stream_id = stream.stream_id
             share = shares.get(stream.session)
             if share is None:
                 share = shares[stream.session] = []
             share.append(delta)
             if delta.is_final:
-                self._forget(stream, "failed" if delta.HasField("error") else "finished")
+                self._end(worker, stream, delta)
         self._metrics.deltas.inc(len(frame.deltas))
         self._send(frame, shares)
+        self.waiting.call()
 
-    def on_lost(self, worker: Worker, error: QuireError) -> None:
-        """Starts the requests of a worker whose session broke anew elsewhere, or ends them."""
+    def on_lost(self, worker: WorkerPort, error: QuireError) -> None:
+        """Lets the requests of a worker whose session broke go on elsewhere."""
         lost = self._table.on_worker(worker)
         if lost:
             logger.warning("worker %s is lost with %d requests: %s", worker.address, len(lost), error.message)
-        message = f"The engine worker that ran this request was lost: {error.message}"
+        self._outliers.failed(worker)
+        message = f"The engine workers that ran this request were lost: {error.message}"
+        suspects = [stream for stream in lost if not stream.started]
         for stream in lost:
-            if not self._retry(stream):
-                self._fail(stream, Unavailable(message, reason="WORKER_LOST"))
+            if stream.worker is worker:  # or its session ended meanwhile
+                guilty = not stream.started and len(suspects) <= _MOST_SUSPECTS
+                self._move(stream, Unavailable(message, reason="WORKER_LOST"), guilty)
+        self.waiting.call()
+
+    def on_change(self) -> None:
+        """Workers have come, gone, or have room again."""
+        self.waiting.call()
 
     async def drain(self) -> None:
         """Takes nothing new; returns when nothing runs."""
@@ -121,6 +174,89 @@ class Dispatcher:
                 f"The router has {len(self._table)} requests running, its --max-inflight-requests; try again later."
             )
 
+    def _new_stream(self, session: CallerSession, stream_id: int, generation: common_pb2.Generation) -> Stream:
+        sampling = generation.sampling
+        if not sampling.HasField("seed"):
+            sampling.seed = self._random_bits(63)  # so that another worker can go on with the same noise
+        longest = sampling.max_tokens if sampling.HasField("max_tokens") else self._output_tokens
+        request = RouteRequest(
+            request_id=generation.request_id,
+            model=generation.model,
+            prompt_tokens=len(generation.prompt_token_ids),
+            sequences=max(1, sampling.n),
+            output_tokens=min(self._output_tokens, longest),
+            tenant=generation.tenant,
+            session_id=generation.session_id,
+            priority=generation.priority,
+        )
+        now = self._clock.time()
+        deadline = now + generation.timeout_ms / 1000 if generation.timeout_ms else None
+        return Stream(session, stream_id, request, generation, Journal(generation), now, deadline)
+
+    def _enter(self, stream: Stream) -> None:
+        """Puts a request that is on no worker on one, or lets it wait."""
+        try:
+            behind_others = not stream.attempts and self.waiting.has_waiting(stream.request.model)
+            if behind_others or not self._table.add(stream):
+                self.waiting.enter(stream, None)
+        except Unavailable as error:
+            self.waiting.enter(stream, error)
+        except Exception as error:
+            self._fail(stream, _as_quire_error(error), "failed" if stream.attempts else "refused")
+
+    def _escape(self, stream: Stream, delta: common_pb2.GenerationDelta) -> bool:
+        """Whether a request that its worker gave up on goes on elsewhere instead of ending."""
+        error, worker = from_request_error(delta.error), stream.worker
+        if not isinstance(error, Unavailable) and error.reason != ENGINE_FAULT:
+            return False
+        crashed = not isinstance(error, Unavailable)
+        if worker is not None and crashed:
+            self._outliers.failed(worker)
+        if not stream.started and not stream.retrying:
+            # A worker that refuses is no worker that dies: when many do, the requests must not multiply.
+            if not self._budget.take(len(self._table)):
+                return False
+            stream.retrying = True
+        self._move(stream, error, crashed and not stream.started)
+        return True
+
+    def _move(self, stream: Stream, error: QuireError, suspect: bool) -> None:
+        """Takes the request off a worker that is lost to it; it goes on elsewhere, if it may, or ends with the error.
+
+        Args:
+            suspect: the worker crashed, and it may have been this request that crashed it.
+        """
+        stream.avoid = stream.worker
+        if not stream.started:
+            stream.fruitless += 1
+        self._table.remove(stream)
+        if suspect and self._poison.suspect(stream.generation):
+            fault = "The engine failed each time it began this request; it is not tried again."
+            self._fail(stream, Internal(fault, reason=ENGINE_FAULT))
+        elif stream.fruitless >= _MOST_FRUITLESS or stream.attempts >= _MOST_ATTEMPTS:
+            self._fail(stream, error)
+        else:
+            stream.journal.write(stream.generation)
+            self._metrics.migrations.inc()
+            self._enter(stream)
+
+    def _end(self, worker: WorkerPort, stream: Stream, delta: common_pb2.GenerationDelta) -> None:
+        """The request's final delta goes out."""
+        failed = delta.HasField("error")
+        if not failed:
+            usage = delta.usage
+            self._outliers.succeeded(worker)
+            self._table.check_prediction(stream, usage.cached_prompt_tokens)
+            worker.prompt_tokens += usage.prompt_tokens
+            worker.cached_prompt_tokens += usage.cached_prompt_tokens
+            self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+            self._metrics.cached_tokens.inc(usage.cached_prompt_tokens)
+            decoded = usage.completion_tokens / stream.request.sequences
+            self._output_tokens += _SHARE_OF_NEW * (decoded - self._output_tokens)
+            if decoded > 1 and stream.attempts == 1 and usage.decode_seconds > 0:
+                worker.standing.decoded(decoded - 1, usage.decode_seconds)
+        self._forget(stream, "failed" if failed else "finished")
+
     def _send(
         self,
         frame: engine_pb2.EngineServiceSessionResponse,
@@ -133,30 +269,6 @@ class Dispatcher:
                 session.deliver(share)
             if session.failure:
                 self.close_session(session)
-
-    def _take_first(self, stream: Stream, delta: common_pb2.GenerationDelta) -> bool:
-        """Notes the first sign of life of a request; False when it is started anew instead."""
-        if delta.HasField("error") and isinstance(from_request_error(delta.error), Unavailable) and self._retry(stream):
-            return False
-        self._table.mark_started(stream)
-        self._end_retry(stream)
-        return True
-
-    def _retry(self, stream: Stream) -> bool:
-        """Starts a request anew on another worker: once, if nothing of it was delivered and the budget allows."""
-        if stream.generation is None or stream.retried or not self._budget.take(len(self._table)):
-            return False
-        stream.retried = stream.retrying = True
-        lost = stream.worker
-        self._table.remove(stream)
-        try:
-            self._table.add(stream, avoid=lost)
-        except Exception as error:
-            reason = _as_quire_error(error).message
-            logger.info("request %s is not retried: %s", stream.request.request_id, reason)
-            return False
-        self._metrics.retries.inc()
-        return True
 
     def _end_retry(self, stream: Stream) -> None:
         if stream.retrying:
@@ -176,8 +288,8 @@ class Dispatcher:
         except Overloaded as error:
             logger.warning("request %s cannot be aborted: %s", stream.request.request_id, error.message)
 
-    def _fail(self, stream: Stream, error: QuireError) -> None:
-        self._forget(stream, "failed")
+    def _fail(self, stream: Stream, error: QuireError, outcome: str = "failed") -> None:
+        self._forget(stream, outcome)
         stream.session.deliver_error(stream.stream_id, error)
         if stream.session.failure:
             self.close_session(stream.session)
@@ -185,12 +297,13 @@ class Dispatcher:
     def _forget(self, stream: Stream, outcome: str) -> None:
         """The one place where a request leaves all tables."""
         self._table.remove(stream)
+        self.waiting.leave(stream)
         self._end_retry(stream)
         stream.session.streams.pop(stream.stream_id, None)
         if stream.timer is not None:
             stream.timer.cancel()
         self._metrics.count(outcome)
-        if not len(self._table):
+        if not len(self._table) and not self.waiting.waiting:
             self._idle.set()
 
 
@@ -200,17 +313,3 @@ def _as_quire_error(error: Exception) -> QuireError:
         return error
     logger.error("a request could not be placed", exc_info=error)
     return Internal("The request could not be placed; the log of the router has the details.")
-
-
-def _new_stream(session: CallerSession, stream_id: int, generation: common_pb2.Generation) -> Stream:
-    request = RouteRequest(
-        request_id=generation.request_id,
-        model=generation.model,
-        prompt_token_ids=generation.prompt_token_ids,
-        sequences=max(1, generation.sampling.n),
-        cache_salt=generation.cache_salt,
-        priority=generation.priority,
-    )
-    now = asyncio.get_running_loop().time()
-    deadline = now + generation.timeout_ms / 1000 if generation.timeout_ms else None
-    return Stream(session, stream_id, request, generation, deadline)

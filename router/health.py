@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -22,7 +23,8 @@ _HEALTH = {
 class HealthWatch:
     """The health of one worker, kept current for as long as `run` runs."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
         self._stub = health_pb2_grpc.HealthStub(channel)
         self._serving = asyncio.Event()
         self.health = Health.UNKNOWN
@@ -60,3 +62,4 @@ class HealthWatch:
             self._serving.set()
         else:
             self._serving.clear()
+        self._on_change()

@@ -3,52 +3,66 @@
 from __future__ import annotations
 
 from quire.v1 import common_pb2
-from router.policies.base import RouteRequest, WorkerLoad
+from router.speed import StepTimes
 
 
 class LoadTracker:
-    """The load of one worker, estimated between its heartbeats.
+    """The load of one worker, kept right between its heartbeats.
 
     What this router has running there it knows exactly and at once; what others have there is the last heartbeat's
     figure less what was ours when it came.
     """
 
+    __slots__ = (
+        "_foreign_prefill_tokens", "_foreign_sequences", "inflight_requests", "kv_usage", "last",
+        "own_prefill_tokens", "own_prompt_tokens", "own_sequences", "prefill_tokens", "sequences", "speed",
+    )  # fmt: skip
+
     def __init__(self) -> None:
         self.inflight_requests = 0
-        # What this router has there.
+        # What this router has there: sequences; the tokens of prompts that are not computed yet; and how many of these
+        # are believed not to be cached. Workers only count the former.
         self.own_sequences = 0
+        self.own_prompt_tokens = 0
         self.own_prefill_tokens = 0
         self._foreign_sequences = 0
         self._foreign_prefill_tokens = 0
-        self._kv_usage = 0.0
+        # All that is there.
+        self.sequences = 0
+        self.prefill_tokens = 0
+        self.kv_usage = 0.0  # share of the KV blocks that live sequences hold
+        self.speed = StepTimes()
         self.last: common_pb2.EngineLoad | None = None
 
-    def placed(self, request: RouteRequest) -> None:
-        """The request was sent to the worker."""
+    def placed(self, sequences: int, prompt_tokens: int, prefill_tokens: int) -> None:
+        """A request was sent to the worker, which has `prefill_tokens` of its prompt to compute."""
         self.inflight_requests += 1
-        self.own_sequences += request.sequences
-        self.own_prefill_tokens += len(request.prompt_token_ids)
+        self.own_sequences += sequences
+        self.own_prompt_tokens += prompt_tokens
+        self.own_prefill_tokens += prefill_tokens
+        self._sum_up()
 
-    def prefilled(self, request: RouteRequest) -> None:
-        """The request's prompt is computed, or need not be any more. Called once for each request placed."""
-        self.own_prefill_tokens -= len(request.prompt_token_ids)
+    def prefilled(self, prompt_tokens: int, prefill_tokens: int) -> None:
+        """A request's prompt is computed, or need not be any more. Called once for each request placed."""
+        self.own_prompt_tokens -= prompt_tokens
+        self.own_prefill_tokens -= prefill_tokens
+        self._sum_up()
 
-    def ended(self, request: RouteRequest) -> None:
-        """The request is no longer on the worker."""
+    def ended(self, sequences: int) -> None:
+        """A request is no longer on the worker."""
         self.inflight_requests -= 1
-        self.own_sequences -= request.sequences
+        self.own_sequences -= sequences
+        self._sum_up()
 
     def heartbeat(self, load: common_pb2.EngineLoad) -> None:
         """Takes in the worker's own figures."""
         self.last = load
         self._foreign_sequences = max(0, load.running_sequences + load.waiting_requests - self.own_sequences)
-        self._foreign_prefill_tokens = max(0, load.waiting_prefill_tokens - self.own_prefill_tokens)
-        self._kv_usage = load.used_kv_blocks / load.total_kv_blocks if load.total_kv_blocks else 0.0
+        self._foreign_prefill_tokens = max(0, load.waiting_prefill_tokens - self.own_prompt_tokens)
+        self.kv_usage = load.used_kv_blocks / load.total_kv_blocks if load.total_kv_blocks else 0.0
+        self.speed.heartbeat(load.counters)
+        self._sum_up()
 
-    def estimate(self) -> WorkerLoad:
-        """The load now."""
-        return WorkerLoad(
-            sequences=self.own_sequences + self._foreign_sequences,
-            prefill_tokens=self.own_prefill_tokens + self._foreign_prefill_tokens,
-            kv_usage=self._kv_usage,
-        )
+    def _sum_up(self) -> None:
+        self.sequences = self.own_sequences + self._foreign_sequences
+        self.prefill_tokens = self.own_prefill_tokens + self._foreign_prefill_tokens

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.index.prefix_index import PrefixIndex
 from router.state import State
-from router.worker import Worker
+from router.worker_port import WorkerPort
 
+if TYPE_CHECKING:
+    from router.dispatch import Dispatcher
+
+_DECISION_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 2e-2)
+_MOST_TENANTS = 20
 _OUTCOMES = ("finished", "failed", "aborted", "refused")
 
 
@@ -22,7 +29,34 @@ class RouterMetrics:
         requests = Counter("quire_router_requests", "Requests ended, by outcome.", ["outcome"], registry=registry)
         self._requests = {outcome: requests.labels(outcome) for outcome in _OUTCOMES}
         self.deltas = Counter("quire_router_deltas", "Deltas received from workers.", registry=registry)
-        self.retries = Counter("quire_router_retries", "Requests started anew on another worker.", registry=registry)
+        self.migrations = Counter(
+            "quire_router_migrations", "Requests that went on at another worker.", registry=registry
+        )
+        self.prompt_tokens = Counter(
+            "quire_router_prompt_tokens", "Prompt tokens of ended requests.", registry=registry
+        )
+        self.cached_tokens = Counter(
+            "quire_router_cached_prompt_tokens", "Those that workers found in their caches.", registry=registry
+        )
+        self.out_of_step = Counter(
+            "quire_router_index_resyncs", "Times that a worker's cache was taken in anew, as its events did not fit.",
+            registry=registry,
+        )  # fmt: skip
+        self._decision = Histogram(
+            "quire_router_decision_seconds", "Time to pick a worker.", buckets=_DECISION_BUCKETS, registry=registry
+        )
+        self._error = Histogram(
+            "quire_router_prediction_error_blocks", "Cached blocks found, against those predicted.",
+            buckets=(0, 1, 2, 4, 8, 16, 64, 256), registry=registry,
+        )  # fmt: skip
+
+    def placed(self, seconds: float) -> None:
+        """A decision took so long."""
+        self._decision.observe(seconds)
+
+    def predicted(self, predicted: int, found: int, block_size: int) -> None:
+        """So many cached tokens were expected, and so many the worker found."""
+        self._error.observe(abs(predicted - found) / max(1, block_size))
 
     def count(self, outcome: str) -> None:
         """A request has ended: finished, failed, aborted or refused."""
@@ -32,11 +66,12 @@ class RouterMetrics:
 class FleetCollector(Collector):
     """Reads the workers' states when Prometheus asks, from its thread."""
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]], sessions: Callable[[], int]) -> None:
+    def __init__(self, workers: Callable[[], Iterable[WorkerPort]], dispatcher: Dispatcher, index: PrefixIndex) -> None:
         self._workers = workers
-        self._sessions = sessions
+        self._dispatcher = dispatcher
+        self._index = index
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         """Called by Prometheus."""
         workers = list(self._workers())
         inflight = GaugeMetricFamily(
@@ -50,4 +85,30 @@ class FleetCollector(Collector):
         for state in State:
             states.add_metric([state.value], tally[state])
         yield states
-        yield GaugeMetricFamily("quire_router_sessions", "Sessions open now.", value=self._sessions())
+        yield from self._collect_queue()
+        sessions = len(self._dispatcher.sessions)
+        yield GaugeMetricFamily("quire_router_sessions", "Sessions open now.", value=sessions)
+        yield GaugeMetricFamily("quire_router_index_blocks", "Blocks in the prefix index.", value=len(self._index))
+        sampling = self._index.device.sampling
+        yield GaugeMetricFamily(
+            "quire_router_index_sampling", "One in so many blocks is kept, for want of room.", value=sampling
+        )
+        ejections = CounterMetricFamily("quire_router_ejections", "Times that a worker was given a rest.")
+        ejections.add_metric([], sum(worker.standing.ejections for worker in workers))
+        yield ejections
+
+    def _collect_queue(self) -> Iterable[Metric]:
+        waiting: Tally[str] = Tally()
+        for tenant, count in list(self._dispatcher.waiting.waiting_by_tenant()):
+            waiting[tenant] += count
+        queued = GaugeMetricFamily(
+            "quire_router_queued_requests", "Requests that wait for a worker with room.", labels=["tenant"]
+        )
+        most = waiting.most_common(_MOST_TENANTS)
+        for tenant, count in most:
+            queued.add_metric([tenant], count)
+        if rest := waiting.total() - sum(count for _, count in most):
+            queued.add_metric(["others"], rest)
+        yield queued
+        tokens = self._dispatcher.waiting.tokens
+        yield GaugeMetricFamily("quire_router_queued_tokens", "Their prompt tokens.", value=tokens)

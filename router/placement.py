@@ -2,77 +2,182 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from typing import Protocol
 
-from quire.errors import Unavailable
-from router.policies.base import Policy
-from router.sessions import Stream
-from router.worker import Worker
+from quire.block_hash import block_keys
+from router.clock import Clock
+from router.decisions import Decision, Decisions
+from router.index.prefix_index import Coverage, PrefixIndex
+from router.policies.base import Candidate, Policy
+from router.roster import Roster
+from router.stream import Stream
+from router.worker_port import WorkerPort
 
-Eligible = Callable[[str], Sequence[Worker]]
+_NOTHING = Coverage()
+
+
+class PlacementMetrics(Protocol):
+    """What is told of placements."""
+
+    def placed(self, seconds: float) -> None:
+        """A decision took so long."""
+
+    def predicted(self, predicted: int, found: int, block_size: int) -> None:
+        """So many cached tokens were expected, and so many the worker found."""
 
 
 class PlacementTable:
     """The requests that are on a worker now, by the number they have there."""
 
-    def __init__(self, eligible: Eligible, policy: Policy) -> None:
-        """
-        Args:
-            eligible: the ready workers for a model's name; raises the error to answer with when there is none.
-        """
-        self._eligible = eligible
+    def __init__(
+        self, roster: Roster, index: PrefixIndex, policy_name: str, policy: Policy, clock: Clock,
+        metrics: PlacementMetrics,
+    ) -> None:  # fmt: skip
+        self._roster = roster
+        self._index = index
+        self._policy_name = policy_name
         self._policy = policy
+        self._clock = clock
+        self._metrics = metrics
         self._ids = itertools.count(1)  # no two workers share a number
         self._streams: dict[int, Stream] = {}
+        self.decisions = Decisions()
         # `self.find(worker_stream_id)`: the request, or None. A bound method of the table, for the hot path.
         self.find = self._streams.get
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def on_worker(self, worker: Worker) -> list[Stream]:
+    def on_worker(self, worker: WorkerPort) -> list[Stream]:
         """The requests that run there."""
         return [stream for stream in self._streams.values() if stream.worker is worker]
 
-    def add(self, stream: Stream, avoid: Worker | None = None) -> None:
-        """Sends the request to the worker that the policy picks, any but `avoid`.
+    def add(self, stream: Stream) -> bool:
+        """Sends the request to the worker that the policy picks; False when all are full.
 
         Raises:
             QuireError: there is no worker for it; nothing has changed.
         """
-        assert stream.generation is not None  # only dropped with the first delta, after which nothing is placed
-        workers = {worker.address: worker for worker in self._eligible(stream.request.model) if worker is not avoid}
+        workers = self._suitable(stream)
         if not workers:
-            raise Unavailable("No other engine worker is ready.")
-        chosen = self._policy.choose(stream.request, [worker.view() for worker in workers.values()])
-        worker = workers[chosen.address]
-        stream_id = next(self._ids)
-        worker.start_generation(stream_id, stream.generation, _timeout_ms(stream))
-        worker.load.placed(stream.request)
-        stream.worker, stream.worker_stream_id = worker, stream_id
-        self._streams[stream_id] = stream
+            return False
+        started = time.perf_counter()
+        candidates = self._candidates(stream, workers)
+        chosen = self._policy.choose(stream.request, candidates)
+        seconds = time.perf_counter() - started
+        worker = workers[candidates.index(chosen)]
+        self._start(stream, worker, chosen)
+        self._metrics.placed(seconds)
+        now = self._clock.time()
+        self.decisions.record(
+            Decision(
+                stream.request, time.time(), self._policy_name, self._policy.weights, stream.attempts, seconds,
+                now - stream.arrived, candidates, chosen.address,
+            )
+        )  # fmt: skip
+        return True
 
     def mark_started(self, stream: Stream) -> None:
-        """The request's first delta is here."""
-        if stream.generation is not None and stream.worker is not None:
-            stream.worker.load.prefilled(stream.request)
-        stream.generation = None
+        """The request's first delta from its worker is here."""
+        stream.started = True
+        stream.fruitless = 0
+        self._settle(stream, computed=True)
 
     def remove(self, stream: Stream) -> None:
         """Takes the request off its worker, if it is on one. Sends nothing."""
-        worker, stream.worker = stream.worker, None
+        worker = stream.worker
         if worker is None:
             return
         del self._streams[stream.worker_stream_id]
-        if stream.generation is not None:
-            worker.load.prefilled(stream.request)
-        worker.load.ended(stream.request)
+        self._settle(stream, computed=False)
+        worker.load.ended(stream.request.sequences)
+        stream.worker = None
+
+    def check_prediction(self, stream: Stream, cached_tokens: int) -> None:
+        """The worker has told how much of the prompt it had."""
+        if stream.predicted_tokens is not None and stream.attempts == 1 and stream.worker and stream.worker.model_info:
+            self._metrics.predicted(stream.predicted_tokens, cached_tokens, stream.worker.model_info.block_size)
+
+    def _suitable(self, stream: Stream) -> Sequence[WorkerPort]:
+        """Ready workers with room; for a request that moves, others than it was on, and of the same make."""
+        workers = self._roster.ready(stream.request.model)
+        if stream.avoid is not None:
+            workers = [worker for worker in workers if worker is not stream.avoid] or workers
+        if stream.make:
+            workers = [worker for worker in workers if _make(worker) == stream.make] or workers
+        return [worker for worker in workers if worker.has_room]
+
+    def _candidates(self, stream: Stream, workers: Sequence[WorkerPort]) -> list[Candidate]:
+        block_size, most = 0, 0
+        coverage: dict[int, Coverage] = {}
+        if self._policy.uses_cache:
+            block_size = workers[0].model_info.block_size if workers[0].model_info else 0
+            keys = self._keys(stream, block_size)
+            coverage = self._index.cover(keys, [worker.blocks for worker in workers]) if keys else {}
+            # The last token is computed in any case: its logits are wanted.
+            most = (stream.request.prompt_tokens - 1) // block_size if block_size else 0
+        candidates = []
+        for worker in workers:
+            load = worker.load
+            found = coverage.get(worker.blocks.bit, _NOTHING)
+            device = min(found.device, most)
+            candidates.append(
+                Candidate(
+                    worker.address, device * block_size, min(found.host, most - device) * block_size,
+                    load.sequences, load.prefill_tokens, load.kv_usage,
+                    load.speed.seconds_per_step, load.speed.seconds_per_token,
+                )
+            )  # fmt: skip
+        return candidates
+
+    def _keys(self, stream: Stream, block_size: int) -> Sequence[int]:
+        """Of the prompt's full blocks; none for a request that may not use the cache."""
+        generation = stream.generation
+        if stream.keys is None:
+            if not block_size or generation.sampling.HasField("prompt_logprobs"):
+                stream.keys = ()
+            elif generation.prompt_block_size == block_size:
+                stream.keys = list(generation.prompt_block_keys)
+            else:
+                stream.keys = block_keys(list(generation.prompt_token_ids), block_size, generation.cache_salt)
+        return stream.keys
+
+    def _start(self, stream: Stream, worker: WorkerPort, chosen: Candidate) -> None:
+        stream_id = next(self._ids)
+        worker.start_generation(stream_id, stream.generation, self._timeout_ms(stream))
+        known = chosen.cached_tokens + chosen.host_cached_tokens
+        stream.attempts += 1
+        stream.worker, stream.worker_stream_id, stream.started = worker, stream_id, False
+        stream.prompt_tokens = stream.request.prompt_tokens + stream.journal.num_tokens
+        stream.prefill_tokens = max(1, stream.prompt_tokens - known)
+        worker.load.placed(stream.request.sequences, stream.prompt_tokens, stream.prefill_tokens)
+        self._streams[stream_id] = stream
+        stream.make = _make(worker)
+        if self._policy.uses_cache and stream.keys:
+            block_size = worker.model_info.block_size if worker.model_info else 1
+            stream.predicted_tokens = known
+            stream.placed = self._index.expect(worker.blocks, stream.keys, known // block_size)
+
+    def _settle(self, stream: Stream, computed: bool) -> None:
+        """The prompt is computed, or never will be."""
+        if stream.prefill_tokens and stream.worker is not None:
+            stream.worker.load.prefilled(stream.prompt_tokens, stream.prefill_tokens)
+            stream.prefill_tokens = 0
+        if stream.placed is not None:
+            self._index.settle(stream.placed, computed)
+            stream.placed = stream.keys = None
+
+    def _timeout_ms(self, stream: Stream) -> int:
+        """What is left of the request's time, in milliseconds; 0 when it has no deadline."""
+        if stream.deadline is None:
+            return 0
+        return max(1, round((stream.deadline - self._clock.time()) * 1000))
 
 
-def _timeout_ms(stream: Stream) -> int:
-    """What is left of the request's time, in milliseconds; 0 when it has no deadline."""
-    if stream.deadline is None:
-        return 0
-    return max(1, round((stream.deadline - asyncio.get_running_loop().time()) * 1000))
+def _make(worker: WorkerPort) -> str:
+    """Workers of one make generate the same tokens from the same request."""
+    info = worker.model_info
+    return f"{info.fingerprint}, {info.max_model_len} tokens" if info and info.fingerprint else ""

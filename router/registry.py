@@ -18,9 +18,19 @@ MAX_WORKERS = 1024
 class WorkerRegistry:
     """Address → worker. A worker is known while any source announces it, and after that until its requests are done."""
 
-    def __init__(self, make_worker: Callable[[str], Worker], on_removed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        make_worker: Callable[[str], Worker],
+        on_removed: Callable[[str], None],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            on_change: called when workers may have come, gone or changed their state; at each `sweep` too.
+        """
         self._make_worker = make_worker
         self._on_removed = on_removed
+        self._on_change = on_change
         self._workers: dict[str, Worker] = {}
         self._announced: dict[str, frozenset[str]] = {}
         self._states: dict[str, State] = {}
@@ -56,6 +66,7 @@ class WorkerRegistry:
                 self._remove(address)
             else:
                 self._log_state(worker)
+        self._on_change()
 
     async def close(self) -> None:
         """Disconnects from all workers."""

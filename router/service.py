@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from quire.errors import Internal, InvalidRequest
+from quire.errors import Internal, InvalidRequest, NotFound
 from quire.rpc.context import current_request_id, current_traceparent
 from quire.rpc.status import from_request_error
 from quire.v1 import router_pb2, router_pb2_grpc
-from router.convert import worker_message
+from router.convert import explanation, worker_message
+from router.decisions import KEPT_DECISIONS, Decisions
 from router.discovery import split_address
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
@@ -26,8 +27,9 @@ _STREAM_ID = 0  # of the one request of a Generate call
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     """The calls of router.proto."""
 
-    def __init__(self, dispatcher: Dispatcher, fleet: Fleet) -> None:
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, decisions: Decisions) -> None:
         self._dispatcher = dispatcher
+        self._decisions = decisions
         self._fleet = fleet
 
     async def Generate(
@@ -84,6 +86,18 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.HeartbeatResponse:
         self._fleet.leases.renew(request.lease_id)
         return router_pb2.HeartbeatResponse(lease_ms=self._fleet.lease_ms)
+
+    async def ExplainPlacement(
+        self, request: router_pb2.ExplainPlacementRequest, context: grpc.aio.ServicerContext
+    ) -> router_pb2.ExplainPlacementResponse:
+        decision = self._decisions.find(request.request_id)
+        if decision is None:
+            raise NotFound(
+                f"No placement of request {request.request_id[:128]!r} is remembered; the router keeps the last "
+                f"{KEPT_DECISIONS}.",
+                parameter="request_id",
+            )
+        return explanation(decision, request.weights)
 
     async def _read(
         self, session: CallerSession, frames: AsyncIterator[router_pb2.RouterServiceSessionRequest]

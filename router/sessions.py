@@ -1,39 +1,12 @@
-"""The callers' side: sessions, and the requests that each of them has running."""
+"""The callers' side: one session for each gateway, or call."""
 
 from __future__ import annotations
-
-import asyncio
-from dataclasses import dataclass
 
 from quire.errors import Overloaded, QuireError
 from quire.rpc.session import Outbox
 from quire.rpc.status import to_request_error
 from quire.v1 import common_pb2, engine_pb2, router_pb2
-from router.policies.base import RouteRequest
-from router.worker import Worker
-
-
-@dataclass(eq=False, slots=True)
-class Stream:
-    """One request from its start to its last delta. Owned by its session and by the dispatcher's table."""
-
-    session: CallerSession
-    # The caller's number for it.
-    stream_id: int
-    request: RouteRequest
-    # What the caller sent; dropped with the first delta, when it cannot be sent to another worker any more.
-    generation: common_pb2.Generation | None
-    # Event-loop time at which it is out of time; None without a deadline.
-    deadline: float | None
-    # Where it runs.
-    worker: Worker | None = None
-    # Our number for it on the worker's session. Another attempt gets another number, so that nothing of the first
-    # attempt is taken for the second's.
-    worker_stream_id: int = 0
-    # It was started a second time; and the second attempt has shown no sign of life yet.
-    retried: bool = False
-    retrying: bool = False
-    timer: asyncio.TimerHandle | None = None
+from router.stream import Stream
 
 
 class CallerSession:

@@ -15,6 +15,7 @@ class State(enum.Enum):
     READY = "ready"
     DRAINING = "draining"
     UNREACHABLE = "unreachable"
+    EJECTED = "ejected"
 
 
 class Health(enum.Enum):
@@ -44,6 +45,8 @@ class Facts:
     has_model: bool
     # Last trouble met with it; empty when there was none.
     trouble: str
+    # Why it gets no new requests for a while; empty when it does.
+    ejected: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,4 +74,4 @@ def assess(facts: Facts) -> Condition:
         return Condition(State.STARTING, facts.trouble or "its health is not known yet")
     if not facts.has_model:
         return Condition(State.STARTING, facts.trouble or "it has not told its model yet")
-    return Condition(State.READY)
+    return Condition(State.EJECTED, facts.ejected) if facts.ejected else Condition(State.READY)

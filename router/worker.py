@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -18,42 +19,50 @@ from quire.rpc.settings import CALL_SECONDS
 from quire.rpc.status import from_rpc_error
 from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from router.health import HealthWatch
-from router.load import LoadTracker
-from router.policies.base import WorkerView
-from router.state import Condition, Facts, State, assess
+from router.index.feed import KvFeed
+from router.index.prefix_index import WorkerBlocks
+from router.state import Condition, Facts, assess
+from router.worker_port import WorkerPort
 
 _RETRY_SECONDS = 0.25
+# A worker that is silent for so long has its requests go on elsewhere.
+_LOST_SECONDS = 2.0
 
-FrameHandler = Callable[["Worker", engine_pb2.EngineServiceSessionResponse], None]
-LossHandler = Callable[["Worker", QuireError], None]
+FrameHandler = Callable[[WorkerPort, engine_pb2.EngineServiceSessionResponse], None]
+LossHandler = Callable[[WorkerPort, QuireError], None]
 
 
-class Worker:
+class Worker(WorkerPort):
     """Keeps up with one worker from `start` to `close`, through its restarts.
 
     Contract: `on_frame` gets each frame of the session without its load; `on_lost` is called once for each session
-    that ends, and the streams it carried are gone with it.
+    that ends, and the streams it carried are gone with it; `on_change` after each change of state, load or model.
     """
 
     def __init__(
-        self, address: str, security: RpcSecurityOptions, on_frame: FrameHandler, on_lost: LossHandler
+        self,
+        address: str,
+        security: RpcSecurityOptions,
+        feed: KvFeed,
+        on_frame: FrameHandler,
+        on_lost: LossHandler,
+        on_change: Callable[[], None],
     ) -> None:
-        self.address = address
-        self.load = LoadTracker()
-        # What it serves; the last answer stays while the worker is away.
-        self.model_info: common_pb2.ModelInfo | None = None
+        super().__init__(address)
         # Set when no source announces the worker any more.
         self.retired = False
         self._security = security
+        self._feed = feed
         self._on_frame = on_frame
         self._on_lost = on_lost
+        self._on_change = on_change
         self._channel = open_channel(address, security)
         self._stub = engine_pb2_grpc.EngineServiceStub(self._channel)
-        self._health = HealthWatch(self._channel)
+        self._health = HealthWatch(self._channel, on_change)
         self._link: SessionLink[engine_pb2.EngineServiceSessionRequest, engine_pb2.EngineServiceSessionResponse]
         self._link = SessionLink(
             f"Engine worker {address}", self._open_session, engine_pb2.EngineServiceSessionRequest,
-            self._take_frame, self._lose_session, on_connected=self._begin_session,
+            self._take_frame, self._lose_session, on_connected=self._begin_session, lost_seconds=_LOST_SECONDS,
         )  # fmt: skip
         self._ask_model = asyncio.Event()
         self._model_trouble = ""
@@ -62,7 +71,9 @@ class Worker:
 
     def start(self) -> None:
         """Begins to connect."""
-        jobs: tuple[Coroutine[Any, Any, None], ...] = (self._link.run(), self._health.run(), self._keep_model_info())
+        jobs: tuple[Coroutine[Any, Any, None], ...] = (
+            self._link.run(), self._health.run(), self._keep_model_info(), self._feed.run(self._subscribe)
+        )  # fmt: skip
         # Whoever announced the worker, its connection is nobody's request.
         self._tasks = [asyncio.create_task(job, context=contextvars.Context()) for job in jobs]
 
@@ -71,6 +82,7 @@ class Worker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._feed.close()
         await self._channel.close()
 
     @property
@@ -86,34 +98,22 @@ class Worker:
                 was_serving=self._health.was_serving,
                 has_model=not self._ask_model.is_set(),
                 trouble=self._trouble(),
+                ejected=self.standing.reason if self.standing.ejected_until > time.monotonic() else "",
             )
         )
 
     @property
-    def ready(self) -> bool:
-        """Whether it takes requests."""
-        return self.condition.state is State.READY
-
-    def view(self) -> WorkerView:
-        """The worker as policies see it."""
-        return WorkerView(self.address, self.load.estimate(), self.load.inflight_requests)
-
-    def serves(self, model: str) -> bool:
-        """Whether it answers to the name; every worker does to the empty one."""
-        return self.model_info is not None and (not model or model in self.model_info.served_model_names)
+    def blocks(self) -> WorkerBlocks:
+        """See WorkerPort."""
+        return self._feed.blocks
 
     def start_generation(self, stream_id: int, generation: common_pb2.Generation, timeout_ms: int) -> None:
-        """Sends a request to the worker.
-
-        Raises:
-            Unavailable: there is no connection.
-            Overloaded: the worker does not read what it is sent.
-        """
+        """See WorkerPort."""
         start = self._link.post().starts.add(stream_id=stream_id, generation=generation)
         start.generation.timeout_ms = timeout_ms
 
     def abort(self, stream_id: int) -> None:
-        """Ends a request at the worker; one that is not connected has ended it already."""
+        """See WorkerPort."""
         with contextlib.suppress(Unavailable):
             self._link.post().abort_stream_ids.append(stream_id)
 
@@ -128,6 +128,7 @@ class Worker:
 
     def _begin_session(self) -> None:
         self._ask_model.set()  # a restarted worker may serve something else
+        self._on_change()
 
     def _take_frame(self, frame: engine_pb2.EngineServiceSessionResponse) -> None:
         if frame.HasField("load"):
@@ -137,7 +138,16 @@ class Worker:
             self._on_frame(self, frame)
 
     def _lose_session(self, error: QuireError) -> None:
+        self._on_change()
         self._on_lost(self, error)
+
+    def _subscribe(
+        self, request: engine_pb2.SubscribeKvEventsRequest
+    ) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
+        call: AsyncIterator[engine_pb2.SubscribeKvEventsResponse] = self._stub.SubscribeKvEvents(
+            request, metadata=call_metadata(self._security)
+        )
+        return call
 
     async def _keep_model_info(self) -> None:
         while True:
@@ -155,3 +165,4 @@ class Worker:
             self._was_connected = True  # and no sooner: a worker that still loads opens sessions and ends them
             self._model_trouble = ""
             self._ask_model.clear()
+            self._on_change()

@@ -21,8 +21,27 @@ class RouterOptions:
         10.0, "Workers that register themselves are dropped after this long without a heartbeat.", minimum=0.5
     )
     routing_policy: str = option(
-        "least_loaded", "How a worker is picked: least_loaded, power_of_two, random or round_robin."
+        "prefix", "How a worker is picked: prefix, least_loaded, power_of_two, round_robin, random or consistent_hash."
     )
+    host_tier_weight: float = option(
+        0.25, "prefix policy: share of a prompt token's prefill time that one cached in host memory still takes.",
+        minimum=0, maximum=1,
+    )  # fmt: skip
+    interference_weight: float = option(
+        0.5, "prefix policy: seconds that count for each second in which a request slows others down.", minimum=0
+    )
+    routing_temperature: float = option(
+        0.02, "prefix policy: costs that exceed the least by less than this share of it are as good.", minimum=0
+    )
+    max_index_blocks: int = option(
+        4_000_000, "KV blocks that the prefix index knows of, at about 100 bytes each. Beyond, it keeps every second "
+        "block, then every fourth, and so on: matches are then known to within so many blocks.", minimum=1024,
+    )  # fmt: skip
     max_inflight_requests: int = option(
         4096, "Requests running over all workers; more are refused as overload.", minimum=1
     )
+    max_queued_requests: int = option(
+        2048, "Requests that wait while all workers are full, for each model; more are refused as overload.", minimum=0
+    )
+    max_queued_tokens: int = option(8_000_000, "Prompt tokens of those.", minimum=0)
+    max_queue_seconds: float = option(60.0, "Longest wait of a request for a worker.", minimum=0)

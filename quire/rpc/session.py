@@ -89,6 +89,7 @@ class SessionLink(Generic[Out, In]):
         on_lost: Callable[[QuireError], None],
         heartbeats: bool = True,
         on_connected: Callable[[], None] = lambda: None,
+        lost_seconds: float = LOST_SECONDS,
     ) -> None:
         """
         Args:
@@ -103,6 +104,7 @@ class SessionLink(Generic[Out, In]):
         self._on_lost = on_lost
         self._heartbeats = heartbeats
         self._on_connected = on_connected
+        self._lost_seconds = lost_seconds
         # Why the last connection, or the last attempt at one, ended.
         self.error: QuireError | None = None
         self._outbox: Outbox[Out] | None = None
@@ -146,7 +148,7 @@ class SessionLink(Generic[Out, In]):
         while True:
             started = time.monotonic()
             error = await self._connect_once()
-            failures = 0 if time.monotonic() - started > LOST_SECONDS else failures + 1
+            failures = 0 if time.monotonic() - started > self._lost_seconds else failures + 1
             logger.debug("session with %s ended: %s", self.name, error)
             await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
 
@@ -217,6 +219,6 @@ class SessionLink(Generic[Out, In]):
                 return Unavailable(f"{self.name} ended the session.")
 
     async def _watch(self) -> QuireError:
-        while not self._heartbeats or time.monotonic() - self._last_frame < LOST_SECONDS:
+        while not self._heartbeats or time.monotonic() - self._last_frame < self._lost_seconds:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-        return Unavailable(f"{self.name} sent no heartbeat for {LOST_SECONDS:g} s.")
+        return Unavailable(f"{self.name} sent no heartbeat for {self._lost_seconds:g} s.")

@@ -5,42 +5,57 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
+from typing import ClassVar, NamedTuple
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RouteRequest:
     """A request that needs a worker."""
 
     request_id: str
     # Empty when the caller named none and there is only one.
     model: str
-    prompt_token_ids: Sequence[int]
+    prompt_tokens: int
     # Sequences generated from the prompt, at least 1.
     sequences: int
-    cache_salt: str
-    priority: int
+    # Tokens that each of them is expected to have.
+    output_tokens: float
+    tenant: str = ""
+    # Names the conversation; empty when the caller did not.
+    session_id: str = ""
+    priority: int = 0
 
 
-@dataclass(frozen=True)
-class WorkerLoad:
-    """Load of one worker now: its last heartbeat, corrected by what this router has placed and finished since."""
-
-    # Sequences running or waiting.
-    sequences: int
-    # Prompt tokens still to be computed.
-    prefill_tokens: int
-    # Share of the KV blocks held by live sequences, from 0 to 1.
-    kv_usage: float
-
-
-@dataclass(frozen=True)
-class WorkerView:
-    """A worker that could take the request: it is ready and serves the model."""
+class Candidate(NamedTuple):
+    """A worker that could take the request, as it is now: its last heartbeat, corrected by what this router has placed
+    and finished since."""
 
     address: str
-    load: WorkerLoad
-    # Requests that this router has running there.
-    inflight_requests: int
+    # How many of the prompt's tokens it holds in its cache, or will before the request gets there: on the device, and
+    # behind those in host memory.
+    cached_tokens: int = 0
+    host_cached_tokens: int = 0
+    # Sequences running or waiting, and prompt tokens still to be computed.
+    sequences: int = 0
+    prefill_tokens: int = 0
+    # Share of the KV blocks held by live sequences, from 0 to 1.
+    kv_usage: float = 0.0
+    # Its speed: see router/speed.py.
+    seconds_per_step: float = 0.02
+    seconds_per_token: float = 1e-4
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the parts of the prefix policy's cost count."""
+
+    # Share of a prompt token's prefill time that a token cached in host memory still takes.
+    host_tier: float = 0.25
+    # Seconds that count for each second in which the request slows others down.
+    interference: float = 0.5
+    # Costs that exceed the least by less than this share of it are as good.
+    temperature: float = 0.02
 
 
 class Policy(ABC):
@@ -50,8 +65,20 @@ class Policy(ABC):
     state between calls; workers come and go, so it must not rely on having seen one before.
     """
 
+    # Whether it looks at what workers have cached; else nobody looks it up.
+    uses_cache: ClassVar[bool] = False
+
+    def __init__(self, weights: Weights, random: Random) -> None:
+        """
+        Args:
+            weights: for policies that compare costs.
+            random: for those that draw.
+        """
+        self.weights = weights
+        self.random = random
+
     @abstractmethod
-    def choose(self, request: RouteRequest, candidates: Sequence[WorkerView]) -> WorkerView:
+    def choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Candidate:
         """The worker to use.
 
         Args:

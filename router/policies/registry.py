@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from random import Random
 from types import MappingProxyType
 
 from quire.errors import StartupError
-from router.policies.base import Policy
+from router.policies.base import Policy, Weights
 
 # Name → module:class, imported when chosen.
 POLICIES: Mapping[str, str] = MappingProxyType(
     {
+        "consistent_hash": "router.policies.consistent_hash:ConsistentHash",
         "least_loaded": "router.policies.least_loaded:LeastLoaded",
         "power_of_two": "router.policies.power_of_two:PowerOfTwo",
+        "prefix": "router.policies.prefix:Prefix",
         "random": "router.policies.uniform_random:UniformRandom",
         "round_robin": "router.policies.round_robin:RoundRobin",
     }
 )
 
 
-def make_policy(name: str) -> Policy:
-    """A new policy.
+def make_policy(name: str, weights: Weights, random: Random) -> Policy:
+    """A new policy; see Policy for the arguments.
 
     Raises:
         StartupError: there is none of that name.
@@ -29,5 +32,5 @@ def make_policy(name: str) -> Policy:
     if name not in POLICIES:
         raise StartupError(f"--routing-policy {name} does not exist. Choose one of {', '.join(sorted(POLICIES))}.")
     module, _, class_name = POLICIES[name].partition(":")
-    policy: Policy = getattr(importlib.import_module(module), class_name)()
+    policy: Policy = getattr(importlib.import_module(module), class_name)(weights, random)
     return policy

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from random import Random
 
-from router.policies.base import Policy, RouteRequest, WorkerView
+from router.policies.base import Candidate, Policy, RouteRequest, Weights
 
 
 class RoundRobin(Policy):
     """Each worker gets every n-th request, whatever the load."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Weights, random: Random) -> None:
+        super().__init__(weights, random)
         self._turn = itertools.count()
 
-    def choose(self, request: RouteRequest, candidates: Sequence[WorkerView]) -> WorkerView:
+    def choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Candidate:
         return candidates[next(self._turn) % len(candidates)]

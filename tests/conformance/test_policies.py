@@ -9,45 +9,51 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import StartupError
-from router.policies.base import Policy, RouteRequest, WorkerLoad, WorkerView
+from router.policies.base import Candidate, Policy, RouteRequest, Weights
 from router.policies.least_loaded import cost
 from router.policies.registry import POLICIES, make_policy
 
-loads = st.builds(
-    WorkerLoad,
-    sequences=st.integers(0, 10_000),
-    prefill_tokens=st.integers(0, 10**7),
-    kv_usage=st.floats(0, 1),
-)
-fleets = st.lists(st.tuples(loads, st.integers(0, 5000)), min_size=1, max_size=40).map(
-    lambda entries: [WorkerView(f"w{i}:1", load, inflight) for i, (load, inflight) in enumerate(entries)]
+figures = st.tuples(
+    st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10_000), st.integers(0, 10**7), st.floats(0, 1),
+    st.floats(0, 100), st.floats(1e-9, 1),
+)  # fmt: skip
+fleets = st.lists(figures, min_size=1, max_size=40).map(
+    lambda entries: [Candidate(f"w{i}:1", *entry) for i, entry in enumerate(entries)]
 )
 requests = st.builds(
     RouteRequest,
-    request_id=st.text(max_size=8), model=st.sampled_from(["", "m"]),
-    prompt_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=50), sequences=st.integers(1, 128),
-    cache_salt=st.text(max_size=8), priority=st.integers(-10, 10),
+    request_id=st.text(max_size=8), model=st.sampled_from(["", "m"]), prompt_tokens=st.integers(0, 10**6),
+    sequences=st.integers(1, 128), output_tokens=st.floats(0, 10**6), tenant=st.text(max_size=8),
+    session_id=st.text(max_size=8), priority=st.integers(-10, 10),
 )  # fmt: skip
 
-ONE = RouteRequest("r", "", [1, 2, 3], 1, "", 0)
+ONE = RouteRequest("r", "", 3, 1, 128.0)
 
 
-def idle(count: int) -> list[WorkerView]:
-    return [WorkerView(f"w{i}:1", WorkerLoad(0, 0, 0.0), 0) for i in range(count)]
+def make(name: str) -> Policy:
+    return make_policy(name, Weights(), random.Random(0))
+
+
+def idle(count: int) -> list[Candidate]:
+    return [Candidate(f"w{i}:1") for i in range(count)]
+
+
+def requests_of_sessions(count: int) -> list[RouteRequest]:
+    return [RouteRequest(f"r{number}", "", 3, 1, 128.0) for number in range(count)]
 
 
 @pytest.fixture(params=sorted(POLICIES))
 def policy(request: pytest.FixtureRequest) -> Policy:
-    return make_policy(request.param)
+    return make(request.param)
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(request=requests, changing=st.lists(fleets, min_size=1, max_size=5))
 @settings(max_examples=40, deadline=None)
 def test_picks_a_candidate_while_the_fleet_changes(
-    name: str, request: RouteRequest, changing: list[list[WorkerView]]
+    name: str, request: RouteRequest, changing: list[list[Candidate]]
 ) -> None:
-    policy = make_policy(name)
+    policy = make(name)
     for fleet in changing:
         before = list(fleet)
         chosen = policy.choose(request, fleet)
@@ -55,16 +61,15 @@ def test_picks_a_candidate_while_the_fleet_changes(
         assert fleet == before
 
 
-def test_an_empty_prompt_and_a_tuple_will_do(policy: Policy) -> None:
-    request = RouteRequest("", "", (), 1, "", 0)
+def test_an_empty_request_and_a_tuple_will_do(policy: Policy) -> None:
+    request = RouteRequest("", "", 0, 1, 0.0)
     assert policy.choose(request, tuple(idle(2))) in idle(2)
 
 
 def test_idle_equals_share_the_requests(policy: Policy) -> None:
-    random.seed(0)
     counts = dict.fromkeys((worker.address for worker in idle(4)), 0)
-    for _ in range(2000):
-        counts[policy.choose(ONE, idle(4)).address] += 1
+    for request in requests_of_sessions(2000):
+        counts[policy.choose(request, idle(4)).address] += 1
     assert min(counts.values()) > 350
     assert max(counts.values()) < 650
 
@@ -72,22 +77,78 @@ def test_idle_equals_share_the_requests(policy: Policy) -> None:
 def test_state_does_not_grow(policy: Policy) -> None:
     """A thousand workers that come and go leave nothing behind."""
     for number in range(1000):
-        policy.choose(ONE, [WorkerView(f"w{number}:1", WorkerLoad(0, 0, 0.0), 0)])
+        policy.choose(ONE, [Candidate(f"w{number}:1")])
     held = [value for value in vars(policy).values() if isinstance(value, dict | list | set)]
     assert all(len(value) <= 1 for value in held)
 
 
-@pytest.mark.parametrize("name", ["least_loaded", "power_of_two"])
+@pytest.mark.parametrize("name", ["prefix", "least_loaded", "power_of_two"])
 def test_load_aware_policies_avoid_the_busy_one(name: str) -> None:
-    fleet = [*idle(1), WorkerView("busy:1", WorkerLoad(50, 9000, 0.5), 50)]
-    assert {make_policy(name).choose(ONE, fleet).address for _ in range(50)} == {"w0:1"}
+    fleet = [*idle(1), Candidate("busy:1", sequences=50, prefill_tokens=9000, kv_usage=0.5)]
+    assert {make(name).choose(ONE, fleet).address for _ in range(50)} == {"w0:1"}
+
+
+def load_of(sequences: int, prefill_tokens: int, kv_usage: float) -> float:
+    return cost(Candidate("w:1", 0, 0, sequences, prefill_tokens, kv_usage))
 
 
 def test_least_loaded_weighs_long_prompts_and_full_caches() -> None:
-    assert cost(WorkerLoad(1, 8192, 0.1)) > cost(WorkerLoad(4, 0, 0.1))
-    assert cost(WorkerLoad(10, 0, 0.99)) > cost(WorkerLoad(15, 0, 0.5))
+    assert load_of(1, 8192, 0.1) > load_of(4, 0, 0.1)
+    assert load_of(10, 0, 0.99) > load_of(15, 0, 0.5)
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(StartupError, match="least_loaded"):
-        make_policy("psychic")
+        make("psychic")
+
+
+PROMPT = RouteRequest("r", "", 2000, 1, 100.0)
+
+
+def prefix_choice(request: RouteRequest, *fleet: Candidate) -> str:
+    return make("prefix").choose(request, fleet).address
+
+
+def test_the_prefix_decides_between_equals() -> None:
+    assert prefix_choice(PROMPT, *idle(3), Candidate("holder:1", cached_tokens=160)) == "holder:1"
+
+
+def test_a_prefix_is_computed_anew_when_its_holder_is_busier_than_that_costs() -> None:
+    def holder(waiting: int) -> Candidate:
+        return Candidate("holder:1", cached_tokens=1600, sequences=1, prefill_tokens=waiting)
+
+    assert prefix_choice(PROMPT, *idle(1), holder(1000)) == "holder:1"
+    assert prefix_choice(PROMPT, *idle(1), holder(10_000)) == "w0:1"
+
+
+def test_what_lies_in_host_memory_counts_less_than_on_the_device_and_more_than_nothing() -> None:
+    device, host = Candidate("device:1", cached_tokens=1600), Candidate("host:1", host_cached_tokens=1600)
+    assert prefix_choice(PROMPT, *idle(1), host) == "host:1"
+    assert prefix_choice(PROMPT, device, host) == "device:1"
+
+
+def test_a_slow_worker_gets_its_share() -> None:
+    """Of two workers, one three times as slow: the fast one is cheaper until it has far more to do."""
+    slow = Candidate("slow:1", sequences=8, prefill_tokens=800, seconds_per_step=0.06, seconds_per_token=3e-4)
+    for sequences, chosen in ((8, "fast:1"), (16, "fast:1"), (80, "slow:1")):
+        fast = Candidate("fast:1", sequences=sequences, prefill_tokens=100 * sequences)
+        assert prefix_choice(PROMPT, slow, fast) == chosen
+
+
+def test_conversations_stay_and_move_only_when_their_worker_goes() -> None:
+    policy = make("consistent_hash")
+    sessions = [RouteRequest(f"r{n}", "", 3, 1, 1.0, session_id=f"s{n}") for n in range(300)]
+    fleet = idle(5)
+    before = [policy.choose(request, fleet).address for request in sessions]
+    assert before == [policy.choose(request, fleet[::-1]).address for request in sessions]
+    after = [policy.choose(request, fleet[:-1]).address for request in sessions]
+    assert all(old in (new, "w4:1") for old, new in zip(before, after, strict=True))
+    assert min(before.count(worker.address) for worker in fleet) > 30
+
+
+def test_a_conversation_leaves_a_worker_that_has_far_more_than_the_others() -> None:
+    policy = make("consistent_hash")
+    request = RouteRequest("r", "", 3, 1, 1.0, session_id="s")
+    home = policy.choose(request, idle(4)).address
+    fleet = [worker._replace(sequences=100 if worker.address == home else 10) for worker in idle(4)]
+    assert policy.choose(request, fleet).address != home

@@ -75,8 +75,13 @@ def leaked(router: Router) -> list[str]:
         "requests": len(router.table),
         "streams": sum(len(session.streams) for session in router.dispatcher.sessions),
         "sessions": len(router.dispatcher.sessions),
+        "waiting": router.dispatcher.waiting.waiting,
         "retries": router.dispatcher.retries_in_flight,
+        "expected blocks": len(router.index.expected),
         "in flight": sum(worker.load.inflight_requests for worker in workers),
-        "own load": sum(worker.load.own_sequences + worker.load.own_prefill_tokens for worker in workers),
+        "own load": sum(
+            worker.load.own_sequences + worker.load.own_prefill_tokens + worker.load.own_prompt_tokens
+            for worker in workers
+        ),
     }
     return [f"{name}: {count}" for name, count in left.items() if count]

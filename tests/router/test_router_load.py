@@ -10,12 +10,7 @@ from quire.v1 import common_pb2
 from router.budget import RetryBudget
 from router.fleet_load import FleetCounters, add_gauges
 from router.load import LoadTracker
-from router.policies.base import RouteRequest
 from router.state import Facts, Health, State, assess
-
-
-def request(tokens: int, sequences: int = 1) -> RouteRequest:
-    return RouteRequest("r", "", [1] * tokens, sequences, "", 0)
 
 
 def beat(running: int = 0, waiting: int = 0, prefill: int = 0) -> common_pb2.EngineLoad:
@@ -25,36 +20,38 @@ def beat(running: int = 0, waiting: int = 0, prefill: int = 0) -> common_pb2.Eng
     )  # fmt: skip
 
 
+def figures(load: LoadTracker) -> tuple[int, int]:
+    return load.sequences, load.prefill_tokens
+
+
 def test_placements_count_at_once() -> None:
     load = LoadTracker()
     load.heartbeat(beat())
-    load.placed(request(100, sequences=2))
-    load.placed(request(50))
-    estimate = load.estimate()
-    assert (estimate.sequences, estimate.prefill_tokens, estimate.kv_usage) == (3, 150, 0.25)
+    load.placed(2, prompt_tokens=100, prefill_tokens=100)
+    load.placed(1, prompt_tokens=80, prefill_tokens=50)
+    assert (figures(load), load.kv_usage) == ((3, 150), 0.25)
     assert load.inflight_requests == 2
 
 
 def test_a_heartbeat_that_reports_our_own_requests_counts_them_once() -> None:
     load = LoadTracker()
-    first, second = request(100), request(50)
-    load.placed(first)
-    load.placed(second)
+    load.placed(1, prompt_tokens=100, prefill_tokens=20)  # the worker does not tell what it will find in its cache
+    load.placed(1, prompt_tokens=50, prefill_tokens=50)
     load.heartbeat(beat(running=1, waiting=1, prefill=150))
-    assert (load.estimate().sequences, load.estimate().prefill_tokens) == (2, 150)
-    load.prefilled(first)
-    load.ended(first)
-    assert (load.estimate().sequences, load.estimate().prefill_tokens) == (1, 50)
+    assert figures(load) == (2, 70)
+    load.prefilled(100, 20)
+    load.ended(1)
+    assert figures(load) == (1, 50)
 
 
 def test_what_other_routers_placed_counts_too() -> None:
     load = LoadTracker()
-    load.placed(request(100))
+    load.placed(1, prompt_tokens=100, prefill_tokens=100)
     load.heartbeat(beat(running=5, waiting=2, prefill=700))
-    load.placed(request(10))
-    assert (load.estimate().sequences, load.estimate().prefill_tokens) == (8, 710)
+    load.placed(1, prompt_tokens=10, prefill_tokens=10)
+    assert figures(load) == (8, 710)
     load.heartbeat(beat(running=1, prefill=0))
-    assert load.estimate().sequences == 2
+    assert load.sequences == 2
 
 
 def test_fleet_counters_grow_through_restarts_and_departures() -> None:

@@ -119,7 +119,7 @@ def test_port_in_use() -> None:
 def test_unknown_policy() -> None:
     status, stderr = run_router("--routing-policy", "psychic")
     assert status == 1
-    assert "least_loaded, power_of_two, random, round_robin" in stderr
+    assert "consistent_hash, least_loaded, power_of_two, prefix, random, round_robin" in stderr
 
 
 def test_malformed_worker() -> None:

@@ -163,7 +163,7 @@ async def test_a_policy_that_fails_costs_one_request(
     async with running.client.session() as session:
         survivor = await (await session.start(1, generation([1], 50))).wait_tokens()
         with monkeypatch.context() as broken:
-            broken.setattr("router.policies.least_loaded.cost", lambda load: 1 / 0)
+            broken.setattr("router.policies.prefix.cost_seconds", lambda *facts: 1 / 0)
             failed = await (await session.start(2, generation([2], 5))).wait_ended()
         assert isinstance(failed.error, Internal)
         assert (await survivor.wait_ended()).tokens[0] == expected_tokens([1], 50)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import grpc
 from prometheus_client import CollectorRegistry
 
+from quire.block_hash import block_keys
 from quire.errors import InvalidRequest, NotFound, QuireError
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.context import current_request_id, current_traceparent
@@ -22,6 +23,7 @@ from quire.rpc.session import Outbox
 from quire.rpc.settings import HEARTBEAT_SECONDS
 from quire.rpc.status import to_request_error
 from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
+from tests.support.fake_cache import FakeCache
 
 VOCAB_SIZE = 50000
 
@@ -45,6 +47,8 @@ class FakeOptions:
     # Every request ends with this before its first token.
     start_error: QuireError | None = None
     total_kv_blocks: int = 1000
+    max_num_seqs: int = 256
+    fingerprint: str = "fake"
 
 
 @dataclass(eq=False)
@@ -55,11 +59,22 @@ class Request:
     generation: common_pb2.Generation
     outbox: Outbox[engine_pb2.EngineServiceSessionResponse]
     limit: int
-    produced: int = 0
+    # Of each sequence, those that another worker has generated among them; `limit` where it has ended.
+    produced: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        progress = self.generation.progress
+        self.produced = [len(each.token_ids) for each in progress] or [0] * max(1, self.generation.sampling.n)
+        for choice, each in enumerate(progress):
+            assert list(each.token_ids) == expected_tokens(
+                self.generation.prompt_token_ids, len(each.token_ids), choice
+            )
+            assert each.finished == (len(each.token_ids) >= self.limit)
 
     @property
     def sequences(self) -> int:
-        return max(1, self.generation.sampling.n)
+        return sum(produced < self.limit for produced in self.produced)
 
 
 @dataclass
@@ -83,6 +98,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     ) -> None:
         self.options = options or FakeOptions()
         self.record = Record()
+        self.cache = FakeCache()
         self.live: set[Request] = set()
         self.counters = common_pb2.EngineCounters()
         self.rpc = GrpcServer(
@@ -108,6 +124,12 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             with contextlib.suppress(asyncio.CancelledError):
                 await self._steps
         await self.rpc.server.stop(grace=None)
+
+    def fail_all(self, error: QuireError) -> None:
+        """Every live request ends with the error."""
+        for request in self.live:
+            _post_error(request.outbox, request.stream_id, error)
+        self.live.clear()
 
     async def drain(self) -> None:
         while self.live:
@@ -153,14 +175,21 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             self._abort(live)
         return engine_pb2.AbortResponse(aborted=len(hit))
 
+    async def SubscribeKvEvents(
+        self, request: engine_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
+        async for batch in self.cache.subscribe(request):
+            yield batch
+
     async def GetModelInfo(
         self, request: engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> engine_pb2.GetModelInfoResponse:
         self.record.metadata.append(dict(context.invocation_metadata()))
         info = common_pb2.ModelInfo(
             served_model_names=self.options.models, model=self.options.models[0], max_model_len=4096,
-            vocab_size=VOCAB_SIZE, block_size=16, num_kv_blocks=self.options.total_kv_blocks, max_num_seqs=256,
-            max_logprobs=20,
+            vocab_size=VOCAB_SIZE, block_size=16, num_kv_blocks=self.options.total_kv_blocks,
+            max_num_seqs=self.options.max_num_seqs, max_num_batched_tokens=1 << 20, max_logprobs=20,
+            fingerprint=self.options.fingerprint,
         )  # fmt: skip
         return engine_pb2.GetModelInfoResponse(model_info=info)
 
@@ -186,10 +215,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 try:
                     self._start(start.stream_id, start.generation, outbox)
                 except QuireError as error:
-                    outbox.post().deltas.add(
-                        stream_id=start.stream_id, finish_reason=common_pb2.FINISH_REASON_ERROR, is_final=True,
-                        error=to_request_error(error),
-                    )  # fmt: skip
+                    _post_error(outbox, start.stream_id, error)
             for stream_id in frame.abort_stream_ids:
                 for request in [r for r in self.live if r.outbox is outbox and r.stream_id == stream_id]:
                     self._abort(request)
@@ -204,7 +230,12 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.record.started.append(generation)
         sampling = generation.sampling
         limit = sampling.max_tokens if sampling.HasField("max_tokens") else self.options.default_max_tokens
-        self.live.add(Request(stream_id, generation, outbox, limit))
+        request = Request(stream_id, generation, outbox, limit)
+        keys = block_keys(list(generation.prompt_token_ids), 16, generation.cache_salt)
+        # As in an engine, the last token is computed in any case.
+        request.cached_tokens = min(self.cache.covered(keys), (len(generation.prompt_token_ids) - 1) // 16) * 16
+        self.cache.store(keys)
+        self.live.add(request)
 
     def _abort(self, request: Request) -> None:
         self.live.discard(request)
@@ -218,22 +249,24 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                     self._step(request)
 
     def _step(self, request: Request) -> None:
-        last = request.produced + 1 >= request.limit
         prompt = request.generation.prompt_token_ids
-        for choice in range(request.sequences):
-            token = (sum(prompt) + 7 * request.produced + 31 * choice) % VOCAB_SIZE
+        for choice, produced in enumerate(request.produced):
+            if produced >= request.limit:
+                continue
+            token = (sum(prompt) + 7 * produced + 31 * choice) % VOCAB_SIZE
             delta = request.outbox.post().deltas.add(
                 stream_id=request.stream_id, choice_index=choice, token_ids=[token]
             )
             _score(request, delta, token)
-            if last:
+            request.produced[choice] += 1
+            self.counters.generation_tokens += 1
+            if produced + 1 >= request.limit:
                 delta.finish_reason = common_pb2.FINISH_REASON_LENGTH
-        request.produced += 1
-        self.counters.generation_tokens += request.sequences
-        if last:
+        if not request.sequences:
             delta.is_final = True
             delta.usage.prompt_tokens = len(prompt)
-            delta.usage.completion_tokens = request.produced * request.sequences
+            delta.usage.completion_tokens = sum(request.produced)
+            delta.usage.cached_prompt_tokens = request.cached_tokens
             self.live.discard(request)
             self.record.finished.append(request.generation.request_id)
 
@@ -249,6 +282,12 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         )
 
 
+def _post_error(outbox: Outbox[engine_pb2.EngineServiceSessionResponse], stream_id: int, error: QuireError) -> None:
+    outbox.post().deltas.add(
+        stream_id=stream_id, finish_reason=common_pb2.FINISH_REASON_ERROR, is_final=True, error=to_request_error(error)
+    )
+
+
 def _score(request: Request, delta: common_pb2.GenerationDelta, token: int) -> None:
     """Made-up log-probabilities: -0.5 for the token itself, then -1, -2, ... for the ids after it."""
     sampling = request.generation.sampling
@@ -259,7 +298,7 @@ def _score(request: Request, delta: common_pb2.GenerationDelta, token: int) -> N
             logprobs=[-0.5, *(-float(other) for other in others)],
             rank=1,
         )
-    if sampling.HasField("prompt_logprobs") and not request.produced and not delta.choice_index:
+    if sampling.HasField("prompt_logprobs") and not request.produced[0] and not delta.choice_index:
         for prompt_token in request.generation.prompt_token_ids[1:]:
             delta.prompt_logprobs.add(token_ids=[prompt_token], logprobs=[-0.25], rank=3)
 

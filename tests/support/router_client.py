@@ -32,14 +32,16 @@ class Output:
     """What came for one request."""
 
     tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    scored: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # positions with log-probabilities
     error: QuireError | None = None
-    usage: common_pb2.GenerationUsage | None = None
+    usage: common_pb2.GenerationUsage = field(default_factory=common_pb2.GenerationUsage)
     finals: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, delta: common_pb2.GenerationDelta) -> None:
         self.tokens[delta.choice_index] += delta.token_ids
+        self.scored[delta.choice_index] += len(delta.logprobs)
         if delta.HasField("error"):
             self.error = from_request_error(delta.error)
         if delta.is_final:

@@ -1,0 +1,139 @@
+"""Requests that wait for a worker with room: bounded, fair between tenants, by priority.
+
+Tenants take turns by the tokens that they were let in with (start-time fair queueing, Goyal, Vin and Cheng 1996): who
+has had least goes next. Urgent requests go before others, whoever asks; one whose worker was lost goes before all.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Entry(Generic[T]):
+    """One that waits."""
+
+    item: T
+    tenant: str
+    priority: int
+    tokens: int
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class _Tenant(Generic[T]):
+    """The requests of one tenant, the most urgent and oldest first."""
+
+    served: float  # tokens let in, counted from where the others were when it began to wait
+    heap: list[tuple[int, int, Entry[T]]] = field(default_factory=list)
+    tokens: int = 0
+    waiting: int = 0
+
+
+class FairQueue(Generic[T]):
+    """Used from one event loop; nothing waits inside."""
+
+    def __init__(self, max_requests: int, max_tokens: int) -> None:
+        """
+        Args:
+            max_tokens: of all prompts that wait. A single request may be longer.
+        """
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._tenants: dict[str, _Tenant[T]] = {}
+        self._front: deque[Entry[T]] = deque()
+        self._order = itertools.count()
+        self._served = 0.0  # of the tenant that was served last, when it was
+        self._waiting = 0
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def waiting_by_tenant(self) -> dict[str, int]:
+        """How many requests of each tenant wait."""
+        return {name: tenant.waiting for name, tenant in self._tenants.items()}
+
+    def push(self, item: T, tenant: str, priority: int, tokens: int) -> tuple[Entry[T], T | None]:
+        """Lets an item wait.
+
+        Returns:
+            Its entry, and who must go for it: nobody, itself, or the newest of the tenant that takes most of a full
+            queue.
+        """
+        entry = Entry(item, tenant, priority, tokens)
+        mine = self._tenants.get(tenant)
+        victim: T | None = None
+        if self._waiting >= self._max_requests or (self._waiting and self.tokens + tokens > self._max_tokens):
+            largest = max(self._tenants.values(), key=lambda each: each.tokens, default=mine)
+            if largest is None or largest.tokens <= (mine.tokens if mine else 0) + tokens:
+                return entry, item
+            newest = max(largest.heap, key=lambda held: (not held[2].gone, held[:2]))[2]
+            victim = newest.item
+            self.remove(newest)
+            mine = self._tenants.get(tenant)
+        if mine is None:
+            mine = self._tenants[tenant] = _Tenant(self._served)
+        heapq.heappush(mine.heap, (priority, next(self._order), entry))
+        mine.tokens += tokens
+        mine.waiting += 1
+        self._waiting += 1
+        self.tokens += tokens
+        return entry, victim
+
+    def push_front(self, item: T) -> Entry[T]:
+        """Lets an item wait before all others, whatever waits already: it was let in before."""
+        entry = Entry(item, "", 0, 0)
+        self._front.append(entry)
+        self._waiting += 1
+        return entry
+
+    def remove(self, entry: Entry[T]) -> None:
+        """It waits no longer."""
+        if entry.gone:
+            return
+        entry.gone = True
+        self._waiting -= 1
+        if entry in self._front:
+            self._front.remove(entry)
+            return
+        self.tokens -= entry.tokens
+        tenant = self._tenants[entry.tenant]
+        tenant.tokens -= entry.tokens
+        tenant.waiting -= 1
+        if not tenant.waiting:
+            del self._tenants[entry.tenant]
+        elif len(tenant.heap) > 2 * tenant.waiting + 16:
+            tenant.heap = [held for held in tenant.heap if not held[2].gone]
+            heapq.heapify(tenant.heap)
+
+    def peek(self) -> T:
+        """Who goes next.
+
+        Raises:
+            IndexError: nobody waits.
+        """
+        if self._front:
+            return self._front[0].item
+        if not self._tenants:
+            raise IndexError("nobody waits")
+        return min(self._tenants.values(), key=self._turn).heap[0][2].item
+
+    def let_in(self, entry: Entry[T]) -> None:
+        """It waits no longer, and its tenant's next turn is the later for it."""
+        tenant = self._tenants.get(entry.tenant)
+        if tenant is not None and entry.tokens:
+            self._served = tenant.served
+            tenant.served += entry.tokens
+        self.remove(entry)
+
+    def _turn(self, tenant: _Tenant[T]) -> tuple[int, float]:
+        while tenant.heap[0][2].gone:
+            heapq.heappop(tenant.heap)
+        return tenant.heap[0][0], tenant.served

@@ -1,0 +1,1 @@
+"""What each worker has cached: the prefix index and what keeps it true."""

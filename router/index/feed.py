@@ -1,0 +1,133 @@
+"""Keeps the index true to one worker's cache, by the worker's own events."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import operator
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import grpc
+
+from quire.rpc.status import from_rpc_error
+from quire.v1 import engine_pb2
+from router.index.prefix_index import PrefixIndex, WorkerBlocks
+
+logger = logging.getLogger(__name__)
+
+Subscribe = Callable[[engine_pb2.SubscribeKvEventsRequest], AsyncIterator[engine_pb2.SubscribeKvEventsResponse]]
+
+_RETRY_SECONDS = 0.5
+_SLICE = 8192  # keys taken in before others have their turn on the event loop
+
+
+class Tally:
+    """The digest of what one tier should hold; see CacheDigest."""
+
+    __slots__ = ("keys_xor", "num_blocks")
+
+    def __init__(self) -> None:
+        self.num_blocks = 0
+        self.keys_xor = 0
+
+    def change(self, keys: Sequence[int], sign: int) -> None:
+        """Blocks came (sign 1) or went (-1)."""
+        self.num_blocks += sign * len(keys)
+        self.keys_xor = functools.reduce(operator.xor, keys, self.keys_xor)
+
+    def agrees(self, digest: engine_pb2.CacheDigest) -> bool:
+        """Whether the worker counts the same."""
+        return digest.num_blocks == self.num_blocks and digest.keys_xor == self.keys_xor
+
+
+class _OutOfStep(Exception):
+    """What is known of the worker cannot be true; the text says why."""
+
+
+class KvFeed:
+    """Follows one worker from `run` until that is cancelled, through its restarts.
+
+    Every batch comes with its epoch, its number and what must be cached after it. Where any of them does not fit, what
+    was known is dropped, and a snapshot asked for.
+    """
+
+    def __init__(self, name: str, index: PrefixIndex, on_out_of_step: Callable[[], None]) -> None:
+        """
+        Args:
+            name: of the worker, for logs.
+            on_out_of_step: for counting.
+        """
+        self._name = name
+        self._index = index
+        self._on_out_of_step = on_out_of_step
+        self._epoch = ""
+        self._sequence = 0
+        self._in_snapshot = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.blocks: WorkerBlocks = self._index.join()
+        self._device, self._host = Tally(), Tally()
+
+    def close(self) -> None:
+        """Takes the worker out of the index."""
+        self._index.leave(self.blocks)
+
+    async def run(self, subscribe: Subscribe) -> None:
+        """Subscribes, and again whenever the stream breaks."""
+        trouble = ""
+        while True:
+            request = engine_pb2.SubscribeKvEventsRequest(
+                from_sequence=self._sequence + 1 if self._epoch else 0, epoch=self._epoch
+            )
+            try:
+                async for batch in subscribe(request):
+                    trouble = ""
+                    await self._take(batch)
+                reason = "it ended the stream"
+            except _OutOfStep as error:
+                self._on_out_of_step()
+                logger.warning("cache events of worker %s: %s; asking for a snapshot", self._name, error)
+                self._epoch, self._in_snapshot, reason = "", False, str(error)
+            except grpc.aio.AioRpcError as error:
+                reason = from_rpc_error(error).message
+            if reason != trouble:
+                trouble = reason
+                logger.debug("cache events of worker %s: %s", self._name, reason)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _take(self, batch: engine_pb2.SubscribeKvEventsResponse) -> None:
+        if batch.is_snapshot:
+            if not self._in_snapshot:
+                self._index.leave(self.blocks)
+                self._begin()
+        elif batch.epoch != self._epoch:
+            raise _OutOfStep("it has restarted")
+        elif batch.sequence != self._sequence + 1:
+            raise _OutOfStep(f"batch {batch.sequence} came after {self._sequence}")
+        for event in batch.events:
+            await self._apply(event)
+        self._in_snapshot = batch.snapshot_continues
+        if self._in_snapshot:
+            return
+        self._epoch, self._sequence = batch.epoch, batch.sequence
+        if not (self._device.agrees(batch.device) and self._host.agrees(batch.host)):
+            raise _OutOfStep(f"after batch {batch.sequence} it holds other blocks than its events told of")
+
+    async def _apply(self, event: engine_pb2.KvEvent) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "cleared":
+            self._index.leave(self.blocks)
+            self._begin()
+            return
+        change = event.stored if kind == "stored" else event.removed
+        keys = list(change.block_keys)
+        on_host = change.tier == engine_pb2.CACHE_TIER_HOST
+        tally, sign = self._host if on_host else self._device, 1 if kind == "stored" else -1
+        tally.change(keys, sign)
+        apply = self._index.store if kind == "stored" else self._index.remove
+        for start in range(0, len(keys), _SLICE):
+            apply(self.blocks, keys[start : start + _SLICE], on_host)
+            if len(keys) > _SLICE:
+                await asyncio.sleep(0)

@@ -1,0 +1,169 @@
+"""What the fleet has cached or will have soon, in tiers, and how well it fits a prompt."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from router.index.block_index import BlockIndex, Holders, match
+
+# A placement's blocks are counted on for so long after its first token: by then the worker has told of them.
+_CONFIRM_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Coverage:
+    """How much of a prompt a worker's cache covers, in blocks from its start."""
+
+    device: int = 0  # on the device, or to be computed there by a request placed before
+    host: int = 0  # behind those, in host memory
+
+
+class Placed:
+    """The blocks that a placed request will leave at its worker."""
+
+    __slots__ = ("bit", "keys")
+
+    def __init__(self, bit: int, keys: Sequence[int]) -> None:
+        self.bit = bit
+        self.keys = keys
+
+
+class WorkerBlocks:
+    """What the index knows of one worker."""
+
+    __slots__ = ("bit", "num_blocks", "num_host_blocks")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.num_blocks = 0
+        self.num_host_blocks = 0
+
+
+class PrefixIndex:
+    """Two tiers of cached blocks, and those that placed requests are about to compute. Bounded in all three.
+
+    A worker has the same bit in all of them. One that leaves, or begins anew, gives its bit up at once; the blocks are
+    cleaned of it later, a slice at a time, before the bit is used again.
+    """
+
+    def __init__(self, max_blocks: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._max_blocks = max_blocks
+        self._free_bits: list[int] = []
+        self._num_bits = 0
+        self._left = 0
+        self._cleaner: Iterator[None] | None = None
+        self.device = BlockIndex(max_blocks)
+        self._host = BlockIndex(max_blocks)
+        self.expected: dict[int, int] = {}  # key → mask, of blocks that placed requests will leave
+        self._confirming: deque[tuple[float, Placed]] = deque()
+
+    def __len__(self) -> int:
+        return len(self.device) + len(self._host)
+
+    def join(self) -> WorkerBlocks:
+        """A worker that has nothing cached."""
+        if self._free_bits:
+            return WorkerBlocks(self._free_bits.pop())
+        self._num_bits += 1
+        return WorkerBlocks(1 << (self._num_bits - 1))
+
+    def leave(self, worker: WorkerBlocks) -> None:
+        """All that is known of it is void."""
+        self._left |= worker.bit
+
+    def store(self, worker: WorkerBlocks, keys: Sequence[int], on_host: bool) -> None:
+        """It holds these blocks."""
+        if on_host:
+            self._host.store(worker.bit, keys)
+            worker.num_host_blocks += len(keys)
+        else:
+            self.device.store(worker.bit, keys)
+            worker.num_blocks += len(keys)
+
+    def remove(self, worker: WorkerBlocks, keys: Sequence[int], on_host: bool) -> None:
+        """It holds these no longer."""
+        if on_host:
+            self._host.remove(worker.bit, keys)
+            worker.num_host_blocks -= len(keys)
+        else:
+            self.device.remove(worker.bit, keys)
+            worker.num_blocks -= len(keys)
+
+    def clean(self) -> bool:
+        """A slice of the housekeeping; returns whether there is more to do."""
+        self._forget_confirmed()
+        if self._cleaner is None and self._left:
+            self._cleaner = self._clean_of(self._left)
+        if self._cleaner is not None and next(self._cleaner, self) is self:
+            self._cleaner = None
+        return self._cleaner is not None or self._left > 0
+
+    def expect(self, worker: WorkerBlocks, keys: Sequence[int], known: int) -> Placed:
+        """A request was placed there, of whose blocks the worker holds the first `known`, or will by then."""
+        placed = Placed(worker.bit, keys[known:] if len(self.expected) < self._max_blocks else ())
+        expected, bit = self.expected, worker.bit
+        for key in placed.keys:
+            expected[key] = expected.get(key, 0) | bit
+        return placed
+
+    def settle(self, placed: Placed, computed: bool) -> None:
+        """Its prompt is computed, so that the worker will tell of the blocks itself; or it never will be."""
+        if computed:
+            self._confirming.append((self._clock() + _CONFIRM_SECONDS, placed))
+        else:
+            self._unexpect(placed)
+
+    def cover(self, keys: Sequence[int], workers: Iterable[WorkerBlocks]) -> dict[int, Coverage]:
+        """Bit → coverage, of the workers that cover anything."""
+        candidates = 0
+        for worker in workers:
+            candidates |= worker.bit
+        sampling = self.device.sampling
+        found: dict[int, Coverage] = {}
+        for blocks, mask in match(keys, candidates, self._device_holders(), sampling):
+            for bit in _bits(mask):
+                found[bit] = Coverage(blocks)
+        if len(self._host):
+            device, host = self._device_holders(), self._host.get
+            both = match(keys, candidates, lambda key: device(key) | host(key), max(sampling, self._host.sampling))
+            for blocks, mask in both:
+                for bit in _bits(mask):
+                    coverage = found.setdefault(bit, Coverage())
+                    coverage.host = max(0, blocks - coverage.device)
+        return found
+
+    def _clean_of(self, bits: int) -> Iterator[None]:
+        yield from self.device.clean(bits)
+        yield from self._host.clean(bits)
+        self._left &= ~bits
+        self._free_bits += _bits(bits)
+
+    def _device_holders(self) -> Holders:
+        if not self.expected:
+            return self.device.get
+        expected, device = self.expected.get, self.device.get
+        return lambda key: device(key) | expected(key, 0)
+
+    def _forget_confirmed(self) -> None:
+        now = self._clock()
+        while self._confirming and self._confirming[0][0] <= now:
+            self._unexpect(self._confirming.popleft()[1])
+
+    def _unexpect(self, placed: Placed) -> None:
+        expected, bit = self.expected, placed.bit
+        for key in placed.keys:
+            rest = expected.get(key, 0) & ~bit
+            if rest:
+                expected[key] = rest
+            else:
+                expected.pop(key, None)
+
+
+def _bits(mask: int) -> Iterable[int]:
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit

@@ -1,0 +1,41 @@
+"""What a request has generated so far: all that another worker needs to go on from there."""
+
+from __future__ import annotations
+
+from array import array
+
+from quire.v1 import common_pb2
+
+
+class Journal:
+    """The tokens delivered of each of a request's sequences."""
+
+    __slots__ = ("_finished", "_token_ids", "num_tokens")
+
+    def __init__(self, generation: common_pb2.Generation) -> None:
+        """Begins with the progress that the request came with."""
+        count = max(1, generation.sampling.n)
+        self._token_ids = [array("I") for _ in range(count)]
+        self._finished = [False] * count
+        self.num_tokens = 0
+        for choice, progress in enumerate(generation.progress[:count]):
+            self._add(choice, progress.token_ids, progress.finished)
+
+    def take(self, delta: common_pb2.GenerationDelta) -> None:
+        """Enters what goes to the caller."""
+        self._add(delta.choice_index, delta.token_ids, delta.finish_reason != 0)
+
+    def write(self, generation: common_pb2.Generation) -> None:
+        """Makes the request one that goes on from here."""
+        del generation.progress[:]
+        if self.num_tokens or any(self._finished):
+            for token_ids, finished in zip(self._token_ids, self._finished, strict=True):
+                generation.progress.add(token_ids=token_ids, finished=finished)
+
+    def _add(self, choice: int, token_ids: object, finished: bool) -> None:
+        known = self._token_ids[choice]
+        before = len(known)
+        known.extend(token_ids)  # type: ignore[arg-type]  # a repeated field is iterable
+        self.num_tokens += len(known) - before
+        if finished:
+            self._finished[choice] = True

@@ -1,0 +1,31 @@
+"""The workers that may take a request, looked up without asking each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from router.eligible import eligible
+from router.worker_port import WorkerPort
+
+
+class Roster:
+    """Model → ready workers. What it has found stays true until `changed`, which is also called at each pulse."""
+
+    def __init__(self, workers: Callable[[], Collection[WorkerPort]]) -> None:
+        self._workers = workers
+        self._ready: dict[str, Sequence[WorkerPort]] = {}
+
+    def ready(self, model: str) -> Sequence[WorkerPort]:
+        """The ready workers that serve the model.
+
+        Raises:
+            QuireError: there is none; see `eligible`.
+        """
+        found = self._ready.get(model)
+        if found is None:
+            found = self._ready[model] = eligible(self._workers(), model)
+        return found
+
+    def changed(self) -> None:
+        """A worker came, went, or changed its state."""
+        self._ready.clear()

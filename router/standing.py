@@ -1,0 +1,98 @@
+"""How well a worker does its work, and whether it gets a rest from new requests (outlier ejection)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+_ERRORS_IN_A_ROW = 5
+_SLOW_FACTOR = 3.0  # of its own usual time per output token, and of the fleet's median
+_SLOW_SECONDS = 10.0
+_EJECTION_SECONDS = (10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
+_MOST_EJECTED = 0.5  # of the workers
+_FAST, _SLOW = 0.2, 0.01  # shares of a new value in the two means
+
+
+class Standing:
+    """One worker's record."""
+
+    __slots__ = ("ejected_until", "ejections", "errors", "reason", "slow_since", "tpot", "usual_tpot")
+
+    def __init__(self) -> None:
+        self.errors = 0  # in a row
+        self.ejections = 0
+        self.ejected_until = 0.0
+        self.reason = ""
+        self.tpot = 0.0  # mean time per output token now, in seconds, and over a long time; 0 until known
+        self.usual_tpot = 0.0
+        self.slow_since: float | None = None
+
+    def decoded(self, tokens: float, seconds: float) -> None:
+        """A request's decoding took so long."""
+        tpot = seconds / tokens
+        self.tpot += _FAST * (tpot - self.tpot) if self.tpot else tpot
+        self.usual_tpot += _SLOW * (tpot - self.usual_tpot) if self.usual_tpot else tpot
+
+
+class HasStanding(Protocol):
+    """A worker."""
+
+    @property
+    def standing(self) -> Standing: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+
+class Outliers:
+    """Ejects workers: after five errors in a row, or when they have been far slower than usual for ten seconds.
+
+    Never the last ready one, and never more than half of all.
+    """
+
+    def __init__(self, workers: Callable[[], Collection[HasStanding]], clock: Callable[[], float]) -> None:
+        self._workers = workers
+        self._clock = clock
+        self.ejections = 0
+
+    def failed(self, worker: HasStanding) -> None:
+        """A request failed through the worker's fault."""
+        worker.standing.errors += 1
+        if worker.standing.errors >= _ERRORS_IN_A_ROW:
+            self._eject(worker, f"{worker.standing.errors} errors in a row")
+
+    def succeeded(self, worker: HasStanding) -> None:
+        """A request ended well."""
+        worker.standing.errors = 0
+
+    def sweep(self) -> None:
+        """Looks for slow ones. Call it a few times a second."""
+        now = self._clock()
+        known = [worker for worker in self._workers() if worker.standing.tpot]
+        if len(known) < 2:
+            return
+        median = statistics.median(worker.standing.tpot for worker in known)
+        for worker in known:
+            standing = worker.standing
+            if standing.tpot <= _SLOW_FACTOR * max(median, standing.usual_tpot):
+                standing.slow_since = None
+            elif standing.slow_since is None:
+                standing.slow_since = now
+            elif now - standing.slow_since > _SLOW_SECONDS:
+                self._eject(worker, f"{standing.tpot * 1e3:.0f} ms per token, the median is {median * 1e3:.0f}")
+                standing.slow_since, standing.tpot = None, 0.0
+
+    def _eject(self, worker: HasStanding, why: str) -> None:
+        now, workers = self._clock(), self._workers()
+        ejected = sum(other.standing.ejected_until > now for other in workers)
+        others_ready = any(other.ready for other in workers if other is not worker)
+        if not others_ready or (ejected + 1) > _MOST_EJECTED * len(workers):
+            return
+        standing = worker.standing
+        seconds = _EJECTION_SECONDS[min(standing.ejections, len(_EJECTION_SECONDS) - 1)]
+        standing.ejections += 1
+        standing.errors = 0
+        standing.ejected_until = now + seconds
+        standing.reason = f"gets nothing new for {seconds:g} s: {why}"
+        self.ejections += 1
