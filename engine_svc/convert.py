@@ -9,7 +9,7 @@ from engine_svc.kv_cache.events import BlocksRemoved, BlocksStored, EventBatch, 
 from engine_svc.model_info import ModelInfo
 from engine_svc.outputs import FinishReason, Load, SequenceDelta, Usage
 from engine_svc.plan import PositionLogprobs
-from engine_svc.request import GenerationRequest, SamplingParameters
+from engine_svc.request import ChoiceProgress, GenerationRequest, SamplingParameters
 from quire.histogram import HistogramSnapshot
 from quire.rpc.status import to_request_error
 from quire.v1 import common_pb2, engine_pb2
@@ -36,6 +36,7 @@ def to_request(generation: common_pb2.Generation, request_id: str = "") -> Gener
         priority=generation.priority,
         cache_salt=generation.cache_salt,
         timeout_seconds=generation.timeout_ms / 1000 if generation.timeout_ms else None,
+        progress=tuple(ChoiceProgress(list(choice.token_ids), choice.finished) for choice in generation.progress),
     )
 
 
