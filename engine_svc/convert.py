@@ -149,4 +149,5 @@ def from_model_info(info: ModelInfo) -> common_pb2.ModelInfo:
         tensor_parallel_size=info.tensor_parallel_size,
         attention_backend=info.attention_backend,
         scheduling_policy=info.scheduling_policy,
+        fingerprint=info.fingerprint,
     )

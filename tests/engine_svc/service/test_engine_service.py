@@ -415,6 +415,7 @@ async def test_model_info_and_load() -> None:
         info = (await engine.stub.GetModelInfo(engine_pb2.GetModelInfoRequest(), timeout=TIMEOUT)).model_info
         assert list(info.served_model_names) == ["fake"]
         assert (info.max_model_len, info.vocab_size, info.num_kv_blocks) == (2048, 1000, 4096)
+        assert info.fingerprint == engine.worker.info.fingerprint != ""
         await generate(engine, generation(list(range(50)), max_tokens=4))
         load = (await engine.stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=TIMEOUT)).load
         assert load.counters.prompt_tokens == 50
