@@ -81,67 +81,83 @@ class CacheContents:
     digests: Digests
 
 
-class EventRecorder:
-    """Collects events and keeps the digests; neighbours that belong together become one event.
+class TierRecorder:
+    """Collects the events of one tier and keeps its digest; neighbours that belong together become one event.
 
-    A hash must be stored once in a tier before it is removed there, and removed before it is stored again.
+    A hash must be stored once before it is removed, and removed before it is stored again.
     """
 
-    def __init__(self) -> None:
-        self._was_cleared = False
-        self._start()
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self.clear()
 
-    def _start(self) -> None:
-        self._events: dict[Tier, list[BlocksStored | BlocksRemoved]] = {tier: [] for tier in Tier}
-        self._counts = dict.fromkeys(Tier, 0)
-        self._xors = dict.fromkeys(Tier, 0)
+    def clear(self) -> None:
+        """Begins anew with an empty tier."""
+        self._events: list[BlocksStored | BlocksRemoved] = []
+        self._last_stored = b""
+        self._num_blocks = self._keys_xor = 0
 
-    def stored(self, tier: Tier, block_hash: bytes, parent: bytes | None = None) -> None:
+    def stored(self, block_hash: bytes, parent: bytes | None = None) -> None:
         """A block became findable.
 
         Args:
-            parent: hash of the block before it, empty for the first of a sequence; None in the host tier.
+            parent: hash of the block before it, empty for the first of a sequence; None in a tier without order.
         """
         key = block_key(block_hash)
-        self._counts[tier] += 1
-        self._xors[tier] ^= key
-        events = self._events[tier]
-        last = events[-1] if events else None
-        before = block_key(parent) if parent else 0
-        if isinstance(last, BlocksStored) and (parent is None or (parent and last.keys[-1] == before)):
+        self._num_blocks += 1
+        self._keys_xor ^= key
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlocksStored) and (parent is None or (parent and parent == self._last_stored)):
             last.keys.append(key)
         else:
-            events.append(BlocksStored(tier, [key], before))
+            self._events.append(BlocksStored(self._tier, [key], block_key(parent) if parent else 0))
+        self._last_stored = block_hash
 
-    def removed(self, tier: Tier, block_hash: bytes) -> None:
+    def removed(self, block_hash: bytes) -> None:
         """A block is gone."""
         key = block_key(block_hash)
-        self._counts[tier] -= 1
-        self._xors[tier] ^= key
-        events = self._events[tier]
-        last = events[-1] if events else None
+        self._num_blocks -= 1
+        self._keys_xor ^= key
+        last = self._events[-1] if self._events else None
         if isinstance(last, BlocksRemoved):
             last.keys.append(key)
         else:
-            events.append(BlocksRemoved(tier, [key]))
+            self._events.append(BlocksRemoved(self._tier, [key]))
+
+    def digest(self) -> Digest:
+        """Of what is cached now."""
+        return Digest(self._num_blocks, self._keys_xor)
+
+    def take(self) -> list[BlocksStored | BlocksRemoved]:
+        """What was recorded since the last call."""
+        events, self._events = self._events, []
+        return events
+
+
+class EventRecorder:
+    """The recorders of both tiers, and what concerns them both."""
+
+    def __init__(self) -> None:
+        self.device = TierRecorder(Tier.DEVICE)
+        self.host = TierRecorder(Tier.HOST)
+        self._was_cleared = False
 
     def cleared(self) -> None:
         """All blocks are gone; what was recorded before does not matter any more."""
+        self.device.clear()
+        self.host.clear()
         self._was_cleared = True
-        self._start()
 
     def digests(self) -> Digests:
         """Of what is cached now."""
-        return {tier: Digest(self._counts[tier], self._xors[tier]) for tier in Tier}
+        return {Tier.DEVICE: self.device.digest(), Tier.HOST: self.host.digest()}
 
     def take(self) -> Changes | None:
         """What was recorded since the last call; None if nothing was."""
         events: list[KvEvent] = [CacheCleared()] if self._was_cleared else []
-        for tier, recorded in self._events.items():
-            if recorded:
-                events += recorded
-                self._events[tier] = []
         self._was_cleared = False
+        events += self.device.take()
+        events += self.host.take()
         return Changes(events, self.digests()) if events else None
 
 

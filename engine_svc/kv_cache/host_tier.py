@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from engine_svc.kv_cache.events import EventRecorder, Tier
+from engine_svc.kv_cache.events import TierRecorder
 
 
 class HostTier:
@@ -19,7 +19,7 @@ class HostTier:
     what comes and goes.
     """
 
-    def __init__(self, num_blocks: int, recorder: EventRecorder) -> None:
+    def __init__(self, num_blocks: int, recorder: TierRecorder) -> None:
         self.num_blocks = num_blocks
         self._recorder = recorder
         self._blocks: OrderedDict[bytes, int] = OrderedDict()
@@ -53,7 +53,7 @@ class HostTier:
         if host_block is not None:
             self._blocks[block_hash] = host_block
             self._copies_out[host_block] = device_block
-            self._recorder.stored(Tier.HOST, block_hash)
+            self._recorder.stored(block_hash)
 
     def pin(self, hashes: Iterable[bytes]) -> None:
         """These stay until the next step has begun."""
@@ -98,5 +98,5 @@ class HostTier:
         oldest = next((block_hash for block_hash in self._blocks if block_hash not in self._pinned), None)
         if oldest is None:
             return None
-        self._recorder.removed(Tier.HOST, oldest)
+        self._recorder.removed(oldest)
         return self._blocks.pop(oldest)

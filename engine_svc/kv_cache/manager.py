@@ -67,8 +67,8 @@ class KvCacheManager:
         self._step_tokens = max_num_batched_tokens
         self._pool = BlockPool(num_blocks)
         self._recorder = EventRecorder()
-        self._caches = [PrefixCache(None if group else self._recorder) for group in range(len(self._windows))]
-        self._host = HostTier(num_host_blocks, self._recorder)
+        self._caches = [PrefixCache(None if group else self._recorder.device) for group in range(len(self._windows))]
+        self._host = HostTier(num_host_blocks, self._recorder.host)
 
     @property
     def num_blocks(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine_svc.kv_cache.events import EventRecorder, Tier
+from engine_svc.kv_cache.events import TierRecorder
 
 
 class PrefixCache:
@@ -13,7 +13,7 @@ class PrefixCache:
     A block has one hash at most and a hash one block: a second block with the same contents stays unfindable.
     """
 
-    def __init__(self, recorder: EventRecorder | None) -> None:
+    def __init__(self, recorder: TierRecorder | None) -> None:
         self._recorder = recorder
         self._blocks: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}  # of the blocks
@@ -53,7 +53,7 @@ class PrefixCache:
         self._blocks[block_hash] = block
         self._hashes[block] = block_hash
         if self._recorder:
-            self._recorder.stored(Tier.DEVICE, block_hash, parent)
+            self._recorder.stored(block_hash, parent)
 
     def forget(self, block: int) -> bytes | None:
         """Ends the block's findability, if it had any: its contents are about to be overwritten.
@@ -66,7 +66,7 @@ class PrefixCache:
             return None
         del self._blocks[block_hash]
         if self._recorder:
-            self._recorder.removed(Tier.DEVICE, block_hash)
+            self._recorder.removed(block_hash)
         return block_hash
 
     def clear(self) -> None:

@@ -22,9 +22,9 @@ from engine_svc.kv_cache.events import (
     Changes,
     Digest,
     EventLog,
-    EventRecorder,
     KvEvent,
     Tier,
+    TierRecorder,
 )
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.layer_groups import group_layers
@@ -307,12 +307,12 @@ def test_a_chain_is_one_event_and_a_branch_another() -> None:
 
 
 def test_digests_bear_two_blocks_of_one_key() -> None:
-    recorder = EventRecorder()
+    recorder = TierRecorder(Tier.DEVICE)
     one, other = b"k" * 8 + b"1" * 24, b"k" * 8 + b"2" * 24
-    recorder.stored(Tier.DEVICE, one, b"")
-    recorder.stored(Tier.DEVICE, other, b"")
-    recorder.removed(Tier.DEVICE, one)
-    assert recorder.digests()[Tier.DEVICE] == Digest(1, block_key(other))
+    recorder.stored(one, b"")
+    recorder.stored(other, b"")
+    recorder.removed(one)
+    assert recorder.digest() == Digest(1, block_key(other))
 
 
 async def test_log_numbers_batches_and_knows_its_gap() -> None:
