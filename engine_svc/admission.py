@@ -25,26 +25,29 @@ def sequence_seed(seed: int, choice_index: int) -> int:
 
 
 def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int) -> list[Sequence]:
-    """The request's n sequences, none of them scheduled yet.
+    """The request's n sequences but those that another worker has finished, none of them scheduled yet.
 
     Args:
         order: rank and arrival, see Sequence.order.
         max_model_len: bounds the output where max_tokens does not.
     """
-    sampling = live.request.sampling
+    sampling, progress = live.request.sampling, live.request.progress
     prompt = len(live.request.prompt_token_ids)
     wanted = max_model_len if sampling.max_tokens is None else prompt + sampling.max_tokens
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+    unfinished = [choice for choice in range(sampling.n) if not (progress and progress[choice].finished)]
+    # The prompt's log-probabilities went out with choice 0's first token, if it has one.
+    told = bool(progress) and (progress[0].finished or bool(progress[0].token_ids))
     return [
         Sequence(
             live,
             choice,
             (*order, choice),
-            _sampling_plan(sampling, sequence_seed(seed, choice), live, wants_prompt=choice == 0 and prompt > 1),
+            _sampling_plan(sampling, sequence_seed(seed, choice), live, choice == 0 and prompt > 1 and not told),
             min(wanted, max_model_len),
             BlockTable(live.request.cache_salt),
         )
-        for choice in range(sampling.n)
+        for choice in unfinished
     ]
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from engine_svc.kv_cache.events import BlocksRemoved, BlocksStored, EventBatch, KvEvent
 from engine_svc.model_info import ModelInfo
 from engine_svc.outputs import FinishReason, Load, SequenceDelta, Usage
 from engine_svc.plan import PositionLogprobs
-from engine_svc.request import GenerationRequest, SamplingParameters
+from engine_svc.request import ChoiceProgress, GenerationRequest, SamplingParameters
 from quire.histogram import HistogramSnapshot
 from quire.rpc.status import to_request_error
-from quire.v1 import common_pb2, engine_pb2
+from quire.v1 import common_pb2
 
 FINISH_REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -36,6 +35,7 @@ def to_request(generation: common_pb2.Generation, request_id: str = "") -> Gener
         priority=generation.priority,
         cache_salt=generation.cache_salt,
         timeout_seconds=generation.timeout_ms / 1000 if generation.timeout_ms else None,
+        progress=tuple(ChoiceProgress(list(choice.token_ids), choice.finished) for choice in generation.progress),
     )
 
 
@@ -149,22 +149,5 @@ def from_model_info(info: ModelInfo) -> common_pb2.ModelInfo:
         tensor_parallel_size=info.tensor_parallel_size,
         attention_backend=info.attention_backend,
         scheduling_policy=info.scheduling_policy,
+        fingerprint=info.fingerprint,
     )
-
-
-def from_event_batch(batch: EventBatch) -> engine_pb2.SubscribeKvEventsResponse:
-    """A batch of prefix-cache events as a message."""
-    return engine_pb2.SubscribeKvEventsResponse(
-        sequence=batch.sequence, is_snapshot=batch.is_snapshot, events=[_from_event(event) for event in batch.events]
-    )
-
-
-def _from_event(event: KvEvent) -> engine_pb2.KvEvent:
-    if isinstance(event, BlocksStored):
-        stored = engine_pb2.KvBlocksStored(
-            block_hashes=event.block_hashes, parent_block_hash=event.parent, block_size=event.block_size
-        )
-        return engine_pb2.KvEvent(stored=stored)
-    if isinstance(event, BlocksRemoved):
-        return engine_pb2.KvEvent(removed=engine_pb2.KvBlocksRemoved(block_hashes=event.block_hashes))
-    return engine_pb2.KvEvent(cleared=engine_pb2.KvCacheCleared())

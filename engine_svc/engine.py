@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine_svc.admission import make_sequences
 from engine_svc.counters import EngineStatistics
 from engine_svc.executor.base import Executor, ExecutorDead
-from engine_svc.kv_cache.events import KvEvent
+from engine_svc.kv_cache.events import CacheContents, Changes
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.ledger import Ledger
 from engine_svc.outputs import Counters, FinishReason, Load, SequenceDelta
@@ -144,13 +144,13 @@ class Engine:
             counters=self._counters(),
         )
 
-    def take_kv_events(self) -> list[KvEvent]:
-        """Changes of the prefix cache since the last call."""
-        return self._kv_cache.take_events()
+    def take_cache_changes(self) -> Changes | None:
+        """Changes of the prefix cache since the last call; None if there are none."""
+        return self._kv_cache.take_changes()
 
-    def kv_snapshot(self) -> list[KvEvent]:
-        """All that the prefix cache holds, as events."""
-        return self._kv_cache.snapshot()
+    def cache_contents(self) -> CacheContents:
+        """All that the prefix cache holds."""
+        return self._kv_cache.contents()
 
     def check(self) -> None:
         """Proves that nothing leaked.

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from engine_svc.engine import Engine
-from engine_svc.kv_cache.events import EventBatch, EventLog, KvEvent
+from engine_svc.kv_cache.events import CacheContents, Changes, EventLog
 from engine_svc.outputs import Load, SequenceDelta
 from engine_svc.request import GenerationRequest
 from quire.errors import Overloaded, Unavailable
@@ -128,24 +128,28 @@ class EngineLoop:
         """
         return (self._engine or self._ready()).load()
 
-    async def kv_snapshot(self) -> EventBatch:
-        """All that the prefix cache holds; numbered as the last batch of `kv_events` that it includes."""
-        self._ready()
-        answer: asyncio.Future[Any] = self._event_loop.create_future()
+    async def cache_contents(self) -> tuple[int, CacheContents]:
+        """All that the prefix cache holds, and the number of the last batch of `kv_events` that it includes.
 
-        def resolve(events: list[KvEvent]) -> None:
+        Raises:
+            Unavailable: the engine is not built yet, or has died.
+        """
+        self._ready()
+        answer: asyncio.Future[tuple[int, CacheContents]] = self._event_loop.create_future()
+
+        def resolve(contents: CacheContents) -> None:
             if not answer.done():
-                answer.set_result(EventBatch(self.kv_events.last_sequence, events, is_snapshot=True))
+                answer.set_result((self.kv_events.last_sequence, contents))
 
         def take(engine: Engine) -> None:
-            self._hand_over([], engine.take_kv_events())
-            self._event_loop.call_soon_threadsafe(resolve, engine.kv_snapshot())
+            self._hand_over([], engine.take_cache_changes())
+            self._event_loop.call_soon_threadsafe(resolve, engine.cache_contents())
 
         self._command(take)
-        await asyncio.wait([answer, self.died], return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [answer, self.died]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         self._ready()
-        batch: EventBatch = answer.result()
-        return batch
+        return answer.result()
 
     def step_age(self) -> float:
         """Seconds that the current step runs; 0 between steps."""
@@ -174,11 +178,11 @@ class EngineLoop:
         self._commands.append(command)
         self._wake.set()
 
-    def _deliver(self, deltas: list[SequenceDelta], events: list[KvEvent]) -> None:
+    def _deliver(self, deltas: list[SequenceDelta], changes: Changes | None) -> None:
         """What a step brought, to whom it concerns."""
         self._handovers.release()
-        if events:
-            self.kv_events.append(events)
+        if changes:
+            self.kv_events.append(changes)
         by_sink: dict[Sink, list[SequenceDelta]] = {}
         streams = self._streams
         for delta in deltas:
@@ -210,7 +214,7 @@ class EngineLoop:
         except Exception as error:
             logger.critical("the engine has died", exc_info=error)
             fault = Unavailable("The engine has failed and is being restarted; try again.", reason="ENGINE_FAULT")
-            self._hand_over(engine.give_up(fault), [])
+            self._hand_over(engine.give_up(fault), None)
             if not self._stopping:
                 self._event_loop.call_soon_threadsafe(self.died.set_result, error)
         finally:
@@ -227,13 +231,13 @@ class EngineLoop:
                 self._step_started = time.monotonic()
                 deltas = engine.step()
                 self._step_started = None
-                self._hand_over(deltas, engine.take_kv_events())
+                self._hand_over(deltas, engine.take_cache_changes())
 
-    def _hand_over(self, deltas: list[SequenceDelta], events: list[KvEvent]) -> None:
-        if not (deltas or events):
+    def _hand_over(self, deltas: list[SequenceDelta], changes: Changes | None) -> None:
+        if not (deltas or changes):
             return
         while not self._handovers.acquire(timeout=_IDLE_SECONDS):  # the event loop lags behind: so does the engine
             if self._stopping:
                 return
         if not self._stopping:  # else nobody listens any more
-            self._event_loop.call_soon_threadsafe(self._deliver, deltas, events)
+            self._event_loop.call_soon_threadsafe(self._deliver, deltas, changes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from engine_svc.fingerprint import fingerprint
 from engine_svc.generation_config import GenerationDefaults
 from engine_svc.kv_cache.sizing import KvCacheSize
 from engine_svc.plan import KvCacheSpec
@@ -33,6 +35,7 @@ class ModelInfo:
     tensor_parallel_size: int
     attention_backend: str
     scheduling_policy: str
+    fingerprint: str
     default_sampling: dict[str, float | int] = field(default_factory=dict)
 
     @property
@@ -56,13 +59,15 @@ class ModelInfo:
 
 
 def make_model_info(
+    folder: Path,
     model: ModelOptions,
     options: EngineOptions,
     spec: KvCacheSpec,
     size: KvCacheSize,
     defaults: GenerationDefaults,
 ) -> ModelInfo:
-    """The facts, from the options, the loaded model and its generation config."""
+    """The facts, from the options, the model in `folder` as it was loaded, and its generation config."""
+    eos_token_ids = tuple(sorted(token for token in defaults.eos_token_ids if token < spec.vocab_size))
     return ModelInfo(
         served_model_names=tuple(model.served_names),
         model=model.model,
@@ -76,10 +81,11 @@ def make_model_info(
         kv_cache_tokens=size.num_tokens,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=spec.max_num_batched_tokens,
-        eos_token_ids=tuple(sorted(token for token in defaults.eos_token_ids if token < spec.vocab_size)),
+        eos_token_ids=eos_token_ids,
         max_logprobs=min(options.max_logprobs, spec.vocab_size),
         tensor_parallel_size=options.tensor_parallel_size,
         attention_backend=spec.attention_backend,
         scheduling_policy=options.scheduling_policy,
+        fingerprint=fingerprint(folder, options, spec, eos_token_ids),
         default_sampling=dict(defaults.sampling),
     )

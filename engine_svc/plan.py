@@ -31,10 +31,10 @@ class SamplingPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence that takes a slot of the runner: new, or back after a preemption."""
+    """A sequence that takes a slot of the runner: new, resumed, or back after a preemption."""
 
     slot: int  # row of the runner's persistent buffers; 0 <= slot < max_num_seqs
-    token_ids: list[int]  # all tokens known: prompt, and output so far after a preemption
+    token_ids: list[int]  # all tokens known: prompt, and output so far after a preemption or on another worker
     num_prompt_tokens: int
     num_computed_tokens: int  # found in the prefix cache
     block_ids: list[list[int]]  # the block tables so far, of each group of layers

@@ -93,7 +93,12 @@ class StepProcessor:
         """The prompt is computed, for the first time: the request's other sequences share its blocks from here on."""
         self._statistics.prompt_tokens += sequence.num_prompt_tokens
         for child in sequence.owner.sequences[1:]:
-            self._scheduler.fork(sequence, child)
+            # A resumed sequence has gone past the prompt's end, and may have given back what a fork there would see:
+            # the others look up what is cached.
+            if sequence.owner.request.is_resumed:
+                self._scheduler.add(child)
+            else:
+                self._scheduler.fork(sequence, child)
 
     def _finish_prompt_only(self, sequence: Sequence, now: float) -> None:
         """Ends a request that generates nothing, once its prompt is computed."""

@@ -28,6 +28,14 @@ class SamplingParameters:
 
 
 @dataclass(frozen=True)
+class ChoiceProgress:
+    """How far one of a request's sequences had come on another worker."""
+
+    token_ids: list[int] = field(default_factory=list)  # all that it has generated
+    finished: bool = False
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     """One request. Trustworthy once `validation.validate` has passed it."""
 
@@ -38,6 +46,12 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     timeout_seconds: float | None = None
+    progress: tuple[ChoiceProgress, ...] = ()  # of each of the n sequences; empty for a new request
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether another worker has generated a part of it."""
+        return any(choice.token_ids or choice.finished for choice in self.progress)
 
 
 @dataclass(frozen=True)

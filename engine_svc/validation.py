@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from engine_svc.request import GenerationRequest, RequestLimits, SamplingParameters
+from engine_svc.request import ChoiceProgress, GenerationRequest, RequestLimits, SamplingParameters
 from quire.bounds import (
     LOGIT_BIAS_BOUND,
     MAX_CACHE_SALT_LENGTH,
@@ -34,6 +34,8 @@ def validate(request: GenerationRequest, limits: RequestLimits) -> None:
     _check_sampling(request.sampling, limits)
     _check_prompt(request, limits)
     _check_lengths(len(request.prompt_token_ids), request.sampling, limits)
+    if request.progress:
+        _check_progress(request, limits)
 
 
 def _check_identity(request: GenerationRequest, limits: RequestLimits) -> None:
@@ -110,6 +112,40 @@ def _check_lengths(prompt: int, sampling: SamplingParameters, limits: RequestLim
                 f"at most {limits.max_model_len} tokens. Shorten the prompt or ask for at most {room}.",
                 parameter=name,
             )
+
+
+def _check_progress(request: GenerationRequest, limits: RequestLimits) -> None:
+    sampling, progress = request.sampling, request.progress
+    if len(progress) != sampling.n:
+        raise _progress_error(
+            f"progress has {len(progress)} entries and n is {sampling.n}; give one for each sequence, or none."
+        )
+    if all(choice.finished for choice in progress):
+        raise _progress_error("progress says that every sequence has finished; there is nothing left to generate.")
+    if request.is_resumed and sampling.seed is None and sampling.temperature > 0:
+        raise _progress_error(
+            f"progress is given with temperature {sampling.temperature:g} and no seed: what follows would not be what "
+            "the other worker would have generated. Send the seed, or temperature 0."
+        )
+    room = limits.max_model_len - len(request.prompt_token_ids)
+    most = room if sampling.max_tokens is None else sampling.max_tokens
+    for index, choice in enumerate(progress):
+        _check_choice(index, choice, most, limits)
+
+
+def _check_choice(index: int, choice: ChoiceProgress, most: int, limits: RequestLimits) -> None:
+    if choice.token_ids:
+        _check_token("progress", min(choice.token_ids), limits.vocab_size)
+        _check_token("progress", max(choice.token_ids), limits.vocab_size)
+    if len(choice.token_ids) > most or (len(choice.token_ids) == most and not choice.finished):
+        raise _progress_error(
+            f"progress of choice {index} has {len(choice.token_ids)} tokens, and max_tokens and the model's length "
+            f"allow {most}: nothing is left to generate. Mark it as finished."
+        )
+
+
+def _progress_error(message: str) -> InvalidRequest:
+    return InvalidRequest(message, parameter="progress")
 
 
 def _check_count(parameter: str, count: int, most: int, unit: str) -> None:

@@ -67,12 +67,14 @@ class EngineWorker:
         try:
             spec = self._executor.load(self._model, self._options)
             size = size_kv_cache(spec, self._options)
-            defaults = read_generation_defaults(weights_folder(self._model), self._options)
+            folder = weights_folder(self._model)
+            defaults = read_generation_defaults(folder, self._options)
+            info = make_model_info(folder, self._model, self._options, spec, size, defaults)
             self._executor.allocate(size.num_blocks, size.num_host_blocks)
         except BaseException:
             self._executor.close()
             raise
-        self._info = info = make_model_info(self._model, self._options, spec, size, defaults)
+        self._info = info
         return Engine(self._executor, _engine_config(info, spec, size, self._options))
 
 

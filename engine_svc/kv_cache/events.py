@@ -1,95 +1,192 @@
 """What changed in the prefix cache, told to whoever keeps an index of it.
 
 `EventRecorder` collects in the engine's thread; once per step what it has is taken and appended, in the event loop's
-thread, to the `EventLog`, which numbers it and keeps the last batches for subscribers.
+thread, to the `EventLog`, which numbers it and keeps the last batches for subscribers. Blocks are named by their keys
+(quire/block_hash.py) here; the caches themselves compare whole hashes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
+import uuid
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from quire.block_hash import block_key
 
 DEFAULT_KEPT_BATCHES = 4096
 
 
+class Tier(enum.Enum):
+    """Where a cached block lies. One may lie in both."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
 @dataclass(frozen=True)
 class BlocksStored:
-    """Blocks that became findable, each the child of the one before it; `parent` is b"" at a sequence's start."""
+    """Blocks that became findable.
 
-    block_hashes: list[bytes]
-    parent: bytes
-    block_size: int
+    On the device each is the child of the one before it, and `parent` is the key of the block before the first, 0 at a
+    sequence's start. In the host tier they are in no order, and `parent` is 0.
+    """
+
+    tier: Tier
+    keys: list[int]
+    parent: int
 
 
 @dataclass(frozen=True)
 class BlocksRemoved:
-    """Blocks that are gone."""
+    """Blocks that are gone from a tier."""
 
-    block_hashes: list[bytes] = field(default_factory=list)
+    tier: Tier
+    keys: list[int]
 
 
 @dataclass(frozen=True)
 class CacheCleared:
-    """All blocks are gone."""
+    """All blocks of all tiers are gone."""
 
 
 KvEvent = BlocksStored | BlocksRemoved | CacheCleared
 
 
-class EventRecorder:
-    """Collects events; neighbours that belong together become one."""
+@dataclass(frozen=True)
+class Digest:
+    """What one tier holds: how many blocks, and their keys combined by exclusive or."""
 
-    def __init__(self) -> None:
-        self._events: list[KvEvent] = []
+    num_blocks: int = 0
+    keys_xor: int = 0
 
-    def stored(self, block_hash: bytes, parent: bytes, block_size: int) -> None:
-        """A block became findable."""
+
+Digests = dict[Tier, Digest]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Events in order, and what is cached after them. Tiers are independent of each other: one comes first."""
+
+    events: list[KvEvent]
+    digests: Digests
+
+
+@dataclass(frozen=True)
+class CacheContents:
+    """All that is cached at one moment, by hash and in no order."""
+
+    hashes: dict[Tier, list[bytes]]
+    digests: Digests
+
+
+class TierRecorder:
+    """Collects the events of one tier and keeps its digest; neighbours that belong together become one event.
+
+    A hash must be stored once before it is removed, and removed before it is stored again.
+    """
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins anew with an empty tier."""
+        self._events: list[BlocksStored | BlocksRemoved] = []
+        self._last_stored = b""
+        self._num_blocks = self._keys_xor = 0
+
+    def stored(self, block_hash: bytes, parent: bytes | None = None) -> None:
+        """A block became findable.
+
+        Args:
+            parent: hash of the block before it, empty for the first of a sequence; None in a tier without order.
+        """
+        key = block_key(block_hash)
+        self._num_blocks += 1
+        self._keys_xor ^= key
         last = self._events[-1] if self._events else None
-        if isinstance(last, BlocksStored) and parent and last.block_hashes[-1] == parent:
-            last.block_hashes.append(block_hash)
+        if isinstance(last, BlocksStored) and (parent is None or (parent and parent == self._last_stored)):
+            last.keys.append(key)
         else:
-            self._events.append(BlocksStored([block_hash], parent, block_size))
+            self._events.append(BlocksStored(self._tier, [key], block_key(parent) if parent else 0))
+        self._last_stored = block_hash
 
     def removed(self, block_hash: bytes) -> None:
         """A block is gone."""
+        key = block_key(block_hash)
+        self._num_blocks -= 1
+        self._keys_xor ^= key
         last = self._events[-1] if self._events else None
         if isinstance(last, BlocksRemoved):
-            last.block_hashes.append(block_hash)
+            last.keys.append(key)
         else:
-            self._events.append(BlocksRemoved([block_hash]))
+            self._events.append(BlocksRemoved(self._tier, [key]))
 
-    def cleared(self) -> None:
-        """All blocks are gone; what was recorded before does not matter any more."""
-        self._events = [CacheCleared()]
+    def digest(self) -> Digest:
+        """Of what is cached now."""
+        return Digest(self._num_blocks, self._keys_xor)
 
-    def take(self) -> list[KvEvent]:
+    def take(self) -> list[BlocksStored | BlocksRemoved]:
         """What was recorded since the last call."""
         events, self._events = self._events, []
         return events
 
 
+class EventRecorder:
+    """The recorders of both tiers, and what concerns them both."""
+
+    def __init__(self) -> None:
+        self.device = TierRecorder(Tier.DEVICE)
+        self.host = TierRecorder(Tier.HOST)
+        self._was_cleared = False
+
+    def cleared(self) -> None:
+        """All blocks are gone; what was recorded before does not matter any more."""
+        self.device.clear()
+        self.host.clear()
+        self._was_cleared = True
+
+    def digests(self) -> Digests:
+        """Of what is cached now."""
+        return {Tier.DEVICE: self.device.digest(), Tier.HOST: self.host.digest()}
+
+    def take(self) -> Changes | None:
+        """What was recorded since the last call; None if nothing was."""
+        events: list[KvEvent] = [CacheCleared()] if self._was_cleared else []
+        self._was_cleared = False
+        events += self.device.take()
+        events += self.host.take()
+        return Changes(events, self.digests()) if events else None
+
+
 @dataclass(frozen=True)
 class EventBatch:
-    """Events with their number; a snapshot's number is that of the last batch which it includes."""
+    """Changes with their number."""
 
     sequence: int
-    events: list[KvEvent]
-    is_snapshot: bool = False
+    changes: Changes
 
 
 class EventLog:
-    """The last batches, numbered from 1 without gaps. Used from one event loop."""
+    """The last batches, numbered from 1 without gaps. Used from one event loop.
+
+    Attributes:
+        epoch: what the numbers belong to; another log has another one.
+        last_sequence: of the last batch.
+    """
 
     def __init__(self, kept_batches: int = DEFAULT_KEPT_BATCHES) -> None:
         self._batches: deque[EventBatch] = deque(maxlen=kept_batches)
         self._changed = asyncio.Event()
+        self.epoch = uuid.uuid4().hex
         self.last_sequence = 0
 
-    def append(self, events: list[KvEvent]) -> None:
+    def append(self, changes: Changes) -> None:
         """Numbers a batch and wakes the subscribers."""
         self.last_sequence += 1
-        self._batches.append(EventBatch(self.last_sequence, events))
+        self._batches.append(EventBatch(self.last_sequence, changes))
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.kv_cache.events import EventRecorder, KvEvent
+from engine_svc.kv_cache.events import CacheContents, Changes, EventRecorder, Tier
 from engine_svc.kv_cache.host_tier import HostTier
 from engine_svc.kv_cache.prefix_cache import PrefixCache
 from engine_svc.layer_groups import most_blocks
@@ -55,7 +55,8 @@ class KvCacheManager:
     ) -> None:
         """
         Args:
-            windows: of the groups of layers, see `group_layers`; the first one's blocks are those in events.
+            windows: of the groups of layers, see `group_layers`. Events tell of the first one's blocks only: what the
+                windows of the others see of a prefix may be gone sooner, and an index then promises too much.
             num_host_blocks: of the second tier, in host memory; for a single group without a window only.
             max_num_batched_tokens: of a step.
         """
@@ -66,10 +67,8 @@ class KvCacheManager:
         self._step_tokens = max_num_batched_tokens
         self._pool = BlockPool(num_blocks)
         self._recorder = EventRecorder()
-        self._caches = [
-            PrefixCache(block_size, None if group else self._recorder) for group in range(len(self._windows))
-        ]
-        self._host = HostTier(num_host_blocks)
+        self._caches = [PrefixCache(None if group else self._recorder.device) for group in range(len(self._windows))]
+        self._host = HostTier(num_host_blocks, self._recorder.host)
 
     @property
     def num_blocks(self) -> int:
@@ -230,18 +229,20 @@ class KvCacheManager:
             for cache in self._caches:
                 cache.clear()
             self._host.clear()
+            self._recorder.cleared()
 
     def take_copies(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """What the next step copies between device and host before it computes: see HostTier.take_copies."""
         return self._host.take_copies()
 
-    def take_events(self) -> list[KvEvent]:
-        """Changes of the prefix cache since the last call."""
+    def take_changes(self) -> Changes | None:
+        """Changes of the prefix cache since the last call; None if there are none."""
         return self._recorder.take()
 
-    def snapshot(self) -> list[KvEvent]:
-        """All that is findable now, as events."""
-        return self._caches[0].snapshot()
+    def contents(self) -> CacheContents:
+        """All that is findable now."""
+        hashes = {Tier.DEVICE: self._caches[0].hashes(), Tier.HOST: self._host.hashes()}
+        return CacheContents(hashes, self._recorder.digests())
 
     def check(self, tables: Sequence[BlockTable]) -> None:
         """Proves that no block is lost: free + cached + used is all there are, and `tables` hold just those used.

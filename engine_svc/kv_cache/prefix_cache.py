@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine_svc.kv_cache.events import EventRecorder, KvEvent
+from engine_svc.kv_cache.events import TierRecorder
 
 
 class PrefixCache:
@@ -13,11 +13,10 @@ class PrefixCache:
     A block has one hash at most and a hash one block: a second block with the same contents stays unfindable.
     """
 
-    def __init__(self, block_size: int, recorder: EventRecorder | None) -> None:
-        self._block_size = block_size
+    def __init__(self, recorder: TierRecorder | None) -> None:
         self._recorder = recorder
         self._blocks: dict[bytes, int] = {}
-        self._hashes: dict[int, tuple[bytes, bytes]] = {}  # block -> its hash and its parent's
+        self._hashes: dict[int, bytes] = {}  # of the blocks
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -52,9 +51,9 @@ class PrefixCache:
         if block_hash in self._blocks:
             return
         self._blocks[block_hash] = block
-        self._hashes[block] = (block_hash, parent)
+        self._hashes[block] = block_hash
         if self._recorder:
-            self._recorder.stored(block_hash, parent, self._block_size)
+            self._recorder.stored(block_hash, parent)
 
     def forget(self, block: int) -> bytes | None:
         """Ends the block's findability, if it had any: its contents are about to be overwritten.
@@ -62,27 +61,22 @@ class PrefixCache:
         Returns:
             The hash by which it was found.
         """
-        entry = self._hashes.pop(block, None)
-        if entry is None:
+        block_hash = self._hashes.pop(block, None)
+        if block_hash is None:
             return None
-        del self._blocks[entry[0]]
+        del self._blocks[block_hash]
         if self._recorder:
-            self._recorder.removed(entry[0])
-        return entry[0]
+            self._recorder.removed(block_hash)
+        return block_hash
 
     def clear(self) -> None:
-        """Forgets all blocks."""
+        """Forgets all blocks; the recorder hears of it from whoever clears all tiers."""
         self._blocks.clear()
         self._hashes.clear()
-        if self._recorder:
-            self._recorder.cleared()
 
-    def snapshot(self) -> list[KvEvent]:
-        """The events that lead from an empty cache to this one; blocks stored as one chain come as one."""
-        recorder = EventRecorder()
-        for block_hash, parent in self._hashes.values():
-            recorder.stored(block_hash, parent, self._block_size)
-        return recorder.take()
+    def hashes(self) -> list[bytes]:
+        """Of all blocks that can be found."""
+        return list(self._blocks)
 
     def check(self) -> None:
         """Proves that hashes and blocks name each other.
@@ -90,5 +84,5 @@ class PrefixCache:
         Raises:
             RuntimeError: they do not.
         """
-        if {entry[0]: block for block, entry in self._hashes.items()} != self._blocks:
+        if {block_hash: block for block, block_hash in self._hashes.items()} != self._blocks:
             raise RuntimeError("the prefix cache's two indexes differ")

@@ -184,8 +184,8 @@ class Scheduler:
         if not sequence.num_computed_tokens and not sequence.wants_prompt_logprobs:
             self.prefix_queries += len(sequence.token_ids)
             self.prefix_hits += num_computed_tokens
-        if sequence.state is SequenceState.WAITING and sequence.choice_index == 0:
-            sequence.owner.cached_prompt_tokens = num_computed_tokens
+        if sequence.state is SequenceState.WAITING and sequence is sequence.owner.sequences[0]:
+            sequence.owner.cached_prompt_tokens = min(num_computed_tokens, sequence.num_prompt_tokens)
         sequence.num_computed_tokens = num_computed_tokens
         sequence.slot = self._free_slots.pop()
         sequence.state = SequenceState.RUNNING

@@ -37,14 +37,14 @@ class LiveRequest:
         self.eos_token_ids = frozenset() if sampling.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(sampling.stop_token_ids)
         self.sequences: list[Sequence] = []
-        self.unfinished = sampling.n
+        self.unfinished = sampling.n - sum(choice.finished for choice in request.progress)
         self.arrival_time = arrival_time
         self.deadline = None if request.timeout_seconds is None else arrival_time + request.timeout_seconds
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
         self.cached_prompt_tokens = 0
-        self.completion_tokens = 0
+        self.completion_tokens = sum(len(choice.token_ids) for choice in request.progress)
         self.preemptions = 0
         self.prompt_logprobs: list[PositionLogprobs] = []
 
@@ -52,7 +52,8 @@ class LiveRequest:
 class Sequence:
     """One of the n continuations of a prompt: tokens known, and how many of them are computed.
 
-    Steps that are under way count as done: what they compute is computed, and what they sample is pending.
+    Steps that are under way count as done: what they compute is computed, and what they sample is pending. One that
+    another worker has begun starts like one that comes back after a preemption: with output that is not computed.
     """
 
     __slots__ = (
@@ -75,8 +76,9 @@ class Sequence:
         self.sampling = sampling
         self.max_length = max_length  # of prompt and output together
         self.table = table
-        self.token_ids = list(owner.request.prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+        progress = owner.request.progress
+        self.token_ids = owner.request.prompt_token_ids + (progress[choice_index].token_ids if progress else [])
+        self.num_prompt_tokens = len(owner.request.prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_pending_tokens = 0  # sampled by steps whose results have not come yet
         self.generates = max_length > self.num_prompt_tokens  # else it only computes its prompt

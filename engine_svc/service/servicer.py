@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from engine_svc.convert import add_delta, from_event_batch, from_load, from_model_info, to_request
+from engine_svc.convert import add_delta, from_load, from_model_info, to_request
 from engine_svc.loop import EngineLoop
 from engine_svc.outputs import SequenceDelta
+from engine_svc.service.kv_events import kv_events
 from engine_svc.service.session import EngineSession
 from engine_svc.worker import EngineWorker
 from quire.errors import Overloaded
@@ -89,17 +90,10 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     ) -> engine_pb2.GetLoadResponse:
         return engine_pb2.GetLoadResponse(load=from_load(self._worker.loop.load()))
 
-    async def SubscribeKvEvents(
+    def SubscribeKvEvents(
         self, request: engine_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
-        log = self._worker.loop.kv_events
-        wanted = request.from_sequence
-        while True:
-            known = wanted > 0 and log.keeps(wanted)
-            for batch in log.since(wanted) if known else [await self._worker.loop.kv_snapshot()]:
-                yield from_event_batch(batch)
-                wanted = batch.sequence + 1
-            await log.wait(wanted)
+        return kv_events(self._worker, request.from_sequence, request.epoch)
 
 
 def _generate_response(delta: SequenceDelta) -> engine_pb2.EngineServiceGenerateResponse:

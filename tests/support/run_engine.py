@@ -63,11 +63,16 @@ def running_engine(folder: Path, num_blocks: int = 256, num_host_blocks: int = 0
 def run(
     engine: Engine, prompts: list[list[int]], sampling: SamplingParameters = GREEDY, **fields: Any
 ) -> list[list[Output]]:
+    """Runs requests that differ in their prompts to their end; outputs by request and choice."""
+    return run_requests(engine, [GenerationRequest("r", prompt, sampling, **fields) for prompt in prompts])
+
+
+def run_requests(engine: Engine, requests: list[GenerationRequest]) -> list[list[Output]]:
     """Runs requests to their end; outputs by request and choice."""
     first = random.getrandbits(40)
-    for index, prompt in enumerate(prompts):
-        engine.add(first + index, GenerationRequest(f"r{first + index}", prompt, sampling, **fields))
-    outputs = [[Output() for _ in range(sampling.n)] for _ in prompts]
+    for index, request in enumerate(requests):
+        engine.add(first + index, request)
+    outputs = [[Output() for _ in range(request.sampling.n)] for request in requests]
     while engine.has_work:
         for delta in engine.step():
             assert delta.error is None, delta.error

@@ -15,7 +15,7 @@ from engine_svc.engine import Engine, EngineConfig
 from engine_svc.executor.base import ExecutorDead
 from engine_svc.outputs import FinishReason, SequenceDelta
 from engine_svc.plan import SamplingPlan, StepPlan, StepResult
-from engine_svc.request import GenerationRequest, SamplingParameters
+from engine_svc.request import ChoiceProgress, GenerationRequest, SamplingParameters
 from quire.errors import DeadlineExceeded, Internal, Unavailable
 from tests.support.fake_executor import FakeExecutor, expected_tokens
 
@@ -33,7 +33,11 @@ def make_engine(
 
 
 def request(prompt: list[int], **sampling: Any) -> GenerationRequest:
-    fields = {name: sampling.pop(name) for name in ("timeout_seconds", "priority", "cache_salt") if name in sampling}
+    fields = {
+        name: sampling.pop(name)
+        for name in ("timeout_seconds", "priority", "cache_salt", "progress")
+        if name in sampling
+    }
     return GenerationRequest("r", prompt, SamplingParameters(**({"temperature": 0.0} | sampling)), **fields)
 
 
@@ -165,6 +169,86 @@ def test_stops() -> None:
     assert len(collected.tokens[2, 0]) > 5
     assert len(collected.tokens[3, 0]) == 200 - 3
     assert collected.last[3].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("budget", "blocks"), [(3, 300), (32, 30), (200, 300)])
+@pytest.mark.parametrize("windows", [(None,), (6,), (None, 6)])
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_resumed_request_goes_on_as_if_it_had_not_moved(
+    caching: bool, budget: int, blocks: int, windows: tuple[int | None, ...], in_flight: int
+) -> None:
+    executor = FakeExecutor(VOCABULARY, 4, verify=True, windows=windows, max_in_flight=in_flight)
+    engine = make_engine(
+        executor, enable_prefix_caching=caching, max_num_batched_tokens=budget, windows=windows,
+        num_blocks=blocks * len(windows), max_model_len=60,
+    )  # fmt: skip
+    prompt, seed = list(range(18)), 5
+    plans = [SamplingPlan(temperature=1.0, seed=sequence_seed(seed, choice)) for choice in range(3)]
+    whole = [expected_tokens(prompt, 20, VOCABULARY, plan) for plan in plans]
+    for cut in range(20):
+        progress = (ChoiceProgress(whole[0][:cut]), ChoiceProgress(whole[1][:7], True), ChoiceProgress())
+        engine.add(cut, request(prompt, n=3, max_tokens=20, temperature=1.0, seed=seed, progress=progress))
+    collected = run(engine)
+    for cut in range(20):
+        assert [collected.tokens[cut, choice] for choice in range(3)] == [whole[0][cut:], [], whole[2]]
+        assert (cut, 1) not in collected.reasons
+        usage = collected.last[cut].usage
+        assert usage is not None
+        assert (usage.prompt_tokens, usage.completion_tokens) == (18, 47)
+    counters = engine.load().counters
+    assert (counters.prompt_tokens, counters.generation_tokens) == (18 * 20, sum(range(1, 21)) + 20 * 20)
+    assert engine.load().used_kv_blocks == 0
+
+
+@pytest.mark.parametrize("ending", [{}, {"ignore_eos": True}, {"min_tokens": 8}, {"stop": True}])
+def test_a_resumed_request_ends_where_it_would_have(ending: dict[str, Any]) -> None:
+    prompt, ending = [1, 2, 3], dict(ending)
+    tokens = expected(prompt, 30)
+    if ending.pop("stop", False):
+        ending["stop_token_ids"] = (tokens[6],)
+    engine = make_engine(eos_token_ids=frozenset([tokens[4], tokens[9]]))
+    engine.add(0, request(prompt, max_tokens=12, **ending))
+    whole = run(engine)
+    count = len(whole.tokens[0, 0])
+    assert count == {"ignore_eos": 12, "min_tokens": 10}.get(next(iter(ending), ""), 5)
+    for cut in range(1, count):
+        engine.add(cut, request(prompt, max_tokens=12, progress=(ChoiceProgress(tokens[:cut]),), **ending))
+    collected = run(engine)
+    for cut in range(1, count):
+        assert collected.tokens[cut, 0] == tokens[cut:count]
+        assert collected.last[cut].finish_reason is whole.last[0].finish_reason
+
+
+def test_a_resumed_request_sends_no_prompt_logprobs_again() -> None:
+    engine = make_engine()
+    prompt = list(range(20))
+    tokens = expected(prompt, 5)
+    fields: dict[str, Any] = {"n": 2, "max_tokens": 5, "prompt_logprobs": 0}
+    cases = [
+        ((ChoiceProgress(tokens[:1]), ChoiceProgress()), 0),
+        ((ChoiceProgress(tokens, True), ChoiceProgress(tokens[:3])), 0),
+        ((ChoiceProgress(), ChoiceProgress(tokens[:3])), 19),
+        ((ChoiceProgress(), ChoiceProgress(tokens, True)), 19),
+        ((ChoiceProgress(), ChoiceProgress()), 19),
+    ]
+    for key, (progress, _) in enumerate(cases):
+        engine.add(key, request(prompt, progress=progress, **fields))
+    collected = run(engine)
+    for key, (_, count) in enumerate(cases):
+        deltas = [delta for delta in collected.deltas if delta.key == key]
+        assert sum(len(delta.prompt_logprobs or []) for delta in deltas) == count
+        assert all(delta is deltas[0] for delta in deltas if delta.prompt_logprobs)
+
+
+def test_a_resumed_request_is_aborted() -> None:
+    engine = make_engine()
+    engine.add(0, request(list(range(30)), n=2, progress=(ChoiceProgress([4]), ChoiceProgress([5, 6]))))
+    collected = run(engine, steps=4)
+    engine.abort(0)
+    engine.check()
+    assert engine.load().used_kv_blocks == 0
+    assert run(engine, collected).last[0].finish_reason is FinishReason.ABORT
 
 
 def test_logprobs_are_handed_through() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Iterable
+from functools import reduce
+from operator import xor
 
 import pytest
 from hypothesis import settings
@@ -11,9 +15,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, EventLog
+from engine_svc.kv_cache.events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    Changes,
+    Digest,
+    EventLog,
+    KvEvent,
+    Tier,
+    TierRecorder,
+)
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.layer_groups import group_layers
+from quire.block_hash import block_key, block_keys
 
 BLOCK = 4
 
@@ -212,18 +227,92 @@ def test_fork_shares_full_blocks_but_the_last_token(caching: bool, prompt: int, 
     assert manager.num_used_blocks == 0
 
 
-def test_events_tell_the_story_and_a_snapshot_the_state() -> None:
+def events(manager: KvCacheManager) -> list[KvEvent]:
+    changes = manager.take_changes()
+    return changes.events if changes else []
+
+
+def digest(keys: Iterable[int]) -> Digest:
+    keys = list(keys)
+    return Digest(len(keys), reduce(xor, keys, 0))
+
+
+def test_events_tell_the_story_and_the_contents_the_state() -> None:
     manager = KvCacheManager(2, BLOCK)
-    table = computed(manager, list(range(8)))
-    first = manager.take_events()
-    assert first == [BlocksStored(table.hashes, b"", BLOCK)]
-    assert manager.snapshot() == first
+    tokens = list(range(8))
+    keys = block_keys(tokens, BLOCK)
+    table = computed(manager, tokens)
+    assert events(manager) == [BlocksStored(Tier.DEVICE, keys, parent=0)]
+    assert manager.contents().hashes == {Tier.DEVICE: table.hashes, Tier.HOST: []}
     manager.free(table)
     manager.allocate(BlockTable(), BLOCK)
-    assert manager.take_events() == [BlocksRemoved([table.hashes[1]])]
+    assert events(manager) == [BlocksRemoved(Tier.DEVICE, [keys[1]])]
     manager.clear()
-    assert manager.take_events() == [CacheCleared()]
-    assert manager.snapshot() == []
+    assert events(manager) == [CacheCleared()]
+    assert manager.take_changes() is None
+    assert manager.contents().hashes == {Tier.DEVICE: [], Tier.HOST: []}
+
+
+def test_each_move_between_the_tiers_is_told() -> None:
+    manager = KvCacheManager(2, BLOCK, num_host_blocks=2)
+    first, second = list(range(9)), list(range(100, 109))
+    keys, others = block_keys(first, BLOCK), block_keys(second, BLOCK)
+    manager.free(computed(manager, first[:8]))
+    events(manager)
+    manager.free(computed(manager, second[:8]))
+    # A sequence's end is forgotten first.
+    assert events(manager) == [
+        BlocksRemoved(Tier.DEVICE, keys[::-1]),
+        BlocksStored(Tier.DEVICE, others, parent=0),
+        BlocksStored(Tier.HOST, keys[::-1], parent=0),
+    ]
+    assert manager.contents().digests == {Tier.DEVICE: digest(others), Tier.HOST: digest(keys)}
+    # What is copied back stays on the host, which has no room for those that make way.
+    manager.take_copies()
+    table = BlockTable()
+    assert manager.allocate(table, 8, manager.lookup(table, first)) is not None
+    changes = manager.take_changes()
+    assert changes is not None
+    # A block is taken and given its new name before the next one is taken.
+    assert changes.events == [
+        BlocksRemoved(Tier.DEVICE, others[1:]),
+        BlocksStored(Tier.DEVICE, keys[:1], parent=0),
+        BlocksRemoved(Tier.DEVICE, others[:1]),
+        BlocksStored(Tier.DEVICE, keys[1:], parent=keys[0]),
+    ]
+    assert changes.digests == {Tier.DEVICE: digest(keys), Tier.HOST: digest(keys)}
+    # Others push them out of the host tier in turn.
+    manager.free(table)
+    manager.take_copies()
+    manager.free(computed(manager, second[:8]))
+    manager.free(computed(manager, list(range(200, 208))))
+    gone = [event.keys for event in events(manager) if isinstance(event, BlocksRemoved) and event.tier is Tier.HOST]
+    assert sorted(itertools.chain(*gone)) == sorted(keys)
+    assert manager.contents().digests[Tier.HOST] == digest(others)
+    manager.clear()
+    assert manager.contents().digests == {Tier.DEVICE: Digest(), Tier.HOST: Digest()}
+
+
+def test_a_chain_is_one_event_and_a_branch_another() -> None:
+    manager = KvCacheManager(8, BLOCK)
+    computed(manager, list(range(8)))
+    computed(manager, [*range(8), *range(50, 58)])
+    computed(manager, [*range(4), *range(70, 74)])
+    keys = block_keys([*range(8), *range(50, 58)], BLOCK)
+    branch = block_keys([*range(4), *range(70, 74)], BLOCK)
+    # The second prompt goes on where the first ended, at once: they are one chain.
+    assert events(manager) == [
+        BlocksStored(Tier.DEVICE, keys, parent=0), BlocksStored(Tier.DEVICE, branch[1:], parent=keys[0]),
+    ]  # fmt: skip
+
+
+def test_digests_bear_two_blocks_of_one_key() -> None:
+    recorder = TierRecorder(Tier.DEVICE)
+    one, other = b"k" * 8 + b"1" * 24, b"k" * 8 + b"2" * 24
+    recorder.stored(one, b"")
+    recorder.stored(other, b"")
+    recorder.removed(one)
+    assert recorder.digest() == Digest(1, block_key(other))
 
 
 async def test_log_numbers_batches_and_knows_its_gap() -> None:
@@ -232,7 +321,7 @@ async def test_log_numbers_batches_and_knows_its_gap() -> None:
     waiting = asyncio.create_task(log.wait(1))
     await asyncio.sleep(0)
     for _ in range(3):
-        log.append([CacheCleared()])
+        log.append(Changes([CacheCleared()], {}))
     await waiting
     assert not log.keeps(1)
     assert log.keeps(2)
@@ -251,7 +340,7 @@ class KvCacheMachine(RuleBasedStateMachine):
         self.tables: list[tuple[BlockTable, list[int]]] = []
         self.contents: dict[int, tuple[int, ...]] = {}
         self.on_host: dict[int, tuple[int, ...]] = {}
-        self.index: set[bytes] = set()
+        self.index: dict[Tier, set[int]] = {tier: set() for tier in Tier}
 
     @rule(length=st.integers(1, 20), start=st.integers(0, 1), salt=st.sampled_from(["", "x"]))
     def begin(self, length: int, start: int, salt: str) -> None:
@@ -321,15 +410,33 @@ class KvCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def events_lead_to_the_state(self) -> None:
-        for event in self.manager.take_events():
+        changes = self.manager.take_changes()
+        for event in changes.events if changes else []:
+            if isinstance(event, CacheCleared):
+                self.index = {tier: set() for tier in Tier}
+                continue
+            keys = set(event.keys)
+            assert len(keys) == len(event.keys)
             if isinstance(event, BlocksStored):
-                self.index.update(event.block_hashes)
-            elif isinstance(event, BlocksRemoved):
-                self.index.difference_update(event.block_hashes)
+                assert not self.index[event.tier] & keys
+                self.index[event.tier] |= keys
             else:
-                self.index.clear()
-        stored = [event.block_hashes for event in self.manager.snapshot() if isinstance(event, BlocksStored)]
-        assert self.index == {block_hash for hashes in stored for block_hash in hashes}
+                assert self.index[event.tier] >= keys
+                self.index[event.tier] -= keys
+        contents = self.manager.contents()
+        assert self.index == {tier: {block_key(each) for each in hashes} for tier, hashes in contents.hashes.items()}
+        assert contents.digests == {tier: digest(keys) for tier, keys in self.index.items()}
+        assert changes is None or changes.digests == contents.digests
+
+    @rule(length=st.integers(1, 20), start=st.integers(0, 1), salt=st.sampled_from(["", "x"]))
+    def predict(self, length: int, start: int, salt: str) -> None:
+        """What an index says of a prompt is what a lookup finds."""
+        tokens = list(range(start, start + length))
+        found = self.manager.lookup(BlockTable(salt), tokens)
+        keys = block_keys(tokens[:-1], BLOCK, salt)
+        device = list(itertools.takewhile(self.index[Tier.DEVICE].__contains__, keys))
+        host = list(itertools.takewhile(self.index[Tier.HOST].__contains__, keys[len(device) :]))
+        assert (len(found) - len(found.host), len(found.host)) == (len(device), len(host))
 
 
 TestKvCacheMachine = KvCacheMachine.TestCase

@@ -14,7 +14,9 @@ from engine_svc.scheduler.sequence import LiveRequest, Sequence, SequenceState
 
 def sequence(arrival: int, prompt: int, rank: int = 0) -> Sequence:
     request = GenerationRequest("r", list(range(arrival * 100, arrival * 100 + prompt)), SamplingParameters())
-    return make_sequences(LiveRequest(arrival, request, frozenset(), 0.0), (rank, arrival), 1000)[0]
+    live = LiveRequest(arrival, request, frozenset(), 0.0)
+    live.sequences = make_sequences(live, (rank, arrival), 1000)
+    return live.sequences[0]
 
 
 def scheduler(blocks: int = 100, budget: int = 16, seqs: int = 4, chunked: bool = True, **options: int) -> Scheduler:

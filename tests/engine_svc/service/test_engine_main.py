@@ -58,8 +58,10 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def worker_process(mode: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any, grpc.aio.Channel]]:
-    port = free_port()
+async def worker_process(
+    mode: str, port: int | None = None
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any, grpc.aio.Channel]]:
+    port = port or free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PROGRAM, str(port), mode, cwd=ROOT, stderr=asyncio.subprocess.PIPE
     )
@@ -81,9 +83,13 @@ async def wait_serving(channel: grpc.aio.Channel) -> None:
     call.cancel()
 
 
+def generation(max_tokens: int) -> common_pb2.Generation:
+    return common_pb2.Generation(prompt_token_ids=[1], sampling=common_pb2.SamplingParams(max_tokens=max_tokens))
+
+
 def generate(stub: Any, max_tokens: int) -> Any:
-    generation = common_pb2.Generation(prompt_token_ids=[1], sampling=common_pb2.SamplingParams(max_tokens=max_tokens))
-    return stub.Generate(engine_pb2.EngineServiceGenerateRequest(generation=generation), timeout=TIMEOUT)
+    request = engine_pb2.EngineServiceGenerateRequest(generation=generation(max_tokens))
+    return stub.Generate(request, timeout=TIMEOUT)
 
 
 async def test_sigterm_lets_running_requests_finish() -> None:
@@ -96,6 +102,30 @@ async def test_sigterm_lets_running_requests_finish() -> None:
             count += len(response.delta.token_ids)
         assert count == 40
         assert await asyncio.wait_for(process.wait(), TIMEOUT) == 0
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "connection closed"])
+async def test_what_a_frozen_worker_ran_for_a_lost_session_is_freed_when_it_thaws(ending: str) -> None:
+    port = free_port()
+    async with worker_process("run", port) as (process, stub, channel):
+        await wait_serving(channel)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as lost:
+            session = engine_pb2_grpc.EngineServiceStub(lost).Session(timeout=TIMEOUT)
+            starts = [engine_pb2.SessionStart(stream_id=index, generation=generation(2000)) for index in range(1, 4)]
+            await session.write(engine_pb2.EngineServiceSessionRequest(starts=starts))
+            while not (await session.read()).deltas:
+                continue
+            process.send_signal(signal.SIGSTOP)
+            if ending == "cancelled":
+                session.cancel()
+        process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(TIMEOUT):
+            while True:
+                load = (await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=TIMEOUT)).load
+                if not (load.used_kv_blocks or load.busy or load.waiting_requests):
+                    break
+                await asyncio.sleep(0.02)
+        assert load.counters.generation_tokens < 1000  # of the 2,000 that one of them would have had
 
 
 async def test_a_dead_engine_ends_the_process() -> None:

@@ -19,43 +19,9 @@ from engine_svc.service.session import EngineSession
 from quire.errors import ContextTooLong, DeadlineExceeded, Internal, InvalidRequest, NotFound, Overloaded, QuireError
 from quire.rpc.status import from_request_error, from_rpc_error
 from quire.v1 import common_pb2, engine_pb2
+from tests.support.engine_client import TIMEOUT, VOCABULARY, expected, generate, generation, refusal, wait_free
 from tests.support.engine_server import RunningEngine, running_engine
 from tests.support.fake_executor import FakeExecutor, expected_tokens
-
-VOCABULARY = 1000
-TIMEOUT = 30.0
-
-
-def generation(prompt: list[int], **fields: Any) -> common_pb2.Generation:
-    outer = {
-        name: fields.pop(name)
-        for name in ("model", "priority", "cache_salt", "timeout_ms", "request_id")
-        if name in fields
-    }
-    sampling = common_pb2.SamplingParams(**({"temperature": 0.0} | fields))
-    return common_pb2.Generation(prompt_token_ids=prompt, sampling=sampling, **outer)
-
-
-def expected(prompt: list[int], count: int) -> list[int]:
-    return expected_tokens(prompt, count, VOCABULARY, SamplingPlan(temperature=0.0))
-
-
-async def generate(engine: RunningEngine, request: common_pb2.Generation) -> list[common_pb2.GenerationDelta]:
-    call = engine.stub.Generate(engine_pb2.EngineServiceGenerateRequest(generation=request), timeout=TIMEOUT)
-    return [response.delta async for response in call]
-
-
-async def refusal(engine: RunningEngine, request: common_pb2.Generation) -> QuireError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await generate(engine, request)
-    return from_rpc_error(caught.value)
-
-
-async def wait_free(engine: RunningEngine) -> None:
-    """Waits until no block is used."""
-    async with asyncio.timeout(TIMEOUT):
-        while engine.worker.loop.load().used_kv_blocks or engine.worker.loop.load().busy:
-            await asyncio.sleep(0.01)
 
 
 class Client:
@@ -155,6 +121,14 @@ async def test_generate_choices_and_stop_tokens() -> None:
         ({"request_id": "a b"}, "request_id", InvalidRequest),
         ({"timeout_ms": 2**63}, "timeout_ms", InvalidRequest),
         ({"model": "other"}, "model", NotFound),
+        ({"max_tokens": 8, "progress": [[1], [2]]}, "progress", InvalidRequest),
+        ({"max_tokens": 8, "n": 3, "progress": [[1], [2]]}, "progress", InvalidRequest),
+        ({"max_tokens": 8, "progress": [[1, 1000]]}, "progress", InvalidRequest),
+        ({"max_tokens": 8, "progress": [[1] * 8]}, "progress", InvalidRequest),
+        ({"max_tokens": 8, "n": 2, "progress": [[1], [1] * 9]}, "progress", InvalidRequest),
+        ({"max_tokens": 0, "progress": [[]]}, "progress", InvalidRequest),
+        ({"progress": [[1] * 2045]}, "progress", InvalidRequest),
+        ({"temperature": 0.5, "progress": [[1]]}, "progress", InvalidRequest),
     ],
 )
 async def test_bounds(fields: dict[str, Any], parameter: str, kind: type[QuireError]) -> None:
@@ -163,6 +137,40 @@ async def test_bounds(fields: dict[str, Any], parameter: str, kind: type[QuireEr
         assert type(error) is kind
         assert error.parameter == parameter
         assert len(error.message) < 500
+
+
+async def test_progress_of_sequences_that_have_all_finished() -> None:
+    async with running_engine() as engine:
+        request = generation([1, 2, 3], max_tokens=8, progress=[[1, 2]])
+        request.progress[0].finished = True
+        error = await refusal(engine, request)
+        assert (type(error), error.parameter) == (InvalidRequest, "progress")
+        assert "nothing left" in error.message
+
+
+async def test_a_request_that_another_worker_began() -> None:
+    prompt, output = list(range(40)), expected(list(range(40)), 12)
+    async with running_engine() as engine:
+        client = Client(engine)
+        requests = {f"s{cut}": generation(prompt, max_tokens=12, progress=[output[:cut]]) for cut in range(1, 12)}
+        await client.start(**requests)
+        await client.read_until(11)
+        for cut in range(1, 12):
+            assert client.tokens[cut] == output[cut:]
+            assert client.final[cut].finish_reason == common_pb2.FINISH_REASON_LENGTH
+            usage = client.final[cut].usage
+            assert (usage.prompt_tokens, usage.completion_tokens) == (40, 12)
+            assert usage.cached_prompt_tokens <= 40
+        # Two sequences, one of them done; then nothing generated yet, for which no seed is needed.
+        request = generation(prompt, n=2, max_tokens=12, progress=[output, output[:5]], prompt_logprobs=0)
+        request.progress[0].finished = True
+        deltas = await generate(engine, request)
+        assert {delta.choice_index for delta in deltas} == {1}
+        assert [token for delta in deltas for token in delta.token_ids] == output[5:]
+        assert not any(delta.prompt_logprobs for delta in deltas)
+        assert deltas[-1].is_final
+        assert len(await generate(engine, generation(prompt, temperature=1.0, max_tokens=3, progress=[[]]))) == 3
+        await wait_free(engine)
 
 
 async def test_prompts_that_cannot_be() -> None:
@@ -407,6 +415,7 @@ async def test_model_info_and_load() -> None:
         info = (await engine.stub.GetModelInfo(engine_pb2.GetModelInfoRequest(), timeout=TIMEOUT)).model_info
         assert list(info.served_model_names) == ["fake"]
         assert (info.max_model_len, info.vocab_size, info.num_kv_blocks) == (2048, 1000, 4096)
+        assert info.fingerprint == engine.worker.info.fingerprint != ""
         await generate(engine, generation(list(range(50)), max_tokens=4))
         load = (await engine.stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=TIMEOUT)).load
         assert load.counters.prompt_tokens == 50
@@ -415,26 +424,3 @@ async def test_model_info_and_load() -> None:
         text = generate_latest(engine.registry).decode()
         assert "quire_engine_generation_tokens_total 4.0" in text
         assert 'quire_engine_model_execute_seconds_bucket{le="0.001"} 4.0' in text
-
-
-async def test_kv_events_start_with_a_snapshot_and_go_on() -> None:
-    async with running_engine() as engine:
-        await generate(engine, generation(list(range(40)), max_tokens=2))
-
-        def subscribe(start: int) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
-            request = engine_pb2.SubscribeKvEventsRequest(from_sequence=start)
-            return engine.stub.SubscribeKvEvents(request, timeout=TIMEOUT).__aiter__()
-
-        events = subscribe(0)
-        first = await anext(events)
-        assert first.is_snapshot
-        assert len(first.events[0].stored.block_hashes) == 2
-        await generate(engine, generation(list(range(100, 140)), max_tokens=2))
-        second = await anext(events)
-        assert (second.sequence, second.is_snapshot) == (first.sequence + 1, False)
-        assert len(second.events[0].stored.block_hashes) == 2
-        replay = await anext(subscribe(second.sequence))
-        assert replay == second
-        beyond = await anext(subscribe(second.sequence + 5))
-        assert beyond.is_snapshot
-        assert beyond.sequence == second.sequence

@@ -1,0 +1,66 @@
+"""Whether two workers would generate the same tokens, in a word: equal fingerprints say yes.
+
+It covers all that the rounding of a logit depends on but the batch. A sequence may move between workers of one
+fingerprint; between others it would go on in another voice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import quire
+from engine_svc.plan import KvCacheSpec
+from quire.options.engine import EngineOptions
+
+_LENGTH = 16  # hexadecimal digits
+# Of each file of weights so much is read, spread evenly from its first byte to its last: a megabyte of many gigabytes.
+_PIECES = 16
+_PIECE_BYTES = 64 * 1024
+
+
+def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_token_ids: Collection[int]) -> str:
+    """16 hexadecimal digits.
+
+    Args:
+        folder: of the model; files that it lacks count as empty.
+        spec: of the model as it was loaded, with what `auto` came to.
+        eos_token_ids: where output ends.
+    """
+    is_random = options.load_format == "dummy"
+    facts = {
+        "quire": quire.__version__, "torch": version("torch"), "model_impl": options.model_impl,
+        "architecture": spec.architecture, "hf_overrides": options.hf_overrides, "dtype": spec.dtype,
+        "quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype,
+        "calculate_kv_scales": options.calculate_kv_scales, "block_size": spec.block_size,
+        "attention_backend": spec.attention_backend, "cpu_kernels": options.cpu_kernels,
+        "tensor_parallel_size": options.tensor_parallel_size, "device": spec.device,
+        "instructions": _instructions() if spec.device == "cpu" else "", "seed": options.seed if is_random else None,
+        "eos_token_ids": sorted(eos_token_ids),
+    }  # fmt: skip
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    config = folder / "config.json"
+    digest.update(hashlib.sha256(config.read_bytes() if config.is_file() else b"").digest())
+    for file in [] if is_random else sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size} ".encode())
+        for piece in _pieces(file):
+            digest.update(piece)
+    return digest.hexdigest()[:_LENGTH]
+
+
+def _pieces(file: Path) -> Iterator[bytes]:
+    last = max(0, file.stat().st_size - _PIECE_BYTES)
+    with file.open("rb") as opened:
+        for index in range(_PIECES):
+            opened.seek(last * index // (_PIECES - 1))
+            yield opened.read(_PIECE_BYTES)
+
+
+def _instructions() -> str:
+    """The instruction sets of this machine's processor, by which kernels are chosen; empty where it does not say."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

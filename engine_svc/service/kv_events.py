@@ -1,0 +1,82 @@
+"""What a subscriber hears of the prefix cache: all of it where that is needed, then every change."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+from engine_svc.kv_cache.events import BlocksRemoved, BlocksStored, CacheContents, Digests, KvEvent, Tier
+from engine_svc.worker import EngineWorker
+from quire.block_hash import block_key
+from quire.v1 import engine_pb2
+
+# Keys in one message of a snapshot. Making one holds up the event loop, for 15 ms with so many.
+SNAPSHOT_KEYS = 100_000
+
+_TIERS = {Tier.DEVICE: engine_pb2.CACHE_TIER_DEVICE, Tier.HOST: engine_pb2.CACHE_TIER_HOST}
+
+
+async def kv_events(
+    worker: EngineWorker, from_sequence: int, epoch: str
+) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
+    """The messages of one subscription, until the subscriber leaves; see SubscribeKvEvents in engine.proto.
+
+    Args:
+        from_sequence: first number wanted; 0 for a snapshot.
+        epoch: that it belongs to.
+
+    Raises:
+        Unavailable: the engine is not built yet, or has died.
+    """
+    block_size = worker.info.block_size
+    log = worker.loop.kv_events
+    wanted = from_sequence if epoch == log.epoch else 0
+    while True:
+        if wanted and log.keeps(wanted):
+            for batch in log.since(wanted):
+                message = engine_pb2.SubscribeKvEventsResponse(sequence=batch.sequence, epoch=log.epoch)
+                message.events.extend(_event(event, block_size) for event in batch.changes.events)
+                _add_digests(message, batch.changes.digests)
+                yield message
+                wanted = batch.sequence + 1
+        else:
+            sequence, contents = await worker.loop.cache_contents()
+            for message in _snapshot(contents, block_size):
+                message.sequence, message.epoch = sequence, log.epoch
+                yield message
+            wanted = sequence + 1
+        await log.wait(wanted)
+
+
+def _snapshot(contents: CacheContents, block_size: int) -> Iterator[engine_pb2.SubscribeKvEventsResponse]:
+    """Messages with the keys, and a last one with the digests."""
+    pieces = [
+        (tier, hashes[start : start + SNAPSHOT_KEYS])
+        for tier, hashes in contents.hashes.items()
+        for start in range(0, len(hashes), SNAPSHOT_KEYS)
+    ]
+    for tier, hashes in pieces:
+        stored = BlocksStored(tier, [block_key(block_hash) for block_hash in hashes], parent=0)
+        yield engine_pb2.SubscribeKvEventsResponse(
+            is_snapshot=True, snapshot_continues=True, events=[_event(stored, block_size)]
+        )
+    message = engine_pb2.SubscribeKvEventsResponse(is_snapshot=True)
+    _add_digests(message, contents.digests)
+    yield message
+
+
+def _event(event: KvEvent, block_size: int) -> engine_pb2.KvEvent:
+    if isinstance(event, BlocksStored):
+        stored = engine_pb2.KvBlocksStored(
+            block_keys=event.keys, parent_block_key=event.parent, block_size=block_size, tier=_TIERS[event.tier]
+        )
+        return engine_pb2.KvEvent(stored=stored)
+    if isinstance(event, BlocksRemoved):
+        removed = engine_pb2.KvBlocksRemoved(block_keys=event.keys, tier=_TIERS[event.tier])
+        return engine_pb2.KvEvent(removed=removed)
+    return engine_pb2.KvEvent(cleared=engine_pb2.KvCacheCleared())
+
+
+def _add_digests(message: engine_pb2.SubscribeKvEventsResponse, digests: Digests) -> None:
+    for tier, field in ((Tier.DEVICE, message.device), (Tier.HOST, message.host)):
+        digest = engine_pb2.CacheDigest(num_blocks=digests[tier].num_blocks, keys_xor=digests[tier].keys_xor)
+        field.CopyFrom(digest)

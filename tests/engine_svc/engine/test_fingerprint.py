@@ -1,0 +1,91 @@
+"""Fingerprints are equal for workers that generate the same tokens, and differ for others."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine_svc.executor.base import create_executor
+from engine_svc.fingerprint import fingerprint
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+from tests.support.fake_executor import FakeExecutor
+from tests.support.tiny_models import make_model
+
+SPEC = FakeExecutor().spec
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("llama"), "llama", max_shard_size="200KB")
+
+
+def of(folder: Path, spec: dict[str, Any] | None = None, eos: tuple[int, ...] = (), **options: Any) -> str:
+    return fingerprint(folder, EngineOptions(**options), msgspec.structs.replace(SPEC, **(spec or {})), eos)
+
+
+def loaded(folder: Path, **options: Any) -> str:
+    """Of a worker that has really loaded the model."""
+    chosen = EngineOptions(use_tqdm_on_load=False, **options)
+    executor = create_executor(chosen)
+    try:
+        return fingerprint(folder, chosen, executor.load(ModelOptions(model=str(folder)), chosen), ())
+    finally:
+        executor.close()
+
+
+def test_two_loads_agree_and_another_dtype_does_not(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert loaded(folder) == loaded(copy) == loaded(folder, dtype="float32", max_num_seqs=7)
+    assert len({loaded(folder), loaded(folder, dtype="bfloat16"), loaded(folder, attention_backend="reference")}) == 3
+
+
+@pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
+def test_changed_weights_are_noticed(folder: Path, tmp_path: Path, place: float) -> None:
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    for name in [file.name for file in folder.glob("*.safetensors")]:
+        copy = shutil.copytree(folder, tmp_path / name)
+        assert of(copy) == of(folder)
+        data = bytearray((copy / name).read_bytes())
+        data[int(place * (len(data) - 1))] ^= 1
+        (copy / name).write_bytes(data)
+        assert of(copy) != of(folder)
+
+
+def test_of_large_files_little_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    with file.open("wb") as opened:
+        opened.truncate(2**36)  # sparse
+    before = of(tmp_path)
+    with file.open("r+b") as opened:
+        opened.seek(-1, 2)
+        opened.write(b"x")
+    assert of(tmp_path) != before
+
+
+def test_files_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    fewer, other = shutil.copytree(folder, tmp_path / "fewer"), shutil.copytree(folder, tmp_path / "other")
+    min(fewer.glob("*.safetensors")).unlink()
+    (other / "config.json").write_text((other / "config.json").read_text().replace('"rms_norm_eps"', '"eps"'))
+    assert len({of(folder), of(fewer), of(other), of(tmp_path)}) == 4
+
+
+def test_what_changes_tokens_changes_the_fingerprint(folder: Path) -> None:
+    changed = [
+        of(folder), of(folder, {"dtype": "bfloat16"}), of(folder, {"attention_backend": "cpu"}),
+        of(folder, {"device": "cuda (H)"}), of(folder, eos=(2,)), of(folder, quantization="int8"),
+        of(folder, cpu_kernels="torch"), of(folder, kv_cache_dtype="fp8"), of(folder, tensor_parallel_size=2),
+        of(folder, hf_overrides={"rope_theta": 1.0}), of(folder, load_format="dummy"),
+        of(folder, load_format="dummy", seed=1),
+    ]  # fmt: skip
+    assert len(set(changed)) == len(changed)
+    assert {len(each) for each in changed} == {16}
+
+
+def test_what_does_not_does_not(folder: Path) -> None:
+    same = [of(folder), of(folder, seed=1), of(folder, max_num_seqs=3), of(folder, {"available_bytes": 5})]
+    assert len(set(same)) == 1

@@ -1,0 +1,138 @@
+"""A request that goes on here after another worker began it: for every cut, the rest is the undisturbed output's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine_svc.engine import Engine
+from engine_svc.request import ChoiceProgress, GenerationRequest, SamplingParameters
+from tests.engine_svc.models.conftest import ModelFolder
+from tests.support.run_engine import random_prompts, run, run_requests, running_engine
+
+PROMPT = random_prompts(37, seed=3)[0]
+PLAIN = SamplingParameters(temperature=0.0, max_tokens=36)
+SAMPLED = replace(PLAIN, temperature=1.3, seed=7)
+
+# What the tokens depend on, given those of the plain greedy output.
+SAMPLINGS: dict[str, Callable[[list[int]], SamplingParameters]] = {
+    "greedy": lambda plain: PLAIN,
+    "sampled": lambda plain: SAMPLED,
+    "truncated": lambda plain: replace(SAMPLED, top_k=20, top_p=0.9, min_p=0.02),
+    "top-k": lambda plain: replace(SAMPLED, top_k=5),
+    "penalties": lambda plain: replace(PLAIN, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.3),
+    "sampled-penalties": lambda plain: replace(SAMPLED, frequency_penalty=2.0, repetition_penalty=0.8),
+    "logprobs": lambda plain: replace(SAMPLED, logprobs=3, prompt_logprobs=1),
+    "stop": lambda plain: replace(PLAIN, stop_token_ids=(plain[17],)),
+    "min-tokens": lambda plain: replace(PLAIN, stop_token_ids=tuple(plain), min_tokens=20),
+    "bias": lambda plain: replace(PLAIN, logit_bias=((plain[3], -50.0), (9, 4.0))),
+}
+
+
+def resumed(sampling: SamplingParameters, progress: list[ChoiceProgress]) -> GenerationRequest:
+    """The request as another worker gets it, its seed and everything else unchanged."""
+    return GenerationRequest("r", PROMPT, sampling, progress=tuple(progress))
+
+
+def check_every_cut(origin: Engine, target: Engine, sampling: SamplingParameters) -> None:
+    """What `target` goes on with, wherever the output of `origin` is cut."""
+    whole = run(origin, [PROMPT], sampling)[0]
+    count = len(whole[0].token_ids)
+    requests = [resumed(sampling, [ChoiceProgress(whole[0].token_ids[:cut])]) for cut in range(count)]
+    for cut, (rest,) in enumerate(run_requests(target, requests)):
+        assert rest.token_ids == whole[0].token_ids[cut:], cut
+        assert (rest.finish_reason, rest.stop_token_id) == (whole[0].finish_reason, whole[0].stop_token_id)
+        assert len(rest.prompt_logprobs) == (0 if cut else len(whole[0].prompt_logprobs))
+        assert len(rest.logprobs) == len(whole[0].logprobs[cut:])
+        for here, there in zip(rest.logprobs, whole[0].logprobs[cut:], strict=True):
+            assert (here.token_ids, here.rank) == (there.token_ids, there.rank)
+            assert here.logprobs == pytest.approx(there.logprobs, abs=1e-4)
+        usage = rest.usage
+        assert usage is not None
+        assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), count)
+        assert usage.cached_prompt_tokens <= len(PROMPT)
+        assert min(usage.queue_seconds, usage.prefill_seconds, usage.decode_seconds) >= 0
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_every_cut(model_folder: ModelFolder, name: str) -> None:
+    folder = model_folder("llama")
+    with running_engine(folder) as origin, running_engine(folder, enable_prefix_caching=False) as target:
+        plain = run(origin, [PROMPT], PLAIN)[0][0].token_ids
+        sampling = SAMPLINGS[name](plain)
+        if name != "greedy":
+            assert sampling.logprobs or run(origin, [PROMPT], sampling)[0][0].token_ids != plain
+        check_every_cut(origin, target, sampling)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {"max_num_batched_tokens": 7}),
+        ("llama", {"num_blocks": 24, "max_model_len": 96}),
+        ("llama", {"num_blocks": 24, "max_model_len": 96, "num_host_blocks": 30}),
+        ("llama", {"attention_backend": "reference", "block_size": 4}),
+        ("gemma3", {"max_num_batched_tokens": 9}),
+        ("mistral", {}),
+        ("deepseek-v3", {}),
+        ("opt", {}),
+    ],
+)
+def test_every_cut_on_another_worker(model_folder: ModelFolder, family: str, options: dict[str, Any]) -> None:
+    """Chunked prefill, preemptions, the host tier, windows; and the prefixes that the other requests leave behind."""
+    folder = model_folder(family)
+    with running_engine(folder) as origin, running_engine(folder, **options) as target:
+        for sampling in (PLAIN, SAMPLINGS["sampled-penalties"]([])):
+            check_every_cut(origin, target, sampling)
+        assert target.load().counters.prefix_cache_hits > 0
+        assert ("num_blocks" not in options) or target.load().counters.preemptions > 0
+
+
+def test_the_worker_that_began_can_go_on(model_folder: ModelFolder) -> None:
+    """Its cache holds the prompt and the output."""
+    with running_engine(model_folder("llama")) as engine:
+        whole = run(engine, [PROMPT], SAMPLED)[0]
+        request = resumed(SAMPLED, [ChoiceProgress(whole[0].token_ids[:30])])
+        rest = run_requests(engine, [request])[0][0]
+        assert rest.token_ids == whole[0].token_ids[30:]
+        assert rest.usage is not None
+        assert rest.usage.cached_prompt_tokens == len(PROMPT)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("finished", [0, 1])
+@pytest.mark.parametrize("caching", [True, False])
+def test_choices(model_folder: ModelFolder, family: str, finished: int, caching: bool) -> None:
+    """Three sequences in different places, one of them done: every cut of the others."""
+    folder = model_folder(family)
+    with running_engine(folder) as origin, running_engine(folder, enable_prefix_caching=caching) as target:
+        plain = run(origin, [PROMPT], replace(SAMPLED, n=3, max_tokens=24))[0]
+        sampling = replace(SAMPLED, n=3, max_tokens=24, logprobs=1, stop_token_ids=(plain[finished].token_ids[5],))
+        whole = run(origin, [PROMPT], sampling)[0]
+        lengths = [len(choice.token_ids) for choice in whole]
+        assert lengths[finished] < max(lengths)
+        requests = []
+        for cut in range(max(lengths)):
+            cuts = [min(cut + index, length - 1) for index, length in enumerate(lengths)]
+            cuts[finished] = lengths[finished]
+            parts = zip(whole, cuts, lengths, strict=True)
+            progress = [ChoiceProgress(out.token_ids[:most], most == length) for out, most, length in parts]
+            requests.append(resumed(sampling, progress))
+        for request, rests in zip(requests, run_requests(target, requests), strict=True):
+            for choice, rest, out in zip(request.progress, rests, whole, strict=True):
+                assert rest.token_ids == out.token_ids[len(choice.token_ids) :]
+                assert (rest.finish_reason is None) == choice.finished
+                assert choice.finished or rest.finish_reason is out.finish_reason
+            usages = [rest.usage for rest in rests if rest.usage]
+            assert [(usage.prompt_tokens, usage.completion_tokens) for usage in usages] == [(len(PROMPT), sum(lengths))]
+
+
+def test_steps_ahead(model_folder: ModelFolder) -> None:
+    """In a rank process, where the next step is planned before the last one's tokens are known."""
+    folder = model_folder("llama")
+    with running_engine(folder) as origin, running_engine(folder, distributed_executor_backend="mp") as target:
+        check_every_cut(origin, target, SAMPLED)
+        check_every_cut(origin, target, SAMPLINGS["penalties"]([]))
