@@ -55,7 +55,7 @@ class Weights:
     # Seconds that count for each second in which the request slows others down.
     interference: float = 0.5
     # Costs that exceed the least by less than this share of it are as good.
-    temperature: float = 0.02
+    temperature: float = 0.0
 
 
 class Policy(ABC):
