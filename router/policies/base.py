@@ -44,6 +44,8 @@ class Candidate(NamedTuple):
     # Its speed: see router/speed.py.
     seconds_per_step: float = 0.02
     seconds_per_token: float = 1e-4
+    # Number of this router's last placement there, which counts up over all workers; 0 for none.
+    last_placed: int = 0
 
 
 @dataclass(frozen=True)
