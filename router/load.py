@@ -14,8 +14,18 @@ class LoadTracker:
     """
 
     __slots__ = (
-        "_foreign_prefill_tokens", "_foreign_sequences", "inflight_requests", "kv_usage", "last",
-        "own_prefill_tokens", "own_prompt_tokens", "own_sequences", "prefill_tokens", "sequences", "speed",
+        "_foreign_prefill_tokens",
+        "_foreign_sequences",
+        "facts",
+        "inflight_requests",
+        "kv_usage",
+        "last",
+        "own_prefill_tokens",
+        "own_prompt_tokens",
+        "own_sequences",
+        "prefill_tokens",
+        "sequences",
+        "speed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -33,6 +43,9 @@ class LoadTracker:
         self.kv_usage = 0.0  # share of the KV blocks that live sequences hold
         self.speed = StepTimes()
         self.last: common_pb2.EngineLoad | None = None
+        # As Candidate lists them, from `sequences` to `seconds_per_token`.
+        self.facts: tuple[int, int, float, float, float]
+        self._sum_up()
 
     def placed(self, sequences: int, prompt_tokens: int, prefill_tokens: int) -> None:
         """A request was sent to the worker, which has `prefill_tokens` of its prompt to compute."""
@@ -66,3 +79,7 @@ class LoadTracker:
     def _sum_up(self) -> None:
         self.sequences = self.own_sequences + self._foreign_sequences
         self.prefill_tokens = self.own_prefill_tokens + self._foreign_prefill_tokens
+        speed = self.speed
+        self.facts = (
+            self.sequences, self.prefill_tokens, self.kv_usage, speed.seconds_per_step, speed.seconds_per_token
+        )  # fmt: skip
