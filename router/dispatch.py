@@ -10,6 +10,7 @@ from collections.abc import Callable
 from quire.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, QuireError, Unavailable
 from quire.rpc.status import from_request_error
 from quire.v1 import common_pb2, engine_pb2
+from router.aliases import Aliases
 from router.budget import RetryBudget
 from router.clock import Clock
 from router.journal import Journal
@@ -57,6 +58,7 @@ class Dispatcher:
         max_queued_requests: int,
         max_queued_tokens: int,
         max_queue_seconds: float,
+        aliases: Aliases = Aliases({}),
         random_bits: Random64 = secrets.randbits,
     ) -> None:
         self._table = table
@@ -65,6 +67,7 @@ class Dispatcher:
         self._metrics = metrics
         self._max_inflight_requests = max_inflight_requests
         self._random_bits = random_bits
+        self._aliases = aliases
         self._budget = RetryBudget()
         self._poison = Poison(clock)
         self._output_tokens = _USUAL_OUTPUT_TOKENS
@@ -98,6 +101,7 @@ class Dispatcher:
         try:
             self._admit(session, stream_id)
             self._poison.check(generation)
+            self._aliases.resolve(generation)
             stream = self._new_stream(session, stream_id, generation)
         except QuireError as error:
             self._metrics.count("refused")
