@@ -199,14 +199,16 @@ class Dispatcher:
 
     def _enter(self, stream: Stream) -> None:
         """Puts a request that is on no worker on one, or lets it wait."""
+        model = stream.request.model
         try:
-            behind_others = not stream.attempts and self.waiting.has_waiting(stream.request.model)
+            self._table.require_ready(model)
+            behind_others = not stream.attempts and self.waiting.has_waiting(model)
             if behind_others or not self._table.add(stream):
                 self.waiting.enter(stream, None)
         except Unavailable as error:
             self.waiting.enter(stream, error)
         except Exception as error:
-            self._fail(stream, _as_quire_error(error), "failed" if stream.attempts else "refused")
+            self._fail(stream, _as_quire_error(error))
 
     def _escape(self, stream: Stream, delta: common_pb2.GenerationDelta) -> bool:
         """Whether a request that its worker gave up on goes on elsewhere instead of ending."""
@@ -292,8 +294,8 @@ class Dispatcher:
         except Overloaded as error:
             logger.warning("request %s cannot be aborted: %s", stream.request.request_id, error.message)
 
-    def _fail(self, stream: Stream, error: QuireError, outcome: str = "failed") -> None:
-        self._forget(stream, outcome)
+    def _fail(self, stream: Stream, error: QuireError) -> None:
+        self._forget(stream, "failed" if stream.attempts else "refused")
         stream.session.deliver_error(stream.stream_id, error)
         if stream.session.failure:
             self.close_session(stream.session)

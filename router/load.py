@@ -5,7 +5,6 @@ from __future__ import annotations
 from quire.v1 import common_pb2
 from router.speed import StepTimes
 
-
 # A step may take so long, or so many times as long as the worker's longest should.
 _STALL_SECONDS = 2.0
 _STALL_STEPS = 10

@@ -53,6 +53,13 @@ class PlacementTable:
         """The requests that run there."""
         return [stream for stream in self._streams.values() if stream.worker is worker]
 
+    def require_ready(self, model: str) -> None:
+        """
+        Raises:
+            QuireError: no worker for the model is ready.
+        """
+        self._roster.ready(model)
+
     def add(self, stream: Stream) -> bool:
         """Sends the request to the worker that the policy picks; False when all are full.
 
