@@ -89,12 +89,14 @@ class SessionLink(Generic[Out, In]):
         on_lost: Callable[[QuireError], None],
         heartbeats: bool = True,
         on_connected: Callable[[], None] = lambda: None,
+        lost_seconds: float = LOST_SECONDS,
     ) -> None:
         """
         Args:
             name: of the peer, for logs and errors.
             open_call: starts the gRPC stream.
             heartbeats: the peer sends a frame every HEARTBEAT_SECONDS at least, so silence means trouble.
+            lost_seconds: silence after which the connection is given up.
         """
         self.name = name
         self._open_call = open_call
@@ -103,6 +105,7 @@ class SessionLink(Generic[Out, In]):
         self._on_lost = on_lost
         self._heartbeats = heartbeats
         self._on_connected = on_connected
+        self._lost_seconds = lost_seconds
         # Why the last connection, or the last attempt at one, ended.
         self.error: QuireError | None = None
         self._outbox: Outbox[Out] | None = None
@@ -146,7 +149,7 @@ class SessionLink(Generic[Out, In]):
         while True:
             started = time.monotonic()
             error = await self._connect_once()
-            failures = 0 if time.monotonic() - started > LOST_SECONDS else failures + 1
+            failures = 0 if time.monotonic() - started > self._lost_seconds else failures + 1
             logger.debug("session with %s ended: %s", self.name, error)
             await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
 
@@ -217,6 +220,10 @@ class SessionLink(Generic[Out, In]):
                 return Unavailable(f"{self.name} ended the session.")
 
     async def _watch(self) -> QuireError:
-        while not self._heartbeats or time.monotonic() - self._last_frame < LOST_SECONDS:
+        """Counts beats rather than time: while this process itself stood still, nobody could be heard."""
+        silence = 0.0
+        while silence < self._lost_seconds:
+            heard = self._last_frame
             await asyncio.sleep(HEARTBEAT_SECONDS)
-        return Unavailable(f"{self.name} sent no heartbeat for {LOST_SECONDS:g} s.")
+            silence = silence + HEARTBEAT_SECONDS if self._heartbeats and self._last_frame == heard else 0.0
+        return Unavailable(f"{self.name} sent no heartbeat for {self._lost_seconds:g} s.")
