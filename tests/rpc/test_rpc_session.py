@@ -197,8 +197,7 @@ async def test_a_pause_of_ones_own_is_not_the_peers_silence(engine: FakeEngine) 
         await owner.link.wait_connected(5)
         await eventually(lambda: owner.frames)
         time.sleep(1.0)  # noqa: ASYNC251  (the pause is what is tested)
-        frames = owner.frames
-        await eventually(lambda: owner.frames >= frames + 4)
+        await eventually(lambda before=owner.frames: owner.frames >= before + 4)
     assert not owner.losses
 
 
