@@ -104,6 +104,17 @@ async def test_an_outbox_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         outbox.post()
 
 
+async def test_large_entries_go_out_in_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "MAX_FRAME_BYTES", 100)
+    outbox = Outbox(Frame)
+    for number, size in enumerate((60, 40, 1, 500, 30, 0)):
+        outbox.post(num_bytes=size).deltas.add(stream_id=number)
+    frames = []
+    while outbox.pending:
+        frames.append(await outbox.next())
+    assert [[delta.stream_id for delta in frame.deltas] for frame in frames if frame] == [[0, 1], [2], [3], [4, 5]]
+
+
 async def test_frames_go_both_ways(owner: Owner) -> None:
     await owner.link.wait_connected(5)
     owner.link.post().starts.add(stream_id=1, generation=generation([2], 10))
