@@ -52,9 +52,9 @@ class Generations:
         self._heard = asyncio.Event()
 
     @property
-    def up(self) -> bool:
-        """Whether a request would find a router now."""
-        return any(router.up for router in self._routers)
+    def connected(self) -> bool:
+        """Whether there is a router."""
+        return any(router.connected for router in self._routers)
 
     @property
     def num_placed(self) -> int:
@@ -170,7 +170,7 @@ class Generations:
         for stream in lost:
             self._take_away(stream)
             stream.refused_by = ()
-            self._move(stream, Unavailable(f"{error.message} The answer is not complete; send the request again."))
+            self._move(stream, Unavailable("The router was lost. The answer is not complete; send the request again."))
 
     def _move(self, stream: LiveStream, error: QuireError) -> None:
         """Has a generation go on elsewhere, or fails its request with `error`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.session import SessionLink
 from quire.rpc.settings import CONNECT_SECONDS
 from quire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+
+logger = logging.getLogger(__name__)
 
 # Tokens of the prompt that the tokenizer service gets as context for the first token's spacing.
 _PROMPT_TAIL = 6
@@ -156,8 +159,9 @@ class Pipeline:
 
     def _on_text_lost(self, error: QuireError) -> None:
         """The state of what is text already and what is not yet is gone: no request can go on."""
+        logger.warning("the tokenizer service is lost with %d sequences: %s", len(self._choices), error.message)
+        message = "The tokenizer service was lost. The answer is not complete; send the request again."
         for choice in list(self._choices.values()):
-            message = f"{error.message} The answer is not complete; send the request again."
             choice.stream.request.fail(Unavailable(message))
 
 

@@ -45,9 +45,14 @@ class RouterSession:
         )  # fmt: skip
 
     @property
+    def connected(self) -> bool:
+        """Whether the session is up. It counts from its first frame on: a frozen process accepts connections too."""
+        return self._link.connected and self._heard
+
+    @property
     def up(self) -> bool:
-        """Whether it takes requests. A session counts from its first frame on: a frozen process connects too."""
-        return self._link.connected and self._heard and not self._link.late
+        """Whether it gets requests: none while its heartbeat is late."""
+        return self.connected and not self._link.late
 
     async def run(self) -> None:
         """Keeps the session up until cancelled."""
