@@ -49,6 +49,7 @@ def make_job(
     return Job(
         request_id=body.request_id or current_request_id(),
         model=model.served_model_names[0],
+        requested_model=body.model or model.served_model_names[0],
         prompts=tuple(truncated),
         sampling=sampling,
         timeout_seconds=timeout_seconds,

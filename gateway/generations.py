@@ -188,7 +188,7 @@ def new_generation(job: Job, number: int) -> common_pb2.Generation:
     prompt = job.prompts[number]
     generation = common_pb2.Generation(
         request_id=job.request_id if len(job.prompts) == 1 else f"{job.request_id}-{number}",
-        model=job.model,
+        model=job.requested_model,
         prompt_token_ids=prompt.token_ids,
         sampling=job.sampling,
         priority=job.priority,

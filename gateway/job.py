@@ -33,7 +33,8 @@ class Job:
     """One or more prompts that are sampled alike. Trustworthy: everything is validated."""
 
     request_id: str
-    model: str
+    model: str  # its main name
+    requested_model: str  # the name that the request used, which may be an alias of several models
     prompts: tuple[TokenizedPrompt, ...]
     sampling: common_pb2.SamplingParams
     timeout_seconds: float

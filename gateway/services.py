@@ -32,38 +32,45 @@ class Fleet:
         self._channels = [open_channel(address, security) for address in router_addresses]
         # The one that knew ready workers last comes first.
         self._routers = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._channels]
-        self.workers: Sequence[router_pb2.Worker] = ()
+        self._told = router_pb2.ListWorkersResponse()
+
+    @property
+    def workers(self) -> Sequence[router_pb2.Worker]:
+        """All that the router knows."""
+        workers: Sequence[router_pb2.Worker] = self._told.workers
+        return workers
 
     async def run(self) -> None:
         """Polls the routers until cancelled. While none answers, no worker counts as ready."""
         try:
             while True:
-                self.workers = await self._ask()
+                self._told = await self._ask()
                 await asyncio.sleep(_POLL_SECONDS if self.ready else _FAST_POLL_SECONDS)
         finally:
             for channel in self._channels:
                 await channel.close()
 
-    async def _ask(self) -> Sequence[router_pb2.Worker]:
-        """The first answer with a ready worker; else the first answer; else none."""
-        found: Sequence[router_pb2.Worker] = ()
+    async def _ask(self) -> router_pb2.ListWorkersResponse:
+        """The first answer with a ready worker; else the first with any; else one without."""
+        found = router_pb2.ListWorkersResponse()
         for index, router in enumerate(self._routers):
-            workers = await self._list_workers(router)
-            if _ready(workers):
+            answer = await self._list_workers(router)
+            if _ready(answer.workers):
                 self._routers.insert(0, self._routers.pop(index))
-                return workers
-            found = found or workers
+                return answer
+            found = found if found.workers else answer
         return found
 
-    async def _list_workers(self, router: router_pb2_grpc.RouterServiceStub) -> Sequence[router_pb2.Worker]:
+    async def _list_workers(self, router: router_pb2_grpc.RouterServiceStub) -> router_pb2.ListWorkersResponse:
         metadata = call_metadata(self._security)
         try:
-            answer = await router.ListWorkers(router_pb2.ListWorkersRequest(), metadata=metadata, timeout=_LIST_SECONDS)
+            answer: router_pb2.ListWorkersResponse = await router.ListWorkers(
+                router_pb2.ListWorkersRequest(), metadata=metadata, timeout=_LIST_SECONDS
+            )
         except grpc.aio.AioRpcError as error:
             logger.debug("a router does not answer: %s", error.code())
-            return ()
-        workers: Sequence[router_pb2.Worker] = answer.workers
-        return workers
+            return router_pb2.ListWorkersResponse()
+        return answer
 
     @property
     def ready(self) -> list[router_pb2.Worker]:
@@ -72,9 +79,14 @@ class Fleet:
 
     @property
     def models(self) -> Mapping[str, common_pb2.ModelInfo]:
-        """Served name → model, the main names first."""
+        """Served name → model, the main names first; an alias stands for the first of its models that is ready."""
         infos = [worker.model_info for worker in self.ready]
-        return {name: info for info in reversed(infos) for name in info.served_model_names}
+        models = {name: info for info in reversed(infos) for name in info.served_model_names}
+        for alias in self._told.aliases:
+            ready = [models[name] for name in alias.models if name in models]
+            if ready:
+                models.setdefault(alias.name, ready[0])
+        return models
 
     def model(self, name: str | None) -> common_pb2.ModelInfo:
         """The model of that name; the first one for no name.

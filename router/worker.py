@@ -112,7 +112,8 @@ class Worker(WorkerPort):
 
     def start_generation(self, stream_id: int, generation: common_pb2.Generation, timeout_ms: int) -> None:
         """See WorkerPort."""
-        start = self._link.post().starts.add(stream_id=stream_id, generation=generation)
+        frame = self._link.post(num_bytes=generation.ByteSize())
+        start = frame.starts.add(stream_id=stream_id, generation=generation)
         start.generation.timeout_ms = timeout_ms
 
     def abort(self, stream_id: int) -> None:

@@ -168,7 +168,7 @@ class _Answer:
 
     def _chunk(self, *choices: CompletionChoice) -> Completion:
         usage = usage_of(self._live, False) if self._usage_always else UNSET
-        return Completion(self._id, "text_completion", self._created, self._job.model, list(choices), usage)
+        return Completion(self._id, "text_completion", self._created, self._job.requested_model, list(choices), usage)
 
     async def whole(self, outcomes: list[ChoiceOutcome]) -> Completion:
         """The answer in one piece."""
