@@ -128,7 +128,7 @@ class PlacementTable:
                 Candidate(
                     worker.address, device * block_size, min(found.host, most - device) * block_size,
                     load.sequences, load.prefill_tokens, load.kv_usage,
-                    load.speed.seconds_per_step, load.speed.seconds_per_token,
+                    load.speed.seconds_per_step, load.speed.seconds_per_token, worker.last_placed,
                 )
             )  # fmt: skip
         return candidates
@@ -150,6 +150,7 @@ class PlacementTable:
         worker.start_generation(stream_id, stream.generation, self._timeout_ms(stream))
         known = chosen.cached_tokens + chosen.host_cached_tokens
         stream.attempts += 1
+        worker.last_placed = stream_id
         stream.worker, stream.worker_stream_id, stream.started = worker, stream_id, False
         stream.prompt_tokens = stream.request.prompt_tokens + stream.journal.num_tokens
         stream.prefill_tokens = max(1, stream.prompt_tokens - known)

@@ -20,6 +20,9 @@ class Poison:
         self._clock = clock
         self._crashes: dict[bytes, tuple[int, float]] = {}  # prompt → crashes, time of the last
 
+    def __len__(self) -> int:
+        return len(self._crashes)
+
     def suspect(self, generation: common_pb2.Generation) -> bool:
         """A worker crashed with the request on it; whether it must not be tried again."""
         name, now = _name(generation), self._clock.time()

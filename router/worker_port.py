@@ -28,6 +28,7 @@ class WorkerPort(ABC):
         # Of the requests that ended there: prompt tokens, and those that it found in its cache.
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
+        self.last_placed = 0  # see Candidate
 
     @property
     @abstractmethod

@@ -31,7 +31,7 @@ class RouterOptions:
         0.5, "prefix policy: seconds that count for each second in which a request slows others down.", minimum=0
     )
     routing_temperature: float = option(
-        0.02, "prefix policy: costs that exceed the least by less than this share of it are as good.", minimum=0
+        0.0, "prefix policy: costs that exceed the least by less than this share of it are as good.", minimum=0
     )
     max_index_blocks: int = option(
         4_000_000, "KV blocks that the prefix index knows of, at about 100 bytes each. Beyond, it keeps every second "

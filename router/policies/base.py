@@ -44,6 +44,8 @@ class Candidate(NamedTuple):
     # Its speed: see router/speed.py.
     seconds_per_step: float = 0.02
     seconds_per_token: float = 1e-4
+    # Number of this router's last placement there, which counts up over all workers; 0 for none.
+    last_placed: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Weights:
     # Seconds that count for each second in which the request slows others down.
     interference: float = 0.5
     # Costs that exceed the least by less than this share of it are as good.
-    temperature: float = 0.02
+    temperature: float = 0.0
 
 
 class Policy(ABC):

@@ -15,7 +15,7 @@ def cost_seconds(request: RouteRequest, candidate: Candidate, weights: Weights) 
     The work counts beside the waiting that it causes to the request: time spent on computing what another worker has
     cached is lost to whoever comes next.
     """
-    _, cached, host_cached, sequences, waiting_tokens, kv_usage, per_step, per_token = candidate
+    _, cached, host_cached, sequences, waiting_tokens, kv_usage, per_step, per_token, _ = candidate
     tokens = request.prompt_tokens - cached - (1 - weights.host_tier) * host_cached
     prefill = per_token * max(1.0, tokens)
     added = request.sequences

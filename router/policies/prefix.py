@@ -10,7 +10,7 @@ from router.policies.cost import cost_seconds
 
 
 class Prefix(Policy):
-    """Least cost wins; chance decides between those that cost about the same, as other routers see them too."""
+    """Least cost wins, and those that cost the same take turns."""
 
     uses_cache = True
 
@@ -19,8 +19,11 @@ class Prefix(Policy):
 
 
 def least_cost(request: RouteRequest, candidates: Sequence[Candidate], weights: Weights, random: Random) -> Candidate:
-    """The cheapest candidate, or any that is as good."""
+    """The cheapest candidate; of those that are as good, the one whose last request is longest ago."""
     costs = [cost_seconds(request, candidate, weights) for candidate in candidates]
     most = min(costs) * (1 + weights.temperature)
     cheapest = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost <= most]
-    return cheapest[0] if len(cheapest) == 1 else random.choice(cheapest)
+    if len(cheapest) == 1:
+        return cheapest[0]
+    longest_ago = min(candidate.last_placed for candidate in cheapest)
+    return random.choice([candidate for candidate in cheapest if candidate.last_placed == longest_ago])

@@ -15,7 +15,7 @@ from router.policies.registry import POLICIES, make_policy
 
 figures = st.tuples(
     st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10_000), st.integers(0, 10**7), st.floats(0, 1),
-    st.floats(0, 100), st.floats(1e-9, 1),
+    st.floats(0, 100), st.floats(1e-9, 1), st.integers(0, 1000),
 )  # fmt: skip
 fleets = st.lists(figures, min_size=1, max_size=40).map(
     lambda entries: [Candidate(f"w{i}:1", *entry) for i, entry in enumerate(entries)]

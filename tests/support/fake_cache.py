@@ -17,15 +17,22 @@ class FakeCache:
     """Keys by tier, and the batches that led there."""
 
     def __init__(self) -> None:
+        self._streams = 0
+        self._changed = asyncio.Event()
         self.restart()
         self.subscriptions: list[engine_pb2.SubscribeKvEventsRequest] = []
 
     def restart(self) -> None:
-        """As a new process: nothing cached, another epoch, numbers from the start."""
+        """As a new process: nothing cached, another epoch, numbers from the start, streams ended."""
+        self.end_streams()
         self.epoch = uuid.uuid4().hex
         self.keys: dict[int, dict[int, None]] = {DEVICE: {}, HOST: {}}
         self.batches: list[engine_pb2.SubscribeKvEventsResponse] = []
-        self._changed = asyncio.Event()
+
+    def end_streams(self) -> None:
+        """Subscribers have to come again."""
+        self._streams += 1
+        self._wake()
 
     def store(self, keys: Sequence[int], tier: int = DEVICE) -> None:
         new = [key for key in keys if key not in self.keys[tier]]
@@ -69,14 +76,14 @@ class FakeCache:
     async def subscribe(
         self, request: engine_pb2.SubscribeKvEventsRequest
     ) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
-        """Until the cache restarts."""
+        """Until `end_streams`."""
         self.subscriptions.append(request)
-        epoch, wanted = self.epoch, request.from_sequence
-        if request.epoch != epoch or not 0 < wanted <= len(self.batches) + 1:
+        streams, wanted = self._streams, request.from_sequence
+        if request.epoch != self.epoch or not 0 < wanted <= len(self.batches) + 1:
             snapshot = self.snapshot()
             yield snapshot
             wanted = snapshot.sequence + 1
-        while self.epoch == epoch:
+        while self._streams == streams:
             changed = self._changed
             while wanted <= len(self.batches):
                 batch = self.batches[wanted - 1]
@@ -90,6 +97,9 @@ class FakeCache:
         batch.sequence += 1
         batch.events.append(event)
         self.batches.append(batch)
+        self._wake()
+
+    def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 

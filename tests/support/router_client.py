@@ -113,6 +113,14 @@ class RouterClient:
         )
         return {worker.address: worker for worker in answer.workers}
 
+    async def explain(self, request_id: str, **weights: float) -> router_pb2.ExplainPlacementResponse:
+        request = router_pb2.ExplainPlacementRequest(
+            request_id=request_id, weights=router_pb2.PlacementWeights(**weights)
+        )
+        answer: router_pb2.ExplainPlacementResponse
+        answer = await self.stub.ExplainPlacement(request, timeout=WAIT_SECONDS, metadata=self._metadata)
+        return answer
+
     async def wait_state(self, address: str, state: int, seconds: float = WAIT_SECONDS) -> router_pb2.Worker:
         """Until the worker is in the state."""
         async with asyncio.timeout(seconds):

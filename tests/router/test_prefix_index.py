@@ -1,0 +1,152 @@
+"""The prefix index against the plainest one: a set of keys for each worker."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from router.index.block_index import BlockIndex, match
+from router.index.prefix_index import Coverage, PrefixIndex, WorkerBlocks
+
+CHAINS = [[(chain + 1) * 1000 + place for place in range(40)] for chain in range(4)]
+
+
+def prefix_length(held: set[int], keys: list[int]) -> int:
+    return next((count for count, key in enumerate(keys) if key not in held), len(keys))
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Workers come, store and lose the ends of chains, begin anew and leave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex(1_000_000, lambda: 0.0)
+        self.workers: list[tuple[WorkerBlocks, set[int], set[int]]] = []
+
+    @rule()
+    @precondition(lambda self: len(self.workers) < 8)
+    def join(self) -> None:
+        self.workers.append((self.index.join(), set(), set()))
+
+    @rule(data=st.data(), chain=st.sampled_from(CHAINS), count=st.integers(1, 40), on_host=st.booleans())
+    @precondition(lambda self: self.workers)
+    def store(self, data: st.DataObject, chain: list[int], count: int, on_host: bool) -> None:
+        blocks, device, host = data.draw(st.sampled_from(self.workers))
+        held = host if on_host else device
+        new = [key for key in chain[:count] if key not in held]
+        self.index.store(blocks, new, on_host)
+        held.update(new)
+
+    @rule(data=st.data(), chain=st.sampled_from(CHAINS), count=st.integers(0, 40), on_host=st.booleans())
+    @precondition(lambda self: self.workers)
+    def remove(self, data: st.DataObject, chain: list[int], count: int, on_host: bool) -> None:
+        blocks, device, host = data.draw(st.sampled_from(self.workers))
+        held = host if on_host else device
+        gone = [key for key in chain[count:] if key in held]
+        self.index.remove(blocks, gone, on_host)
+        held.difference_update(gone)
+
+    @rule(data=st.data(), again=st.booleans())
+    @precondition(lambda self: self.workers)
+    def leave(self, data: st.DataObject, again: bool) -> None:
+        entry = data.draw(st.sampled_from(self.workers))
+        self.workers = [other for other in self.workers if other is not entry]
+        self.index.leave(entry[0])
+        if again:
+            self.workers.append((self.index.join(), set(), set()))
+
+    @rule()
+    def clean(self) -> None:
+        self.index.clean()
+
+    @invariant()
+    def covers_as_the_sets_do(self) -> None:
+        for keys in CHAINS:
+            found = self.index.cover(keys, [blocks for blocks, _, _ in self.workers])
+            for blocks, device, host in self.workers:
+                on_device = prefix_length(device, keys)
+                both = prefix_length(device | host, keys)
+                expected = Coverage(on_device, both - on_device)
+                assert found.get(blocks.bit, Coverage()) == expected
+                assert (blocks.num_blocks, blocks.num_host_blocks) == (len(device), len(host))
+
+    def teardown(self) -> None:
+        """When all have left and everything is cleaned, nothing is held."""
+        for blocks, _, _ in self.workers:
+            self.index.leave(blocks)
+        while self.index.clean():
+            pass
+        assert len(self.index) == 0
+
+
+TestIndexMachine = IndexMachine.TestCase
+TestIndexMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_search_reads_few_blocks() -> None:
+    """However long the prompt: with 64 workers that drop out one after another, some hundred of 4,096 blocks."""
+    index = BlockIndex(1_000_000)
+    keys = random.Random(0).sample(range(10**9), 4096)
+    for worker in range(64):
+        index.store(1 << worker, keys[: 64 * worker + 1])
+    reads: list[int] = []
+
+    def get(key: int) -> int:
+        reads.append(key)
+        return index.get(key)
+
+    found = match(keys, (1 << 64) - 1, get)
+    assert found == [(64 * worker + 1, 1 << worker) for worker in range(64)]
+    assert len(reads) < 600
+
+
+@pytest.mark.parametrize("cap", [1024, 4096])
+def test_memory_is_bounded_and_matches_are_known_to_within_the_sampling(cap: int) -> None:
+    source = random.Random(1)
+    index = PrefixIndex(cap, lambda: 0.0)
+    worker = index.join()
+    chains = [[source.getrandbits(64) for _ in range(256)] for _ in range(100)]
+    for chain in chains:
+        index.store(worker, chain, on_host=False)
+    sampling = index.device.sampling
+    assert len(index) <= cap
+    assert sampling == (32 if cap == 1024 else 8)
+    errors = []
+    for chain in chains:
+        found = index.cover(chain, [worker]).get(worker.bit, Coverage()).device
+        assert found <= 256
+        errors.append(256 - found)
+    assert sum(errors) / len(errors) < 1.5 * sampling
+    for chain in chains:
+        index.remove(worker, chain, on_host=False)
+    assert len(index) == 0
+
+
+def test_placed_requests_are_counted_on_until_the_worker_has_told() -> None:
+    now = 100.0
+    index = PrefixIndex(1000, lambda: now)
+    worker, other = index.join(), index.join()
+    placed = index.expect(worker, CHAINS[0], 0)
+    sibling = index.expect(worker, CHAINS[0], 40)
+    assert index.cover(CHAINS[0], [worker, other]) == {worker.bit: Coverage(40)}
+    index.settle(sibling, computed=False)
+    assert index.cover(CHAINS[0], [worker]) == {worker.bit: Coverage(40)}
+    index.settle(placed, computed=True)
+    index.clean()
+    assert index.cover(CHAINS[0], [worker])
+    now += 10
+    index.clean()
+    assert not index.cover(CHAINS[0], [worker])
+    assert not index.expected
+
+
+def test_an_aborted_placement_is_not_counted_on() -> None:
+    index = PrefixIndex(1000, lambda: 0.0)
+    worker = index.join()
+    index.settle(index.expect(worker, CHAINS[0], 0), computed=False)
+    assert not index.cover(CHAINS[0], [worker])
+    assert not index.expected

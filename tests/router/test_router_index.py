@@ -1,0 +1,203 @@
+"""The router's index over real event streams: followed, corrected, and used."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import grpc
+import pytest
+
+from quire.block_hash import block_keys
+from router.index.prefix_index import Coverage
+from tests.router.conftest import Running, StartEngine, StartRouter
+from tests.support.fake_cache import HOST
+from tests.support.fake_engine import FakeEngine
+from tests.support.router_client import generation
+from tests.support.waiting import eventually
+
+KEYS = list(range(1, 21))
+
+
+def coverage(running: Running, engine: FakeEngine, keys: list[int]) -> Coverage:
+    worker = next(worker for worker in running.router.registry.workers if worker.address == engine.address)
+    return running.router.index.cover(keys, [worker.blocks]).get(worker.blocks.bit, Coverage())
+
+
+async def known(running: Running, engine: FakeEngine, device: int, host: int = 0) -> None:
+    await eventually(lambda: coverage(running, engine, KEYS) == Coverage(device, host), f"{device} + {host} blocks")
+
+
+def resyncs(running: Running) -> float:
+    return running.router.metrics.get_sample_value("quire_router_index_resyncs_total") or 0
+
+
+async def test_events_are_followed_in_both_tiers(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine()
+    engine.cache.store(KEYS[:5])
+    running = await start_router(engine.address)
+    await known(running, engine, 5)  # by the snapshot
+    engine.cache.store(KEYS[5:10])
+    await known(running, engine, 10)
+    engine.cache.remove(KEYS[8:10])
+    engine.cache.store(KEYS[8:12], HOST)
+    await known(running, engine, 8, 4)
+    engine.cache.clear()
+    await known(running, engine, 0)
+    worker = (await running.client.workers())[engine.address]
+    assert (worker.cached_blocks, worker.host_cached_blocks) == (0, 0)
+    assert resyncs(running) == 0
+    assert len(engine.cache.subscriptions) == 1
+
+
+async def test_a_lost_batch_is_noticed(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine()
+    running = await start_router(engine.address)
+    engine.cache.store(KEYS[:5])
+    await known(running, engine, 5)
+    engine.cache.lose_batch()
+    engine.cache.store(KEYS[5:7])
+    await known(running, engine, 7)
+    assert resyncs(running) == 1
+
+
+async def test_blocks_that_vanish_without_an_event_are_noticed(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine()
+    running = await start_router(engine.address)
+    engine.cache.store(KEYS[:9])
+    await known(running, engine, 9)
+    engine.cache.forget_silently(KEYS[4:9])
+    engine.cache.store([999])  # the next digest tells
+    await known(running, engine, 4)
+    assert resyncs(running) == 1
+
+
+async def test_a_worker_restarted_in_place_keeps_no_credit(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """Though its numbers have come as far as they were: the epoch is another one."""
+    engine = await start_engine()
+    running = await start_router(engine.address)
+    for key in KEYS[:6]:
+        engine.cache.store([key])
+    await known(running, engine, 6)
+    engine.cache.restart()
+    for key in range(100, 110):
+        engine.cache.store([key])
+    engine.cache.store(KEYS[:1])
+    await known(running, engine, 1)
+
+
+async def test_a_connection_that_breaks_goes_on_where_it_was(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine()
+    running = await start_router(engine.address)
+    engine.cache.store(KEYS[:3])
+    await known(running, engine, 3)
+    engine.cache.end_streams()
+    engine.cache.store(KEYS[3:6])
+    await known(running, engine, 6)
+    assert [request.from_sequence for request in engine.cache.subscriptions] == [0, 2]
+    assert resyncs(running) == 0
+
+
+async def test_a_worker_that_leaves_takes_its_blocks_along(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine()
+    running = await start_router()
+    running.router.registry.announce("test", [engine.address])
+    await running.client.wait_ready(engine.address)
+    engine.cache.store(KEYS)
+    await eventually(lambda: len(running.router.index) == 20)
+    running.router.registry.announce("test", [])
+    await eventually(lambda: len(running.router.index) == 0)
+
+
+async def test_requests_follow_their_prefix(start_engine: StartEngine, start_router: StartRouter) -> None:
+    """Conversations whose prompts grow stay where their beginnings are, and predictions come true."""
+    engines = [await start_engine() for _ in range(4)]
+    running = await start_router(*(engine.address for engine in engines))
+    prompts = [[chat * 1000 + place for place in range(64)] for chat in range(8)]
+    async with running.client.session() as session:
+        for turn in range(5):
+            for chat, prompt in enumerate(prompts):
+                request = generation(prompt, 3, request_id=f"chat{chat}-turn{turn}")
+                output = await (await session.start(100 * turn + chat, request)).wait_ended()
+                assert output.error is None
+                if turn:
+                    assert output.usage.cached_prompt_tokens >= len(prompt) - 32
+                prompt += range(turn * 20, turn * 20 + 20)
+    for engine in engines:
+        turns = Counter(request.request_id.split("-")[0] for request in engine.record.started)
+        assert set(turns.values()) <= {5}
+        assert len(turns) == 2
+    errors = running.router.metrics.get_sample_value("quire_router_prediction_error_blocks_bucket", {"le": "0.0"})
+    assert errors == 40
+
+
+async def test_prompts_with_and_without_keys_are_the_same_to_the_router(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engines = [await start_engine() for _ in range(3)]
+    running = await start_router(*(engine.address for engine in engines))
+    prompt = list(range(100))
+    keys = block_keys(prompt, 16)
+    async with running.client.session() as session:
+        await (await session.start(1, generation(prompt, 2))).wait_ended()
+        for number, fields in enumerate(({"prompt_block_keys": keys, "prompt_block_size": 16}, {}), start=2):
+            output = await (await session.start(number, generation(prompt, 2, **fields))).wait_ended()
+            assert output.usage.cached_prompt_tokens == 96
+    assert sorted(len(engine.record.started) for engine in engines) == [0, 0, 3]
+
+
+async def test_tenants_do_not_share(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engines = [await start_engine() for _ in range(2)]
+    running = await start_router(*(engine.address for engine in engines))
+    async with running.client.session() as session:
+        for number, salt in enumerate(("a", "b", "a", "b")):
+            request = generation(list(range(100)), 2, cache_salt=salt)
+            output = await (await session.start(number, request)).wait_ended()
+            assert output.usage.cached_prompt_tokens == (96 if number > 1 else 0)
+    for engine in engines:
+        assert len({request.cache_salt for request in engine.record.started}) == 1
+
+
+async def test_siblings_that_arrive_at_once_share_a_cold_prefix(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """They are placed by what will be cached, before any worker has told of it."""
+    engines = [await start_engine(silent=True) for _ in range(8)]
+    running = await start_router(*(engine.address for engine in engines))
+    prefix = list(range(4000))
+    async with running.client.session() as session:
+        for number in range(64):
+            await session.start(number, generation([*prefix, number], 3))
+        await eventually(lambda: sum(len(engine.live) for engine in engines) == 64)
+        assert sum(bool(engine.record.started) for engine in engines) <= 2
+        await session.abort(*range(64))
+        await eventually(lambda: not len(running.router.table))
+
+
+async def test_why_a_request_went_where_it_did(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engines = [await start_engine() for _ in range(2)]
+    running = await start_router(*(engine.address for engine in engines))
+    prompt = list(range(200))
+    async with running.client.session() as session:
+        for number in range(2):
+            await (await session.start(number, generation(prompt, 2, request_id=f"r{number}"))).wait_ended()
+    answer = await running.client.explain("r1")
+    by_address = {candidate.address: candidate for candidate in answer.candidates}
+    holder = by_address.pop(answer.chosen)
+    (other,) = by_address.values()
+    assert (holder.cached_tokens, other.cached_tokens) == (192, 0)
+    assert holder.cost_seconds < other.cost_seconds
+    assert (answer.policy, answer.attempt, answer.prompt_tokens) == ("prefix", 1, 200)
+    assert answer.would_choose == answer.chosen
+    assert 0 < answer.decision_microseconds < 1e6
+    assert [c.cost_with_weights_seconds for c in answer.candidates] == [c.cost_seconds for c in answer.candidates]
+    with pytest.raises(grpc.aio.AioRpcError) as unknown:
+        await running.client.explain("r2")
+    assert unknown.value.code() is grpc.StatusCode.NOT_FOUND

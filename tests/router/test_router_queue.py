@@ -1,0 +1,130 @@
+"""Requests that wait for a worker with room."""
+
+from __future__ import annotations
+
+import asyncio
+
+from quire.errors import DeadlineExceeded, Overloaded, Unavailable
+from tests.router.conftest import StartEngine, StartRouter
+from tests.support.fake_engine import FakeOptions, expected_tokens
+from tests.support.router_client import generation
+from tests.support.waiting import eventually
+
+# A worker that runs one sequence takes two more than it, so that it never idles.
+FEW = {"max_num_seqs": 1}
+AT_WORKER = 3
+
+
+async def test_what_a_full_fleet_has_no_room_for_waits_and_is_served(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine(**FEW)
+    running = await start_router(engine.address)
+    async with running.client.session() as session:
+        outputs = [await session.start(number, generation([number], 5)) for number in range(20)]
+        for number, output in enumerate(outputs):
+            await output.wait_ended()
+            assert (output.error, output.tokens[0]) == (None, expected_tokens([number], 5))
+    assert len(engine.record.started) == 20
+
+
+async def test_tenants_take_turns(start_engine: StartEngine, start_router: StartRouter) -> None:
+    """One that asks for much does not keep another waiting."""
+    engine = await start_engine(silent=True, **FEW)
+    running = await start_router(engine.address)
+    async with running.client.session() as session:
+        for number in range(30):
+            await session.start(number, generation([number], 3, request_id=f"greedy{number}", tenant="greedy"))
+        modest = [
+            await session.start(100 + n, generation([n], 3, request_id=f"modest{n}", tenant="modest")) for n in range(3)
+        ]
+        await eventually(lambda: running.router.dispatcher.waiting.waiting == 30 + 3 - len(engine.live))
+        metrics = running.router.metrics
+        assert metrics.get_sample_value("quire_router_queued_requests", {"tenant": "modest"}) == 3
+        engine.options = FakeOptions(**FEW)
+        for output in modest:
+            await output.wait_ended()
+        names = [request.request_id for request in engine.record.started]
+        assert max(names.index(f"modest{n}") for n in range(3)) < AT_WORKER + 2 * 3 + 1
+        await eventually(lambda: not len(running.router.table))
+
+
+async def test_urgent_requests_go_first(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine(silent=True, **FEW)
+    running = await start_router(engine.address)
+    async with running.client.session() as session:
+        for number in range(10):
+            await session.start(number, generation([number], 3))
+        urgent = await session.start(99, generation([99], 3, request_id="urgent", priority=-1))
+        await eventually(lambda: running.router.dispatcher.waiting.waiting == 11 - len(engine.live))
+        engine.options = FakeOptions(**FEW)
+        await urgent.wait_ended()
+        assert [request.request_id for request in engine.record.started].index("urgent") <= AT_WORKER
+        await eventually(lambda: not len(running.router.table))
+
+
+async def test_a_full_queue_refuses_with_what_to_do(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine(silent=True, **FEW)
+    running = await start_router(engine.address, max_queued_requests=2)
+    async with running.client.session() as session:
+        for number in range(AT_WORKER + 2):
+            await session.start(number, generation([number], 3))
+        await eventually(lambda: running.router.dispatcher.waiting.waiting == 2)
+        refused = await (await session.start(50, generation([50], 3))).wait_ended()
+        assert isinstance(refused.error, Overloaded)
+        assert refused.error.reason == "QUEUE_FULL"
+        assert "--max-queued-requests" in refused.error.message
+        await session.abort(*range(AT_WORKER + 2))
+        await eventually(lambda: not running.router.dispatcher.waiting.waiting)
+
+
+async def test_deadlines_and_the_longest_wait_hold_in_the_queue(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine(silent=True, **FEW)
+    running = await start_router(engine.address, max_queue_seconds=0.5)
+    async with running.client.session() as session:
+        for number in range(AT_WORKER):
+            await session.start(number, generation([number], 3))
+        await eventually(lambda: len(engine.live) == AT_WORKER)
+        hasty = await session.start(10, generation([10], 3, timeout_ms=100))
+        patient = await session.start(11, generation([11], 3))
+        assert isinstance((await hasty.wait_ended()).error, DeadlineExceeded)
+        late = (await patient.wait_ended()).error
+        assert isinstance(late, Overloaded)
+        assert late.reason == "QUEUE_TIMEOUT"
+        assert len(engine.record.started) == AT_WORKER
+
+
+async def test_who_leaves_the_queue_is_not_served(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine(silent=True, **FEW)
+    running = await start_router(engine.address)
+    async with running.client.session() as session:
+        for number in range(10):
+            await session.start(number, generation([number], 3, request_id=f"r{number}"))
+        await eventually(lambda: running.router.dispatcher.waiting.waiting == 10 - AT_WORKER)
+        await session.abort(*range(AT_WORKER, 9))
+        await eventually(lambda: running.router.dispatcher.waiting.waiting == 1)
+        engine.options = FakeOptions(**FEW)
+        await session.outputs[9].wait_ended()
+    assert sorted(request.request_id for request in engine.record.started) == ["r0", "r1", "r2", "r9"]
+
+
+async def test_a_new_request_waits_a_moment_for_a_worker_that_comes_back(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine()
+    running = await start_router(engine.address)
+    await engine.rpc.set_serving(False)
+    await eventually(lambda: not next(iter(running.router.registry.workers)).ready)
+    async with running.client.session() as session:
+        output = await session.start(1, generation([1], 3))
+        await eventually(lambda: running.router.dispatcher.waiting.waiting == 1)
+        await engine.rpc.set_serving(True)
+        assert (await output.wait_ended()).error is None
+        await engine.rpc.set_serving(False)
+        await eventually(lambda: not next(iter(running.router.registry.workers)).ready)
+        async with asyncio.timeout(5):
+            gone = await (await session.start(2, generation([2], 3))).wait_ended()
+        assert isinstance(gone.error, Unavailable)
+        assert engine.address in gone.error.message
