@@ -11,21 +11,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.servers import answers
 from quire.serve.ports import free_ports
 
 START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
 _LOGS = Path(".cache/logs")
+_QUIRE = (sys.executable, "-m", "quire")
+_QUIET = ("--log-level", "warning")
 
 
 class Service:
-    """One `quire` process that listens on a port of its own, again and again the same."""
+    """One process that listens on a port of its own, again and again the same."""
 
-    def __init__(self, name: str, command: str, arguments: Sequence[str], port: int) -> None:
+    def __init__(self, name: str, command: Sequence[str], port: int) -> None:
         self.name = name
         self.address = f"127.0.0.1:{port}"
-        self._port = port
-        self._command = [sys.executable, "-m", "quire", command, *arguments, "--port", str(port)]
+        self.port = port
+        self._command = [*command, "--port", str(port)]
         self.process = self._start()
 
     def restart(self) -> None:
@@ -58,7 +61,7 @@ class Service:
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
                 return
             except OSError:
                 if self.process.poll() is not None or time.monotonic() > deadline:
@@ -74,8 +77,8 @@ class Service:
 @contextmanager
 def engines(model: Path, count: int, arguments: Sequence[str]) -> Iterator[list[Service]]:
     """Engine workers of one thread each; they may still be loading."""
-    options = [str(model), "--served-model-name", "bench", "--cpu-threads", "1", "--log-level", "warning", *arguments]
-    started = [Service(f"engine-{index}", "engine", options, port) for index, port in enumerate(free_ports(count))]
+    options = ["engine", str(model), "--served-model-name", "bench", "--cpu-threads", "1", *_QUIET, *arguments]
+    started = [Service(f"engine-{index}", [*_QUIRE, *options], port) for index, port in enumerate(free_ports(count))]
     with _stopped(started):
         yield started
 
@@ -84,10 +87,47 @@ def engines(model: Path, count: int, arguments: Sequence[str]) -> Iterator[list[
 def router(workers: Sequence[Service], arguments: Sequence[str]) -> Iterator[Service]:
     """A router in front of the workers."""
     options = [option for worker in workers for option in ("--workers", worker.address)]
-    service = Service("router", "router", [*options, "--log-level", "warning", *arguments], free_ports(1)[0])
-    with _stopped([service]):
-        service.wait_listening()
-        yield service
+    with service("router", [*_QUIRE, "router", *options, *_QUIET, *arguments]) as started:
+        yield started
+
+
+@contextmanager
+def tokenizer(model: Path) -> Iterator[Service]:
+    """A tokenizer service."""
+    with service("tokenizer", [*_QUIRE, "tokenizer", str(model), *_QUIET]) as started:
+        yield started
+
+
+@contextmanager
+def gateway(router: Service, tokenizer: Service) -> Iterator[Service]:
+    """An HTTP server in front of both, which answers when this returns."""
+    addresses = ["--router-address", router.address, "--tokenizer-address", tokenizer.address]
+    options = ["--enable-prompt-tokens-details", "--uvicorn-log-level", "warning"]
+    with service("gateway", [*_QUIRE, "gateway", *addresses, *options, *_QUIET]) as started:
+        wait_answering(started)
+        yield started
+
+
+@contextmanager
+def service(name: str, command: Sequence[str]) -> Iterator[Service]:
+    """Any process that takes --port, and listens when this returns."""
+    started = Service(name, command, free_ports(1)[0])
+    with _stopped([started]):
+        started.wait_listening()
+        yield started
+
+
+def wait_answering(server: Service) -> None:
+    """Until an HTTP server completes a prompt.
+
+    Raises:
+        RuntimeError: it takes too long.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while not answers(server.port):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{server.name} does not answer; see {_LOGS / server.name}.log")
+        time.sleep(0.05)
 
 
 @contextmanager
