@@ -12,6 +12,7 @@ from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.server import GrpcServer
 from quire.v1 import router_pb2, router_pb2_grpc
+from router.aliases import Aliases
 from router.discovery import DnsSource, Resolver, resolve_host
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
@@ -64,10 +65,11 @@ class Router:
         weights = Weights(options.host_tier_weight, options.interference_weight, options.routing_temperature)
         policy = make_policy(options.routing_policy, weights, random.SystemRandom())
         self.table = PlacementTable(self._roster, self.index, options.routing_policy, policy, clock, self._counts)
+        aliases = Aliases.parse(options.model_alias)
         self._outliers = Outliers(lambda: self.registry.workers, time.monotonic)
         self.dispatcher = Dispatcher(
             self.table, self._outliers, clock, self._counts, options.max_inflight_requests,
-            options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds,
+            options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds, aliases,
         )  # fmt: skip
         self.fleet = Fleet(self.registry, Leases(options.worker_lease_seconds), counters)
         self._dns = [
@@ -76,7 +78,7 @@ class Router:
         ]
         self.metrics.register(FleetCollector(lambda: self.registry.workers, self.dispatcher, self.index))
         self.server = GrpcServer("router", _SERVICE, server, security, self.metrics)
-        servicer = RouterServicer(self.dispatcher, self.fleet, self.table.decisions)
+        servicer = RouterServicer(self.dispatcher, self.fleet, self.table.decisions, aliases)
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, self.server.server)
         self._tasks: list[asyncio.Task[None]] = []
 

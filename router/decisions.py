@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from router.policies.base import Candidate, RouteRequest, Weights
 from router.policies.cost import cost_seconds
@@ -25,8 +26,14 @@ class Decision:
     attempt: int  # from 1
     seconds: float  # that the decision took
     queued_seconds: float
-    candidates: Sequence[Candidate]
+    # Those of Candidate. Plain tuples, which the garbage collector need not look into.
+    facts: Sequence[tuple[Any, ...]]
     chosen: str
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """The workers that could have taken it."""
+        return [Candidate(*facts) for facts in self.facts]
 
     def costs(self, weights: Weights) -> list[float]:
         """Of the candidates."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from quire.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, QuireError, Unavailable
 from quire.rpc.status import from_request_error
 from quire.v1 import common_pb2, engine_pb2
+from router.aliases import Aliases
 from router.budget import RetryBudget
 from router.clock import Clock
 from router.journal import Journal
@@ -57,6 +58,7 @@ class Dispatcher:
         max_queued_requests: int,
         max_queued_tokens: int,
         max_queue_seconds: float,
+        aliases: Aliases = Aliases({}),
         random_bits: Random64 = secrets.randbits,
     ) -> None:
         self._table = table
@@ -65,6 +67,7 @@ class Dispatcher:
         self._metrics = metrics
         self._max_inflight_requests = max_inflight_requests
         self._random_bits = random_bits
+        self._aliases = aliases
         self._budget = RetryBudget()
         self._poison = Poison(clock)
         self._output_tokens = _USUAL_OUTPUT_TOKENS
@@ -98,6 +101,7 @@ class Dispatcher:
         try:
             self._admit(session, stream_id)
             self._poison.check(generation)
+            self._aliases.resolve(generation)
             stream = self._new_stream(session, stream_id, generation)
         except QuireError as error:
             self._metrics.count("refused")
@@ -195,14 +199,16 @@ class Dispatcher:
 
     def _enter(self, stream: Stream) -> None:
         """Puts a request that is on no worker on one, or lets it wait."""
+        model = stream.request.model
         try:
-            behind_others = not stream.attempts and self.waiting.has_waiting(stream.request.model)
+            self._table.require_ready(model)
+            behind_others = not stream.attempts and self.waiting.has_waiting(model)
             if behind_others or not self._table.add(stream):
                 self.waiting.enter(stream, None)
         except Unavailable as error:
             self.waiting.enter(stream, error)
         except Exception as error:
-            self._fail(stream, _as_quire_error(error), "failed" if stream.attempts else "refused")
+            self._fail(stream, _as_quire_error(error))
 
     def _escape(self, stream: Stream, delta: common_pb2.GenerationDelta) -> bool:
         """Whether a request that its worker gave up on goes on elsewhere instead of ending."""
@@ -288,8 +294,8 @@ class Dispatcher:
         except Overloaded as error:
             logger.warning("request %s cannot be aborted: %s", stream.request.request_id, error.message)
 
-    def _fail(self, stream: Stream, error: QuireError, outcome: str = "failed") -> None:
-        self._forget(stream, outcome)
+    def _fail(self, stream: Stream, error: QuireError) -> None:
+        self._forget(stream, "failed" if stream.attempts else "refused")
         stream.session.deliver_error(stream.stream_id, error)
         if stream.session.failure:
             self.close_session(stream.session)

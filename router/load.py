@@ -5,6 +5,10 @@ from __future__ import annotations
 from quire.v1 import common_pb2
 from router.speed import StepTimes
 
+# A step may take so long, or so many times as long as the worker's longest should.
+_STALL_SECONDS = 2.0
+_STALL_STEPS = 10
+
 
 class LoadTracker:
     """The load of one worker, kept right between its heartbeats.
@@ -14,8 +18,8 @@ class LoadTracker:
     """
 
     __slots__ = (
-        "_foreign_prefill_tokens", "_foreign_sequences", "inflight_requests", "kv_usage", "last",
-        "own_prefill_tokens", "own_prompt_tokens", "own_sequences", "prefill_tokens", "sequences", "speed",
+        "_foreign_prefill_tokens", "_foreign_sequences", "_progress_time", "facts", "inflight_requests", "kv_usage",
+        "last", "own_prefill_tokens", "own_prompt_tokens", "own_sequences", "prefill_tokens", "sequences", "speed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -33,6 +37,10 @@ class LoadTracker:
         self.kv_usage = 0.0  # share of the KV blocks that live sequences hold
         self.speed = StepTimes()
         self.last: common_pb2.EngineLoad | None = None
+        self._progress_time = 0.0  # at which a step was last seen to have ended, or nothing to do
+        # As Candidate lists them, from `sequences` to `seconds_per_token`.
+        self.facts: tuple[int, int, float, float, float]
+        self._sum_up()
 
     def placed(self, sequences: int, prompt_tokens: int, prefill_tokens: int) -> None:
         """A request was sent to the worker, which has `prefill_tokens` of its prompt to compute."""
@@ -54,8 +62,10 @@ class LoadTracker:
         self.own_sequences -= sequences
         self._sum_up()
 
-    def heartbeat(self, load: common_pb2.EngineLoad) -> None:
-        """Takes in the worker's own figures."""
+    def heartbeat(self, load: common_pb2.EngineLoad, now: float) -> None:
+        """Takes in the worker's own figures, at a time in seconds."""
+        if self.last is None or load.step != self.last.step or not load.busy:
+            self._progress_time = now
         self.last = load
         self._foreign_sequences = max(0, load.running_sequences + load.waiting_requests - self.own_sequences)
         self._foreign_prefill_tokens = max(0, load.waiting_prefill_tokens - self.own_prompt_tokens)
@@ -63,6 +73,22 @@ class LoadTracker:
         self.speed.heartbeat(load.counters)
         self._sum_up()
 
+    def stalled(self, now: float, most_tokens: int) -> float:
+        """For how many times as long as a step may take none has ended, though there is work; 0 below once.
+
+        Args:
+            most_tokens: of a step.
+        """
+        if self.last is None or not self.last.busy:
+            return 0.0
+        longest = self.speed.seconds_per_step + self.speed.seconds_per_token * most_tokens
+        times = (now - self._progress_time) / max(_STALL_SECONDS, _STALL_STEPS * longest)
+        return times if times > 1 else 0.0
+
     def _sum_up(self) -> None:
         self.sequences = self.own_sequences + self._foreign_sequences
         self.prefill_tokens = self.own_prefill_tokens + self._foreign_prefill_tokens
+        speed = self.speed
+        self.facts = (
+            self.sequences, self.prefill_tokens, self.kv_usage, speed.seconds_per_step, speed.seconds_per_token
+        )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import uvloop
 
 from quire.errors import StartupError
@@ -22,7 +24,14 @@ def main(router: RouterOptions, server: GrpcServerOptions, security: RpcSecurity
     """
     setup_logging("router", log)
     check_addresses(router)
+    calm_collector()
     uvloop.run(_serve(router, server, security))
+
+
+def calm_collector() -> None:
+    """Makes full collections rare: they would hold every placement and stream up, and find next to nothing here."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 1000)
 
 
 def check_addresses(options: RouterOptions) -> None:

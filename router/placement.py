@@ -10,13 +10,11 @@ from typing import Protocol
 from quire.block_hash import block_keys
 from router.clock import Clock
 from router.decisions import Decision, Decisions
-from router.index.prefix_index import Coverage, PrefixIndex
+from router.index.prefix_index import BlocksByBit, PrefixIndex
 from router.policies.base import Candidate, Policy
 from router.roster import Roster
 from router.stream import Stream
 from router.worker_port import WorkerPort
-
-_NOTHING = Coverage()
 
 
 class PlacementMetrics(Protocol):
@@ -55,6 +53,13 @@ class PlacementTable:
         """The requests that run there."""
         return [stream for stream in self._streams.values() if stream.worker is worker]
 
+    def require_ready(self, model: str) -> None:
+        """
+        Raises:
+            QuireError: no worker for the model is ready.
+        """
+        self._roster.ready(model)
+
     def add(self, stream: Stream) -> bool:
         """Sends the request to the worker that the policy picks; False when all are full.
 
@@ -75,7 +80,7 @@ class PlacementTable:
         self.decisions.record(
             Decision(
                 stream.request, time.time(), self._policy_name, self._policy.weights, stream.attempts, seconds,
-                now - stream.arrived, candidates, chosen.address,
+                now - stream.arrived, [tuple(each) for each in candidates], chosen.address,
             )
         )  # fmt: skip
         return True
@@ -112,25 +117,25 @@ class PlacementTable:
 
     def _candidates(self, stream: Stream, workers: Sequence[WorkerPort]) -> list[Candidate]:
         block_size, most = 0, 0
-        coverage: dict[int, Coverage] = {}
+        device: BlocksByBit = {}
+        host: BlocksByBit = {}
         if self._policy.uses_cache:
             block_size = workers[0].model_info.block_size if workers[0].model_info else 0
             keys = self._keys(stream, block_size)
-            coverage = self._index.cover(keys, [worker.blocks for worker in workers]) if keys else {}
+            if keys:
+                device, host = self._index.cover(keys, [worker.blocks for worker in workers])
             # The last token is computed in any case: its logits are wanted.
             most = (stream.request.prompt_tokens - 1) // block_size if block_size else 0
         candidates = []
         for worker in workers:
-            load = worker.load
-            found = coverage.get(worker.blocks.bit, _NOTHING)
-            device = min(found.device, most)
+            bit = worker.blocks.bit
+            cached = min(device.get(bit, 0), most)
+            in_host = min(host.get(bit, 0), most - cached) if host else 0
             candidates.append(
                 Candidate(
-                    worker.address, device * block_size, min(found.host, most - device) * block_size,
-                    load.sequences, load.prefill_tokens, load.kv_usage,
-                    load.speed.seconds_per_step, load.speed.seconds_per_token, worker.last_placed,
+                    worker.address, cached * block_size, in_host * block_size, *worker.load.facts, worker.last_placed
                 )
-            )  # fmt: skip
+            )
         return candidates
 
     def _keys(self, stream: Stream, block_size: int) -> Sequence[int]:

@@ -12,6 +12,7 @@ from quire.errors import Internal, InvalidRequest, NotFound
 from quire.rpc.context import current_request_id, current_traceparent
 from quire.rpc.status import from_request_error
 from quire.v1 import router_pb2, router_pb2_grpc
+from router.aliases import Aliases
 from router.convert import explanation, worker_message
 from router.decisions import KEPT_DECISIONS, Decisions
 from router.discovery import split_address
@@ -27,9 +28,10 @@ _STREAM_ID = 0  # of the one request of a Generate call
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     """The calls of router.proto."""
 
-    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, decisions: Decisions) -> None:
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, decisions: Decisions, aliases: Aliases) -> None:
         self._dispatcher = dispatcher
         self._decisions = decisions
+        self._aliases = aliases
         self._fleet = fleet
 
     async def Generate(
@@ -69,7 +71,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.ListWorkersRequest, context: grpc.aio.ServicerContext
     ) -> router_pb2.ListWorkersResponse:
         workers = self._fleet.registry.workers
-        return router_pb2.ListWorkersResponse(workers=[worker_message(worker) for worker in workers])
+        return router_pb2.ListWorkersResponse(
+            workers=[worker_message(worker) for worker in workers],
+            aliases=[router_pb2.ModelAlias(name=name, models=models) for name, models in self._aliases.names.items()],
+        )
 
     async def RegisterWorker(
         self, request: router_pb2.RegisterWorkerRequest, context: grpc.aio.ServicerContext

@@ -43,6 +43,8 @@ class Facts:
     was_serving: bool
     # It has told its model on this connection.
     has_model: bool
+    # It has work, and has not ended a step for too long.
+    stalled: bool
     # Last trouble met with it; empty when there was none.
     trouble: str
     # Why it gets no new requests for a while; empty when it does.
@@ -64,6 +66,8 @@ def assess(facts: Facts) -> Condition:
         return Condition(state, facts.trouble or "no connection yet")
     if facts.late:
         return Condition(State.UNREACHABLE, f"no heartbeat for more than {LATE_SECONDS:g} s")
+    if facts.stalled:
+        return Condition(State.UNREACHABLE, "its engine does not end the step it is in")
     if facts.retired:
         return Condition(State.DRAINING, "no longer announced; its running requests finish")
     if facts.health is Health.NOT_SERVING and facts.was_serving:

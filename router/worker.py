@@ -94,6 +94,7 @@ class Worker(WorkerPort):
                 connected=self._link.connected,
                 was_connected=self._was_connected,
                 late=self._link.late,
+                stalled=self._stalled() > 0,
                 health=self._health.health,
                 was_serving=self._health.was_serving,
                 has_model=not self._ask_model.is_set(),
@@ -117,6 +118,9 @@ class Worker(WorkerPort):
         with contextlib.suppress(Unavailable):
             self._link.post().abort_stream_ids.append(stream_id)
 
+    def _stalled(self) -> float:
+        return self.load.stalled(time.monotonic(), self.model_info.max_num_batched_tokens if self.model_info else 0)
+
     def _trouble(self) -> str:
         error = self._link.error
         if not self._link.connected:
@@ -132,7 +136,7 @@ class Worker(WorkerPort):
 
     def _take_frame(self, frame: engine_pb2.EngineServiceSessionResponse) -> None:
         if frame.HasField("load"):
-            self.load.heartbeat(frame.load)
+            self.load.heartbeat(frame.load, time.monotonic())
             frame.ClearField("load")
         if frame.deltas:
             self._on_frame(self, frame)

@@ -37,6 +37,10 @@ class RouterOptions:
         4_000_000, "KV blocks that the prefix index knows of, at about 100 bytes each. Beyond, it keeps every second "
         "block, then every fourth, and so on: matches are then known to within so many blocks.", minimum=1024,
     )  # fmt: skip
+    model_alias: tuple[str, ...] = option(
+        (), "Further name of a model (NAME=MODEL), or of several with their shares (NAME=MODEL:9,OTHER:1). A "
+        "conversation stays with one of them. Repeatable.",
+    )  # fmt: skip
     max_inflight_requests: int = option(
         4096, "Requests running over all workers; more are refused as overload.", minimum=1
     )

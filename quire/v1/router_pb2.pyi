@@ -57,10 +57,20 @@ class ListWorkersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListWorkersResponse(_message.Message):
-    __slots__ = ("workers",)
+    __slots__ = ("workers", "aliases")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[Worker]
-    def __init__(self, workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ...) -> None: ...
+    aliases: _containers.RepeatedCompositeFieldContainer[ModelAlias]
+    def __init__(self, workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[ModelAlias, _Mapping]]] = ...) -> None: ...
+
+class ModelAlias(_message.Message):
+    __slots__ = ("name", "models")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Worker(_message.Message):
     __slots__ = ("address", "state", "model_info", "load", "inflight_requests", "reason", "cached_blocks", "host_cached_blocks", "prefill_tokens_per_second", "seconds_per_step", "prompt_tokens", "cached_prompt_tokens")

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 Subscribe = Callable[[engine_pb2.SubscribeKvEventsRequest], AsyncIterator[engine_pb2.SubscribeKvEventsResponse]]
 
 _RETRY_SECONDS = 0.5
-_SLICE = 8192  # keys taken in before others have their turn on the event loop
+_SLICE = 4096  # keys taken in before others have their turn on the event loop
 
 
 class Tally:
@@ -125,9 +125,11 @@ class KvFeed:
         keys = list(change.block_keys)
         on_host = change.tier == engine_pb2.CACHE_TIER_HOST
         tally, sign = self._host if on_host else self._device, 1 if kind == "stored" else -1
-        tally.change(keys, sign)
         apply = self._index.store if kind == "stored" else self._index.remove
         for start in range(0, len(keys), _SLICE):
-            apply(self.blocks, keys[start : start + _SLICE], on_host)
+            some = keys[start : start + _SLICE]
             if len(keys) > _SLICE:
-                await asyncio.sleep(0)
+                async with self._index.turn:  # one feed at a time, or many of them together would hold others up
+                    await asyncio.sleep(0)
+            tally.change(some, sign)
+            apply(self.blocks, some, on_host)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from router.index.block_index import BlockIndex, Holders, match
 
@@ -12,12 +12,8 @@ from router.index.block_index import BlockIndex, Holders, match
 _CONFIRM_SECONDS = 2.0
 
 
-@dataclass(slots=True)
-class Coverage:
-    """How much of a prompt a worker's cache covers, in blocks from its start."""
-
-    device: int = 0  # on the device, or to be computed there by a request placed before
-    host: int = 0  # behind those, in host memory
+# Worker's bit → blocks.
+BlocksByBit = dict[int, int]
 
 
 class Placed:
@@ -50,6 +46,7 @@ class PrefixIndex:
 
     def __init__(self, max_blocks: int, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self.turn = asyncio.Lock()  # of those that take much in
         self._max_blocks = max_blocks
         self._free_bits: list[int] = []
         self._num_bits = 0
@@ -116,30 +113,34 @@ class PrefixIndex:
         else:
             self._unexpect(placed)
 
-    def cover(self, keys: Sequence[int], workers: Iterable[WorkerBlocks]) -> dict[int, Coverage]:
-        """Bit → coverage, of the workers that cover anything."""
+    def cover(self, keys: Sequence[int], workers: Iterable[WorkerBlocks]) -> tuple[BlocksByBit, BlocksByBit]:
+        """How much of a prompt the workers' caches cover.
+
+        Args:
+            keys: of the prompt's full blocks, in order.
+
+        Returns:
+            Of each worker that has any: the leading blocks that it has on the device, or will by then; and how many
+            behind those it has in host memory.
+        """
         candidates = 0
         for worker in workers:
             candidates |= worker.bit
-        sampling = self.device.sampling
-        found: dict[int, Coverage] = {}
-        for blocks, mask in match(keys, candidates, self._device_holders(), sampling):
-            for bit in _bits(mask):
-                found[bit] = Coverage(blocks)
-        if len(self._host):
-            device, host = self._device_holders(), self._host.get
-            both = match(keys, candidates, lambda key: device(key) | host(key), max(sampling, self._host.sampling))
-            for blocks, mask in both:
-                for bit in _bits(mask):
-                    coverage = found.setdefault(bit, Coverage())
-                    coverage.host = max(0, blocks - coverage.device)
-        return found
+        holders, sampling = self._device_holders(), self.device.sampling
+        device = _by_bit(match(keys, candidates, holders, sampling))
+        if not len(self._host):
+            return device, {}
+        in_host = self._host.get
+        both = _by_bit(
+            match(keys, candidates, lambda key: holders(key) | in_host(key), max(sampling, self._host.sampling))
+        )
+        return device, {bit: blocks - device.get(bit, 0) for bit, blocks in both.items()}
 
     def _clean_of(self, bits: int) -> Iterator[None]:
         yield from self.device.clean(bits)
         yield from self._host.clean(bits)
         self._left &= ~bits
-        self._free_bits += _bits(bits)
+        self._free_bits += _by_bit([(0, bits)])
 
     def _device_holders(self) -> Holders:
         if not self.expected:
@@ -162,8 +163,12 @@ class PrefixIndex:
                 expected.pop(key, None)
 
 
-def _bits(mask: int) -> Iterable[int]:
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit
+def _by_bit(found: Iterable[tuple[int, int]]) -> BlocksByBit:
+    """From (blocks, mask) to one entry for each bit."""
+    by_bit = {}
+    for blocks, mask in found:
+        while mask:
+            bit = mask & -mask
+            by_bit[bit] = blocks
+            mask ^= bit
+    return by_bit

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.index.block_index import BlockIndex, match
-from router.index.prefix_index import Coverage, PrefixIndex, WorkerBlocks
+from router.index.prefix_index import PrefixIndex, WorkerBlocks
 
 CHAINS = [[(chain + 1) * 1000 + place for place in range(40)] for chain in range(4)]
 
@@ -66,12 +66,11 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def covers_as_the_sets_do(self) -> None:
         for keys in CHAINS:
-            found = self.index.cover(keys, [blocks for blocks, _, _ in self.workers])
+            on_device, on_host = self.index.cover(keys, [blocks for blocks, _, _ in self.workers])
             for blocks, device, host in self.workers:
-                on_device = prefix_length(device, keys)
-                both = prefix_length(device | host, keys)
-                expected = Coverage(on_device, both - on_device)
-                assert found.get(blocks.bit, Coverage()) == expected
+                first = prefix_length(device, keys)
+                assert on_device.get(blocks.bit, 0) == first
+                assert on_host.get(blocks.bit, 0) == prefix_length(device | host, keys) - first
                 assert (blocks.num_blocks, blocks.num_host_blocks) == (len(device), len(host))
 
     def teardown(self) -> None:
@@ -117,7 +116,7 @@ def test_memory_is_bounded_and_matches_are_known_to_within_the_sampling(cap: int
     assert sampling == (32 if cap == 1024 else 8)
     errors = []
     for chain in chains:
-        found = index.cover(chain, [worker]).get(worker.bit, Coverage()).device
+        found = index.cover(chain, [worker])[0].get(worker.bit, 0)
         assert found <= 256
         errors.append(256 - found)
     assert sum(errors) / len(errors) < 1.5 * sampling
@@ -132,15 +131,15 @@ def test_placed_requests_are_counted_on_until_the_worker_has_told() -> None:
     worker, other = index.join(), index.join()
     placed = index.expect(worker, CHAINS[0], 0)
     sibling = index.expect(worker, CHAINS[0], 40)
-    assert index.cover(CHAINS[0], [worker, other]) == {worker.bit: Coverage(40)}
+    assert index.cover(CHAINS[0], [worker, other]) == ({worker.bit: 40}, {})
     index.settle(sibling, computed=False)
-    assert index.cover(CHAINS[0], [worker]) == {worker.bit: Coverage(40)}
+    assert index.cover(CHAINS[0], [worker]) == ({worker.bit: 40}, {})
     index.settle(placed, computed=True)
     index.clean()
-    assert index.cover(CHAINS[0], [worker])
+    assert index.cover(CHAINS[0], [worker])[0]
     now += 10
     index.clean()
-    assert not index.cover(CHAINS[0], [worker])
+    assert not index.cover(CHAINS[0], [worker])[0]
     assert not index.expected
 
 
@@ -148,5 +147,5 @@ def test_an_aborted_placement_is_not_counted_on() -> None:
     index = PrefixIndex(1000, lambda: 0.0)
     worker = index.join()
     index.settle(index.expect(worker, CHAINS[0], 0), computed=False)
-    assert not index.cover(CHAINS[0], [worker])
+    assert not index.cover(CHAINS[0], [worker])[0]
     assert not index.expected

@@ -8,7 +8,6 @@ import grpc
 import pytest
 
 from quire.block_hash import block_keys
-from router.index.prefix_index import Coverage
 from tests.router.conftest import Running, StartEngine, StartRouter
 from tests.support.fake_cache import HOST
 from tests.support.fake_engine import FakeEngine
@@ -18,13 +17,15 @@ from tests.support.waiting import eventually
 KEYS = list(range(1, 21))
 
 
-def coverage(running: Running, engine: FakeEngine, keys: list[int]) -> Coverage:
+def coverage(running: Running, engine: FakeEngine, keys: list[int]) -> tuple[int, int]:
+    """Leading blocks on the device, and behind them in host memory."""
     worker = next(worker for worker in running.router.registry.workers if worker.address == engine.address)
-    return running.router.index.cover(keys, [worker.blocks]).get(worker.blocks.bit, Coverage())
+    device, host = running.router.index.cover(keys, [worker.blocks])
+    return device.get(worker.blocks.bit, 0), host.get(worker.blocks.bit, 0)
 
 
 async def known(running: Running, engine: FakeEngine, device: int, host: int = 0) -> None:
-    await eventually(lambda: coverage(running, engine, KEYS) == Coverage(device, host), f"{device} + {host} blocks")
+    await eventually(lambda: coverage(running, engine, KEYS) == (device, host), f"{device} + {host} blocks")
 
 
 def resyncs(running: Running) -> float:

@@ -26,7 +26,7 @@ def figures(load: LoadTracker) -> tuple[int, int]:
 
 def test_placements_count_at_once() -> None:
     load = LoadTracker()
-    load.heartbeat(beat())
+    load.heartbeat(beat(), 0.0)
     load.placed(2, prompt_tokens=100, prefill_tokens=100)
     load.placed(1, prompt_tokens=80, prefill_tokens=50)
     assert (figures(load), load.kv_usage) == ((3, 150), 0.25)
@@ -37,7 +37,7 @@ def test_a_heartbeat_that_reports_our_own_requests_counts_them_once() -> None:
     load = LoadTracker()
     load.placed(1, prompt_tokens=100, prefill_tokens=20)  # the worker does not tell what it will find in its cache
     load.placed(1, prompt_tokens=50, prefill_tokens=50)
-    load.heartbeat(beat(running=1, waiting=1, prefill=150))
+    load.heartbeat(beat(running=1, waiting=1, prefill=150), 0.0)
     assert figures(load) == (2, 70)
     load.prefilled(100, 20)
     load.ended(1)
@@ -47,11 +47,30 @@ def test_a_heartbeat_that_reports_our_own_requests_counts_them_once() -> None:
 def test_what_other_routers_placed_counts_too() -> None:
     load = LoadTracker()
     load.placed(1, prompt_tokens=100, prefill_tokens=100)
-    load.heartbeat(beat(running=5, waiting=2, prefill=700))
+    load.heartbeat(beat(running=5, waiting=2, prefill=700), 0.0)
     load.placed(1, prompt_tokens=10, prefill_tokens=10)
     assert figures(load) == (8, 710)
-    load.heartbeat(beat(running=1, prefill=0))
+    load.heartbeat(beat(running=1, prefill=0), 0.0)
     assert load.sequences == 2
+
+
+def test_a_worker_that_ends_no_step_though_it_has_work_is_stalled() -> None:
+    def at(now: float, step: int, busy: bool = True) -> float:
+        load.heartbeat(common_pb2.EngineLoad(step=step, busy=busy), now)
+        return load.stalled(now, most_tokens=0)
+
+    load = LoadTracker()
+    assert load.stalled(50.0, 0) == 0
+    assert at(100.0, 7, busy=False) == 0
+    assert at(109.0, 7, busy=False) == 0
+    assert at(109.5, 7) == 0
+    assert at(110.9, 7) == 0
+    assert at(113.0, 7) == 2
+    assert at(113.2, 8) == 0
+    for _ in range(9):
+        load.speed.observe(100, 3.0)  # a model whose steps take three seconds
+    assert at(140.0, 8) > 1
+    assert load.stalled(140.0, most_tokens=100) == 0
 
 
 def test_fleet_counters_grow_through_restarts_and_departures() -> None:
@@ -98,7 +117,7 @@ def test_the_retry_budget_is_a_fifth_of_the_active_and_three_at_least(active: in
 
 
 READY = Facts(
-    retired=False, connected=True, was_connected=True, late=False, health=Health.SERVING, was_serving=True,
+    retired=False, connected=True, was_connected=True, late=False, stalled=False, health=Health.SERVING, was_serving=True,
     has_model=True, trouble="",
 )  # fmt: skip
 
@@ -110,6 +129,7 @@ READY = Facts(
         ({"retired": True}, State.DRAINING, "no longer announced"),
         ({"connected": False, "trouble": "refused"}, State.UNREACHABLE, "refused"),
         ({"connected": False, "was_connected": False}, State.STARTING, "no connection"),
+        ({"stalled": True}, State.UNREACHABLE, "does not end the step"),
         ({"late": True}, State.UNREACHABLE, "no heartbeat"),
         ({"health": Health.NOT_SERVING}, State.DRAINING, "NOT_SERVING"),
         ({"health": Health.NOT_SERVING, "was_serving": False}, State.STARTING, "loads the model"),

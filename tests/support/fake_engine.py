@@ -44,6 +44,8 @@ class FakeOptions:
     default_max_tokens: int = 1_000_000
     # Requests are accepted and get no token.
     silent: bool = False
+    # It answers and does nothing, as when its engine hangs in a step.
+    wedged: bool = False
     # Every request ends with this before its first token.
     start_error: QuireError | None = None
     total_kv_blocks: int = 1000
@@ -99,6 +101,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.options = options or FakeOptions()
         self.record = Record()
         self.cache = FakeCache()
+        self.steps = 0
         self.live: set[Request] = set()
         self.counters = common_pb2.EngineCounters()
         self.rpc = GrpcServer(
@@ -244,6 +247,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     async def _run_steps(self) -> None:
         while True:
             await asyncio.sleep(self.options.step_seconds)
+            if self.options.wedged:
+                continue
+            self.steps += 1
             if not self.options.silent:
                 for request in list(self.live):
                     self._step(request)
@@ -277,6 +283,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             waiting_requests=len(self.live) if silent else 0,
             used_kv_blocks=len(self.live),
             total_kv_blocks=self.options.total_kv_blocks,
+            step=self.steps,
             busy=bool(self.live),
             counters=self.counters,
         )

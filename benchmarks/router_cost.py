@@ -1,0 +1,266 @@
+"""What routing costs: `python -m benchmarks.router_cost`.
+
+In one process, without sockets where they are not what is measured: lookups and memory of the prefix index, against a
+radix tree that follows the prompt block by block; decisions and placements; the router's own time for each token that
+it passes on; taking in a million blocks from engines' snapshots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from quire.v1 import common_pb2, engine_pb2
+from router.dispatch import Dispatcher
+from router.index.feed import KvFeed
+from router.index.prefix_index import PrefixIndex, WorkerBlocks
+from router.main import calm_collector
+from router.metrics import RouterMetrics
+from router.placement import PlacementTable
+from router.policies.base import Weights
+from router.policies.registry import make_policy
+from router.roster import Roster
+from router.standing import Outliers
+from router.state import Condition, State
+from router.worker_port import WorkerPort
+
+_WORKERS = 64
+_BLOCK_SIZE = 16
+
+
+class RadixTree:
+    """The plain way: a node for each block, with its children and the workers that hold it."""
+
+    def __init__(self) -> None:
+        self.children: dict[int, RadixTree] = {}
+        self.workers: set[int] = set()
+
+    def store(self, worker: int, keys: Sequence[int]) -> None:
+        node = self
+        for key in keys:
+            node = node.children.setdefault(key, RadixTree())
+            node.workers.add(worker)
+
+    def match(self, keys: Sequence[int]) -> dict[int, int]:
+        """Worker → blocks."""
+        found: dict[int, int] = {}
+        node = self
+        for depth, key in enumerate(keys):
+            child = node.children.get(key)
+            if child is None:
+                break
+            node = child
+            for worker in node.workers:
+                found[worker] = depth + 1
+        return found
+
+
+class SilentWorker(WorkerPort):
+    """Takes requests and does nothing."""
+
+    def __init__(self, number: int, index: PrefixIndex) -> None:
+        super().__init__(f"worker-{number}:50053")
+        self._blocks = index.join()
+        self.model_info = common_pb2.ModelInfo(
+            served_model_names=["bench"], block_size=_BLOCK_SIZE, max_num_seqs=1 << 20, max_num_batched_tokens=1 << 31
+        )
+
+    @property
+    def condition(self) -> Condition:
+        return Condition(State.READY)
+
+    @property
+    def blocks(self) -> WorkerBlocks:
+        return self._blocks
+
+    def start_generation(self, stream_id: int, generation: common_pb2.Generation, timeout_ms: int) -> None:
+        """Nothing."""
+
+    def abort(self, stream_id: int) -> None:
+        """Nothing."""
+
+
+def main() -> None:
+    rows = [*index_rows(), *asyncio.run(core_rows()), *asyncio.run(warm_restart_rows())]
+    print("| what | figure | goal |\n|---|---|---|")
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+
+
+def microseconds(call: Callable[[Any], object], arguments: Sequence[Any]) -> tuple[float, float]:
+    """Median and 99th percentile."""
+    times = []
+    for argument in arguments:
+        start = time.perf_counter()
+        call(argument)
+        times.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times), statistics.quantiles(times, n=100)[98]
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def chains(blocks: int, length: int, source: random.Random) -> list[list[int]]:
+    """So many blocks in all, in prompts that begin alike in eights: the first half is shared."""
+    found: list[list[int]] = []
+    while blocks > 0:
+        head = [source.getrandbits(64) for _ in range(length // 2)]
+        found += [head + [source.getrandbits(64) for _ in range(length // 2)] for _ in range(8)]
+        blocks -= length // 2 * 9
+    return found
+
+
+def index_rows() -> list[tuple[str, str, str]]:
+    source = random.Random(0)
+    prompts = chains(1_000_000, 2048, source)
+    owners = [source.sample(range(_WORKERS), 2) for _ in prompts]
+    before = resident_bytes()
+    index = PrefixIndex(4_000_000, time.monotonic)
+    workers = [index.join() for _ in range(_WORKERS)]
+    start = time.perf_counter()
+    for prompt, holders in zip(prompts, owners, strict=True):
+        for worker in holders:
+            index.store(workers[worker], prompt, on_host=False)
+    built = time.perf_counter() - start
+    # The keys themselves were there before: an index that events fill has its own.
+    per_block = (resident_bytes() - before) / len(index) + 40
+    asked = source.choices(prompts, k=2000)
+    ours = microseconds(lambda keys: index.cover(keys, workers), asked)
+    cold = microseconds(
+        lambda keys: index.cover(keys, workers), [[source.getrandbits(64) for _ in range(2048)] for _ in range(500)]
+    )
+    before = resident_bytes()
+    tree = RadixTree()
+    for prompt, holders in zip(prompts, owners, strict=True):
+        for worker in holders:
+            tree.store(worker, prompt)
+    tree_per_block = (resident_bytes() - before) / len(index)
+    tree_times = "{:.0f} / {:.0f}".format(*microseconds(tree.match, asked[:300]))
+    for prompt in asked[:200]:  # held by all, each to another depth
+        for blocks in workers:
+            index.store(blocks, prompt[: source.randrange(2048)], on_host=False)
+    widest = microseconds(lambda keys: index.cover(keys, workers), source.choices(asked[:200], k=1000))
+    return [
+        (f"index: blocks known, {_WORKERS} workers", f"{len(index):,} (built in {built:.2f} s)", ""),
+        ("index: bytes per block", f"{per_block:.0f} (radix tree {tree_per_block:.0f})", "< 200"),
+        ("index: lookup of 32k tokens, p50 / p99 µs", f"{ours[0]:.0f} / {ours[1]:.0f} (tree {tree_times})", "< 200"),
+        ("the same, nothing cached", f"{cold[0]:.0f} / {cold[1]:.0f}", "< 200"),
+        ("the same, all 64 hold it to different depths", f"{widest[0]:.0f} / {widest[1]:.0f}", "< 200"),
+    ]  # fmt: skip
+
+
+async def core_rows() -> list[tuple[str, str, str]]:
+    calm_collector()
+    source = random.Random(1)
+    clock = asyncio.get_running_loop()
+    index = PrefixIndex(4_000_000, clock.time)
+    workers = [SilentWorker(number, index) for number in range(_WORKERS)]
+    registry = CollectorRegistry()
+    metrics = RouterMetrics(registry)
+    policy = make_policy("prefix", Weights(), source)
+    table = PlacementTable(Roster(lambda: workers), index, "prefix", policy, clock, metrics)
+    outliers = Outliers(lambda: workers, time.monotonic)
+    dispatcher = Dispatcher(table, outliers, clock, metrics, 1 << 20, 1024, 1 << 30, 60.0)
+    session = dispatcher.open_session()
+    prompts = chains(100_000, 512, source)
+    for prompt in prompts:
+        index.store(source.choice(workers).blocks, prompt[: source.randrange(512)], on_host=False)
+    generations = [
+        common_pb2.Generation(
+            request_id=f"r{number}", prompt_token_ids=[7] * 8192, prompt_block_size=_BLOCK_SIZE,
+            prompt_block_keys=source.choice(prompts),
+        )
+        for number in range(3000)
+    ]  # fmt: skip
+    start = time.perf_counter()
+    for number, generation in enumerate(generations):
+        dispatcher.start(session, number, generation)
+    placed = time.perf_counter() - start
+    decisions = [table.decisions.find(f"r{number}") for number in range(2500, 3000)]
+    times = [decision.seconds * 1e6 for decision in decisions if decision is not None]
+    p50, p99 = statistics.median(times), statistics.quantiles(times, n=100)[98]
+    dispatcher.close_session(session)
+    return [
+        ("decision for 8k tokens, p50 / p99 µs", f"{p50:.0f} / {p99:.0f}", "< 100 / < 500"),
+        ("placements per second, 8k tokens, one core", f"{len(generations) / placed:.0f}", "≥ 1,000"),
+        await token_row(dispatcher, table, workers),
+    ]
+
+
+async def token_row(
+    dispatcher: Dispatcher, table: PlacementTable, workers: Sequence[WorkerPort]
+) -> tuple[str, str, str]:
+    """Frames of 4 streams from each worker, as 256 streams over 64 workers have; and the session's side of them."""
+    session = dispatcher.open_session()
+    for number in range(256):
+        dispatcher.start(session, number, common_pb2.Generation(prompt_token_ids=[number]))
+    frames = []
+    for worker in workers:
+        frame = engine_pb2.EngineServiceSessionResponse()
+        for stream in table.on_worker(worker):
+            frame.deltas.add(stream_id=stream.worker_stream_id, token_ids=[5])
+        frames.append((worker, frame.SerializeToString(), len(frame.deltas)))
+    tokens, rounds = sum(count for _, _, count in frames), 200
+    start = time.process_time()
+    for _ in range(rounds):
+        for worker, data, _ in frames:
+            dispatcher.on_frame(worker, engine_pb2.EngineServiceSessionResponse.FromString(data))
+        (await session.next_frame()).SerializeToString()
+    spent = (time.process_time() - start) * 1e6 / (tokens * rounds)
+    dispatcher.close_session(session)
+    return (f"CPU µs per streamed token, {tokens} streams, without gRPC", f"{spent:.1f}", "< 15")
+
+
+async def warm_restart_rows() -> list[tuple[str, str, str]]:
+    """64 feeds take in a snapshot each; how long that holds the event loop up at most."""
+    source = random.Random(2)
+    index = PrefixIndex(4_000_000, time.monotonic)
+    each = 1_000_000 // _WORKERS
+    messages = []
+    for _ in range(_WORKERS):
+        batch = engine_pb2.SubscribeKvEventsResponse(sequence=1, epoch="e", is_snapshot=True)
+        keys = [source.getrandbits(64) for _ in range(each)]
+        batch.events.add(stored=engine_pb2.KvBlocksStored(block_keys=keys, tier=engine_pb2.CACHE_TIER_DEVICE))
+        batch.device.num_blocks = each
+        for key in keys:
+            batch.device.keys_xor ^= key
+        messages.append(batch.SerializeToString())
+
+    async def subscribe(data: bytes) -> Any:
+        yield engine_pb2.SubscribeKvEventsResponse.FromString(data)
+        await asyncio.sleep(3600)
+
+    feeds = [KvFeed(str(number), index, lambda: None) for number in range(_WORKERS)]
+    start = time.perf_counter()
+    tasks = [
+        asyncio.create_task(feed.run(lambda _, data=data: subscribe(data)))  # type: ignore[misc]
+        for feed, data in zip(feeds, messages, strict=True)
+    ]
+    longest = 0.0
+    while len(index) < each * _WORKERS:
+        before = time.perf_counter()
+        await asyncio.sleep(0)
+        longest = max(longest, time.perf_counter() - before)
+    taken = time.perf_counter() - start
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return [
+        ("a million blocks from 64 snapshots, s", f"{taken:.2f}", "≤ 5"),
+        ("longest hold-up of the event loop meanwhile, ms", f"{longest * 1e3:.0f}", ""),
+    ]
+
+
+if __name__ == "__main__":
+    main()
