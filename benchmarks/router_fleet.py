@@ -1,9 +1,9 @@
 """What placement is worth, on real processes and through HTTP: `python -m benchmarks.router_fleet`.
 
 Four engine workers with small KV caches, and in front of them Quire's router under one policy after the other, each
-with a gateway; with `--sglang-venv VENV`, a virtual environment with sglang-router, that router too, which gets a gateway
-and a router for each worker, to have OpenAI servers to route to. The loads are those of router_loads.py, with new texts in
-each run; the runs take turns, because the speed of a shared machine drifts: only ratios count.
+with a gateway; with `--sglang-venv VENV`, a virtual environment with sglang-router, that router too, which gets a
+gateway and a router for each worker, to have OpenAI servers to route to. The loads are those of router_loads.py, with
+new texts in each run; the runs take turns, because the speed of a shared machine drifts: only ratios count.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def _running(
 async def _measure(front: Front, workers: Sequence[Service], server: Service, seed: int) -> list[Run]:
     """All loads, after a warm-up."""
     vocab_size = SHAPES[_SHAPE]["vocab_size"]
-    await SharedPrefixes(prefixes=24, requests_per_client=4).run(Server(server.port, vocab_size), seed=-1 - seed)
+    await SharedPrefixes(prefixes=24, requests_per_client=4, most_thinking=0).run(
+        Server(server.port, vocab_size), seed=-1 - seed
+    )
     runs = []
     for load in _LOADS:
         before = await _generated(workers)

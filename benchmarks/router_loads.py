@@ -39,7 +39,7 @@ class Chats:
     system_length: int = 64  # tokens, of each conversation's own system prompt
     user_length: int = 96
     output_length: int = 32
-    most_thinking: float = 1.0  # seconds between an answer and the next turn, uniformly drawn
+    most_thinking: float = 4.0  # seconds between an answer and the next turn, uniformly drawn
 
     async def run(self, server: Server, seed: int) -> Result:
         """Runs it with texts that no other seed has."""
@@ -62,7 +62,7 @@ class Chats:
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """Clients that ask one thing after the other, each behind one of a few system prompts; some are far more popular."""
+    """Clients that ask behind one of a few system prompts, of which some are far more popular than others."""
 
     name: str = "shared prefixes"
     prefixes: int = 8
@@ -71,6 +71,7 @@ class SharedPrefixes:
     output_length: int = 16
     clients: int = 12
     requests_per_client: int = 12
+    most_thinking: float = 1.0  # seconds between an answer and the next request
 
     async def run(self, server: Server, seed: int) -> Result:
         """Runs it with texts that no other seed has."""
@@ -84,7 +85,12 @@ class SharedPrefixes:
         ]
 
         async def client(index: int) -> list[Timings]:
-            return [await server.complete(prompt, self.output_length) for prompt in prompts[index :: self.clients]]
+            thinking = random.Random(f"{seed}/{index}")
+            answers = []
+            for prompt in prompts[index :: self.clients]:
+                await asyncio.sleep(thinking.uniform(0, self.most_thinking))
+                answers.append(await server.complete(prompt, self.output_length))
+            return answers
 
         begin = time.perf_counter()
         answers = await asyncio.gather(*(client(index) for index in range(self.clients)))
