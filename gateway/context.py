@@ -28,7 +28,7 @@ class GatewayContext:
     @property
     def ready(self) -> bool:
         """Whether a request would be served now."""
-        links = self.pipeline.router_link.connected and self.pipeline.text_link.connected
+        links = self.pipeline.generations.connected and self.pipeline.text_link.connected
         return bool(links and self.fleet.ready)
 
 
@@ -36,8 +36,3 @@ def context_of(request: Request) -> GatewayContext:
     """The context of the application that the request came to."""
     context: GatewayContext = request.app.state.context
     return context
-
-
-def tenant_of(request: Request) -> str:
-    """Whose cached prefixes the request may share; empty for everybody's."""
-    return str(request.scope["state"].get("tenant", ""))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Sequence
 
-from gateway.job import DetokenizeOptions, Job
+from gateway.caller import Caller
+from gateway.job import DetokenizeOptions, Job, TokenizedPrompt
 from gateway.protocol.common import GenerationFields
 from gateway.validate import stop_strings
 from quire.errors import ContextTooLong, InvalidRequest
 from quire.rpc.context import current_request_id
-from quire.v1 import common_pb2
+from quire.v1 import common_pb2, tokenizer_pb2
 
 _OPTIONAL = ("temperature", "top_p", "repetition_penalty", "seed")
 _PLAIN = ("min_p", "presence_penalty", "frequency_penalty", "min_tokens")
@@ -19,20 +18,19 @@ _PLAIN = ("min_p", "presence_penalty", "frequency_penalty", "min_tokens")
 
 def make_job(
     body: GenerationFields,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[TokenizedPrompt],
     model: common_pb2.ModelInfo,
     *,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
-    tenant: str,
+    caller: Caller,
     timeout_seconds: float,
 ) -> Job:
     """The job of a request.
 
     Args:
         max_tokens: as the endpoint reads it; None means as many as fit.
-        tenant: whose cached prefixes the request may share; empty for everybody's.
 
     Raises:
         InvalidRequest: a prompt is empty.
@@ -47,12 +45,14 @@ def make_job(
         sampling.prompt_logprobs = prompt_logprobs
     truncated = [truncate(prompt, body.truncate_prompt_tokens, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
-        check_length(len(prompt), max_tokens, model.max_model_len)
+        check_length(len(prompt.token_ids), max_tokens, model.max_model_len)
     return Job(
         request_id=body.request_id or current_request_id(),
         model=model.served_model_names[0],
-        prompts=tuple(tuple(prompt) for prompt in truncated),
+        requested_model=body.model or model.served_model_names[0],
+        prompts=tuple(truncated),
         sampling=sampling,
+        timeout_seconds=timeout_seconds,
         detokenize=DetokenizeOptions(
             skip_special_tokens=body.skip_special_tokens,
             stop_strings=stop_strings(body),
@@ -61,8 +61,10 @@ def make_job(
             ends_with_stop_token=body.include_stop_str_in_output,
         ),
         priority=body.priority,
-        cache_salt=cache_salt(tenant, body.cache_salt or ""),
-        timeout_seconds=timeout_seconds,
+        cache_salt=caller.cache_salt,
+        block_size=model.block_size,
+        tenant=caller.tenant,
+        session_id=caller.session_id,
     )
 
 
@@ -83,7 +85,12 @@ def sampling_params(body: GenerationFields, defaults: common_pb2.SamplingParams)
     return sampling
 
 
-def truncate(prompt: Sequence[int], limit: int | None, max_model_len: int) -> Sequence[int]:
+def tokenized(sequence: tokenizer_pb2.TokenSequence) -> TokenizedPrompt:
+    """A prompt as it comes from the tokenizer service."""
+    return TokenizedPrompt(tuple(sequence.token_ids), tuple(sequence.block_keys))
+
+
+def truncate(prompt: TokenizedPrompt, limit: int | None, max_model_len: int) -> TokenizedPrompt:
     """The last `limit` tokens; -1 stands for the model's length.
 
     Raises:
@@ -95,7 +102,9 @@ def truncate(prompt: Sequence[int], limit: int | None, max_model_len: int) -> Se
         raise InvalidRequest(
             f"truncate_prompt_tokens is {limit}; it must be -1 or positive.", parameter="truncate_prompt_tokens"
         )
-    return prompt[-(max_model_len - 1 if limit == -1 else limit) :]
+    kept = prompt.token_ids[-(max_model_len - 1 if limit == -1 else limit) :]
+    # The blocks of what is left begin elsewhere: the keys are not its own.
+    return prompt if len(kept) == len(prompt.token_ids) else TokenizedPrompt(kept)
 
 
 def check_length(prompt: int, max_tokens: int | None, max_model_len: int) -> None:
@@ -113,10 +122,3 @@ def check_length(prompt: int, max_tokens: int | None, max_model_len: int) -> Non
             "fit behind it: shorten the prompt or lower max_tokens.",
             parameter="prompt" if max_tokens is None or prompt >= max_model_len else "max_tokens",
         )
-
-
-def cache_salt(tenant: str, salt: str) -> str:
-    """What keeps cached prefixes apart: the tenant's key and the request's own salt, hashed together."""
-    if not tenant:
-        return salt
-    return hmac.new(tenant.encode(), salt.encode(), hashlib.sha256).hexdigest()

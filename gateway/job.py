@@ -21,17 +21,29 @@ class DetokenizeOptions:
 
 
 @dataclass(frozen=True)
+class TokenizedPrompt:
+    """One prompt as the model gets it."""
+
+    token_ids: tuple[int, ...]
+    block_keys: tuple[int, ...] = ()  # of its full blocks; empty where nobody has worked them out
+
+
+@dataclass(frozen=True)
 class Job:
     """One or more prompts that are sampled alike. Trustworthy: everything is validated."""
 
     request_id: str
-    model: str
-    prompts: tuple[tuple[int, ...], ...]
+    model: str  # its main name
+    requested_model: str  # the name that the request used, which may be an alias of several models
+    prompts: tuple[TokenizedPrompt, ...]
     sampling: common_pb2.SamplingParams
+    timeout_seconds: float
     detokenize: DetokenizeOptions = field(default_factory=DetokenizeOptions)
     priority: int = 0
     cache_salt: str = ""
-    timeout_seconds: float = 0.0
+    block_size: int = 0  # of the prompts' block keys
+    tenant: str = ""
+    session_id: str = ""
 
     @property
     def n(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,16 +25,29 @@ class LiveChoice:
     text_id: int  # its stream id at the tokenizer service
     pending: deque[common_pb2.GenerationDelta] = field(default_factory=deque)
     ended: bool = False
+    # What routers have delivered so far, and whether they said that this is all: where another one has to go on.
+    delivered: array[int] = field(default_factory=lambda: array("I"))
+    finished: bool = False
 
 
 @dataclass(slots=True)
 class LiveStream:
-    """One generation at the router: a prompt and its n sequences."""
+    """One generation at a router: a prompt and its n sequences."""
 
     request: LiveRequest
-    stream_id: int
-    choices: list[LiveChoice]
+    generation: common_pb2.Generation
+    deadline: float  # by the monotonic clock
+    choices: list[LiveChoice] = field(default_factory=list)
     usage: common_pb2.GenerationUsage | None = None
+    # Its number in the session with the router that works on it; 0 while none does.
+    stream_id: int = 0
+    # Whether that router has sent something of it; and which ones have refused it.
+    answered: bool = False
+    refused_by: tuple[str, ...] = ()
+    # How often it went on at another router.
+    moves: int = 0
+    # Waits for a router.
+    waiting: asyncio.Task[None] | None = None
 
 
 class LiveRequest:
@@ -56,12 +70,17 @@ class LiveRequest:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts."""
-        return sum(len(prompt) for prompt in self.job.prompts)
+        return sum(len(prompt.token_ids) for prompt in self.job.prompts)
 
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that came from the prefix cache, as far as the engines have told."""
         return sum(stream.usage.cached_prompt_tokens for stream in self.streams if stream.usage)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._closed
 
     def push(self, event: Event) -> None:
         """Hands an event to the client's task."""

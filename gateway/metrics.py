@@ -54,6 +54,11 @@ class GatewayCollector(Collector):
             yield from _counters(prefix, workers)
             yield from _engine_histograms(prefix, workers)
             yield from self._request_metrics(prefix)
+        yield CounterMetricFamily(
+            "quire_gateway_streams_moved",
+            "Generations that went on at another router, because theirs was lost or refused them.",
+            value=self._statistics.streams_moved,
+        )
 
     def _request_metrics(self, prefix: str) -> Iterator[Metric]:
         models = self._statistics.models

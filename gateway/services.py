@@ -21,48 +21,72 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _FAST_POLL_SECONDS = 0.1  # while nothing is ready
+_LIST_SECONDS = 2.0  # a router that takes longer is as good as gone, and the next one is asked
 
 
 class Fleet:
-    """The workers, as the router told last."""
+    """The workers, as a router told last."""
 
-    def __init__(self, router_address: str, security: RpcSecurityOptions) -> None:
+    def __init__(self, router_addresses: Sequence[str], security: RpcSecurityOptions) -> None:
         self._security = security
-        self._channel = open_channel(router_address, security)
-        self._router = router_pb2_grpc.RouterServiceStub(self._channel)
-        self.workers: Sequence[router_pb2.Worker] = ()
+        self._channels = [open_channel(address, security) for address in router_addresses]
+        # The one that knew ready workers last comes first.
+        self._routers = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._channels]
+        self._told = router_pb2.ListWorkersResponse()
+
+    @property
+    def workers(self) -> Sequence[router_pb2.Worker]:
+        """All that the router knows."""
+        workers: Sequence[router_pb2.Worker] = self._told.workers
+        return workers
 
     async def run(self) -> None:
-        """Polls the router until cancelled. While it does not answer, no worker counts as ready."""
+        """Polls the routers until cancelled. While none answers, no worker counts as ready."""
         try:
             while True:
-                self.workers = await self._list_workers()
+                self._told = await self._ask()
                 await asyncio.sleep(_POLL_SECONDS if self.ready else _FAST_POLL_SECONDS)
         finally:
-            await self._channel.close()
+            for channel in self._channels:
+                await channel.close()
 
-    async def _list_workers(self) -> Sequence[router_pb2.Worker]:
+    async def _ask(self) -> router_pb2.ListWorkersResponse:
+        """The first answer with a ready worker; else the first with any; else one without."""
+        found = router_pb2.ListWorkersResponse()
+        for index, router in enumerate(self._routers):
+            answer = await self._list_workers(router)
+            if _ready(answer.workers):
+                self._routers.insert(0, self._routers.pop(index))
+                return answer
+            found = found if found.workers else answer
+        return found
+
+    async def _list_workers(self, router: router_pb2_grpc.RouterServiceStub) -> router_pb2.ListWorkersResponse:
         metadata = call_metadata(self._security)
         try:
-            answer = await self._router.ListWorkers(
-                router_pb2.ListWorkersRequest(), metadata=metadata, timeout=CALL_SECONDS
+            answer: router_pb2.ListWorkersResponse = await router.ListWorkers(
+                router_pb2.ListWorkersRequest(), metadata=metadata, timeout=_LIST_SECONDS
             )
         except grpc.aio.AioRpcError as error:
-            logger.debug("the router does not answer: %s", error.code())
-            return ()
-        workers: Sequence[router_pb2.Worker] = answer.workers
-        return workers
+            logger.debug("a router does not answer: %s", error.code())
+            return router_pb2.ListWorkersResponse()
+        return answer
 
     @property
     def ready(self) -> list[router_pb2.Worker]:
         """Workers that take requests."""
-        return [worker for worker in self.workers if worker.state == router_pb2.WORKER_STATE_READY]
+        return _ready(self.workers)
 
     @property
     def models(self) -> Mapping[str, common_pb2.ModelInfo]:
-        """Served name → model, the main names first."""
+        """Served name → model, the main names first; an alias stands for the first of its models that is ready."""
         infos = [worker.model_info for worker in self.ready]
-        return {name: info for info in reversed(infos) for name in info.served_model_names}
+        models = {name: info for info in reversed(infos) for name in info.served_model_names}
+        for alias in self._told.aliases:
+            ready = [models[name] for name in alias.models if name in models]
+            if ready:
+                models.setdefault(alias.name, ready[0])
+        return models
 
     def model(self, name: str | None) -> common_pb2.ModelInfo:
         """The model of that name; the first one for no name.
@@ -83,6 +107,10 @@ class Fleet:
         return models[name]
 
 
+def _ready(workers: Sequence[router_pb2.Worker]) -> list[router_pb2.Worker]:
+    return [worker for worker in workers if worker.state == router_pb2.WORKER_STATE_READY]
+
+
 class Tokenizer:
     """The unary calls of the tokenizer service."""
 
@@ -96,12 +124,18 @@ class Tokenizer:
         await self._channel.close()
 
     async def encode(
-        self, texts: Sequence[str], add_special_tokens: bool, strings: bool = False
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        strings: bool = False,
+        block_size: int = 0,
+        cache_salt: str = "",
     ) -> list[tokenizer_pb2.TokenSequence]:
-        """Token ids of each text, and their strings if wanted."""
+        """Token ids of each text; their strings and the keys of their blocks of `block_size` tokens if wanted."""
         request = tokenizer_pb2.EncodeRequest(
-            texts=texts, add_special_tokens=add_special_tokens, return_token_strings=strings
-        )
+            texts=texts, add_special_tokens=add_special_tokens, return_token_strings=strings,
+            block_size=block_size, cache_salt=cache_salt,
+        )  # fmt: skip
         return list((await self._call(self._stub.Encode, request)).sequences)
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -125,8 +159,10 @@ class Tokenizer:
         template: str | None,
         kwargs: Mapping[str, Any] | None,
         strings: bool = False,
+        block_size: int = 0,
+        cache_salt: str = "",
     ) -> tokenizer_pb2.TokenSequence:
-        """Token ids of a conversation."""
+        """Token ids of a conversation, and what else is wanted, as with `encode`."""
         request = tokenizer_pb2.RenderChatRequest(
             messages_json=msgspec.json.encode(messages),
             add_generation_prompt=add_generation_prompt,
@@ -135,6 +171,8 @@ class Tokenizer:
             chat_template=template or "",
             template_kwargs_json=msgspec.json.encode(kwargs) if kwargs else b"",
             return_token_strings=strings,
+            block_size=block_size,
+            cache_salt=cache_salt,
         )
         sequence: tokenizer_pb2.TokenSequence = (await self._call(self._stub.RenderChat, request)).sequence
         return sequence

@@ -64,6 +64,8 @@ class RequestStatistics:
 
     def __init__(self) -> None:
         self.models: dict[str, ModelStatistics] = {}
+        # Generations that went on at another router.
+        self.streams_moved = 0
         self._clocks: dict[LiveRequest, _Clock] = {}
 
     @property

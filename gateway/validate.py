@@ -23,6 +23,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 256
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 4096
+MAX_SESSION_ID_LENGTH = 128
 _SHOWN = 100
 
 # Field → values that ask for nothing, besides null. Any other value is refused: Quire does not have the feature yet.
@@ -63,6 +64,12 @@ def check_generation(body: GenerationFields, model: common_pb2.ModelInfo) -> Non
     _check_lists(body, model.vocab_size)
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_CACHE_SALT_LENGTH:
         raise InvalidRequest(f"cache_salt needs 1 to {MAX_CACHE_SALT_LENGTH} characters.", parameter="cache_salt")
+    for name in ("prompt_cache_key", "user"):
+        if len(getattr(body, name) or "") > MAX_SESSION_ID_LENGTH:
+            raise InvalidRequest(
+                f"{name} has {len(getattr(body, name))} characters; at most {MAX_SESSION_ID_LENGTH} are allowed.",
+                parameter=name,
+            )
     if body.request_id is not None and not is_request_id(body.request_id):
         raise InvalidRequest("request_id needs 1 to 128 of A-Z a-z 0-9 . _ -", parameter="request_id")
 

@@ -59,4 +59,5 @@ SAMPLING_BOUNDS: Mapping[str, Bound] = MappingProxyType(
     }
 )
 LOGIT_BIAS_BOUND = Bound(-100, 100)
+BLOCK_SIZE_BOUND = Bound(1, 1024)
 PRIORITY_BOUND = Bound(-(2**31), 2**31 - 1)

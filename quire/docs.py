@@ -37,7 +37,8 @@ def _section(title: str, commands: list[str], fields: list[OptionField]) -> str:
 def _default(field: OptionField) -> str:
     if field.type is bool:
         return "on" if field.default else "off"
-    return f"`{field.default}`" if field.default not in (None, "", (), {}) else ""
+    default = " ".join(map(str, field.default)) if field.multiple else field.default
+    return f"`{default}`" if default not in (None, "", {}) else ""
 
 
 def _describe(field: OptionField) -> str:

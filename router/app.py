@@ -76,7 +76,14 @@ class Router:
             DnsSource(address, self.registry, options.worker_dns_interval_seconds, resolve)
             for address in options.worker_dns
         ]
-        self.metrics.register(FleetCollector(lambda: self.registry.workers, self.dispatcher, self.index))
+        self.metrics.register(
+            FleetCollector(
+                lambda: self.registry.workers,
+                lambda: len(self.dispatcher.sessions),
+                self.dispatcher.waiting,
+                self.index,
+            )
+        )
         self.server = GrpcServer("router", _SERVICE, server, security, self.metrics)
         servicer = RouterServicer(self.dispatcher, self.fleet, self.table.decisions, aliases)
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, self.server.server)

@@ -18,9 +18,8 @@ from router.metrics import RouterMetrics
 from router.placement import PlacementTable
 from router.poison import Poison
 from router.policies.base import RouteRequest
-from router.sessions import CallerSession
+from router.sessions import CallerSession, Stream
 from router.standing import Outliers
-from router.stream import Stream
 from router.waiting_room import WaitingRoom
 from router.worker_port import WorkerPort
 

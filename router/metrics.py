@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,10 +11,8 @@ from prometheus_client.registry import Collector
 
 from router.index.prefix_index import PrefixIndex
 from router.state import State
+from router.waiting_room import WaitingRoom
 from router.worker_port import WorkerPort
-
-if TYPE_CHECKING:
-    from router.dispatch import Dispatcher
 
 _DECISION_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 2e-2)
 _MOST_TENANTS = 20
@@ -66,9 +63,16 @@ class RouterMetrics:
 class FleetCollector(Collector):
     """Reads the workers' states when Prometheus asks, from its thread."""
 
-    def __init__(self, workers: Callable[[], Iterable[WorkerPort]], dispatcher: Dispatcher, index: PrefixIndex) -> None:
+    def __init__(
+        self,
+        workers: Callable[[], Iterable[WorkerPort]],
+        sessions: Callable[[], int],
+        waiting: WaitingRoom,
+        index: PrefixIndex,
+    ) -> None:
         self._workers = workers
-        self._dispatcher = dispatcher
+        self._sessions = sessions
+        self._waiting = waiting
         self._index = index
 
     def collect(self) -> Iterable[Metric]:
@@ -86,8 +90,7 @@ class FleetCollector(Collector):
             states.add_metric([state.value], tally[state])
         yield states
         yield from self._collect_queue()
-        sessions = len(self._dispatcher.sessions)
-        yield GaugeMetricFamily("quire_router_sessions", "Sessions open now.", value=sessions)
+        yield GaugeMetricFamily("quire_router_sessions", "Sessions open now.", value=self._sessions())
         yield GaugeMetricFamily("quire_router_index_blocks", "Blocks in the prefix index.", value=len(self._index))
         sampling = self._index.device.sampling
         yield GaugeMetricFamily(
@@ -99,7 +102,7 @@ class FleetCollector(Collector):
 
     def _collect_queue(self) -> Iterable[Metric]:
         waiting: Tally[str] = Tally()
-        for tenant, count in list(self._dispatcher.waiting.waiting_by_tenant()):
+        for tenant, count in list(self._waiting.waiting_by_tenant()):
             waiting[tenant] += count
         queued = GaugeMetricFamily(
             "quire_router_queued_requests", "Requests that wait for a worker with room.", labels=["tenant"]
@@ -110,5 +113,5 @@ class FleetCollector(Collector):
         if rest := waiting.total() - sum(count for _, count in most):
             queued.add_metric(["others"], rest)
         yield queued
-        tokens = self._dispatcher.waiting.tokens
+        tokens = self._waiting.tokens
         yield GaugeMetricFamily("quire_router_queued_tokens", "Their prompt tokens.", value=tokens)

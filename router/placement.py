@@ -13,7 +13,7 @@ from router.decisions import Decision, Decisions
 from router.index.prefix_index import BlocksByBit, PrefixIndex
 from router.policies.base import Candidate, Policy
 from router.roster import Roster
-from router.stream import Stream
+from router.sessions import Stream
 from router.worker_port import WorkerPort
 
 

@@ -65,6 +65,7 @@ class WorkerRegistry:
             if worker.retired and not worker.load.inflight_requests:
                 self._remove(address)
             else:
+                worker.check_progress()
                 self._log_state(worker)
         self._on_change()
 

@@ -39,7 +39,7 @@ class StepTimes:
     def observe(self, tokens: float, seconds: float) -> None:
         """Steps of so many tokens took so long each."""
         added = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
-        self._moments = tuple(_DECAY * old + new for old, new in zip(self._moments, added, strict=True))  # type: ignore[assignment]
+        self._moments = tuple(_DECAY * old + new for old, new in zip(self._moments, added, strict=True))  # type: ignore[assignment]  # five go in, five come out
         weight, x, y, xx, xy = self._moments
         mean_tokens, mean_seconds = x / weight, y / weight
         variance = xx / weight - mean_tokens**2

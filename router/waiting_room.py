@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from quire.errors import DeadlineExceeded, Overloaded, QuireError, Unavailable
 from router.admission import FairQueue
 from router.clock import Clock
-from router.stream import Stream
+from router.sessions import Stream
 
 # A new request waits so long for a worker to become ready where none is; one that lost its worker, as long as any.
 _UNREADY_SECONDS = 2.0

@@ -27,6 +27,8 @@ from router.worker_port import WorkerPort
 _RETRY_SECONDS = 0.25
 # A worker that is silent for so long has its requests go on elsewhere.
 _LOST_SECONDS = 2.0
+# An engine that hangs for so many times as long as makes it unready will not come back by itself.
+_LONG_STALL = 3
 
 FrameHandler = Callable[[WorkerPort, engine_pb2.EngineServiceSessionResponse], None]
 LossHandler = Callable[[WorkerPort, QuireError], None]
@@ -110,13 +112,19 @@ class Worker(WorkerPort):
 
     def start_generation(self, stream_id: int, generation: common_pb2.Generation, timeout_ms: int) -> None:
         """See WorkerPort."""
-        start = self._link.post().starts.add(stream_id=stream_id, generation=generation)
+        frame = self._link.post(num_bytes=generation.ByteSize())
+        start = frame.starts.add(stream_id=stream_id, generation=generation)
         start.generation.timeout_ms = timeout_ms
 
     def abort(self, stream_id: int) -> None:
         """See WorkerPort."""
         with contextlib.suppress(Unavailable):
             self._link.post().abort_stream_ids.append(stream_id)
+
+    def check_progress(self) -> None:
+        """Gives the worker's requests to others when its engine has hung for long. Call it a few times a second."""
+        if self._stalled() > _LONG_STALL:
+            self._link.give_up()
 
     def _stalled(self) -> float:
         return self.load.stalled(time.monotonic(), self.model_info.max_num_batched_tokens if self.model_info else 0)

@@ -9,6 +9,8 @@ from typing import Any
 
 import grpc
 
+from quire.block_hash import block_keys
+from quire.bounds import BLOCK_SIZE_BOUND, MAX_CACHE_SALT_LENGTH
 from quire.errors import FailedPrecondition, InvalidRequest, Overloaded
 from quire.options.tokenizer import TokenizerOptions
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -23,6 +25,9 @@ MAX_MESSAGES = 4096
 # Shorter texts are encoded at once: going to a thread and back costs as much.
 _INLINE_CHARS = 2000
 _MAX_WAITING_ENCODES = 256
+
+# Both say in the same fields what is wanted with the token ids.
+_EncodeOptions = tokenizer_pb2.EncodeRequest | tokenizer_pb2.RenderChatRequest
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
@@ -54,10 +59,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> tokenizer_pb2.EncodeResponse:
         if len(request.texts) > MAX_TEXTS:
             raise InvalidRequest(f"{len(request.texts)} texts are too many; at most {MAX_TEXTS}.", parameter="texts")
-        encoded = await self._encode(request.texts, request.add_special_tokens)
-        return tokenizer_pb2.EncodeResponse(
-            sequences=[self._sequence(token_ids, request.return_token_strings) for token_ids in encoded]
-        )
+        return tokenizer_pb2.EncodeResponse(sequences=await self._encode(request.texts, request))
 
     async def Decode(
         self, request: tokenizer_pb2.DecodeRequest, context: grpc.aio.ServicerContext
@@ -71,10 +73,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request: tokenizer_pb2.RenderChatRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.RenderChatResponse:
         text = await self._render(request)
-        (token_ids,) = await self._encode([text], request.add_special_tokens)
-        return tokenizer_pb2.RenderChatResponse(
-            text=text, sequence=self._sequence(token_ids, request.return_token_strings)
-        )
+        (sequence,) = await self._encode([text], request)
+        return tokenizer_pb2.RenderChatResponse(text=text, sequence=sequence)
 
     async def DetokenizeSession(
         self,
@@ -133,7 +133,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._metrics.rendered_conversations.inc()
         return text
 
-    async def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    async def _encode(self, texts: Sequence[str], wanted: _EncodeOptions) -> list[tokenizer_pb2.TokenSequence]:
         num_chars = sum(map(len, texts))
         if num_chars > self._options.max_prompt_chars:
             raise InvalidRequest(
@@ -141,25 +141,44 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 "(--max-prompt-chars).",
                 parameter="prompt",
             )
+        _check_block_keys(wanted)
         if num_chars <= _INLINE_CHARS:
-            encoded = self._codec.encode(texts, add_special_tokens)
+            encoded = self._sequences(texts, wanted)
         else:
-            encoded = await self._encode_in_thread(texts, add_special_tokens)
-        self._metrics.encoded_tokens.inc(sum(map(len, encoded)))
+            encoded = await self._encode_in_thread(texts, wanted)
+        self._metrics.encoded_tokens.inc(sum(len(sequence.token_ids) for sequence in encoded))
         return encoded
 
-    async def _encode_in_thread(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    async def _encode_in_thread(
+        self, texts: Sequence[str], wanted: _EncodeOptions
+    ) -> list[tokenizer_pb2.TokenSequence]:
         if self._encodes >= _MAX_WAITING_ENCODES:
             raise Overloaded("Too many texts wait to be encoded; try again in a moment.")
         self._encodes += 1
         try:
-            return await asyncio.to_thread(self._codec.encode, texts, add_special_tokens)
+            return await asyncio.to_thread(self._sequences, texts, wanted)
         finally:
             self._encodes -= 1
 
-    def _sequence(self, token_ids: Sequence[int], with_strings: bool) -> tokenizer_pb2.TokenSequence:
-        strings = self._codec.token_strings(token_ids) if with_strings else ()
-        return tokenizer_pb2.TokenSequence(token_ids=token_ids, token_strings=strings)
+    def _sequences(self, texts: Sequence[str], wanted: _EncodeOptions) -> list[tokenizer_pb2.TokenSequence]:
+        return [
+            tokenizer_pb2.TokenSequence(
+                token_ids=token_ids,
+                token_strings=self._codec.token_strings(token_ids) if wanted.return_token_strings else (),
+                block_keys=block_keys(token_ids, wanted.block_size, wanted.cache_salt) if wanted.block_size else (),
+            )
+            for token_ids in self._codec.encode(texts, wanted.add_special_tokens)
+        ]
+
+
+def _check_block_keys(wanted: _EncodeOptions) -> None:
+    if wanted.block_size:
+        BLOCK_SIZE_BOUND.check("block_size", wanted.block_size)
+    if len(wanted.cache_salt) > MAX_CACHE_SALT_LENGTH:
+        raise InvalidRequest(
+            f"cache_salt has {len(wanted.cache_salt)} characters; at most {MAX_CACHE_SALT_LENGTH} are allowed.",
+            parameter="cache_salt",
+        )
 
 
 def _parse(text: bytes, parameter: str, kind: type | tuple[type, ...]) -> Any:

@@ -9,8 +9,9 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.context import GatewayContext, context_of, tenant_of
-from gateway.convert import make_job
+from gateway.caller import caller_of
+from gateway.context import GatewayContext, context_of
+from gateway.convert import make_job, tokenized
 from gateway.errors import json_response
 from gateway.job import ChoiceEvent, Job
 from gateway.live import LiveRequest
@@ -39,6 +40,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     body = await read_json(request, ChatCompletionRequest)
     model = context.fleet.model(body.model)
     _check(body, model)
+    caller = caller_of(request, body)
     sequence = await context.tokenizer.render_chat(
         template_messages(body.messages),
         add_generation_prompt=body.add_generation_prompt,
@@ -46,13 +48,15 @@ async def chat_completions(request: Request) -> Response | EventStream:
         add_special_tokens=body.add_special_tokens,
         template=body.chat_template,
         kwargs=body.chat_template_kwargs,
+        block_size=model.block_size,
+        cache_salt=caller.cache_salt,
     )
     job = make_job(
-        body, [sequence.token_ids], model,
+        body, [tokenized(sequence)], model,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
-        tenant=tenant_of(request), timeout_seconds=context.options.request_timeout_seconds,
+        caller=caller, timeout_seconds=context.options.request_timeout_seconds,
     )  # fmt: skip
     live = await context.pipeline.start(job)
     answer = _Answer(context, body, job, live)
@@ -102,7 +106,7 @@ class _Answer:
             delta = ChatDelta(role=self._context.options.response_role, content="")
             chunk = self._chunk(ChatChunkChoice(index, delta))
             if self._body.return_token_ids:
-                chunk.prompt_token_ids = list(self._job.prompts[0])
+                chunk.prompt_token_ids = list(self._job.prompts[0].token_ids)
             yield chunk
             if self._echo:
                 yield self._chunk(ChatChunkChoice(index, ChatDelta(content=self._echo)))
@@ -130,7 +134,7 @@ class _Answer:
     def _chunk(self, *choices: ChatChunkChoice) -> ChatCompletionChunk:
         usage = usage_of(self._live, False) if self._usage_always else UNSET
         return ChatCompletionChunk(
-            self._id, "chat.completion.chunk", self._created, self._job.model, list(choices), usage
+            self._id, "chat.completion.chunk", self._created, self._job.requested_model, list(choices), usage
         )
 
     async def whole(self, outcomes: list[ChoiceOutcome]) -> ChatCompletion:
@@ -139,11 +143,11 @@ class _Answer:
         texts = await self._context.tokenizer.token_bytes([i for s in scores for i in s.token_ids]) if scores else {}
         with_ids = self._body.return_token_ids
         return ChatCompletion(
-            self._id, "chat.completion", self._created, self._job.model,
+            self._id, "chat.completion", self._created, self._job.requested_model,
             [self._choice(index, outcome) for index, outcome in enumerate(outcomes)],
             usage_of(self._live, self._context.options.enable_prompt_tokens_details),
             prompt_logprobs(scores, texts) if self._body.prompt_logprobs is not None else None,
-            list(self._job.prompts[0]) if with_ids else None,
+            list(self._job.prompts[0].token_ids) if with_ids else None,
         )  # fmt: skip
 
     def _choice(self, index: int, outcome: ChoiceOutcome) -> ChatChoice:

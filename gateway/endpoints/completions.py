@@ -10,10 +10,11 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.context import GatewayContext, context_of, tenant_of
-from gateway.convert import make_job
+from gateway.caller import Caller, caller_of
+from gateway.context import GatewayContext, context_of
+from gateway.convert import make_job, tokenized
 from gateway.errors import json_response
-from gateway.job import ChoiceEvent, Job
+from gateway.job import ChoiceEvent, Job, TokenizedPrompt
 from gateway.live import LiveRequest
 from gateway.outcome import ChoiceOutcome, collect, usage_of
 from gateway.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
@@ -42,13 +43,17 @@ async def completions(request: Request) -> Response | EventStream:
     body = await read_json(request, CompletionRequest)
     model = context.fleet.model(body.model)
     max_tokens = _check(body, model)
-    token_ids = await _token_ids(body, context.tokenizer, model.vocab_size)
+    caller = caller_of(request, body)
+    tokens = await _tokenized(body, context.tokenizer, model, caller)
     job = make_job(
-        body, token_ids, model, max_tokens=max_tokens, logprobs=body.logprobs,
-        prompt_logprobs=_prompt_logprobs(body), tenant=tenant_of(request),
+        body, tokens, model, max_tokens=max_tokens, logprobs=body.logprobs,
+        prompt_logprobs=_prompt_logprobs(body), caller=caller,
         timeout_seconds=context.options.request_timeout_seconds,
     )  # fmt: skip
-    prompts = [Prompt(ids, await context.tokenizer.decode(ids) if body.echo else "") for ids in job.prompts]
+    prompts = [
+        Prompt(prompt.token_ids, await context.tokenizer.decode(prompt.token_ids) if body.echo else "")
+        for prompt in job.prompts
+    ]
     live = await context.pipeline.start(job)
     answer = _Answer(context, body, job, prompts, live)
     if body.stream:
@@ -79,7 +84,9 @@ def _prompt_logprobs(body: CompletionRequest) -> int | None:
     return 0 if body.prompt_logprobs is None and body.max_tokens == 0 else body.prompt_logprobs
 
 
-async def _token_ids(body: CompletionRequest, tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
+async def _tokenized(
+    body: CompletionRequest, tokenizer: Tokenizer, model: common_pb2.ModelInfo, caller: Caller
+) -> list[TokenizedPrompt]:
     """Each prompt as token ids.
 
     Raises:
@@ -94,14 +101,16 @@ async def _token_ids(body: CompletionRequest, tokenizer: Tokenizer, vocab_size: 
     if texts := [item for item in prompts if isinstance(item, str)]:
         if len(texts) != len(prompts):
             raise InvalidRequest("prompt mixes texts and token ids; send one kind.", parameter="prompt")
-        sequences = await tokenizer.encode(texts, body.add_special_tokens)
-        return [list(sequence.token_ids) for sequence in sequences]
+        sequences = await tokenizer.encode(
+            texts, body.add_special_tokens, block_size=model.block_size, cache_salt=caller.cache_salt
+        )
+        return [tokenized(sequence) for sequence in sequences]
     lists = [item for item in prompts if isinstance(item, list)]
     if len(lists) != len(prompts):
         raise InvalidRequest("prompt mixes token ids and lists of them; send one kind.", parameter="prompt")
     for token_ids in lists:
-        check_token_ids("prompt", token_ids, vocab_size)
-    return lists
+        check_token_ids("prompt", token_ids, model.vocab_size)
+    return [TokenizedPrompt(tuple(token_ids)) for token_ids in lists]
 
 
 class _Answer:
@@ -159,7 +168,7 @@ class _Answer:
 
     def _chunk(self, *choices: CompletionChoice) -> Completion:
         usage = usage_of(self._live, False) if self._usage_always else UNSET
-        return Completion(self._id, "text_completion", self._created, self._job.model, list(choices), usage)
+        return Completion(self._id, "text_completion", self._created, self._job.requested_model, list(choices), usage)
 
     async def whole(self, outcomes: list[ChoiceOutcome]) -> Completion:
         """The answer in one piece."""

@@ -20,7 +20,7 @@ async def health(request: Request) -> Response:
     reasons = []
     if context.draining:
         reasons.append("the server is stopping")
-    if not context.pipeline.router_link.connected:
+    if not context.pipeline.generations.connected:
         reasons.append("the router cannot be reached")
     elif not context.fleet.ready:
         states = sorted({worker.reason or "unknown" for worker in context.fleet.workers})

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.caller import tenant_hash
 from gateway.errors import error_response
 from quire.errors import Unauthenticated
 
@@ -15,7 +16,11 @@ PUBLIC_PATHS = frozenset((b"/health", b"/livez", b"/readyz", b"/ping"))
 
 
 class AuthenticationMiddleware:
-    """Denies by default. Puts the tenant, an HMAC of the key, in `scope["state"]["tenant"]`."""
+    """Denies by default.
+
+    Puts into `scope["state"]` the `tenant`, a hash of the key, and the `cache_tenant`, an HMAC of it that keeps cached
+    prefixes apart.
+    """
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
         self._app = app
@@ -26,22 +31,28 @@ class AuthenticationMiddleware:
         if scope["type"] == "lifespan" or scope.get("raw_path") in PUBLIC_PATHS:
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http" or not (tenant := self._authenticate(scope)):
+        if scope["type"] != "http" or not (key := self._authenticate(scope)):
             error = Unauthenticated("This server needs an API key: send `Authorization: Bearer <key>`.")
             response = error_response(error)
             response.headers["www-authenticate"] = "Bearer"
             await response(scope, receive, send)
             return
+        scope["state"]["tenant"] = tenant_hash(key.decode("latin-1"))
         # One key alone needs no wall inside the cache.
-        scope["state"]["tenant"] = tenant if len(self._digests) > 1 else ""
+        scope["state"]["cache_tenant"] = _cache_tenant(key) if len(self._digests) > 1 else ""
         await self._app(scope, receive, send)
 
-    def _authenticate(self, scope: Scope) -> str:
-        """The tenant of the request's key; empty when the key is not known. Compares with all keys, always."""
+    def _authenticate(self, scope: Scope) -> bytes:
+        """The request's key; empty when it is not known. Compares with all keys, always."""
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         kind, _, key = given.partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
+        key = key.strip()
+        digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if kind.lower() != b"bearer" or not any(matches):
-            return ""
-        return hmac.new(digest, b"quire.tenant", hashlib.sha256).hexdigest()
+            return b""
+        return key
+
+
+def _cache_tenant(key: bytes) -> str:
+    return hmac.new(hashlib.sha256(key).digest(), b"quire.tenant", hashlib.sha256).hexdigest()

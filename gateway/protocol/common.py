@@ -46,6 +46,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    prompt_cache_key: str | None = None
     user: str | None = None
 
     # Known to clients and not built: refused unless they say nothing. See validate.UNSUPPORTED.

@@ -39,7 +39,10 @@ class GatewayOptions:
     disable_fastapi_docs: bool = option(False, "Turns /docs and /openapi.json off.")
     enable_tokenizer_info_endpoint: bool = option(False, "Turns /tokenizer_info on.")
     response_role: str = option("assistant", "Role of the answers of chat completions.")
-    router_address: str = option("127.0.0.1:50051", "The router (host:port).")
+    router_address: tuple[str, ...] = option(
+        ("127.0.0.1:50051",), "The router (host:port). Repeatable, for its replicas: each gets a share of the "
+        "requests, and takes over those of one that is lost.",
+    )  # fmt: skip
     tokenizer_address: str = option("127.0.0.1:50052", "The tokenizer service (host:port).")
     request_timeout_seconds: float = option(3600.0, "Longest time that a request may take.", minimum=0.1)
     max_body_bytes: int = option(8 * 2**20, "Largest request body.", minimum=1024)

@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import grpc
 
 from quire.errors import Internal, Overloaded, QuireError, Unavailable
-from quire.rpc.settings import CONNECT_SECONDS, HEARTBEAT_SECONDS, LATE_SECONDS, LOST_SECONDS
+from quire.rpc.settings import CONNECT_SECONDS, HEARTBEAT_SECONDS, LATE_SECONDS, LOST_SECONDS, MAX_MESSAGE_BYTES
 from quire.rpc.status import from_rpc_error
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ In = TypeVar("In")
 
 # What a peer may leave unread before its session is given up: far above what a healthy one ever has.
 MAX_PENDING_ITEMS = 65536
+# A frame that has more than this gets nothing more: another one follows it. A quarter of the largest message.
+MAX_FRAME_BYTES = MAX_MESSAGE_BYTES // 4
 _BACKOFF_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -36,11 +39,17 @@ class Outbox(Generic[Out]):
     def __init__(self, new_frame: Callable[[], Out]) -> None:
         self._new_frame = new_frame
         self._frame = new_frame()
+        self._full: deque[Out] = deque()  # frames that go out before it
         self._items = 0
+        self._bytes = 0
         self._ready = asyncio.Event()
 
-    def post(self, items: int = 1) -> Out:
+    def post(self, items: int = 1, num_bytes: int = 0) -> Out:
         """The frame that goes out next; the caller adds `items` entries to it right away.
+
+        Args:
+            num_bytes: size of the entries where they may be large, so that many of them do not make a frame that is
+                larger than a message may be.
 
         Raises:
             Overloaded: the peer does not read, and the bound on what waits for it is reached.
@@ -48,6 +57,10 @@ class Outbox(Generic[Out]):
         self._items += items
         if self._items > MAX_PENDING_ITEMS:
             raise Overloaded("The peer of this session does not read its frames; the session is ended.")
+        if self._bytes and self._bytes + num_bytes > MAX_FRAME_BYTES:
+            self._full.append(self._frame)
+            self._frame, self._bytes = self._new_frame(), 0
+        self._bytes += num_bytes
         self._ready.set()
         return self._frame
 
@@ -66,7 +79,9 @@ class Outbox(Generic[Out]):
                     await self._ready.wait()
             except TimeoutError:
                 return None
-        frame, self._frame, self._items = self._frame, self._new_frame(), 0
+        if self._full:
+            return self._full.popleft()
+        frame, self._frame, self._items, self._bytes = self._frame, self._new_frame(), 0, 0
         self._ready.clear()
         return frame
 
@@ -96,6 +111,7 @@ class SessionLink(Generic[Out, In]):
             name: of the peer, for logs and errors.
             open_call: starts the gRPC stream.
             heartbeats: the peer sends a frame every HEARTBEAT_SECONDS at least, so silence means trouble.
+            lost_seconds: silence after which the connection is given up.
         """
         self.name = name
         self._open_call = open_call
@@ -110,6 +126,7 @@ class SessionLink(Generic[Out, In]):
         self._outbox: Outbox[Out] | None = None
         self._last_frame = 0.0
         self._connected = asyncio.Event()
+        self._given_up = asyncio.Event()
 
     @property
     def connected(self) -> bool:
@@ -120,6 +137,10 @@ class SessionLink(Generic[Out, In]):
     def late(self) -> bool:
         """Whether the peer's heartbeat is overdue: give it nothing new."""
         return self._heartbeats and time.monotonic() - self._last_frame > LATE_SECONDS
+
+    def give_up(self) -> None:
+        """Breaks the connection off, as if it were lost, and connects anew: the peer is no good though it answers."""
+        self._given_up.set()
 
     async def wait_connected(self, timeout: float) -> None:
         """Waits for the connection.
@@ -132,15 +153,15 @@ class SessionLink(Generic[Out, In]):
         except TimeoutError:
             raise Unavailable(f"{self.name} cannot be reached; try again in a moment.") from None
 
-    def post(self, items: int = 1) -> Out:
-        """The frame that goes out next, to be added to.
+    def post(self, items: int = 1, num_bytes: int = 0) -> Out:
+        """The frame that goes out next, to be added to; see Outbox.
 
         Raises:
             Unavailable: there is no connection.
         """
         if self._outbox is None or not self.connected:
             raise Unavailable(f"{self.name} cannot be reached; try again in a moment.")
-        return self._outbox.post(items)
+        return self._outbox.post(items, num_bytes)
 
     async def run(self) -> None:
         """Keeps the session up until cancelled."""
@@ -219,6 +240,13 @@ class SessionLink(Generic[Out, In]):
                 return Unavailable(f"{self.name} ended the session.")
 
     async def _watch(self) -> QuireError:
-        while not self._heartbeats or time.monotonic() - self._last_frame < self._lost_seconds:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+        """Counts beats rather than time: while this process itself stood still, nobody could be heard."""
+        self._given_up.clear()
+        silence = 0.0
+        while silence < self._lost_seconds:
+            heard = self._last_frame
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._given_up.wait(), HEARTBEAT_SECONDS)
+                return Unavailable(f"{self.name} answers and does nothing.")
+            silence = silence + HEARTBEAT_SECONDS if self._heartbeats and self._last_frame == heard else 0.0
         return Unavailable(f"{self.name} sent no heartbeat for {self._lost_seconds:g} s.")

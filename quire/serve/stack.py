@@ -133,7 +133,7 @@ def process_specs(options: StackOptions, addresses: Addresses) -> list[ProcessSp
     """The processes of the stack; their options are the user's, with the addresses filled in."""
     router = dataclasses.replace(options.router, workers=(*options.router.workers, *addresses.engines))
     gateway = dataclasses.replace(
-        options.gateway, router_address=addresses.router, tokenizer_address=addresses.tokenizer
+        options.gateway, router_address=(addresses.router,), tokenizer_address=addresses.tokenizer
     )
     shared = (options.security, options.log)
 

@@ -150,3 +150,13 @@ async def test_probes(gateway: GatewayStack) -> None:
 async def test_dangerous_options_are_refused(options: dict[str, Any], part: str) -> None:
     with pytest.raises(StartupError, match=part):
         GatewayOptions(**options).check()
+
+
+async def test_a_model_has_the_names_that_the_router_gives_it(tokenizer_folder: Path) -> None:
+    async with running_gateway(tokenizer_folder, model_alias=("nick=fake", "absent=other")) as stack:
+        listed = (await stack.client.get("/v1/models")).json()["data"]
+        assert [card["id"] for card in listed] == ["fake", "nick"]
+        answer = await stack.complete(model="nick")
+        assert answer["model"] == "nick"
+        assert {request.model for request in stack.engine.record.started} == {"fake"}
+        assert (await stack.post("/v1/completions", {"model": "absent", "prompt": [1]})).status_code == 404

@@ -207,6 +207,25 @@ async def test_a_frozen_worker_gets_nothing_new_and_its_requests_go_on_elsewhere
             assert load.running_sequences == 0  # and it has let them go
 
 
+async def test_a_wedged_worker_gets_nothing_new_and_its_requests_go_on_elsewhere(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """It sends heartbeats, and ends no step."""
+    usual = {"step_seconds": 0.02, "max_num_batched_tokens": 256}
+    healthy, wedged = await start_engine(**usual), await start_engine(**usual)
+    running = await start_router(healthy.address, wedged.address, routing_policy="round_robin")
+    async with running.client.session() as session:
+        for number in range(4):
+            await (await session.start(number, generation([number], 80))).wait_tokens()
+        wedged.options = FakeOptions(wedged=True, max_num_batched_tokens=256)
+        worker = await running.client.wait_state(wedged.address, router_pb2.WORKER_STATE_UNREACHABLE)
+        assert "step" in worker.reason
+        for number in range(4):
+            output = await session.outputs[number].wait_ended()
+            assert (output.error, output.tokens[0]) == (None, expected_tokens([number], 80))
+        assert not wedged.live
+
+
 async def test_a_draining_worker_finishes_what_it_has(start_engine: StartEngine, start_router: StartRouter) -> None:
     healthy = await start_engine()
     with engine_process(free_port(), "--step-ms", "20") as leaving:

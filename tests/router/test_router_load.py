@@ -117,8 +117,8 @@ def test_the_retry_budget_is_a_fifth_of_the_active_and_three_at_least(active: in
 
 
 READY = Facts(
-    retired=False, connected=True, was_connected=True, late=False, stalled=False, health=Health.SERVING, was_serving=True,
-    has_model=True, trouble="",
+    retired=False, connected=True, was_connected=True, late=False, stalled=False, health=Health.SERVING,
+    was_serving=True, has_model=True, trouble="",
 )  # fmt: skip
 
 

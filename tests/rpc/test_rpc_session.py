@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -13,7 +14,7 @@ from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc import session as session_module
 from quire.rpc.channel import open_channel
 from quire.rpc.session import Outbox, SessionLink
-from quire.rpc.settings import LATE_SECONDS
+from quire.rpc.settings import LATE_SECONDS, LOST_SECONDS
 from quire.v1 import engine_pb2, engine_pb2_grpc
 from tests.rpc.conftest import StartServer
 from tests.support.engine_process import free_port
@@ -28,7 +29,7 @@ Link = SessionLink[engine_pb2.EngineServiceSessionRequest, Frame]
 class Owner:
     """Holds a link and what it reported."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, lost_seconds: float = LOST_SECONDS) -> None:
         self.channel = open_channel(address, RpcSecurityOptions())
         self.stub = engine_pb2_grpc.EngineServiceStub(self.channel)
         self.tokens: list[int] = []
@@ -38,7 +39,7 @@ class Owner:
         self.poisoned = False
         self.link: Link = SessionLink(
             "The engine", self.stub.Session, engine_pb2.EngineServiceSessionRequest, self.on_frame, self.losses.append,
-            on_connected=self.on_connected,
+            on_connected=self.on_connected, lost_seconds=lost_seconds,
         )  # fmt: skip
 
     def on_connected(self) -> None:
@@ -101,6 +102,17 @@ async def test_an_outbox_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     outbox.post(10)
     with pytest.raises(Overloaded):
         outbox.post()
+
+
+async def test_large_entries_go_out_in_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "MAX_FRAME_BYTES", 100)
+    outbox = Outbox(Frame)
+    for number, size in enumerate((60, 40, 1, 500, 30, 0)):
+        outbox.post(num_bytes=size).deltas.add(stream_id=number)
+    frames = []
+    while outbox.pending:
+        frames.append(await outbox.next())
+    assert [[delta.stream_id for delta in frame.deltas] for frame in frames if frame] == [[0, 1], [2], [3], [4, 5]]
 
 
 async def test_frames_go_both_ways(owner: Owner) -> None:
@@ -179,15 +191,25 @@ async def silent_address() -> AsyncIterator[str]:
 
 async def test_silence_makes_a_link_late_and_then_lost(silent_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "LATE_SECONDS", 0.2)
-    monkeypatch.setattr(session_module, "LOST_SECONDS", 0.6)
-    owner = Owner(silent_address)
+    owner = Owner(silent_address, lost_seconds=0.5)
     async for _ in owner.run():
         await owner.link.wait_connected(5)
         assert not owner.link.late
         await eventually(lambda: owner.link.late)
         assert owner.link.connected
         await eventually(lambda: owner.losses)
-        assert "no heartbeat" in owner.losses[0].message
+        assert "no heartbeat for 0.5 s" in owner.losses[0].message
+
+
+async def test_a_pause_of_ones_own_is_not_the_peers_silence(engine: FakeEngine) -> None:
+    # The fake answers from this very loop, so what stands still here is all of it, as when a process is stopped.
+    owner = Owner(engine.address, lost_seconds=0.5)
+    async for _ in owner.run():
+        await owner.link.wait_connected(5)
+        await eventually(lambda: owner.frames)
+        time.sleep(1.0)  # noqa: ASYNC251  (the pause is what is tested)
+        await eventually(lambda before=owner.frames: owner.frames >= before + 4)
+    assert not owner.losses
 
 
 async def test_a_silent_stream_survives_its_pings(silent_address: str) -> None:

@@ -50,6 +50,7 @@ class FakeOptions:
     start_error: QuireError | None = None
     total_kv_blocks: int = 1000
     max_num_seqs: int = 256
+    max_num_batched_tokens: int = 1 << 20
     fingerprint: str = "fake"
 
 
@@ -191,8 +192,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         info = common_pb2.ModelInfo(
             served_model_names=self.options.models, model=self.options.models[0], max_model_len=4096,
             vocab_size=VOCAB_SIZE, block_size=16, num_kv_blocks=self.options.total_kv_blocks,
-            max_num_seqs=self.options.max_num_seqs, max_num_batched_tokens=1 << 20, max_logprobs=20,
-            fingerprint=self.options.fingerprint,
+            max_num_seqs=self.options.max_num_seqs, max_num_batched_tokens=self.options.max_num_batched_tokens,
+            max_logprobs=20, fingerprint=self.options.fingerprint,
         )  # fmt: skip
         return engine_pb2.GetModelInfoResponse(model_info=info)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,9 @@ SECURITY = RpcSecurityOptions()
 
 
 @dataclass
-class GatewayStack:
-    """What tests talk to and look into."""
+class Gateway:
+    """A gateway, for tests to talk to and look into."""
 
-    engine: FakeEngine
-    router: Router
-    tokenizer: GrpcServer
     context: GatewayContext
     client: httpx.AsyncClient
     port: int
@@ -65,34 +62,56 @@ class GatewayStack:
         return [json.loads(content) if content != "[DONE]" else content for content in contents]
 
 
+@dataclass
+class GatewayStack(Gateway):
+    """A gateway and the services behind it."""
+
+    engine: FakeEngine
+    router: Router
+    tokenizer: GrpcServer
+
+
 @contextlib.asynccontextmanager
 async def running_gateway(
-    folder: Path, engine_options: FakeOptions | None = None, **options: Any
+    folder: Path, engine_options: FakeOptions | None = None, model_alias: tuple[str, ...] = (), **options: Any
 ) -> AsyncIterator[GatewayStack]:
-    """A stack that serves one model, `fake`; its folder gets the tokenizer."""
-    if not (folder / "tokenizer.json").exists():
-        byte_tokenizer(8192).save_pretrained(folder)
+    """A stack that serves one model, `fake`; its folder gets the tokenizer. The options are the gateway's."""
     async with contextlib.AsyncExitStack() as stack:
         engine = await FakeEngine(engine_options or FakeOptions(step_seconds=0.001)).start()
         stack.push_async_callback(engine.close)
-        router = Router(RouterOptions(workers=(engine.address,)), GrpcServerOptions(), SECURITY)
+        router = Router(
+            RouterOptions(workers=(engine.address,), model_alias=model_alias), GrpcServerOptions(), SECURITY
+        )
         await router.start()
         stack.push_async_callback(router.close)
-        tokenizer = await stack.enter_async_context(_running_tokenizer(folder))
-        chosen = GatewayOptions(
-            router_address=f"127.0.0.1:{router.server.port}", tokenizer_address=f"127.0.0.1:{tokenizer.port}", **options
+        tokenizer = await stack.enter_async_context(running_tokenizer(folder))
+        front = await stack.enter_async_context(
+            gateway_before([f"127.0.0.1:{router.server.port}"], tokenizer.port, **options)
         )
-        context = make_context(chosen, SECURITY)
-        port = await stack.enter_async_context(_serving(context))
-        await eventually(lambda: context.ready, "the gateway does not become ready")
-        limits = httpx.Limits(max_connections=300)
-        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, limits=limits)
-        await stack.enter_async_context(client)
-        yield GatewayStack(engine, router, tokenizer, context, client, port)
+        yield GatewayStack(front.context, front.client, front.port, engine, router, tokenizer)
 
 
 @contextlib.asynccontextmanager
-async def _running_tokenizer(folder: Path) -> AsyncIterator[GrpcServer]:
+async def gateway_before(routers: Sequence[str], tokenizer_port: int, **options: Any) -> AsyncIterator[Gateway]:
+    """A gateway alone, once it is ready."""
+    chosen = GatewayOptions(
+        router_address=tuple(routers), tokenizer_address=f"127.0.0.1:{tokenizer_port}", **options
+    )  # fmt: skip
+    context = make_context(chosen, SECURITY)
+    limits = httpx.Limits(max_connections=300)
+    async with (
+        _serving(context) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, limits=limits) as client,
+    ):
+        await eventually(lambda: context.ready, "the gateway does not become ready")
+        yield Gateway(context, client, port)
+
+
+@contextlib.asynccontextmanager
+async def running_tokenizer(folder: Path) -> AsyncIterator[GrpcServer]:
+    """A tokenizer service; the folder gets the tokenizer if it has none."""
+    if not (folder / "tokenizer.json").exists():
+        byte_tokenizer(8192).save_pretrained(folder)
     options = TokenizerOptions()
     renderer = ChatRenderer({"default": TEMPLATE}, {}, timeout_seconds=5, max_chars=100_000)
     await renderer.start()

@@ -16,6 +16,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from quire.block_hash import block_keys
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tests.support.engine_process import ROOT, free_port
 
@@ -50,7 +51,7 @@ class Service:
 
 @pytest.fixture
 async def service(folders: dict[str, Path]) -> AsyncIterator[Service]:
-    running = Service(folders["byte_level"], "--chat-template", TEMPLATE, "--max-prompt-chars", "1000")
+    running = Service(folders["byte_level"], "--chat-template", TEMPLATE, "--max-prompt-chars", "4000")
     await running.wait_serving()
     yield running
     assert await running.close() == 0
@@ -87,7 +88,7 @@ async def test_its_calls(service: Service) -> None:
 
 async def test_bad_requests(service: Service) -> None:
     stub, bad = service.stub, grpc.StatusCode.INVALID_ARGUMENT
-    await fails(stub.Encode(tokenizer_pb2.EncodeRequest(texts=["x" * 1001]), timeout=SECONDS), bad, "1001", "1000")
+    await fails(stub.Encode(tokenizer_pb2.EncodeRequest(texts=["x" * 4001]), timeout=SECONDS), bad, "4001", "4000")
     await fails(stub.Encode(tokenizer_pb2.EncodeRequest(texts=["x"] * 1025), timeout=SECONDS), bad, "1025")
     for messages in (b"", b"{", b"{}", b"[]", b"[1]"):
         await fails(
@@ -95,6 +96,33 @@ async def test_bad_requests(service: Service) -> None:
         )
     own = tokenizer_pb2.RenderChatRequest(messages_json=b'[{"role":"user"}]', chat_template="x")
     await fails(stub.RenderChat(own, timeout=SECONDS), bad, "--trust-request-chat-template")
+
+
+async def test_keys_of_full_blocks(service: Service) -> None:
+    long = "a b c d e f g " * 250  # long enough to be encoded in a thread
+    for texts, size, salt in ((["one two three"] * 2, 2, "s"), ([long], 16, ""), (["one"], 512, "")):
+        request = tokenizer_pb2.EncodeRequest(texts=texts, block_size=size, cache_salt=salt)
+        for sequence in (await service.stub.Encode(request, timeout=SECONDS)).sequences:
+            assert len(sequence.block_keys) == len(sequence.token_ids) // size
+            assert list(sequence.block_keys) == block_keys(sequence.token_ids, size, salt)
+    messages = b'[{"role":"user","content":"hello"}]'
+    request = tokenizer_pb2.RenderChatRequest(messages_json=messages, block_size=2, cache_salt="t")
+    sequence = (await service.stub.RenderChat(request, timeout=SECONDS)).sequence
+    assert list(sequence.block_keys) == block_keys(sequence.token_ids, 2, "t")
+    plain = await service.stub.Encode(tokenizer_pb2.EncodeRequest(texts=["one two three"]), timeout=SECONDS)
+    assert not plain.sequences[0].block_keys
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [({"block_size": 1025}, ("block_size", "1025", "1024")),
+     ({"block_size": 16, "cache_salt": "x" * 129}, ("cache_salt", "129", "128"))],
+)  # fmt: skip
+async def test_keys_that_cannot_be(service: Service, fields: dict[str, Any], parts: tuple[str, ...]) -> None:
+    bad = grpc.StatusCode.INVALID_ARGUMENT
+    await fails(service.stub.Encode(tokenizer_pb2.EncodeRequest(texts=["x"], **fields), timeout=SECONDS), bad, *parts)
+    chat = tokenizer_pb2.RenderChatRequest(messages_json=b'[{"role":"user","content":"x"}]', **fields)
+    await fails(service.stub.RenderChat(chat, timeout=SECONDS), bad, *parts)
 
 
 async def test_a_session(service: Service) -> None:

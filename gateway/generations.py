@@ -1,0 +1,216 @@
+"""Generations at the routers: started, aborted, and moved to another router when theirs is lost.
+
+What comes of a moved generation is one uninterrupted sequence of deltas: the next router is told what the last one has
+delivered, and the seed that the gateway has drawn makes the engines behind both sample the same tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from gateway.job import Job
+from gateway.live import LiveChoice, LiveStream
+from gateway.routers import RouterSession, pick
+from gateway.statistics import RequestStatistics
+from quire.errors import DeadlineExceeded, QuireError, Unavailable
+from quire.options.server import RpcSecurityOptions
+from quire.rpc.context import current_traceparent
+from quire.rpc.settings import CONNECT_SECONDS
+from quire.rpc.status import from_request_error
+from quire.v1 import common_pb2, router_pb2
+
+logger = logging.getLogger(__name__)
+
+MAX_MOVES = 3
+
+
+class Generations:
+    """Owner of the sessions with all routers. Used from the event loop only.
+
+    Contract: each delta of a stream is handed to `on_delta` once and in order, wherever it was generated; a stream that
+    cannot go on fails its request. A stream has another number for each attempt, which is valid in one session only,
+    so that nothing of an earlier attempt is taken for a later one's.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        security: RpcSecurityOptions,
+        statistics: RequestStatistics,
+        on_delta: Callable[[LiveChoice, common_pb2.GenerationDelta], None],
+    ) -> None:
+        self._statistics = statistics
+        self._on_delta = on_delta
+        self._routers = [RouterSession(address, security, self._on_frame, self._on_lost) for address in addresses]
+        self._placed: dict[int, tuple[LiveStream, RouterSession]] = {}
+        self._ids = itertools.count(1)
+        self._heard = asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a router."""
+        return any(router.connected for router in self._routers)
+
+    @property
+    def num_placed(self) -> int:
+        """Generations at routers now."""
+        return len(self._placed)
+
+    async def run(self) -> None:
+        """Keeps the sessions up until cancelled."""
+        await asyncio.gather(*(router.run() for router in self._routers))
+
+    def start(self, stream: LiveStream) -> None:
+        """Sends a generation to a router; waits in the background for one to come up, for a while."""
+        self._place(stream, Unavailable("The router cannot be reached; try again in a moment."))
+
+    def abort(self, stream: LiveStream) -> None:
+        """Ends a generation, wherever it is."""
+        if stream.waiting is not None:
+            stream.waiting.cancel()
+        stream_id = stream.stream_id
+        if router := self._take_away(stream):
+            router.abort(stream_id)
+
+    def _place(self, stream: LiveStream, error: QuireError) -> None:
+        """
+        Args:
+            error: what the request fails with if there is no router for it.
+        """
+        try:
+            if not self._try_place(stream):
+                stream.waiting = asyncio.create_task(self._place_later(stream, error))
+        except QuireError as failure:
+            stream.request.fail(failure)
+
+    async def _place_later(self, stream: LiveStream, error: QuireError) -> None:
+        try:
+            async with asyncio.timeout(min(CONNECT_SECONDS, max(0.0, stream.deadline - time.monotonic()))):
+                while not self._try_place(stream):
+                    self._heard.clear()
+                    await self._heard.wait()
+            return
+        except TimeoutError:
+            failure = error
+        except QuireError as refusal:
+            failure = refusal
+        finally:
+            stream.waiting = None
+        stream.request.fail(failure)
+
+    def _try_place(self, stream: LiveStream) -> bool:
+        """Sends the generation, as far as it has come, to a router; False when none is up.
+
+        Raises:
+            DeadlineExceeded: its time has run out.
+            Overloaded: the router does not read.
+        """
+        generation = stream.generation
+        keys = generation.prompt_block_keys
+        router = pick(self._routers, generation.session_id or (f"{keys[0]:x}" if keys else ""), stream.refused_by)
+        if router is None:
+            return False
+        if (seconds := stream.deadline - time.monotonic()) <= 0:
+            raise DeadlineExceeded("The request did not finish within its time.")
+        generation.timeout_ms = max(1, int(seconds * 1000))
+        stream_id = next(self._ids)
+        router.start(stream_id, generation, _progress(stream))
+        stream.stream_id, stream.answered = stream_id, False
+        self._placed[stream_id] = stream, router
+        router.live += 1
+        self._statistics.streams_moved += stream.moves > 0
+        return True
+
+    def _take_away(self, stream: LiveStream) -> RouterSession | None:
+        """Where the generation was; it is nowhere then."""
+        _, router = self._placed.pop(stream.stream_id, (stream, None))
+        stream.stream_id = 0
+        if router is not None:
+            router.live -= 1
+        return router
+
+    def _on_frame(self, router: RouterSession, frame: router_pb2.RouterServiceSessionResponse) -> None:
+        self._heard.set()
+        for delta in frame.deltas:
+            stream, owner = self._placed.get(delta.stream_id, (None, None))
+            if stream is None or owner is not router:
+                continue
+            if delta.HasField("error"):
+                self._on_error(stream, router, from_request_error(delta.error))
+                continue
+            stream.answered = True
+            if delta.is_final:  # the router has forgotten it: there is nothing left to abort
+                self._take_away(stream)
+                stream.usage = delta.usage
+            choice = stream.choices[delta.choice_index]
+            if not choice.ended:
+                choice.delivered.extend(delta.token_ids)
+                choice.finished = bool(delta.finish_reason)
+                self._on_delta(choice, delta)
+
+    def _on_error(self, stream: LiveStream, router: RouterSession, error: QuireError) -> None:
+        """A router that refuses what it has not begun may be draining, or know no worker yet: others are asked too."""
+        refused_by = (*stream.refused_by, router.address)
+        self._take_away(stream)
+        if isinstance(error, Unavailable) and not stream.answered and pick(self._routers, "", refused_by):
+            stream.refused_by = refused_by
+            self._move(stream, error)
+        else:
+            stream.request.fail(error)
+
+    def _on_lost(self, router: RouterSession, error: QuireError) -> None:
+        lost = [stream for stream, owner in self._placed.values() if owner is router]
+        if lost:
+            logger.warning("router %s is lost with %d requests: %s", router.address, len(lost), error.message)
+        for stream in lost:
+            self._take_away(stream)
+            stream.refused_by = ()
+            self._move(stream, Unavailable("The router was lost. The answer is not complete; send the request again."))
+
+    def _move(self, stream: LiveStream, error: QuireError) -> None:
+        """Has a generation go on elsewhere, or fails its request with `error`."""
+        if stream.request.closed or all(choice.finished or choice.ended for choice in stream.choices):
+            return
+        if stream.moves == MAX_MOVES:
+            stream.request.fail(error)
+            return
+        stream.moves += 1
+        self._place(stream, error)
+
+
+def new_generation(job: Job, number: int) -> common_pb2.Generation:
+    """What the routers get for one of a job's prompts."""
+    prompt = job.prompts[number]
+    generation = common_pb2.Generation(
+        request_id=job.request_id if len(job.prompts) == 1 else f"{job.request_id}-{number}",
+        model=job.requested_model,
+        prompt_token_ids=prompt.token_ids,
+        sampling=job.sampling,
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+        traceparent=current_traceparent(),
+        prompt_block_keys=prompt.block_keys,
+        prompt_block_size=job.block_size if prompt.block_keys else 0,
+        tenant=job.tenant,
+        session_id=job.session_id,
+    )
+    sampling = generation.sampling
+    greedy = sampling.HasField("temperature") and sampling.temperature == 0
+    if not (greedy or sampling.HasField("seed")):
+        sampling.seed = secrets.randbits(63)
+    return generation
+
+
+def _progress(stream: LiveStream) -> list[common_pb2.ChoiceProgress]:
+    """How far each choice has come; none for a stream that has delivered nothing."""
+    if not any(choice.delivered or choice.finished for choice in stream.choices):
+        return []
+    return [
+        common_pb2.ChoiceProgress(token_ids=choice.delivered, finished=choice.finished or choice.ended)
+        for choice in stream.choices
+    ]

@@ -1,0 +1,118 @@
+"""Real engines behind a real router: a stream goes on where its worker left off, with the tokens it would have had."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from quire.options.router import RouterOptions
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.v1 import common_pb2, router_pb2
+from router.app import Router
+from tests.support.router_client import GatewaySession, Output, RouterClient, connect
+from tests.support.stack import ROOT, free_port, quire
+from tests.support.waiting import eventually
+
+START_SECONDS = 90.0
+STREAMS = 16
+TOKENS = 100
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_llama: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Address → process; float32, so that batches of any shape give the same tokens."""
+    ports = [free_port() for _ in range(3)]
+    started = {
+        f"127.0.0.1:{port}": subprocess.Popen(
+            quire(
+                "engine", str(tiny_llama), "--port", str(port), "--dtype", "float32", "--cpu-threads", "1",
+                "--kv-cache-memory-bytes", "32M", "--max-model-len", "1024", "--log-level", "error",
+            ),
+            cwd=ROOT,
+        )
+        for port in ports
+    }  # fmt: skip
+    yield started
+    for process in started.values():
+        process.kill()
+        process.wait()
+
+
+@contextlib.asynccontextmanager
+async def router_of(addresses: list[str]) -> AsyncIterator[tuple[Router, RouterClient]]:
+    options = RouterOptions(workers=tuple(addresses), routing_policy="round_robin")
+    router = Router(options, GrpcServerOptions(), RpcSecurityOptions())
+    await router.start()
+    try:
+        async with connect(router.server.port) as client:
+            for address in addresses:
+                await client.wait_state(address, router_pb2.WORKER_STATE_READY, START_SECONDS)
+            yield router, client
+    finally:
+        await router.close()
+
+
+def request(number: int) -> common_pb2.Generation:
+    """Greedy and seeded ones, with penalties, log-probabilities, several sequences and stop tokens."""
+    source = Random(number)
+    sampling = common_pb2.SamplingParams(
+        max_tokens=TOKENS, ignore_eos=True, temperature=number % 2, n=1 + number % 5 // 4
+    )
+    if number % 2:
+        sampling.seed, sampling.top_p, sampling.top_k = number, 0.95, 50
+    if number % 3 == 0:
+        sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty = 0.5, 0.3, 1.1
+    if number % 4 == 0:
+        sampling.logprobs = 3
+    if number % 7 == 0:
+        sampling.min_tokens = 20
+        sampling.stop_token_ids.extend(range(0, 8192, 97))
+    prompt = [source.randrange(256) for _ in range(20 + number)]
+    return common_pb2.Generation(request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling)
+
+
+async def run_all(session: GatewaySession, first_id: int) -> list[Output]:
+    return [await session.start(first_id + number, request(number)) for number in range(STREAMS)]
+
+
+def contents(outputs: list[Output]) -> list[tuple[dict[int, list[int]], dict[int, int], int, int]]:
+    for output in outputs:
+        assert output.error is None
+    return [(dict(o.tokens), dict(o.scored), o.usage.prompt_tokens, o.usage.completion_tokens) for o in outputs]
+
+
+async def test_streams_survive_a_freeze_a_drain_and_a_kill(engines: dict[str, subprocess.Popen[bytes]]) -> None:
+    async with router_of(list(engines)) as (router, client), client.session() as session:
+        undisturbed = contents([await output.wait_ended() for output in await run_all(session, 0)])
+        for turn, number in enumerate((signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL), start=1):
+            address = list(engines)[turn - 1]
+            outputs = await run_all(session, 1000 * turn)
+            for output in outputs:
+                await output.wait_tokens()
+            moved = router.metrics.get_sample_value("quire_router_migrations_total") or 0
+            engines[address].send_signal(number)
+            for output in outputs:
+                await output.wait_ended()
+            assert contents(outputs) == undisturbed
+            assert {output.finals for output in outputs} == {1}
+            now = router.metrics.get_sample_value("quire_router_migrations_total") or 0
+            assert (now > moved) == (number != signal.SIGTERM)  # who drains ends what it has
+            if number == signal.SIGSTOP:
+                engines[address].send_signal(signal.SIGCONT)
+                await client.wait_ready(address)
+
+        async def blocks_held() -> int:
+            states = await client.workers()
+            return sum(w.load.used_kv_blocks for w in states.values() if w.state == router_pb2.WORKER_STATE_READY)
+
+        async with asyncio.timeout(5):
+            while await blocks_held():
+                await asyncio.sleep(0.1)
+        await eventually(lambda: not len(router.table))
