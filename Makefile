@@ -2,12 +2,14 @@
 #
 # PYTHON       interpreter for the virtual environment (3.11 or newer)
 # MODEL        what `make serve` serves: a folder or a hub name; without it, the small model in the box
+# SGLANG       virtual environment with sglang-router, for `make bench-router-fleet` to measure too
 # TORCH_INDEX  where torch comes from when not from PyPI, such as https://download.pytorch.org/whl/cpu
 # ARGS         further options of `quire serve`, pytest or the benchmark
 
 PYTHON ?= python3
 VENV ?= .venv
 MODEL ?=
+SGLANG ?=
 TORCH_INDEX ?=
 ARGS ?=
 
@@ -15,7 +17,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_model
 
-.PHONY: serve test test-fast lint format protos docs bench bench-compare bench-gpu lock clean
+.PHONY: serve test test-fast lint format protos docs bench bench-compare bench-gpu bench-router-fleet lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -61,6 +63,11 @@ bench-gpu: $(VENV)/.installed
 	for shape in qwen3-0.6b llama-3.1-8b qwen3-30b-a3b; do \
 	  $(BIN)/python -m benchmarks.continuous_batching --shape $$shape --streams 1 32 256 --input-len 1024 || exit 1; \
 	done
+
+# A fleet of real processes: what becomes of streams when a worker fails, and what placement is worth.
+bench-router-fleet: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.router_faults
+	$(BIN)/python -m benchmarks.router_fleet $(if $(SGLANG),--sglang-venv $(SGLANG)) $(ARGS)
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.startup

@@ -34,6 +34,9 @@ class Timings:
     first: float = 0.0
     last: float = 0.0
     tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt; told by servers with --enable-prompt-tokens-details
+    text: str = ""
 
     @property
     def per_output_token(self) -> float:
@@ -63,14 +66,19 @@ async def run_http(host: str, port: int, model: str, workload: Workload) -> Resu
 
     async def client(index: int) -> list[Timings]:
         mine = prompts[index :: workload.streams]
-        return [await _complete(host, port, model, prompt, workload.output_length) for prompt in mine]
+        return [await complete(host, port, model, prompt, workload.output_length) for prompt in mine]
 
     start = time.perf_counter()
     timings = await asyncio.gather(*(client(index) for index in range(workload.streams)))
     return Result(time.perf_counter() - start, [timing for group in timings for timing in group])
 
 
-async def _complete(host: str, port: int, model: str, prompt: list[int], output_length: int) -> Timings:
+async def complete(host: str, port: int, model: str, prompt: list[int] | str, output_length: int) -> Timings:
+    """One request.
+
+    Raises:
+        RuntimeError: the server refused it, or generated less than asked for.
+    """
     body = json.dumps(
         {"model": model, "prompt": prompt, "max_tokens": output_length, "temperature": 0, "ignore_eos": True,
          "stream": True, "stream_options": {"include_usage": True}}
@@ -91,8 +99,11 @@ async def _complete(host: str, port: int, model: str, prompt: list[int], output_
         if event["choices"]:
             timings.first = timings.first or now
             timings.last = now
-        if event.get("usage"):
-            timings.tokens = event["usage"]["completion_tokens"]
+            timings.text += event["choices"][0]["text"]
+        if usage := event.get("usage"):
+            timings.tokens = usage["completion_tokens"]
+            timings.prompt_tokens = usage["prompt_tokens"]
+            timings.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     writer.close()
     if timings.tokens != output_length:
         raise RuntimeError(f"asked for {output_length} tokens, got {timings.tokens}")

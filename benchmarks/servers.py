@@ -73,7 +73,7 @@ def running(server: Server, log: Path) -> Iterator[Running]:
             start_new_session=True,
         )  # fmt: skip
         try:
-            while not _answers(server.port):
+            while not answers(server.port):
                 if process.poll() is not None or time.monotonic() - begin > START_SECONDS:
                     raise RuntimeError(f"{server.name} did not start; see {log}")
                 time.sleep(0.05)
@@ -82,8 +82,9 @@ def running(server: Server, log: Path) -> Iterator[Running]:
             _stop(process)
 
 
-def _answers(port: int) -> bool:
-    body = json.dumps({"model": "bench", "prompt": [1, 2, 3], "max_tokens": 1, "ignore_eos": True})
+def answers(port: int) -> bool:
+    """Whether the server there completes a prompt."""
+    body = json.dumps({"model": "bench", "prompt": "abc", "max_tokens": 1, "ignore_eos": True})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})

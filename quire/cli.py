@@ -1,4 +1,4 @@
-"""The `quire` command: `serve`, one sub-command per service, and the clients `chat` and `complete`."""
+"""The `quire` command: `serve`, one sub-command per service, and the clients `chat`, `complete` and `workers`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from quire.options.router import RouterOptions
 from quire.options.serve import ServeOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
+from quire.options.workers import WorkersOptions
 
 GRPC_PORTS = {"router": 50051, "tokenizer": 50052, "engine": 50053}
 
@@ -90,6 +91,12 @@ for command in (
     ),
     chat,
     complete,
+    OptionsCommand(
+        "workers",
+        "Shows the workers of a running router, or why it placed a request where it did.",
+        {"workers": WorkersOptions, "security": RpcSecurityOptions},
+        _main_of("quire.client.workers"),
+    ),
 ):
     cli.add_command(command)
 

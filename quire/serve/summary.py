@@ -34,7 +34,7 @@ def format_summary(
         "concurrency": f"{concurrency:.1f} x {model.max_model_len:,} tokens a request at full length, "
         f"at most {model.max_num_seqs} sequences",
         "API": f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
-        "gRPC": f"router at {router}",
+        "gRPC": f"router at {router}    fleet: quire workers --router-address {router}",
         **{f"{service} metrics": address for service, address in metrics.items()},
         "try": _curl(model.served_model_names[0], url, has_chat_template, api_key),
     }

@@ -30,6 +30,12 @@ def test_summary(stack: Stack) -> None:
         assert part in text
 
 
+def test_the_printed_command_shows_the_fleet(stack: Stack) -> None:
+    line = next(line for line in stack.log.read_text().splitlines() if "quire workers" in line)
+    answer = run(*line.partition("quire ")[2].split())
+    assert "1 of 1 ready" in answer.stdout, answer.stderr
+
+
 def test_the_printed_curl_line_works(stack: Stack) -> None:
     line = next(line for line in stack.log.read_text().splitlines() if line.strip().startswith("try"))
     answer = subprocess.run(line.strip()[3:].strip(), shell=True, capture_output=True, text=True, timeout=60)
