@@ -19,7 +19,6 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 
 .PHONY: serve test test-fast lint format protos docs bench bench-compare bench-gpu bench-router-fleet bench-router-simulation lock clean
 
-
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
 
@@ -79,7 +78,7 @@ bench-router-simulation: $(VENV)/.installed
 	  --policy prefix least_loaded round_robin $(ARGS)
 	$(SIMULATION) --workers 1000 --requests 20000 --trace zipf --policy prefix least_loaded $(ARGS)
 	$(SIMULATION) --requests 64 --workers 16 --trace burst --policy prefix least_loaded $(ARGS)
-	$(SIMULATION) --trace chat --curves benchmarks/results/router_simulation.svg $(ARGS)
+	$(SIMULATION) --trace zipf --curves benchmarks/results/router_simulation.svg $(ARGS)
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.startup
