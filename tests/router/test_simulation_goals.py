@@ -28,11 +28,12 @@ def test_conversations_find_what_they_left() -> None:
     assert chat.errors == 0
 
 
-def test_without_sharing_it_is_as_good_as_least_loaded() -> None:
+def test_without_sharing_it_is_about_as_good_as_least_loaded() -> None:
+    """Within the spread over seeds. Shorter runs are up to 9 % worse: at first, speeds are unknown."""
     unique, other = figures("unique", requests=4000), figures("unique", "least_loaded", 4000)
     assert unique.max_share <= 1.10
     assert unique.ttft_p50 <= other.ttft_p50
-    assert unique.ttft_p99 <= 1.05 * other.ttft_p99  # a tie, give or take
+    assert unique.ttft_p99 <= 1.05 * other.ttft_p99
     assert unique.goodput >= 0.99 * other.goodput
 
 
