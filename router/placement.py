@@ -110,7 +110,8 @@ class PlacementTable:
         """Ready workers with room; for a request that moves, others than it was on, and of the same make."""
         workers = self._roster.ready(stream.request.model)
         if stream.avoid is not None:
-            workers = [worker for worker in workers if worker is not stream.avoid] or workers
+            others = [worker for worker in workers if worker is not stream.avoid]
+            workers = others if others or self._clock.time() < stream.avoid_until else workers
         if stream.make:
             workers = [worker for worker in workers if _make(worker) == stream.make] or workers
         return [worker for worker in workers if worker.has_room]
