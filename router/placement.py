@@ -121,18 +121,19 @@ class PlacementTable:
         start = stop = 0
         device: BlocksByBit = {}
         host: BlocksByBit = {}
+        bits = [worker.blocks.bit for worker in workers]
         if self._policy.uses_cache:
             block_size = workers[0].model_info.block_size if workers[0].model_info else 0
             keys = self._keys(stream, block_size)
             if keys:
-                device, host = self._index.cover(keys, [worker.blocks for worker in workers])
+                device, host = self._index.cover(keys, sum(bits))
                 start, stop = self._index.computing(keys, device)
             # The last token is computed in any case: its logits are wanted.
             most = (stream.request.prompt_tokens - 1) // block_size if block_size else 0
         candidates = []
-        for worker in workers:
-            bit = worker.blocks.bit
-            cached = min(device.get(bit, 0), most)
+        for worker, bit in zip(workers, bits, strict=True):
+            cached = device.get(bit, 0)
+            cached = cached if cached < most else most
             in_host = min(host.get(bit, 0), most - cached) if host else 0
             known = cached + in_host
             duplicate = 0 if known >= stop else stop - (known if known > start else start)
@@ -151,7 +152,7 @@ class PlacementTable:
             if not block_size or generation.sampling.HasField("prompt_logprobs"):
                 stream.keys = ()
             elif generation.prompt_block_size == block_size:
-                stream.keys = list(generation.prompt_block_keys)
+                stream.keys = generation.prompt_block_keys
             else:
                 stream.keys = block_keys(list(generation.prompt_token_ids), block_size, generation.cache_salt)
         return stream.keys

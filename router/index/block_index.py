@@ -86,27 +86,30 @@ class BlockIndex:
         self._holders = {key: mask for key, mask in self._holders.items() if not key & skipped}
 
 
-def match(keys: Sequence[int], candidates: int, holders: Holders, sampling: int = 1) -> list[tuple[int, int]]:
+def match(
+    keys: Sequence[int], candidates: int, holders: Holders, sampling: int = 1, end: int | None = None
+) -> list[tuple[int, int]]:
     """How far the candidates' caches follow a prompt.
 
     Args:
         keys: of the prompt's blocks, in order.
         candidates: mask of workers.
         sampling: of the index: only keys that are multiples of it are known.
+        end: so many keys are looked at; all when unset.
 
     Returns:
         (number of leading blocks, mask of the workers that hold so many and no more), for those that hold any; the
         fewest blocks first.
     """
-    places: Sequence[int] = range(len(keys))
+    places: Sequence[int] = range(len(keys) if end is None else end)
     if sampling > 1:
         places = [place for place in places if not keys[place] & (sampling - 1)]
         keys = [keys[place] for place in places]
-    end = len(keys)
+    count = len(places)
     found: list[tuple[int, int]] = []
-    first = holders(keys[0]) & candidates if end else 0
+    first = holders(keys[0]) & candidates if count else 0
     # Stretches of the prompt: from a block on, up to another one, the holders of the first and of the second.
-    stretches = [(0, end, first, 0)]
+    stretches = [(0, count, first, 0)]
     while stretches:
         start, stop, held, still = stretches.pop()
         if held == still:

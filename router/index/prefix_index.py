@@ -113,26 +113,24 @@ class PrefixIndex:
         else:
             self._unexpect(placed)
 
-    def cover(self, keys: Sequence[int], workers: Iterable[WorkerBlocks]) -> tuple[BlocksByBit, BlocksByBit]:
+    def cover(self, keys: Sequence[int], workers: int) -> tuple[BlocksByBit, BlocksByBit]:
         """How much of a prompt the workers' caches cover.
 
         Args:
             keys: of the prompt's full blocks, in order.
+            workers: the sum of their bits.
 
         Returns:
             Of each worker that has any: the leading blocks that it has on the device, or will by then; and how many
             behind those it has in host memory.
         """
-        candidates = 0
-        for worker in workers:
-            candidates |= worker.bit
         holders, sampling = self._device_holders(), self.device.sampling
-        device = _by_bit(match(keys, candidates, holders, sampling))
+        device = _by_bit(match(keys, workers, holders, sampling))
         if not len(self._host):
             return device, {}
         in_host = self._host.get
         both = _by_bit(
-            match(keys, candidates, lambda key: holders(key) | in_host(key), max(sampling, self._host.sampling))
+            match(keys, workers, lambda key: holders(key) | in_host(key), max(sampling, self._host.sampling))
         )
         return device, {bit: blocks - device.get(bit, 0) for bit, blocks in both.items()}
 
@@ -150,8 +148,8 @@ class PrefixIndex:
         if not stop or not self.expected or known(keys[stop - 1]):
             return 0, 0
         candidates = sum(device)
-        start = max((blocks for blocks, _ in match(keys[:stop], candidates, known, self.device.sampling)), default=0)
-        return start, stop
+        stored = match(keys, candidates, known, self.device.sampling, stop)
+        return max((blocks for blocks, _ in stored), default=0), stop
 
     def _clean_of(self, bits: int) -> Iterator[None]:
         yield from self.device.clean(bits)

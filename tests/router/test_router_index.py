@@ -20,7 +20,7 @@ KEYS = list(range(1, 21))
 def coverage(running: Running, engine: FakeEngine, keys: list[int]) -> tuple[int, int]:
     """Leading blocks on the device, and behind them in host memory."""
     worker = next(worker for worker in running.router.registry.workers if worker.address == engine.address)
-    device, host = running.router.index.cover(keys, [worker.blocks])
+    device, host = running.router.index.cover(keys, worker.blocks.bit)
     return device.get(worker.blocks.bit, 0), host.get(worker.blocks.bit, 0)
 
 
