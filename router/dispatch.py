@@ -74,7 +74,7 @@ class Dispatcher:
         self._idle.set()
         self._draining = False
         self.waiting = WaitingRoom(
-            max_queued_requests, max_queued_tokens, max_queue_seconds, clock, table.add, self._fail
+            max_queued_requests, max_queued_tokens, max_queue_seconds, clock, self._place, self._fail
         )
         self.sessions: set[CallerSession] = set()
 
@@ -202,12 +202,27 @@ class Dispatcher:
         try:
             self._table.require_ready(model)
             behind_others = not stream.attempts and self.waiting.has_waiting(model)
-            if behind_others or not self._table.add(stream):
+            if behind_others or not self._place(stream):
                 self.waiting.enter(stream, None)
         except Unavailable as error:
             self.waiting.enter(stream, error)
+        except QuireError as error:
+            self._fail(stream, error)
+
+    def _place(self, stream: Stream) -> bool:
+        """Puts the request on a worker; False when none has room. A policy that fails costs this request only.
+
+        Raises:
+            QuireError: there is no worker for it.
+        """
+        try:
+            return self._table.add(stream)
+        except QuireError:
+            raise
         except Exception as error:
-            self._fail(stream, _as_quire_error(error))
+            logger.exception("a request could not be placed")
+            message = "The request could not be placed; the log of the router has the details."
+            raise Internal(message) from error
 
     def _escape(self, stream: Stream, delta: common_pb2.GenerationDelta) -> bool:
         """Whether a request that its worker gave up on goes on elsewhere instead of ending."""
@@ -310,11 +325,3 @@ class Dispatcher:
         self._metrics.count(outcome)
         if not len(self._table) and not self.waiting.waiting:
             self._idle.set()
-
-
-def _as_quire_error(error: Exception) -> QuireError:
-    """The error for the caller. A policy that fails costs the request that it was asked for, not the session."""
-    if isinstance(error, QuireError):
-        return error
-    logger.error("a request could not be placed", exc_info=error)
-    return Internal("The request could not be placed; the log of the router has the details.")

@@ -11,6 +11,7 @@ from router.sessions import Stream
 
 # A new request waits so long for a worker to become ready where none is; one that lost its worker, as long as any.
 _UNREADY_SECONDS = 2.0
+_MOST_MODELS = 64
 
 
 class WaitingRoom:
@@ -60,8 +61,13 @@ class WaitingRoom:
         Args:
             why_unready: no worker is ready, and this is what the request is told in the end.
         """
-        queue = self._queues.setdefault(stream.request.model, FairQueue(self._max_requests, self._max_tokens))
         request, victim = stream.request, None
+        if request.model not in self._queues:
+            if len(self._queues) >= _MOST_MODELS:  # names that nobody has checked, as no worker is known
+                self._fail(stream, why_unready or Overloaded("Requests for too many models wait; try again later."))
+                return
+            self._queues[request.model] = FairQueue(self._max_requests, self._max_tokens)
+        queue = self._queues[request.model]
         if stream.attempts:
             stream.entry = queue.push_front(stream)
         else:

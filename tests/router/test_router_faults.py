@@ -302,15 +302,15 @@ async def test_a_router_that_drains_finishes_and_takes_nothing_new(
 async def test_a_gateway_that_does_not_read_is_bounded(
     start_engine: StartEngine, start_router: StartRouter, monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
-    """With a bound of 2,000 deltas, a gateway that leaves more unread loses its session, and nobody else does."""
-    monkeypatch.setattr("quire.rpc.session.MAX_PENDING_ITEMS", 2000)
-    engine = await start_engine(step_seconds=0.001, max_num_seqs=4096)
+    """With a bound of 20,000 deltas, a gateway that leaves more unread loses its session, and nobody else does."""
+    monkeypatch.setattr("quire.rpc.session.MAX_PENDING_ITEMS", 20_000)
+    engine = await start_engine(step_seconds=0.02, max_num_seqs=4096)
     running = await start_router(engine.address)
     async with running.client.session() as other:
         call = running.client.stub.Session()
         frame = router_pb2.RouterServiceSessionRequest()
         for number in range(20):
-            frame.starts.add(stream_id=number, generation=generation([number], n=64))
+            frame.starts.add(stream_id=number, generation=generation([number], n=128))
         await call.write(frame)
         await eventually(lambda: len(running.router.table) == 20)
         if reads:

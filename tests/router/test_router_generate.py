@@ -82,7 +82,7 @@ async def test_request_id_and_trace_reach_the_worker(start_engine: StartEngine, 
 
 async def test_many_calls_at_once(start_engine: StartEngine, start_router: StartRouter) -> None:
     engines = [await start_engine(), await start_engine()]
-    running = await start_router(*(engine.address for engine in engines))
+    running = await start_router(*(engine.address for engine in engines), routing_policy="round_robin")
     answers = await asyncio.gather(*(running.client.generate(generation([i], 5 + i % 7)) for i in range(40)))
     assert answers == [expected_tokens([i], 5 + i % 7) for i in range(40)]
     assert [len(engine.record.started) for engine in engines] == [20, 20]
