@@ -9,6 +9,7 @@ import pytest
 
 from quire.errors import Internal, InvalidRequest, Unavailable
 from quire.v1 import router_pb2
+from router.state import State
 from tests.router.conftest import Running, StartEngine, StartRouter
 from tests.support.engine_process import engine_process, free_port
 from tests.support.fake_engine import FakeEngine, FakeOptions, expected_tokens
@@ -322,3 +323,14 @@ async def test_a_gateway_that_does_not_read_is_bounded(
             output = await (await other.start(1, generation([1], 5))).wait_ended()
             assert output.tokens[0] == expected_tokens([1], 5)
         call.cancel()
+
+
+async def test_a_worker_that_loads_for_long_is_ready_as_soon_as_it_has(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    loading, other = await start_engine(), await start_engine()
+    router = await start_router(loading.address, other.address)
+    worker = next(worker for worker in router.router.registry.workers if worker.address == loading.address)
+    for _ in range(10):  # as its sessions end while it loads
+        router.router.dispatcher.on_lost(worker, Unavailable("still loading"))
+    assert worker.condition.state is State.READY
