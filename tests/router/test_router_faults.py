@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 
 import pytest
 
@@ -334,3 +335,23 @@ async def test_a_worker_that_loads_for_long_is_ready_as_soon_as_it_has(
     for _ in range(10):  # as its sessions end while it loads
         router.router.dispatcher.on_lost(worker, Unavailable("still loading"))
     assert worker.condition.state is State.READY
+
+
+async def test_a_worker_is_not_blamed_for_what_it_did_before_its_restart(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.load._STALL_SECONDS", 0.05)
+    monkeypatch.setattr("router.load._STALL_STEPS", 0)
+    port = free_port()
+    with engine_process(port) as first:
+        running = await start_router(first.address)
+        (worker,) = running.router.registry.workers
+        async with running.client.session() as session:
+            await session.start(1, generation([1]))
+            await eventually(lambda: worker.load.last and worker.load.last.busy)
+            first.kill()
+            await eventually(lambda: not running.router.table.on_worker(worker))
+            await session.abort(1)
+            await eventually(lambda: worker.load.stalled(time.monotonic(), 0) > 10)
+            with engine_process(port) as second:
+                await running.client.wait_ready(second.address)
