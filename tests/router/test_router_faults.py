@@ -353,5 +353,8 @@ async def test_a_worker_is_not_blamed_for_what_it_did_before_its_restart(
             await eventually(lambda: not running.router.table.on_worker(worker))
             await session.abort(1)
             await eventually(lambda: worker.load.stalled(time.monotonic(), 0) > 10)
+            given_up: list[bool] = []
+            monkeypatch.setattr(worker._link, "give_up", lambda: given_up.append(worker._link.connected))
             with engine_process(port) as second:
                 await running.client.wait_ready(second.address)
+            assert not any(given_up)
