@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_model
 
-.PHONY: serve test test-fast lint format protos docs bench bench-compare bench-gpu bench-router-fleet lock clean
+.PHONY: serve test test-fast lint format protos docs bench bench-compare bench-gpu bench-router-fleet bench-router-simulation lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -68,6 +68,17 @@ bench-gpu: $(VENV)/.installed
 bench-router-fleet: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.router_faults
 	$(BIN)/python -m benchmarks.router_fleet $(if $(SGLANG),--sglang-venv $(SGLANG)) $(ARGS)
+
+# Routing policies on simulated engines, several minutes; the curves go to benchmarks/results/router_simulation.svg.
+SIMULATION := $(BIN)/python -m benchmarks.router_simulation
+bench-router-simulation: $(VENV)/.installed
+	$(SIMULATION) $(ARGS)
+	$(SIMULATION) --arrivals bursty --trace chat zipf one-prefix --policy prefix least_loaded round_robin $(ARGS)
+	$(SIMULATION) --routers 4 --workers 16 --requests 8000 --trace unique zipf one-prefix chat \
+	  --policy prefix least_loaded round_robin $(ARGS)
+	$(SIMULATION) --workers 1000 --requests 20000 --trace zipf --policy prefix least_loaded $(ARGS)
+	$(SIMULATION) --requests 64 --workers 16 --trace burst --policy prefix least_loaded $(ARGS)
+	$(SIMULATION) --trace zipf --curves benchmarks/results/router_simulation.svg $(ARGS)
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.startup

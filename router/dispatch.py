@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable
 
 from quire.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, QuireError, Unavailable
+from quire.rpc.session import NO_HEARTBEAT
 from quire.rpc.status import from_request_error
 from quire.v1 import common_pb2, engine_pb2
 from router.aliases import Aliases
@@ -30,6 +31,8 @@ DEADLINE_GRACE_SECONDS = 1.0
 # Attempts in a row that brought no token, and attempts in all.
 _MOST_FRUITLESS = 3
 _MOST_ATTEMPTS = 16
+# A request does not go back to a worker that it was just taken from, though it be the only one.
+_AVOID_SECONDS = 1.0
 # Where more requests had just begun when a worker crashed, none of them is suspected.
 _MOST_SUSPECTS = 4
 ENGINE_FAULT = "ENGINE_FAULT"
@@ -152,11 +155,11 @@ class Dispatcher:
             # Not without requests: a worker that still loads its model ends one session after the other.
             self._outliers.failed(worker)
         message = f"The engine workers that ran this request were lost: {error.message}"
-        suspects = [stream for stream in lost if not stream.started]
+        crashed = error.reason != NO_HEARTBEAT  # a frozen machine is no request's fault
+        suspects = self._suspects(worker) if crashed else []
         for stream in lost:
             if stream.worker is worker:  # or its session ended meanwhile
-                guilty = not stream.started and len(suspects) <= _MOST_SUSPECTS
-                self._move(stream, Unavailable(message, reason="WORKER_LOST"), guilty)
+                self._move(stream, Unavailable(message, reason="WORKER_LOST"), stream in suspects)
         self.waiting.call()
 
     def on_change(self) -> None:
@@ -238,8 +241,13 @@ class Dispatcher:
             if not self._budget.take(len(self._table)):
                 return False
             stream.retrying = True
-        self._move(stream, error, crashed and not stream.started)
+        self._move(stream, error, crashed and worker is not None and stream in self._suspects(worker))
         return True
+
+    def _suspects(self, worker: WorkerPort) -> list[Stream]:
+        """The requests that may have crashed a worker: those that had just begun there, if they are few."""
+        begun = [stream for stream in self._table.on_worker(worker) if not stream.started]
+        return begun if len(begun) <= _MOST_SUSPECTS else []
 
     def _move(self, stream: Stream, error: QuireError, suspect: bool) -> None:
         """Takes the request off a worker that is lost to it; it goes on elsewhere, if it may, or ends with the error.
@@ -247,7 +255,7 @@ class Dispatcher:
         Args:
             suspect: the worker crashed, and it may have been this request that crashed it.
         """
-        stream.avoid = stream.worker
+        stream.avoid, stream.avoid_until = stream.worker, self._clock.time() + _AVOID_SECONDS
         if not stream.started:
             stream.fruitless += 1
         self._table.remove(stream)

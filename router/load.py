@@ -73,6 +73,11 @@ class LoadTracker:
         self.speed.heartbeat(load.counters)
         self._sum_up()
 
+    def assume_speed(self, other: LoadTracker) -> None:
+        """The worker has not told its speed yet: it is taken to be as fast as another one."""
+        self.speed.assume(other.speed)
+        self._sum_up()
+
     def stalled(self, now: float, most_tokens: int) -> float:
         """For how many times as long as a step may take none has ended, though there is work; 0 below once.
 

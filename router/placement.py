@@ -110,13 +110,15 @@ class PlacementTable:
         """Ready workers with room; for a request that moves, others than it was on, and of the same make."""
         workers = self._roster.ready(stream.request.model)
         if stream.avoid is not None:
-            workers = [worker for worker in workers if worker is not stream.avoid] or workers
+            others = [worker for worker in workers if worker is not stream.avoid]
+            workers = others if others or self._clock.time() < stream.avoid_until else workers
         if stream.make:
             workers = [worker for worker in workers if _make(worker) == stream.make] or workers
         return [worker for worker in workers if worker.has_room]
 
     def _candidates(self, stream: Stream, workers: Sequence[WorkerPort]) -> list[Candidate]:
         block_size, most = 0, 0
+        start = stop = 0
         device: BlocksByBit = {}
         host: BlocksByBit = {}
         if self._policy.uses_cache:
@@ -124,6 +126,7 @@ class PlacementTable:
             keys = self._keys(stream, block_size)
             if keys:
                 device, host = self._index.cover(keys, [worker.blocks for worker in workers])
+                start, stop = self._index.computing(keys, device)
             # The last token is computed in any case: its logits are wanted.
             most = (stream.request.prompt_tokens - 1) // block_size if block_size else 0
         candidates = []
@@ -131,11 +134,14 @@ class PlacementTable:
             bit = worker.blocks.bit
             cached = min(device.get(bit, 0), most)
             in_host = min(host.get(bit, 0), most - cached) if host else 0
+            known = cached + in_host
+            duplicate = 0 if known >= stop else stop - (known if known > start else start)
             candidates.append(
                 Candidate(
-                    worker.address, cached * block_size, in_host * block_size, *worker.load.facts, worker.last_placed
+                    worker.address, cached * block_size, in_host * block_size, *worker.load.facts, worker.last_placed,
+                    duplicate * block_size,
                 )
-            )
+            )  # fmt: skip
         return candidates
 
     def _keys(self, stream: Stream, block_size: int) -> Sequence[int]:

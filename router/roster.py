@@ -24,8 +24,17 @@ class Roster:
         found = self._ready.get(model)
         if found is None:
             found = self._ready[model] = eligible(self._workers(), model)
+            _lend_speed(found)
         return found
 
     def changed(self) -> None:
         """A worker came, went, or changed its state."""
         self._ready.clear()
+
+
+def _lend_speed(workers: Sequence[WorkerPort]) -> None:
+    """Gives those that have not told their speed one that has: a fast fleet would shun who is taken to be slow."""
+    known = next((worker.load for worker in workers if worker.load.speed.known), None)
+    for worker in workers:
+        if known is not None and not worker.load.speed.known:
+            worker.load.assume_speed(known)

@@ -51,6 +51,7 @@ class Stream:
     attempts: int = 0
     fruitless: int = 0
     avoid: WorkerPort | None = None
+    avoid_until: float = 0.0
     make: str = ""
     # Its first delta from the worker it is on has come.
     started: bool = False

@@ -9,10 +9,11 @@ from __future__ import annotations
 from quire.v1 import common_pb2
 
 _DECAY = 0.98  # of an observation's weight with each later one: half of it is gone after 35 busy heartbeats
-# Until a worker has told: a GPU's, roughly. Only the proportion matters while all workers are new.
+# Until one worker has told: a GPU's, roughly. Only the proportion matters while all are new.
 DEFAULT_SECONDS_PER_STEP = 0.02
 DEFAULT_SECONDS_PER_TOKEN = 1e-4
-_FEWEST_TOKENS = 64.0  # where all steps seen are alike, smaller ones are taken for nothing but fixed time
+# Where all steps seen are alike, their fixed time is taken to be worth as many tokens as it was by default.
+_FIXED_TOKENS = DEFAULT_SECONDS_PER_STEP / DEFAULT_SECONDS_PER_TOKEN
 
 
 class StepTimes:
@@ -36,6 +37,10 @@ class StepTimes:
             steps = now[0] - before[0]
             self.observe((now[1] - before[1]) / steps, (now[2] - before[2]) / steps)
 
+    def assume(self, other: StepTimes) -> None:
+        """Takes on another worker's speed, until this one has told its own."""
+        self.seconds_per_step, self.seconds_per_token = other.seconds_per_step, other.seconds_per_token
+
     def observe(self, tokens: float, seconds: float) -> None:
         """Steps of so many tokens took so long each."""
         added = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
@@ -48,7 +53,7 @@ class StepTimes:
         elif self.known:
             slope = self.seconds_per_token
         else:
-            slope = mean_seconds / max(mean_tokens, _FEWEST_TOKENS)
+            slope = mean_seconds / (mean_tokens + _FIXED_TOKENS)
         self.seconds_per_token = min(max(slope, 1e-9), mean_seconds / max(mean_tokens, 1.0))
         self.seconds_per_step = max(0.0, mean_seconds - self.seconds_per_token * mean_tokens)
         self.known = True

@@ -11,9 +11,11 @@ from router.standing import Standing
 from router.state import Condition, State
 
 # Prompt tokens that wait at a worker, in budgets of its steps, and sequences over what it runs at once: enough that it
-# never idles. What is more waits here, where it may still go elsewhere and where tenants take turns.
+# never idles, and that a request can wait for the worker that has its prefix while others have room. Where only the
+# first worker with room is left to choose, a full fleet forgets its prefixes and stays full. What is more waits here,
+# where it may still go elsewhere and where tenants take turns.
 _MOST_WAITING_STEPS = 4
-_SPARE_SEQUENCES = 1 / 8
+_SPARE_SEQUENCES = 1 / 2
 
 
 class WorkerPort(ABC):

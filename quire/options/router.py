@@ -28,7 +28,7 @@ class RouterOptions:
         minimum=0, maximum=1,
     )  # fmt: skip
     interference_weight: float = option(
-        0.5, "prefix policy: seconds that count for each second in which a request slows others down.", minimum=0
+        0.1, "prefix policy: seconds that count for each second in which a request slows others down.", minimum=0
     )
     routing_temperature: float = option(
         0.0, "prefix policy: costs that exceed the least by less than this share of it are as good.", minimum=0

@@ -136,6 +136,23 @@ class PrefixIndex:
         )
         return device, {bit: blocks - device.get(bit, 0) for bit, blocks in both.items()}
 
+    def computing(self, keys: Sequence[int], device: BlocksByBit) -> tuple[int, int]:
+        """Which of a prompt's blocks are about to be computed somewhere, and are cached nowhere yet.
+
+        Args:
+            device: what `cover` found on the device.
+
+        Returns:
+            The first of them, and the one behind the last; both are 0 when there are none.
+        """
+        stop = max(device.values(), default=0)
+        known = self.device.get
+        if not stop or not self.expected or known(keys[stop - 1]):
+            return 0, 0
+        candidates = sum(device)
+        start = max((blocks for blocks, _ in match(keys[:stop], candidates, known, self.device.sampling)), default=0)
+        return start, stop
+
     def _clean_of(self, bits: int) -> Iterator[None]:
         yield from self.device.clean(bits)
         yield from self._host.clean(bits)

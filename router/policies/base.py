@@ -46,6 +46,8 @@ class Candidate(NamedTuple):
     seconds_per_token: float = 1e-4
     # Number of this router's last placement there, which counts up over all workers; 0 for none.
     last_placed: int = 0
+    # Tokens that it would have to compute although another worker is about to, and nobody has them yet.
+    duplicate_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Weights:
     # Share of a prompt token's prefill time that a token cached in host memory still takes.
     host_tier: float = 0.25
     # Seconds that count for each second in which the request slows others down.
-    interference: float = 0.5
+    interference: float = 0.1
     # Costs that exceed the least by less than this share of it are as good.
     temperature: float = 0.0
 

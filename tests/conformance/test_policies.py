@@ -121,6 +121,13 @@ def test_a_prefix_is_computed_anew_when_its_holder_is_busier_than_that_costs() -
     assert prefix_choice(PROMPT, *idle(1), holder(10_000)) == "w0:1"
 
 
+def test_nobody_computes_what_another_is_computing() -> None:
+    """Though there is more to do where it is computed, and it costs as long to wait there as to compute it."""
+    holder = Candidate("holder:1", cached_tokens=1600, sequences=40, prefill_tokens=2400)
+    assert prefix_choice(PROMPT, *idle(1), holder) == "w0:1"
+    assert prefix_choice(PROMPT, idle(1)[0]._replace(duplicate_tokens=1600), holder) == "holder:1"
+
+
 def test_what_lies_in_host_memory_counts_less_than_on_the_device_and_more_than_nothing() -> None:
     device, host = Candidate("device:1", cached_tokens=1600), Candidate("host:1", host_cached_tokens=1600)
     assert prefix_choice(PROMPT, *idle(1), host) == "host:1"
@@ -130,7 +137,7 @@ def test_what_lies_in_host_memory_counts_less_than_on_the_device_and_more_than_n
 def test_a_slow_worker_gets_its_share() -> None:
     """Of two workers, one three times as slow: the fast one is cheaper until it has far more to do."""
     slow = Candidate("slow:1", sequences=8, prefill_tokens=800, seconds_per_step=0.06, seconds_per_token=3e-4)
-    for sequences, chosen in ((8, "fast:1"), (16, "fast:1"), (80, "slow:1")):
+    for sequences, chosen in ((8, "fast:1"), (16, "fast:1"), (160, "slow:1")):
         fast = Candidate("fast:1", sequences=sequences, prefill_tokens=100 * sequences)
         assert prefix_choice(PROMPT, slow, fast) == chosen
 

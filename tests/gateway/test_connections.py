@@ -106,7 +106,9 @@ async def test_an_engine_that_refuses(strict: GatewayStack) -> None:
 
 
 async def test_an_engine_that_dies_in_the_middle_of_a_stream(tokenizer_folder: Path) -> None:
-    async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.02)) as stack:
+    """And no other one comes for as long as requests wait for one."""
+    patience = {"max_queue_seconds": 1.0}
+    async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.02), patience) as stack:
         async with stack.client.stream("POST", "/v1/completions", json=ENDLESS | {"stream": True}) as response:
             assert response.status_code == 200
             lines = response.aiter_lines()

@@ -153,7 +153,9 @@ async def test_dangerous_options_are_refused(options: dict[str, Any], part: str)
 
 
 async def test_a_model_has_the_names_that_the_router_gives_it(tokenizer_folder: Path) -> None:
-    async with running_gateway(tokenizer_folder, model_alias=("nick=fake", "absent=other")) as stack:
+    async with running_gateway(
+        tokenizer_folder, router_options={"model_alias": ("nick=fake", "absent=other")}
+    ) as stack:
         listed = (await stack.client.get("/v1/models")).json()["data"]
         assert [card["id"] for card in listed] == ["fake", "nick"]
         answer = await stack.complete(model="nick")

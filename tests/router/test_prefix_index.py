@@ -143,6 +143,23 @@ def test_placed_requests_are_counted_on_until_the_worker_has_told() -> None:
     assert not index.expected
 
 
+def test_blocks_count_as_being_computed_until_somebody_has_them() -> None:
+    index = PrefixIndex(1000, lambda: 0.0)
+    first, second = index.join(), index.join()
+    keys = CHAINS[0]
+
+    def computing() -> tuple[int, int]:
+        return index.computing(keys, index.cover(keys, [first, second])[0])
+
+    assert computing() == (0, 0)
+    index.expect(first, keys, 0)
+    assert computing() == (0, 40)
+    index.store(second, keys[:10], on_host=False)
+    assert computing() == (10, 40)
+    index.store(first, keys, on_host=False)
+    assert computing() == (0, 0)
+
+
 def test_an_aborted_placement_is_not_counted_on() -> None:
     index = PrefixIndex(1000, lambda: 0.0)
     worker = index.join()

@@ -156,6 +156,17 @@ async def test_a_worker_that_refuses_is_passed_over(start_engine: StartEngine, s
             assert output.tokens[0] == expected_tokens([number], 5)
 
 
+async def test_the_only_worker_refuses_for_a_moment(start_engine: StartEngine, start_router: StartRouter) -> None:
+    """As one does that drains, before its health says so: the request does not use its attempts up on it at once."""
+    engine = await start_engine(start_error=Unavailable("This worker is draining."))
+    running = await start_router(engine.address)
+    async with running.client.session() as session:
+        output = await session.start(1, generation([1], 5))
+        await eventually(lambda: running.router.dispatcher.waiting.waiting)
+        engine.options = FakeOptions()
+        assert (await output.wait_ended()).error is None
+
+
 async def test_refusals_do_not_multiply_beyond_the_retry_budget(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:

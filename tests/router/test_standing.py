@@ -105,6 +105,13 @@ def test_step_times_from_one_kind_of_step_are_plausible() -> None:
     assert 0.01 <= times.seconds_per_step + 8 * times.seconds_per_token <= 0.03
 
 
+def test_large_steps_that_are_alike_are_not_taken_for_steps_without_fixed_time() -> None:
+    times = StepTimes()
+    times.observe(2048, 0.008 + 6e-5 * 2048)
+    assert times.seconds_per_step == pytest.approx(0.008, rel=0.5)
+    assert times.seconds_per_token == pytest.approx(6e-5, rel=0.1)
+
+
 def test_heartbeats_are_differences_and_restarts_do_no_harm() -> None:
     def counters(steps: int, tokens: float, milliseconds: float) -> common_pb2.EngineCounters:
         return common_pb2.EngineCounters(

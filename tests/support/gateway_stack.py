@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -73,15 +74,13 @@ class GatewayStack(Gateway):
 
 @contextlib.asynccontextmanager
 async def running_gateway(
-    folder: Path, engine_options: FakeOptions | None = None, model_alias: tuple[str, ...] = (), **options: Any
+    folder: Path, engine_options: FakeOptions | None = None, router_options: Any = MappingProxyType({}), **options: Any
 ) -> AsyncIterator[GatewayStack]:
     """A stack that serves one model, `fake`; its folder gets the tokenizer. The options are the gateway's."""
     async with contextlib.AsyncExitStack() as stack:
         engine = await FakeEngine(engine_options or FakeOptions(step_seconds=0.001)).start()
         stack.push_async_callback(engine.close)
-        router = Router(
-            RouterOptions(workers=(engine.address,), model_alias=model_alias), GrpcServerOptions(), SECURITY
-        )
+        router = Router(RouterOptions(workers=(engine.address,), **router_options), GrpcServerOptions(), SECURITY)
         await router.start()
         stack.push_async_callback(router.close)
         tokenizer = await stack.enter_async_context(running_tokenizer(folder))
