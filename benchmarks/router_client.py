@@ -18,7 +18,7 @@ from quire.v1 import common_pb2, router_pb2, router_pb2_grpc
 
 _NOT_SECURED = RpcSecurityOptions()
 _REQUEST_SECONDS = 300.0
-_READY_SECONDS = 120.0
+_READY_SECONDS = 60.0
 _SETTLE_SECONDS = 5.0
 
 
@@ -109,11 +109,17 @@ class RouterClient:
         """Until so many workers are ready.
 
         Raises:
-            TimeoutError: they do not become it.
+            RuntimeError: they do not become it; their states are in it.
         """
-        async with asyncio.timeout(_READY_SECONDS):
-            while sum(each.state == router_pb2.WORKER_STATE_READY for each in await self.workers()) != count:
-                await asyncio.sleep(0.05)
+        deadline = time.monotonic() + _READY_SECONDS
+        while True:
+            workers = await self.workers()
+            if sum(each.state == router_pb2.WORKER_STATE_READY for each in workers) == count:
+                return
+            if time.monotonic() > deadline:
+                states = "\n".join(f"{each.address} {each.state} {each.reason}" for each in workers)
+                raise RuntimeError(f"not {count} workers are ready; see .cache/logs\n{states}")
+            await asyncio.sleep(0.05)
 
     async def blocks_left(self) -> int:
         """KV blocks that workers hold for requests; when nothing runs, some time is given for it to become 0."""

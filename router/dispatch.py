@@ -152,7 +152,8 @@ class Dispatcher:
         lost = self._table.on_worker(worker)
         if lost:
             logger.warning("worker %s is lost with %d requests: %s", worker.address, len(lost), error.message)
-        self._outliers.failed(worker)
+            # Not without requests: a worker that still loads its model ends one session after the other.
+            self._outliers.failed(worker)
         message = f"The engine workers that ran this request were lost: {error.message}"
         crashed = error.reason != NO_HEARTBEAT  # a frozen machine is no request's fault
         suspects = self._suspects(worker) if crashed else []

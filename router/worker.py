@@ -69,6 +69,8 @@ class Worker(WorkerPort):
         self._ask_model = asyncio.Event()
         self._model_trouble = ""
         self._was_connected = False
+        # On this connection. What it told on the one before says nothing of an engine that was started anew.
+        self._has_told_load = False
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -123,7 +125,7 @@ class Worker(WorkerPort):
 
     def check_progress(self) -> None:
         """Gives the worker's requests to others when its engine has hung for long. Call it a few times a second."""
-        if self._stalled() > _LONG_STALL:
+        if self._has_told_load and self._stalled() > _LONG_STALL:
             self._link.give_up()
 
     def _stalled(self) -> float:
@@ -139,11 +141,13 @@ class Worker(WorkerPort):
         return self._stub.Session(metadata=call_metadata(self._security))
 
     def _begin_session(self) -> None:
+        self._has_told_load = False
         self._ask_model.set()  # a restarted worker may serve something else
         self._on_change()
 
     def _take_frame(self, frame: engine_pb2.EngineServiceSessionResponse) -> None:
         if frame.HasField("load"):
+            self._has_told_load = True
             self.load.heartbeat(frame.load, time.monotonic())
             frame.ClearField("load")
         if frame.deltas:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 
 import pytest
 
 from quire.errors import Internal, InvalidRequest, Unavailable
 from quire.v1 import router_pb2
+from router.state import State
 from tests.router.conftest import Running, StartEngine, StartRouter
 from tests.support.engine_process import engine_process, free_port
 from tests.support.fake_engine import FakeEngine, FakeOptions, expected_tokens
@@ -333,3 +335,37 @@ async def test_a_gateway_that_does_not_read_is_bounded(
             output = await (await other.start(1, generation([1], 5))).wait_ended()
             assert output.tokens[0] == expected_tokens([1], 5)
         call.cancel()
+
+
+async def test_a_worker_that_loads_for_long_is_ready_as_soon_as_it_has(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    loading, other = await start_engine(), await start_engine()
+    router = await start_router(loading.address, other.address)
+    worker = next(worker for worker in router.router.registry.workers if worker.address == loading.address)
+    for _ in range(10):  # as its sessions end while it loads
+        router.router.dispatcher.on_lost(worker, Unavailable("still loading"))
+    assert worker.condition.state is State.READY
+
+
+async def test_a_worker_is_not_blamed_for_what_it_did_before_its_restart(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.load._STALL_SECONDS", 0.05)
+    monkeypatch.setattr("router.load._STALL_STEPS", 0)
+    port = free_port()
+    with engine_process(port) as first:
+        running = await start_router(first.address)
+        (worker,) = running.router.registry.workers
+        async with running.client.session() as session:
+            await session.start(1, generation([1]))
+            await eventually(lambda: worker.load.last and worker.load.last.busy)
+            first.kill()
+            await eventually(lambda: not running.router.table.on_worker(worker))
+            await session.abort(1)
+            await eventually(lambda: worker.load.stalled(time.monotonic(), 0) > 10)
+            given_up: list[bool] = []
+            monkeypatch.setattr(worker._link, "give_up", lambda: given_up.append(worker._link.connected))
+            with engine_process(port) as second:
+                await running.client.wait_ready(second.address)
+            assert not any(given_up)
