@@ -69,9 +69,10 @@ class SilentWorker(WorkerPort):
     def __init__(self, number: int, index: PrefixIndex) -> None:
         super().__init__(f"worker-{number}:50053")
         self._blocks = index.join()
-        self.model_info = common_pb2.ModelInfo(
+        info = common_pb2.ModelInfo(
             served_model_names=["bench"], block_size=_BLOCK_SIZE, max_num_seqs=1 << 20, max_num_batched_tokens=1 << 31
         )
+        self.learn(info)
 
     @property
     def condition(self) -> Condition:

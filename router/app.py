@@ -66,7 +66,7 @@ class Router:
         policy = make_policy(options.routing_policy, weights, random.SystemRandom())
         self.table = PlacementTable(self._roster, self.index, options.routing_policy, policy, clock, self._counts)
         aliases = Aliases.parse(options.model_alias)
-        self._outliers = Outliers(lambda: self.registry.workers, time.monotonic)
+        self._outliers = Outliers(lambda: self.registry.workers, time.monotonic, self._counts.ejections.inc)
         self.dispatcher = Dispatcher(
             self.table, self._outliers, clock, self._counts, options.max_inflight_requests,
             options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds, aliases,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.v1 import common_pb2
-from router.speed import StepTimes
+from router.speed import WorkerSpeed
 
 # A step may take so long, or so many times as long as the worker's longest should.
 _STALL_SECONDS = 2.0
@@ -19,7 +19,8 @@ class LoadTracker:
 
     __slots__ = (
         "_foreign_prefill_tokens", "_foreign_sequences", "_progress_time", "facts", "inflight_requests", "kv_usage",
-        "last", "own_prefill_tokens", "own_prompt_tokens", "own_sequences", "prefill_tokens", "sequences", "speed",
+        "last", "max_sequences", "own_prefill_tokens", "own_prompt_tokens", "own_sequences", "prefill_tokens", "sequences",
+        "speed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -34,12 +35,13 @@ class LoadTracker:
         # All that is there.
         self.sequences = 0
         self.prefill_tokens = 0
+        self.max_sequences = 0  # that it runs at once; 0 where it does not tell
         self.kv_usage = 0.0  # share of the KV blocks that live sequences hold
-        self.speed = StepTimes()
+        self.speed = WorkerSpeed()
         self.last: common_pb2.EngineLoad | None = None
         self._progress_time = 0.0  # at which a step was last seen to have ended, or nothing to do
         # As Candidate lists them, from `sequences` to `seconds_per_token`.
-        self.facts: tuple[int, int, float, float, float]
+        self.facts: tuple[int, int, int, float, float, float]
         self._sum_up()
 
     def placed(self, sequences: int, prompt_tokens: int, prefill_tokens: int) -> None:
@@ -70,12 +72,7 @@ class LoadTracker:
         self._foreign_sequences = max(0, load.running_sequences + load.waiting_requests - self.own_sequences)
         self._foreign_prefill_tokens = max(0, load.waiting_prefill_tokens - self.own_prompt_tokens)
         self.kv_usage = load.used_kv_blocks / load.total_kv_blocks if load.total_kv_blocks else 0.0
-        self.speed.heartbeat(load.counters)
-        self._sum_up()
-
-    def assume_speed(self, other: LoadTracker) -> None:
-        """The worker has not told its speed yet: it is taken to be as fast as another one."""
-        self.speed.assume(other.speed)
+        self.speed.heartbeat(load.counters, now)
         self._sum_up()
 
     def stalled(self, now: float, most_tokens: int) -> float:
@@ -95,5 +92,6 @@ class LoadTracker:
         self.prefill_tokens = self.own_prefill_tokens + self._foreign_prefill_tokens
         speed = self.speed
         self.facts = (
-            self.sequences, self.prefill_tokens, self.kv_usage, speed.seconds_per_step, speed.seconds_per_token
+            self.sequences, self.max_sequences, self.prefill_tokens, self.kv_usage,
+            speed.seconds_per_step, speed.seconds_per_token,
         )  # fmt: skip

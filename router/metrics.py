@@ -6,7 +6,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.index.prefix_index import PrefixIndex
@@ -34,6 +34,9 @@ class RouterMetrics:
         )
         self.cached_tokens = Counter(
             "quire_router_cached_prompt_tokens", "Those that workers found in their caches.", registry=registry
+        )
+        self.ejections = Counter(
+            "quire_router_ejections", "Times that a worker was given a rest from new requests.", registry=registry
         )
         self.out_of_step = Counter(
             "quire_router_index_resyncs", "Times that a worker's cache was taken in anew, as its events did not fit.",
@@ -96,9 +99,6 @@ class FleetCollector(Collector):
         yield GaugeMetricFamily(
             "quire_router_index_sampling", "One in so many blocks is kept, for want of room.", value=sampling
         )
-        ejections = CounterMetricFamily("quire_router_ejections", "Times that a worker was given a rest.")
-        ejections.add_metric([], sum(worker.standing.ejections for worker in workers))
-        yield ejections
 
     def _collect_queue(self) -> Iterable[Metric]:
         waiting: Tally[str] = Tally()

@@ -113,7 +113,7 @@ class PlacementTable:
             others = [worker for worker in workers if worker is not stream.avoid]
             workers = others if others or self._clock.time() < stream.avoid_until else workers
         if stream.make:
-            workers = [worker for worker in workers if _make(worker) == stream.make] or workers
+            workers = [worker for worker in workers if worker.make == stream.make] or workers
         return [worker for worker in workers if worker.has_room]
 
     def _candidates(self, stream: Stream, workers: Sequence[WorkerPort]) -> list[Candidate]:
@@ -168,7 +168,7 @@ class PlacementTable:
         stream.prefill_tokens = max(1, stream.prompt_tokens - known)
         worker.load.placed(stream.request.sequences, stream.prompt_tokens, stream.prefill_tokens)
         self._streams[stream_id] = stream
-        stream.make = _make(worker)
+        stream.make = worker.make
         if self._policy.uses_cache and stream.keys:
             block_size = worker.model_info.block_size if worker.model_info else 1
             stream.predicted_tokens = known
@@ -188,9 +188,3 @@ class PlacementTable:
         if stream.deadline is None:
             return 0
         return max(1, round((stream.deadline - self._clock.time()) * 1000))
-
-
-def _make(worker: WorkerPort) -> str:
-    """Workers of one make generate the same tokens from the same request."""
-    info = worker.model_info
-    return f"{info.fingerprint}, {info.max_model_len} tokens" if info and info.fingerprint else ""

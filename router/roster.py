@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from router.eligible import eligible
+from router.speed import StepLine
 from router.worker_port import WorkerPort
+
+_MOST_MAKES = 256
 
 
 class Roster:
@@ -14,6 +17,7 @@ class Roster:
     def __init__(self, workers: Callable[[], Collection[WorkerPort]]) -> None:
         self._workers = workers
         self._ready: dict[str, Sequence[WorkerPort]] = {}
+        self._lines: dict[str, StepLine] = {}
 
     def ready(self, model: str) -> Sequence[WorkerPort]:
         """The ready workers that serve the model.
@@ -24,17 +28,17 @@ class Roster:
         found = self._ready.get(model)
         if found is None:
             found = self._ready[model] = eligible(self._workers(), model)
-            _lend_speed(found)
+            self._share_speeds(found)
         return found
 
     def changed(self) -> None:
         """A worker came, went, or changed its state."""
         self._ready.clear()
 
-
-def _lend_speed(workers: Sequence[WorkerPort]) -> None:
-    """Gives those that have not told their speed one that has: a fast fleet would shun who is taken to be slow."""
-    known = next((worker.load for worker in workers if worker.load.speed.known), None)
-    for worker in workers:
-        if known is not None and not worker.load.speed.known:
-            worker.load.assume_speed(known)
+    def _share_speeds(self, workers: Sequence[WorkerPort]) -> None:
+        """Workers of one make learn from each other's steps."""
+        if len(self._lines) > _MOST_MAKES:
+            self._lines.clear()
+        for worker in workers:
+            if worker.make:
+                worker.load.speed.line = self._lines.setdefault(worker.make, worker.load.speed.line)

@@ -1,50 +1,44 @@
-"""How fast a worker is, learnt from the step times in its heartbeats.
+"""How fast workers are, learnt from the step times in their heartbeats.
 
-A step takes a fixed time and a time for each token in it. Both are fitted by least squares to the steps seen, old ones
-counting less and less, so that one straight line tells what decoding beside so many sequences and what prefill takes.
+A step takes a fixed time and a time for each token in it. This line is fitted, by least squares, to the steps of all
+workers of one make together; a single worker is so many times as slow as its line says. That factor is learnt in
+seconds and forgotten in half a minute: a worker that was slow once and gets no requests for it would never be measured
+again.
 """
 
 from __future__ import annotations
 
+import math
+
 from quire.v1 import common_pb2
 
-_DECAY = 0.98  # of an observation's weight with each later one: half of it is gone after 35 busy heartbeats
-# Until one worker has told: a GPU's, roughly. Only the proportion matters while all are new.
+_DECAY = 0.995  # of a step's weight in the line with each later one
+# Until a worker has told: a GPU's, roughly. Only the proportion matters.
 DEFAULT_SECONDS_PER_STEP = 0.02
 DEFAULT_SECONDS_PER_TOKEN = 1e-4
-# Where all steps seen are alike, their fixed time is taken to be worth as many tokens as it was by default.
+# Where all steps seen are alike, their fixed time is taken to be worth as many tokens as it is by default.
 _FIXED_TOKENS = DEFAULT_SECONDS_PER_STEP / DEFAULT_SECONDS_PER_TOKEN
 
+_HALF_LIFE_SECONDS = 10.0  # of what is known of a single worker
+_DOUBT = 4.0  # observations that a worker's factor is taken to be 1 by, before any is made
+_MOST_TIMES = 16.0  # as slow or as fast
 
-class StepTimes:
-    """The line through one worker's steps."""
 
-    __slots__ = ("_counters", "_moments", "known", "seconds_per_step", "seconds_per_token")
+class StepLine:
+    """The line through the steps of one make of workers."""
+
+    __slots__ = ("_moments", "known", "seconds_per_step", "seconds_per_token")
 
     def __init__(self) -> None:
         self.seconds_per_step = DEFAULT_SECONDS_PER_STEP
         self.seconds_per_token = DEFAULT_SECONDS_PER_TOKEN
         self.known = False
-        self._counters: tuple[int, float, float] | None = None  # steps, tokens, seconds
-        self._moments = (0.0, 0.0, 0.0, 0.0, 0.0)  # sums of 1, x, y, x*x, x*y: tokens x and seconds y of a step
-
-    def heartbeat(self, counters: common_pb2.EngineCounters) -> None:
-        """Takes in the steps that were done since the last call."""
-        tokens, times = counters.iteration_tokens, counters.model_execute_milliseconds
-        now = (sum(times.counts), tokens.sum, times.sum / 1e3)
-        before, self._counters = self._counters, now
-        if before is not None and now[0] > before[0]:
-            steps = now[0] - before[0]
-            self.observe((now[1] - before[1]) / steps, (now[2] - before[2]) / steps)
-
-    def assume(self, other: StepTimes) -> None:
-        """Takes on another worker's speed, until this one has told its own."""
-        self.seconds_per_step, self.seconds_per_token = other.seconds_per_step, other.seconds_per_token
+        self._moments = [0.0] * 5  # sums of 1, x, y, x*x, x*y: tokens x and seconds y of a step
 
     def observe(self, tokens: float, seconds: float) -> None:
-        """Steps of so many tokens took so long each."""
+        """A step of so many tokens took so long."""
         added = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
-        self._moments = tuple(_DECAY * old + new for old, new in zip(self._moments, added, strict=True))  # type: ignore[assignment]  # five go in, five come out
+        self._moments = [_DECAY * old + new for old, new in zip(self._moments, added, strict=True)]
         weight, x, y, xx, xy = self._moments
         mean_tokens, mean_seconds = x / weight, y / weight
         variance = xx / weight - mean_tokens**2
@@ -57,3 +51,42 @@ class StepTimes:
         self.seconds_per_token = min(max(slope, 1e-9), mean_seconds / max(mean_tokens, 1.0))
         self.seconds_per_step = max(0.0, mean_seconds - self.seconds_per_token * mean_tokens)
         self.known = True
+
+
+class WorkerSpeed:
+    """One worker's speed: its make's, times a factor of its own."""
+
+    __slots__ = ("_counters", "_log_factor", "_time", "_weight", "line", "seconds_per_step", "seconds_per_token")
+
+    def __init__(self) -> None:
+        self.line = StepLine()  # replaced by the one of its make once that is known
+        self._counters: tuple[int, float, float] | None = None  # steps, tokens, seconds
+        self._log_factor, self._weight, self._time = 0.0, 0.0, 0.0
+        self.seconds_per_step = DEFAULT_SECONDS_PER_STEP
+        self.seconds_per_token = DEFAULT_SECONDS_PER_TOKEN
+
+    @property
+    def known(self) -> bool:
+        """Whether it, or another of its make, has told."""
+        return self.line.known
+
+    def heartbeat(self, counters: common_pb2.EngineCounters, now: float) -> None:
+        """Takes in the steps that were done since the last call; `now` is in seconds."""
+        tokens, times = counters.iteration_tokens, counters.model_execute_milliseconds
+        count = (sum(times.counts), tokens.sum, times.sum / 1e3)
+        before, self._counters = self._counters, count
+        self._weight *= 0.5 ** ((now - self._time) / _HALF_LIFE_SECONDS)
+        self._time = now
+        if before is not None and count[0] > before[0]:
+            steps = count[0] - before[0]
+            self._observe((count[1] - before[1]) / steps, (count[2] - before[2]) / steps)
+        factor = math.exp(self._log_factor * self._weight / (self._weight + _DOUBT))
+        self.seconds_per_step = factor * self.line.seconds_per_step
+        self.seconds_per_token = factor * self.line.seconds_per_token
+
+    def _observe(self, tokens: float, seconds: float) -> None:
+        self.line.observe(tokens, seconds)
+        expected = self.line.seconds_per_step + self.line.seconds_per_token * tokens
+        times = min(max(seconds / max(expected, 1e-9), 1 / _MOST_TIMES), _MOST_TIMES)
+        self._weight += 1
+        self._log_factor += (math.log(times) - self._log_factor) / self._weight

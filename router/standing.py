@@ -10,6 +10,7 @@ _ERRORS_IN_A_ROW = 5
 _SLOW_FACTOR = 3.0  # of its own usual time per output token, and of the fleet's median
 _SLOW_SECONDS = 10.0
 _EJECTION_SECONDS = (10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
+_FORGIVEN_SECONDS = 600.0  # after which the next ejection is a first one again
 _MOST_EJECTED = 0.5  # of the workers
 _FAST, _SLOW = 0.2, 0.01  # shares of a new value in the two means
 
@@ -51,10 +52,15 @@ class Outliers:
     Never the last ready one, and never more than half of all.
     """
 
-    def __init__(self, workers: Callable[[], Collection[HasStanding]], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        workers: Callable[[], Collection[HasStanding]],
+        clock: Callable[[], float],
+        on_ejected: Callable[[], None] = lambda: None,
+    ) -> None:
         self._workers = workers
         self._clock = clock
-        self.ejections = 0
+        self._on_ejected = on_ejected
 
     def failed(self, worker: HasStanding) -> None:
         """A request failed through the worker's fault."""
@@ -85,14 +91,18 @@ class Outliers:
 
     def _eject(self, worker: HasStanding, why: str) -> None:
         now, workers = self._clock(), self._workers()
+        if worker.standing.ejected_until > now:
+            return
         ejected = sum(other.standing.ejected_until > now for other in workers)
         others_ready = any(other.ready for other in workers if other is not worker)
         if not others_ready or (ejected + 1) > _MOST_EJECTED * len(workers):
             return
         standing = worker.standing
+        if now - standing.ejected_until > _FORGIVEN_SECONDS:
+            standing.ejections = 0
         seconds = _EJECTION_SECONDS[min(standing.ejections, len(_EJECTION_SECONDS) - 1)]
         standing.ejections += 1
         standing.errors = 0
         standing.ejected_until = now + seconds
         standing.reason = f"gets nothing new for {seconds:g} s: {why}"
-        self.ejections += 1
+        self._on_ejected()

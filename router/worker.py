@@ -177,7 +177,7 @@ class Worker(WorkerPort):
                 self._model_trouble = from_rpc_error(error).message
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
-            self.model_info = answer.model_info
+            self.learn(answer.model_info)
             self._was_connected = True  # and no sooner: a worker that still loads opens sessions and ends them
             self._model_trouble = ""
             self._ask_model.clear()

@@ -55,6 +55,17 @@ class WorkerPort(ABC):
     def abort(self, stream_id: int) -> None:
         """Ends a request at the worker; one that is not connected has ended it already."""
 
+    def learn(self, info: common_pb2.ModelInfo) -> None:
+        """The worker has told what it serves."""
+        self.model_info = info
+        self.load.max_sequences = info.max_num_seqs
+
+    @property
+    def make(self) -> str:
+        """Workers of one make generate the same tokens from the same request; empty for those that do not tell."""
+        info = self.model_info
+        return f"{info.fingerprint}, {info.max_model_len} tokens" if info and info.fingerprint else ""
+
     @property
     def ready(self) -> bool:
         """Whether it takes requests."""

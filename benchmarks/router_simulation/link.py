@@ -41,10 +41,11 @@ class SimWorker(WorkerPort):
         super().__init__(engine.name)
         spec = engine.spec
         self.engine = engine
-        self.model_info = common_pb2.ModelInfo(
+        info = common_pb2.ModelInfo(
             served_model_names=[_MODEL], block_size=BLOCK_SIZE, num_kv_blocks=spec.num_blocks,
             max_num_seqs=spec.max_num_seqs, max_num_batched_tokens=spec.max_num_batched_tokens, fingerprint="same",
         )  # fmt: skip
+        self.learn(info)
         self.on_frame: Callable[[WorkerPort, engine_pb2.EngineServiceSessionResponse], None]
         self.on_lost: Callable[[WorkerPort, QuireError], None]
         self.on_change: Callable[[], None]

@@ -36,8 +36,10 @@ class Candidate(NamedTuple):
     # behind those in host memory.
     cached_tokens: int = 0
     host_cached_tokens: int = 0
-    # Sequences running or waiting, and prompt tokens still to be computed.
+    # Sequences running or waiting, and how many run at once (0 where it does not tell).
     sequences: int = 0
+    max_sequences: int = 0
+    # Prompt tokens still to be computed.
     prefill_tokens: int = 0
     # Share of the KV blocks held by live sequences, from 0 to 1.
     kv_usage: float = 0.0

@@ -18,12 +18,15 @@ def cost_seconds(request: RouteRequest, candidate: Candidate, weights: Weights) 
     cached is lost to whoever comes next. Requests that have a prefix in common and arrive at once gather where the
     first of them computes it, as they wait no longer there than anywhere else; once it is computed, load spreads it.
     """
-    _, cached, host_cached, sequences, waiting_tokens, kv_usage, per_step, per_token, _, duplicates = candidate
+    _, cached, host_cached, sequences, most, waiting_tokens, kv_usage, per_step, per_token, _, duplicates = candidate
     tokens = request.prompt_tokens - cached - (1 - weights.host_tier) * host_cached
     prefill = per_token * max(1.0, tokens)
     added = request.sequences
     own = per_token * waiting_tokens + prefill
-    own += request.output_tokens * (per_step + per_token * (sequences + added))
+    step = per_step + per_token * (sequences + added)
+    own += request.output_tokens * step
+    if most and sequences + added > most:  # of those that run, one ends every so often
+        own += request.output_tokens * step * (sequences + added - most) / most
     others = sequences * (prefill + request.output_tokens * per_token * added)
     cost = own + prefill + weights.interference * others + _DUPLICATION * per_token * duplicates
     return cost * CROWDED_FACTOR if kv_usage > CROWDED_KV_USAGE else cost

@@ -14,7 +14,8 @@ from router.policies.least_loaded import cost
 from router.policies.registry import POLICIES, make_policy
 
 figures = st.tuples(
-    st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10_000), st.integers(0, 10**7), st.floats(0, 1),
+    st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10_000), st.integers(0, 512), st.integers(0, 10**7),
+    st.floats(0, 1),
     st.floats(0, 100), st.floats(1e-9, 1), st.integers(0, 1000),
 )  # fmt: skip
 fleets = st.lists(figures, min_size=1, max_size=40).map(
@@ -89,7 +90,7 @@ def test_load_aware_policies_avoid_the_busy_one(name: str) -> None:
 
 
 def load_of(sequences: int, prefill_tokens: int, kv_usage: float) -> float:
-    return cost(Candidate("w:1", 0, 0, sequences, prefill_tokens, kv_usage))
+    return cost(Candidate("w:1", sequences=sequences, prefill_tokens=prefill_tokens, kv_usage=kv_usage))
 
 
 def test_least_loaded_weighs_long_prompts_and_full_caches() -> None:
@@ -126,6 +127,16 @@ def test_nobody_computes_what_another_is_computing() -> None:
     holder = Candidate("holder:1", cached_tokens=1600, sequences=40, prefill_tokens=2400)
     assert prefix_choice(PROMPT, *idle(1), holder) == "w0:1"
     assert prefix_choice(PROMPT, idle(1)[0]._replace(duplicate_tokens=1600), holder) == "holder:1"
+
+
+def test_a_worker_that_runs_no_more_is_not_preferred_for_what_it_has_cached() -> None:
+    """Who comes after those that it runs at once has to wait until one of them ends."""
+
+    def holder(sequences: int) -> Candidate:
+        return Candidate("holder:1", cached_tokens=1600, sequences=sequences, max_sequences=16)
+
+    assert prefix_choice(PROMPT, *idle(1), holder(10)) == "holder:1"
+    assert prefix_choice(PROMPT, *idle(1), holder(18)) == "w0:1"
 
 
 def test_what_lies_in_host_memory_counts_less_than_on_the_device_and_more_than_nothing() -> None:

@@ -68,7 +68,7 @@ def test_a_worker_that_ends_no_step_though_it_has_work_is_stalled() -> None:
     assert at(113.0, 7) == 2
     assert at(113.2, 8) == 0
     for _ in range(9):
-        load.speed.observe(100, 3.0)  # a model whose steps take three seconds
+        load.speed.line.observe(100, 3.0)  # a model whose steps take three seconds
     assert at(140.0, 8) > 1
     assert load.stalled(140.0, most_tokens=100) == 0
 
