@@ -19,8 +19,8 @@ class LoadTracker:
 
     __slots__ = (
         "_foreign_prefill_tokens", "_foreign_sequences", "_progress_time", "facts", "inflight_requests", "kv_usage",
-        "last", "max_sequences", "own_prefill_tokens", "own_prompt_tokens", "own_sequences", "prefill_tokens", "sequences",
-        "speed",
+        "last", "max_sequences", "own_prefill_tokens", "own_prompt_tokens", "own_sequences", "prefill_tokens",
+        "sequences", "speed",
     )  # fmt: skip
 
     def __init__(self) -> None:

@@ -149,7 +149,7 @@ def test_blocks_count_as_being_computed_until_somebody_has_them() -> None:
     keys = CHAINS[0]
 
     def computing() -> tuple[int, int]:
-        return index.computing(keys, index.cover(keys, [first, second])[0])
+        return index.computing(keys, index.cover(keys, first.bit + second.bit)[0])
 
     assert computing() == (0, 0)
     index.expect(first, keys, 0)
