@@ -21,6 +21,8 @@ _FIXED_TOKENS = DEFAULT_SECONDS_PER_STEP / DEFAULT_SECONDS_PER_TOKEN
 
 _HALF_LIFE_SECONDS = 10.0  # of what is known of a single worker
 _DOUBT = 4.0  # observations that a worker's factor is taken to be 1 by, before any is made
+# What is nearer to 1 is taken for chance: it would send everything to the worker that seems a little faster.
+_INSIGNIFICANT = math.log(1.3)
 _MOST_TIMES = 16.0  # as slow or as fast
 
 
@@ -80,7 +82,8 @@ class WorkerSpeed:
         if before is not None and count[0] > before[0]:
             steps = count[0] - before[0]
             self._observe((count[1] - before[1]) / steps, (count[2] - before[2]) / steps)
-        factor = math.exp(self._log_factor * self._weight / (self._weight + _DOUBT))
+        log = self._log_factor * self._weight / (self._weight + _DOUBT)
+        factor = math.exp(log) if abs(log) > _INSIGNIFICANT else 1.0
         self.seconds_per_step = factor * self.line.seconds_per_step
         self.seconds_per_token = factor * self.line.seconds_per_token
 
