@@ -43,7 +43,6 @@ class Run:
 
 def simulate(run: Run) -> tuple[Figures, str]:
     """Its figures, and the digest of its history."""
-    logging.disable(logging.CRITICAL)  # thousands of requests warn of nothing new
     spec = EngineSpec()
     conversations = make_trace(run.trace, run.requests, run.seed, run.arrivals)
     seconds = seconds_of_work(conversations, spec) / (run.workers * run.load)
@@ -111,7 +110,8 @@ def main() -> None:
         Run(trace, policy, chosen.arrivals, load, chosen.workers, chosen.routers, chosen.requests, chosen.seed)
         for trace in traces for load in loads for policy in chosen.policy
     ]  # fmt: skip
-    with ProcessPoolExecutor() as pool:
+    # Thousands of requests warn of nothing new.
+    with ProcessPoolExecutor(initializer=logging.disable, initargs=(logging.CRITICAL,)) as pool:
         results = pool.map(simulate, runs)
         if chosen.curves:
             chosen.curves.write_text(draw_curves(runs, results), encoding="utf-8")
