@@ -83,6 +83,7 @@ bench-router-simulation: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.scheduler
+	$(BIN)/python -m benchmarks.router_cost
 	$(BIN)/python -m benchmarks.serving $(ARGS)
 
 # Writes the exact versions of what is installed now to constraints.txt. Not those of triton and of NVIDIA's libraries:
