@@ -18,6 +18,7 @@ DEFAULT_SECONDS_PER_STEP = 0.02
 DEFAULT_SECONDS_PER_TOKEN = 1e-4
 # Where all steps seen are alike, their fixed time is taken to be worth as many tokens as it is by default.
 _FIXED_TOKENS = DEFAULT_SECONDS_PER_STEP / DEFAULT_SECONDS_PER_TOKEN
+_MOST_OFF = 8.0  # times that a token takes less than so guessed
 
 _HALF_LIFE_SECONDS = 10.0  # of what is known of a single worker
 _DOUBT = 4.0  # observations that a worker's factor is taken to be 1 by, before any is made
@@ -44,13 +45,13 @@ class StepLine:
         weight, x, y, xx, xy = self._moments
         mean_tokens, mean_seconds = x / weight, y / weight
         variance = xx / weight - mean_tokens**2
+        guess = mean_seconds / (mean_tokens + _FIXED_TOKENS)
         if variance > (0.1 * mean_tokens) ** 2:
             slope = (xy / weight - mean_tokens * mean_seconds) / variance
-        elif self.known:
-            slope = self.seconds_per_token
         else:
-            slope = mean_seconds / (mean_tokens + _FIXED_TOKENS)
-        self.seconds_per_token = min(max(slope, 1e-9), mean_seconds / max(mean_tokens, 1.0))
+            slope = self.seconds_per_token if self.known else guess
+        # Where other things than tokens make steps longer, the line may be flat or fall.
+        self.seconds_per_token = min(max(slope, guess / _MOST_OFF), mean_seconds / max(mean_tokens, 1.0))
         self.seconds_per_step = max(0.0, mean_seconds - self.seconds_per_token * mean_tokens)
         self.known = True
 

@@ -111,6 +111,12 @@ def test_step_times_from_one_kind_of_step_are_plausible() -> None:
     assert figures(line_of((2048, 0.008 + 6e-5 * 2048))) == pytest.approx((0.008, 6e-5), rel=0.5)
 
 
+def test_tokens_cost_something_whatever_else_makes_steps_longer() -> None:
+    falling = line_of((1, 0.004), (2, 0.003), (8, 0.0029), (16, 0.0028), (40, 0.0020))
+    assert 1e-6 < falling.seconds_per_token < 1e-4
+    assert falling.seconds_per_step > 0
+
+
 @dataclass
 class Heartbeats:
     """A worker's counters as they grow."""
