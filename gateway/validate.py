@@ -10,6 +10,7 @@ from gateway.protocol.common import GenerationFields
 from quire.bounds import (
     LOGIT_BIAS_BOUND,
     MAX_CACHE_SALT_LENGTH,
+    MAX_CALLER_NAME_LENGTH,
     MAX_LOGIT_BIAS_ENTRIES,
     MAX_STOP_TOKEN_IDS,
     PRIORITY_BOUND,
@@ -23,7 +24,6 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 256
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 4096
-MAX_SESSION_ID_LENGTH = 128
 _SHOWN = 100
 
 # Field → values that ask for nothing, besides null. Any other value is refused: Quire does not have the feature yet.
@@ -65,9 +65,9 @@ def check_generation(body: GenerationFields, model: common_pb2.ModelInfo) -> Non
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_CACHE_SALT_LENGTH:
         raise InvalidRequest(f"cache_salt needs 1 to {MAX_CACHE_SALT_LENGTH} characters.", parameter="cache_salt")
     for name in ("prompt_cache_key", "user"):
-        if len(getattr(body, name) or "") > MAX_SESSION_ID_LENGTH:
+        if len(getattr(body, name) or "") > MAX_CALLER_NAME_LENGTH:
             raise InvalidRequest(
-                f"{name} has {len(getattr(body, name))} characters; at most {MAX_SESSION_ID_LENGTH} are allowed.",
+                f"{name} has {len(getattr(body, name))} characters; at most {MAX_CALLER_NAME_LENGTH} are allowed.",
                 parameter=name,
             )
     if body.request_id is not None and not is_request_id(body.request_id):

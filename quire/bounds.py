@@ -14,6 +14,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_REQUEST_ID_LENGTH = 128
 MAX_CACHE_SALT_LENGTH = 128
+MAX_CALLER_NAME_LENGTH = 128  # of a tenant, and of a session
 MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 # Entries (prompt tokens times alternatives) whose log-probabilities fit one message: 17 bytes each at most.
 MAX_PROMPT_LOGPROB_ENTRIES = 500_000

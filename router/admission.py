@@ -37,7 +37,7 @@ class _Tenant(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Used from one event loop; nothing waits inside."""
+    """Used from one event loop, but for `waiting_by_tenant`, which any thread may call; nothing waits inside."""
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:
         """
@@ -58,7 +58,7 @@ class FairQueue(Generic[T]):
 
     def waiting_by_tenant(self) -> dict[str, int]:
         """How many requests of each tenant wait."""
-        return {name: tenant.waiting for name, tenant in self._tenants.items()}
+        return {name: tenant.waiting for name, tenant in list(self._tenants.items())}
 
     def push(self, item: T, tenant: str, priority: int, tokens: int) -> tuple[Entry[T], T | None]:
         """Lets an item wait.

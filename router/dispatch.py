@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable
 
+from quire.bounds import MAX_CALLER_NAME_LENGTH, SAMPLING_BOUNDS
 from quire.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, QuireError, Unavailable
 from quire.rpc.session import NO_HEARTBEAT
 from quire.rpc.status import from_request_error
@@ -183,6 +184,13 @@ class Dispatcher:
 
     def _new_stream(self, session: CallerSession, stream_id: int, generation: common_pb2.Generation) -> Stream:
         sampling = generation.sampling
+        SAMPLING_BOUNDS["n"].check("n", max(1, sampling.n))  # each sequence has a journal here
+        for name in ("tenant", "session_id"):
+            length = len(getattr(generation, name))
+            if length > MAX_CALLER_NAME_LENGTH:
+                raise InvalidRequest(
+                    f"{name} has {length} characters; at most {MAX_CALLER_NAME_LENGTH} are taken.", parameter=name
+                )
         if not sampling.HasField("seed"):
             sampling.seed = self._random_bits(63)  # so that another worker can go on with the same noise
         longest = sampling.max_tokens if sampling.HasField("max_tokens") else self._output_tokens

@@ -102,7 +102,7 @@ class FleetCollector(Collector):
 
     def _collect_queue(self) -> Iterable[Metric]:
         waiting: Tally[str] = Tally()
-        for tenant, count in list(self._waiting.waiting_by_tenant()):
+        for tenant, count in self._waiting.waiting_by_tenant():
             waiting[tenant] += count
         queued = GaugeMetricFamily(
             "quire_router_queued_requests", "Requests that wait for a worker with room.", labels=["tenant"]

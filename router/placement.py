@@ -151,7 +151,10 @@ class PlacementTable:
         if stream.keys is None:
             if not block_size or generation.sampling.HasField("prompt_logprobs"):
                 stream.keys = ()
-            elif generation.prompt_block_size == block_size:
+            elif (
+                generation.prompt_block_size == block_size
+                and len(generation.prompt_block_keys) == stream.request.prompt_tokens // block_size
+            ):
                 stream.keys = generation.prompt_block_keys
             else:
                 stream.keys = block_keys(list(generation.prompt_token_ids), block_size, generation.cache_salt)

@@ -44,11 +44,11 @@ class WaitingRoom:
     @property
     def tokens(self) -> int:
         """Prompt tokens that wait."""
-        return sum(queue.tokens for queue in self._queues.values())
+        return sum(queue.tokens for queue in list(self._queues.values()))
 
     def waiting_by_tenant(self) -> Iterator[tuple[str, int]]:
-        """(tenant, requests), a tenant perhaps once for each model."""
-        for queue in self._queues.values():
+        """(tenant, requests), a tenant perhaps once for each model. Metrics are collected in another thread."""
+        for queue in list(self._queues.values()):
             yield from queue.waiting_by_tenant().items()
 
     def has_waiting(self, model: str) -> bool:

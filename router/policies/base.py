@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, NamedTuple
 
+from router.speed import DEFAULT_SECONDS_PER_STEP, DEFAULT_SECONDS_PER_TOKEN
+
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
@@ -44,8 +46,8 @@ class Candidate(NamedTuple):
     # Share of the KV blocks held by live sequences, from 0 to 1.
     kv_usage: float = 0.0
     # Its speed: see router/speed.py.
-    seconds_per_step: float = 0.02
-    seconds_per_token: float = 1e-4
+    seconds_per_step: float = DEFAULT_SECONDS_PER_STEP
+    seconds_per_token: float = DEFAULT_SECONDS_PER_TOKEN
     # Number of this router's last placement there, which counts up over all workers; 0 for none.
     last_placed: int = 0
     # Tokens that it would have to compute although another worker is about to, and nobody has them yet.

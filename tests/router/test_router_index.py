@@ -148,10 +148,14 @@ async def test_prompts_with_and_without_keys_are_the_same_to_the_router(
     keys = block_keys(prompt, 16)
     async with running.client.session() as session:
         await (await session.start(1, generation(prompt, 2))).wait_ended()
-        for number, fields in enumerate(({"prompt_block_keys": keys, "prompt_block_size": 16}, {}), start=2):
+        some = [
+            {"prompt_block_keys": keys, "prompt_block_size": 16}, {},
+            {"prompt_block_keys": keys[:2], "prompt_block_size": 16},  # not those of this prompt
+        ]  # fmt: skip
+        for number, fields in enumerate(some, start=2):
             output = await (await session.start(number, generation(prompt, 2, **fields))).wait_ended()
             assert output.usage.cached_prompt_tokens == 96
-    assert sorted(len(engine.record.started) for engine in engines) == [0, 0, 3]
+    assert sorted(len(engine.record.started) for engine in engines) == [0, 0, 4]
 
 
 async def test_tenants_do_not_share(start_engine: StartEngine, start_router: StartRouter) -> None:

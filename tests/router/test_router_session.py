@@ -8,6 +8,7 @@ import pytest
 
 from quire.errors import Internal, InvalidRequest, NotFound, Overloaded, Unavailable
 from quire.rpc.settings import HEARTBEAT_SECONDS
+from quire.v1 import common_pb2
 from tests.router.conftest import StartEngine, StartRouter
 from tests.support.fake_engine import FakeOptions, expected_tokens
 from tests.support.router_client import generation
@@ -209,3 +210,23 @@ async def test_a_burst_spreads_evenly(start_engine: StartEngine, start_router: S
             await session.start(number, generation([number]))
         await eventually(lambda: sum(len(engine.live) for engine in engines) == 30)
         assert [len(engine.live) for engine in engines] == [10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("field", "request_"),
+    [
+        ("n", generation([1], n=2**31)),
+        ("tenant", generation([1], tenant="t" * 129)),
+        ("session_id", generation([1], session_id="s" * 129)),
+    ],
+)
+async def test_what_the_router_itself_keeps_is_bounded(
+    start_engine: StartEngine, start_router: StartRouter, field: str, request_: common_pb2.Generation
+) -> None:
+    engine = await start_engine()
+    running = await start_router(engine.address)
+    async with running.client.session() as session:
+        refused = await (await session.start(1, request_)).wait_ended()
+    assert isinstance(refused.error, InvalidRequest)
+    assert refused.error.parameter == field
+    assert not engine.record.started
