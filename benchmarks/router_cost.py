@@ -18,17 +18,15 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from quire.options.router import RouterOptions
 from quire.v1 import common_pb2, engine_pb2
+from router.core import RouterCore
 from router.dispatch import Dispatcher
 from router.index.feed import KvFeed
 from router.index.prefix_index import PrefixIndex, WorkerBlocks
 from router.main import calm_collector
 from router.metrics import RouterMetrics
 from router.placement import PlacementTable
-from router.policies.base import Weights
-from router.policies.registry import make_policy
-from router.roster import Roster
-from router.standing import Outliers
 from router.state import Condition, State
 from router.worker_port import WorkerPort
 
@@ -166,14 +164,10 @@ async def core_rows() -> list[tuple[str, str, str]]:
     calm_collector()
     source = random.Random(1)
     clock = asyncio.get_running_loop()
-    index = PrefixIndex(4_000_000, clock.time)
-    workers = [SilentWorker(number, index) for number in range(_WORKERS)]
-    registry = CollectorRegistry()
-    metrics = RouterMetrics(registry)
-    policy = make_policy("prefix", Weights(), source)
-    table = PlacementTable(Roster(lambda: workers), index, "prefix", policy, clock, metrics)
-    outliers = Outliers(lambda: workers, time.monotonic)
-    dispatcher = Dispatcher(table, outliers, clock, metrics, 1 << 20, 1024, 1 << 30, 60.0)
+    workers: list[SilentWorker] = []
+    core = RouterCore(RouterOptions(), lambda: workers, clock, RouterMetrics(CollectorRegistry()), source)
+    index, table, dispatcher = core.index, core.table, core.dispatcher
+    workers += [SilentWorker(number, index) for number in range(_WORKERS)]
     session = dispatcher.open_session()
     prompts = chains(100_000, 512, source)
     for prompt in prompts:

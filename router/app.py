@@ -5,36 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 
 from quire.metrics import new_registry
 from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.server import GrpcServer
 from quire.v1 import router_pb2, router_pb2_grpc
-from router.aliases import Aliases
+from router.core import RouterCore
 from router.discovery import DnsSource, Resolver, resolve_host
-from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.fleet_load import FleetCounters
 from router.index.feed import KvFeed
-from router.index.prefix_index import PrefixIndex
 from router.leases import Leases
 from router.metrics import FleetCollector, RouterMetrics
-from router.placement import PlacementTable
-from router.policies.base import Weights
-from router.policies.registry import make_policy
 from router.registry import WorkerRegistry
-from router.roster import Roster
 from router.service import RouterServicer
-from router.standing import Outliers
 from router.worker import Worker
 
 logger = logging.getLogger(__name__)
-
-# Between two slices of housekeeping, with and without more of it to do.
-_BUSY_SECONDS = 0.01
-_IDLE_SECONDS = 0.25
 
 _SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 
@@ -57,20 +45,11 @@ class Router:
         self._static_workers = options.workers
         self.metrics = new_registry()
         counters = FleetCounters()
-        clock = asyncio.get_running_loop()
+        self._clock = asyncio.get_running_loop()
         self._counts = RouterMetrics(self.metrics)
-        self.index = PrefixIndex(options.max_index_blocks, clock.time)
-        self.registry = WorkerRegistry(self._make_worker, counters.forget, self._on_change)
-        self._roster = Roster(lambda: self.registry.workers)
-        weights = Weights(options.host_tier_weight, options.interference_weight, options.routing_temperature)
-        policy = make_policy(options.routing_policy, weights, random.SystemRandom())
-        self.table = PlacementTable(self._roster, self.index, options.routing_policy, policy, clock, self._counts)
-        aliases = Aliases.parse(options.model_alias)
-        self._outliers = Outliers(lambda: self.registry.workers, time.monotonic, self._counts.ejections.inc)
-        self.dispatcher = Dispatcher(
-            self.table, self._outliers, clock, self._counts, options.max_inflight_requests,
-            options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds, aliases,
-        )  # fmt: skip
+        core = RouterCore(options, lambda: self.registry.workers, self._clock, self._counts, random.SystemRandom())
+        self.core, self.index, self.table, self.dispatcher = core, core.index, core.table, core.dispatcher
+        self.registry = WorkerRegistry(self._make_worker, counters.forget, core.on_change)
         self.fleet = Fleet(self.registry, Leases(options.worker_lease_seconds), counters)
         self._dns = [
             DnsSource(address, self.registry, options.worker_dns_interval_seconds, resolve)
@@ -85,7 +64,7 @@ class Router:
             )
         )
         self.server = GrpcServer("router", _SERVICE, server, security, self.metrics)
-        servicer = RouterServicer(self.dispatcher, self.fleet, self.table.decisions, aliases)
+        servicer = RouterServicer(self.dispatcher, self.fleet, self.table.decisions, core.aliases)
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, self.server.server)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -121,16 +100,20 @@ class Router:
 
     def _make_worker(self, address: str) -> Worker:
         feed = KvFeed(address, self.index, self._counts.out_of_step.inc)
-        return Worker(address, self._security, feed, self.dispatcher.on_frame, self.dispatcher.on_lost, self._on_change)
-
-    def _on_change(self) -> None:
-        self._roster.changed()
-        self.dispatcher.on_change()
+        dispatcher = self.dispatcher
+        return Worker(
+            address,
+            self._security,
+            feed,
+            dispatcher.on_frame,
+            dispatcher.on_lost,
+            self.core.on_change,
+            self._clock.time,
+        )
 
     async def _keep_house(self) -> None:
         while True:
-            self._outliers.sweep()
-            await asyncio.sleep(_BUSY_SECONDS if self.index.clean() else _IDLE_SECONDS)
+            await asyncio.sleep(self.core.keep_house())
 
     def _check_task(self, task: asyncio.Task[None]) -> None:
         """A router without its pulse is of no use: it ends, for its supervisor to start it anew."""

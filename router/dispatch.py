@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 
 from quire.bounds import MAX_CALLER_NAME_LENGTH, SAMPLING_BOUNDS
 from quire.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, QuireError, Unavailable
+from quire.options.router import RouterOptions
 from quire.rpc.session import NO_HEARTBEAT
 from quire.rpc.status import from_request_error
 from quire.v1 import common_pb2, engine_pb2
@@ -40,8 +40,6 @@ ENGINE_FAULT = "ENGINE_FAULT"
 _USUAL_OUTPUT_TOKENS = 128.0  # until requests have ended
 _SHARE_OF_NEW = 0.02
 
-Random64 = Callable[[int], int]
-
 
 class Dispatcher:
     """Sessions on one side, workers on the other.
@@ -57,18 +55,15 @@ class Dispatcher:
         outliers: Outliers,
         clock: Clock,
         metrics: RouterMetrics,
-        max_inflight_requests: int,
-        max_queued_requests: int,
-        max_queued_tokens: int,
-        max_queue_seconds: float,
-        aliases: Aliases = Aliases({}),
-        random_bits: Random64 = secrets.randbits,
+        options: RouterOptions,
+        aliases: Aliases,
+        random_bits: Callable[[int], int],
     ) -> None:
         self._table = table
         self._outliers = outliers
         self._clock = clock
         self._metrics = metrics
-        self._max_inflight_requests = max_inflight_requests
+        self._max_inflight_requests = options.max_inflight_requests
         self._random_bits = random_bits
         self._aliases = aliases
         self._budget = RetryBudget()
@@ -78,7 +73,12 @@ class Dispatcher:
         self._idle.set()
         self._draining = False
         self.waiting = WaitingRoom(
-            max_queued_requests, max_queued_tokens, max_queue_seconds, clock, self._place, self._fail
+            options.max_queued_requests,
+            options.max_queued_tokens,
+            options.max_queue_seconds,
+            clock,
+            self._place,
+            self._fail,
         )
         self.sessions: set[CallerSession] = set()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -49,6 +48,7 @@ class Worker(WorkerPort):
         on_frame: FrameHandler,
         on_lost: LossHandler,
         on_change: Callable[[], None],
+        now: Callable[[], float],
     ) -> None:
         super().__init__(address)
         # Set when no source announces the worker any more.
@@ -58,6 +58,7 @@ class Worker(WorkerPort):
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._on_change = on_change
+        self._now = now
         self._channel = open_channel(address, security)
         self._stub = engine_pb2_grpc.EngineServiceStub(self._channel)
         self._health = HealthWatch(self._channel, on_change)
@@ -103,7 +104,7 @@ class Worker(WorkerPort):
                 was_serving=self._health.was_serving,
                 has_model=not self._ask_model.is_set(),
                 trouble=self._trouble(),
-                ejected=self.standing.reason if self.standing.ejected_until > time.monotonic() else "",
+                ejected=self.standing.reason if self.standing.ejected_until > self._now() else "",
             )
         )
 
@@ -129,7 +130,7 @@ class Worker(WorkerPort):
             self._link.give_up()
 
     def _stalled(self) -> float:
-        return self.load.stalled(time.monotonic(), self.model_info.max_num_batched_tokens if self.model_info else 0)
+        return self.load.stalled(self._now(), self.model_info.max_num_batched_tokens if self.model_info else 0)
 
     def _trouble(self) -> str:
         error = self._link.error
@@ -148,7 +149,7 @@ class Worker(WorkerPort):
     def _take_frame(self, frame: engine_pb2.EngineServiceSessionResponse) -> None:
         if frame.HasField("load"):
             self._has_told_load = True
-            self.load.heartbeat(frame.load, time.monotonic())
+            self.load.heartbeat(frame.load, self._now())
             frame.ClearField("load")
         if frame.deltas:
             self._on_frame(self, frame)

@@ -1,4 +1,4 @@
-"""One router: its real core, put together as router/app.py does it, over simulated workers."""
+"""One router: its real core over simulated workers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,9 @@ from quire.options.router import RouterOptions
 from quire.rpc.settings import HEARTBEAT_SECONDS
 from quire.rpc.status import to_request_error
 from quire.v1 import common_pb2, engine_pb2
-from router.dispatch import Dispatcher
-from router.index.prefix_index import PrefixIndex
+from router.core import RouterCore
 from router.metrics import RouterMetrics
-from router.placement import PlacementTable
-from router.policies.base import Weights
-from router.policies.registry import make_policy
-from router.roster import Roster
 from router.sessions import CallerSession
-from router.standing import Outliers
-
-_BUSY_SECONDS, _IDLE_SECONDS = 0.01, 0.25  # as router/app.py keeps house
 
 
 class SimSession(CallerSession):
@@ -68,26 +60,17 @@ class Replica:
         receive: Callable[[common_pb2.GenerationDelta], None],
     ) -> None:
         self._clock = clock
-        self.index = PrefixIndex(options.max_index_blocks, clock.time)
+        self.metrics = RouterMetrics(CollectorRegistry())
+        self._core = core = RouterCore(options, lambda: self.workers, clock, self.metrics, random)
+        self.index, self.table, self.dispatcher = core.index, core.table, core.dispatcher
         self.workers = [
             SimWorker(engine, self.index, clock, requests, HEARTBEAT_SECONDS * random.random()) for engine in engines
         ]
-        self._roster = Roster(lambda: self.workers)
-        weights = Weights(options.host_tier_weight, options.interference_weight, options.routing_temperature)
-        policy = make_policy(options.routing_policy, weights, random)
-        self.metrics = RouterMetrics(CollectorRegistry())
-        self.table = PlacementTable(self._roster, self.index, options.routing_policy, policy, clock, self.metrics)
-        self._outliers = Outliers(lambda: self.workers, clock.time)
-        self.dispatcher = Dispatcher(
-            self.table, self._outliers, clock, self.metrics, options.max_inflight_requests,
-            options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds,
-            random_bits=random.getrandbits,
-        )  # fmt: skip
         self.session = SimSession(receive)
         self.dispatcher.sessions.add(self.session)
         for worker in self.workers:
             worker.on_frame, worker.on_lost = self.dispatcher.on_frame, self.dispatcher.on_lost
-            worker.on_change = self._on_change
+            worker.on_change = core.on_change
         clock.call_at(HEARTBEAT_SECONDS * random.random(), self._pulse)
         clock.call_at(HEARTBEAT_SECONDS * random.random(), self._keep_house)
 
@@ -120,13 +103,7 @@ class Replica:
 
     def _pulse(self) -> None:
         self._clock.call_at(self._clock.time() + HEARTBEAT_SECONDS, self._pulse)
-        self._on_change()
+        self._core.on_change()
 
     def _keep_house(self) -> None:
-        self._outliers.sweep()
-        seconds = _BUSY_SECONDS if self.index.clean() else _IDLE_SECONDS
-        self._clock.call_at(self._clock.time() + seconds, self._keep_house)
-
-    def _on_change(self) -> None:
-        self._roster.changed()
-        self.dispatcher.on_change()
+        self._clock.call_at(self._clock.time() + self._core.keep_house(), self._keep_house)

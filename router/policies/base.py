@@ -59,11 +59,11 @@ class Weights:
     """What the parts of the prefix policy's cost count."""
 
     # Share of a prompt token's prefill time that a token cached in host memory still takes.
-    host_tier: float = 0.25
+    host_tier: float
     # Seconds that count for each second in which the request slows others down.
-    interference: float = 0.1
+    interference: float
     # Costs that exceed the least by less than this share of it are as good.
-    temperature: float = 0.0
+    temperature: float
 
 
 class Policy(ABC):

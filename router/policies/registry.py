@@ -8,6 +8,7 @@ from random import Random
 from types import MappingProxyType
 
 from quire.errors import StartupError
+from quire.options.router import RouterOptions
 from router.policies.base import Policy, Weights
 
 # Name → module:class, imported when chosen.
@@ -23,14 +24,19 @@ POLICIES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def make_policy(name: str, weights: Weights, random: Random) -> Policy:
-    """A new policy; see Policy for the arguments.
+def make_policy(options: RouterOptions, random: Random) -> Policy:
+    """The policy that the options name.
+
+    Args:
+        random: for policies that draw.
 
     Raises:
         StartupError: there is none of that name.
     """
+    name = options.routing_policy
     if name not in POLICIES:
         raise StartupError(f"--routing-policy {name} does not exist. Choose one of {', '.join(sorted(POLICIES))}.")
+    weights = Weights(options.host_tier_weight, options.interference_weight, options.routing_temperature)
     module, _, class_name = POLICIES[name].partition(":")
     policy: Policy = getattr(importlib.import_module(module), class_name)(weights, random)
     return policy

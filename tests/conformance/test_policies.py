@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import StartupError
-from router.policies.base import Candidate, Policy, RouteRequest, Weights
+from quire.options.router import RouterOptions
+from router.policies.base import Candidate, Policy, RouteRequest
 from router.policies.least_loaded import cost
 from router.policies.registry import POLICIES, make_policy
 
@@ -32,7 +33,7 @@ ONE = RouteRequest("r", "", 3, 1, 128.0)
 
 
 def make(name: str) -> Policy:
-    return make_policy(name, Weights(), random.Random(0))
+    return make_policy(RouterOptions(routing_policy=name), random.Random(0))
 
 
 def idle(count: int) -> list[Candidate]:

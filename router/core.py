@@ -1,0 +1,63 @@
+"""The router without its wire: what is the same behind gRPC, in simulations and in benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from random import Random
+
+from quire.options.router import RouterOptions
+from router.aliases import Aliases
+from router.clock import Clock
+from router.dispatch import Dispatcher
+from router.index.prefix_index import PrefixIndex
+from router.metrics import RouterMetrics
+from router.placement import PlacementTable
+from router.policies.registry import make_policy
+from router.roster import Roster
+from router.standing import Outliers
+from router.worker_port import WorkerPort
+
+# Between two slices of housekeeping, with and without more of it to do.
+_BUSY_SECONDS = 0.01
+_IDLE_SECONDS = 0.25
+
+
+class RouterCore:
+    """Index, placement and dispatch over some workers, put together."""
+
+    def __init__(
+        self,
+        options: RouterOptions,
+        workers: Callable[[], Collection[WorkerPort]],
+        clock: Clock,
+        metrics: RouterMetrics,
+        random: Random,
+    ) -> None:
+        """
+        Args:
+            workers: all that are known now.
+            random: for seeds, and for policies that draw.
+
+        Raises:
+            StartupError: an option is wrong.
+        """
+        self.aliases = Aliases.parse(options.model_alias)
+        self.index = PrefixIndex(options.max_index_blocks, clock.time)
+        self._roster = Roster(workers)
+        self._outliers = Outliers(workers, clock.time, metrics.ejections.inc)
+        self.table = PlacementTable(
+            self._roster, self.index, options.routing_policy, make_policy(options, random), clock, metrics
+        )
+        self.dispatcher = Dispatcher(
+            self.table, self._outliers, clock, metrics, options, self.aliases, random.getrandbits
+        )
+
+    def on_change(self) -> None:
+        """Workers have come, gone, or changed. Call it a few times a second in any case."""
+        self._roster.changed()
+        self.dispatcher.on_change()
+
+    def keep_house(self) -> float:
+        """A slice of what must be done now and then; returns the seconds until the next one."""
+        self._outliers.sweep()
+        return _BUSY_SECONDS if self.index.clean() else _IDLE_SECONDS
