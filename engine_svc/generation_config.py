@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.bounds import SAMPLING_BOUNDS
+from quire.bounds import SAMPLING_BOUNDS, Bound
 from quire.errors import InvalidRequest, StartupError
 from quire.options.engine import EngineOptions
 
@@ -24,11 +24,16 @@ _FIELDS = {
     "max_new_tokens": "max_tokens",
 }
 _WHOLE = ("top_k", "max_tokens")
+# An output limit of 0 would leave every answer empty.
+_BOUNDS = {**SAMPLING_BOUNDS, "max_tokens": Bound(1, SAMPLING_BOUNDS["max_tokens"].maximum)}
 
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling fields that differ from the neutral ones, by the names of quire.v1.SamplingParams; and where to stop."""
+    """Sampling fields that differ from the neutral ones, by the names of quire.v1.SamplingParams; and where to stop.
+
+    All are defaults but max_tokens, which is also the most that a request gets.
+    """
 
     sampling: Mapping[str, float | int]
     eos_token_ids: frozenset[int]
@@ -84,7 +89,7 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, float | int]:
             raise StartupError(f"generation config: {theirs} is {value!r}, which is not a number.")
         value = max(0, int(value)) if ours in _WHOLE else float(value)  # top_k -1 means all, as 0 does here
         try:
-            SAMPLING_BOUNDS[ours].check(theirs, value)
+            _BOUNDS[ours].check(theirs, value)
         except InvalidRequest as error:
             raise StartupError(f"generation config: {error.message}") from error
         found[ours] = value

@@ -16,8 +16,9 @@ from quire.bounds import (
     REQUEST_ID_PATTERN,
     SAMPLING_BOUNDS,
     Bound,
+    check_context_length,
 )
-from quire.errors import ContextTooLong, InvalidRequest, NotFound
+from quire.errors import InvalidRequest, NotFound
 
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 
@@ -76,7 +77,8 @@ def _check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None
             Bound(0, min(limits.max_logprobs, limits.vocab_size)).check(name, count)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest(
-            f"min_tokens is {sampling.min_tokens} and max_tokens {sampling.max_tokens}; min_tokens must not be larger.",
+            f"min_tokens is {sampling.min_tokens} and max_tokens {sampling.max_tokens} (a generation config's "
+            "max_new_tokens is the most that it may be); min_tokens must not be larger.",
             parameter="min_tokens",
         )
 
@@ -97,21 +99,10 @@ def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
 
 
 def _check_lengths(prompt: int, sampling: SamplingParameters, limits: RequestLimits) -> None:
-    room = limits.max_model_len - prompt
-    if room < 0 or (room == 0 and sampling.max_tokens != 0):
-        raise ContextTooLong(
-            f"The prompt has {prompt} tokens; this model takes at most {limits.max_model_len}, prompt and "
-            "output together. Shorten the prompt.",
-            parameter="prompt_token_ids",
-        )
-    for name in ("max_tokens", "min_tokens"):
-        wanted = getattr(sampling, name)
-        if wanted is not None and wanted > room:
-            raise ContextTooLong(
-                f"The prompt has {prompt} tokens and {name} is {wanted}, together {prompt + wanted}; this model takes "
-                f"at most {limits.max_model_len} tokens. Shorten the prompt or ask for at most {room}.",
-                parameter=name,
-            )
+    most, name = limits.max_model_len, "prompt_token_ids"
+    check_context_length(prompt, sampling.max_tokens, most, prompt_name=name)
+    if sampling.min_tokens:
+        check_context_length(prompt, sampling.min_tokens, most, prompt_name=name, wanted_name="min_tokens")
 
 
 def _check_progress(request: GenerationRequest, limits: RequestLimits) -> None:

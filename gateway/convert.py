@@ -8,7 +8,8 @@ from gateway.caller import Caller
 from gateway.job import DetokenizeOptions, Job, TokenizedPrompt
 from gateway.protocol.common import GenerationFields
 from gateway.validate import stop_strings
-from quire.errors import ContextTooLong, InvalidRequest
+from quire.bounds import check_context_length
+from quire.errors import InvalidRequest
 from quire.rpc.context import current_request_id
 from quire.v1 import common_pb2, tokenizer_pb2
 
@@ -22,6 +23,7 @@ def make_job(
     model: common_pb2.ModelInfo,
     *,
     max_tokens: int | None,
+    default_max_tokens: int | None = None,
     logprobs: int | None,
     prompt_logprobs: int | None,
     caller: Caller,
@@ -30,22 +32,26 @@ def make_job(
     """The job of a request.
 
     Args:
-        max_tokens: as the endpoint reads it; None means as many as fit.
+        max_tokens: what the request asks for, which must fit; it gets no more than the generation config allows.
+        default_max_tokens: for one that asks for nothing, as far as they fit; None means as many as fit.
 
     Raises:
         InvalidRequest: a prompt is empty.
         ContextTooLong: a prompt, or a prompt and max_tokens, do not fit the model.
     """
     sampling = sampling_params(body, model.default_sampling)
-    if max_tokens is not None:
-        sampling.max_tokens = max_tokens
+    limit = sampling.max_tokens if sampling.HasField("max_tokens") else None
+    asked = _least(max_tokens, limit) if max_tokens is not None else None
+    output = _least(default_max_tokens, limit) if asked is None else asked
+    if output is not None:
+        sampling.max_tokens = output
     if logprobs is not None:
         sampling.logprobs = logprobs
     if prompt_logprobs is not None:
         sampling.prompt_logprobs = prompt_logprobs
     truncated = [truncate(prompt, body.truncate_prompt_tokens, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
-        check_length(len(prompt.token_ids), max_tokens, model.max_model_len)
+        _check_length(len(prompt.token_ids), asked, model.max_model_len)
     return Job(
         request_id=body.request_id or current_request_id(),
         model=model.served_model_names[0],
@@ -62,6 +68,7 @@ def make_job(
         ),
         priority=body.priority,
         cache_salt=caller.cache_salt,
+        max_model_len=model.max_model_len,
         block_size=model.block_size,
         tenant=caller.tenant,
         session_id=caller.session_id,
@@ -107,18 +114,11 @@ def truncate(prompt: TokenizedPrompt, limit: int | None, max_model_len: int) -> 
     return prompt if len(kept) == len(prompt.token_ids) else TokenizedPrompt(kept)
 
 
-def check_length(prompt: int, max_tokens: int | None, max_model_len: int) -> None:
-    """
-    Raises:
-        InvalidRequest: the prompt is empty.
-        ContextTooLong: it does not fit, or leaves no room for max_tokens.
-    """
+def _check_length(prompt: int, max_tokens: int | None, max_model_len: int) -> None:
     if not prompt:
         raise InvalidRequest("The prompt is empty; it needs at least one token.", parameter="prompt")
-    if prompt + (1 if max_tokens is None else max_tokens) > max_model_len:
-        output = "at least one output token" if max_tokens is None else f"max_tokens {max_tokens}"
-        raise ContextTooLong(
-            f"The model's context length is {max_model_len} tokens. The prompt has {prompt}, and {output} does not "
-            "fit behind it: shorten the prompt or lower max_tokens.",
-            parameter="prompt" if max_tokens is None or prompt >= max_model_len else "max_tokens",
-        )
+    check_context_length(prompt, max_tokens, max_model_len)
+
+
+def _least(*counts: int | None) -> int | None:
+    return min((count for count in counts if count is not None), default=None)

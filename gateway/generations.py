@@ -200,6 +200,8 @@ def new_generation(job: Job, number: int) -> common_pb2.Generation:
         session_id=job.session_id,
     )
     sampling = generation.sampling
+    if sampling.HasField("max_tokens"):  # a default may be more than fits behind this prompt
+        sampling.max_tokens = min(sampling.max_tokens, job.max_model_len - len(prompt.token_ids))
     greedy = sampling.HasField("temperature") and sampling.temperature == 0
     if not (greedy or sampling.HasField("seed")):
         sampling.seed = secrets.randbits(63)

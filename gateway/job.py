@@ -41,6 +41,7 @@ class Job:
     detokenize: DetokenizeOptions = field(default_factory=DetokenizeOptions)
     priority: int = 0
     cache_salt: str = ""
+    max_model_len: int = 0  # an output that max_tokens leaves open ends here
     block_size: int = 0  # of the prompts' block keys
     tenant: str = ""
     session_id: str = ""

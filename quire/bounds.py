@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from quire.errors import InvalidRequest
+from quire.errors import ContextTooLong, InvalidRequest
 
 MAX_CHOICES = 128
 MAX_STOP_TOKEN_IDS = 128
@@ -62,3 +62,28 @@ SAMPLING_BOUNDS: Mapping[str, Bound] = MappingProxyType(
 LOGIT_BIAS_BOUND = Bound(-100, 100)
 BLOCK_SIZE_BOUND = Bound(1, 1024)
 PRIORITY_BOUND = Bound(-(2**31), 2**31 - 1)
+
+
+def check_context_length(
+    prompt: int, wanted: int | None, max_model_len: int, *, prompt_name: str = "prompt", wanted_name: str = "max_tokens"
+) -> None:
+    """Whether a prompt and its output fit the model together.
+
+    Args:
+        prompt: tokens of the prompt.
+        wanted: tokens of output that must fit behind it; None for one at least.
+
+    Raises:
+        ContextTooLong: they do not. Its opening words are OpenAI's, by which clients know this error.
+    """
+    room = max_model_len - prompt
+    if room >= (1 if wanted is None else wanted):
+        return
+    opening = f"This model's maximum context length is {max_model_len} tokens. However, the prompt has {prompt}"
+    if room < 1 or wanted is None:
+        raise ContextTooLong(f"{opening}, and the output must fit as well: shorten the prompt.", parameter=prompt_name)
+    raise ContextTooLong(
+        f"{opening} and {wanted_name} is {wanted}, together {prompt + wanted}: shorten the prompt or ask for at most "
+        f"{room}.",
+        parameter=wanted_name,
+    )

@@ -42,12 +42,12 @@ async def completions(request: Request) -> Response | EventStream:
     context = context_of(request)
     body = await read_json(request, CompletionRequest)
     model = context.fleet.model(body.model)
-    max_tokens = _check(body, model)
+    _check(body, model)
     caller = caller_of(request, body)
     tokens = await _tokenized(body, context.tokenizer, model, caller)
     job = make_job(
-        body, tokens, model, max_tokens=max_tokens, logprobs=body.logprobs,
-        prompt_logprobs=_prompt_logprobs(body), caller=caller,
+        body, tokens, model, max_tokens=body.max_tokens, default_max_tokens=_DEFAULT_MAX_TOKENS,
+        logprobs=body.logprobs, prompt_logprobs=_prompt_logprobs(body), caller=caller,
         timeout_seconds=context.options.request_timeout_seconds,
     )  # fmt: skip
     prompts = [
@@ -61,20 +61,17 @@ async def completions(request: Request) -> Response | EventStream:
     return json_response(await answer.whole(await collect(live, request)))
 
 
-def _check(body: CompletionRequest, model: common_pb2.ModelInfo) -> int:
-    """max_tokens as this endpoint reads it.
-
+def _check(body: CompletionRequest, model: common_pb2.ModelInfo) -> None:
+    """
     Raises:
         InvalidRequest: a field of this endpoint is wrong.
     """
     check_generation(body, model)
     check_logprobs("logprobs", body.logprobs, model.max_logprobs)
-    max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    if not max_tokens and not body.echo:
+    if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens is 0, which asks for nothing without echo.", parameter="max_tokens")
     if body.echo and body.stream and body.logprobs is not None:
         raise InvalidRequest("echo with logprobs is not available in streams.", parameter="echo")
-    return max_tokens
 
 
 def _prompt_logprobs(body: CompletionRequest) -> int | None:

@@ -23,10 +23,11 @@ class EngineOptions:
     seed: int = option(0, "Seed of dummy weights. Requests that bring no seed draw theirs at random.", minimum=0)
     generation_config: str = option(
         "auto",
-        "Where sampling defaults come from: auto (the model's generation_config.json), vllm (neutral) or a folder.",
+        "Where sampling defaults come from: auto (the model's generation_config.json), vllm (neutral) or a folder. Its "
+        "max_new_tokens is also the most that any request gets.",
     )  # fmt: skip
     override_generation_config: dict[str, Any] = option(
-        {}, "Sampling defaults that win over the generation config, as JSON.", json_value=True
+        {}, "Sampling defaults that win over the generation config, as JSON; null takes one away.", json_value=True
     )
     hf_overrides: dict[str, Any] = option({}, "Changes to the model's config.json, as JSON.", json_value=True)
     max_logprobs: int = option(20, "Most alternatives that logprobs may ask for.", minimum=0, maximum=1024)

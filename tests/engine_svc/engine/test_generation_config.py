@@ -59,7 +59,8 @@ def test_overrides_win(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", [{"temprature": 1}, {"temperature": 3.0}, {"temperature": "hot"}, {"top_p": float("nan")}]
+    "override",
+    [{"temprature": 1}, {"temperature": 3.0}, {"temperature": "hot"}, {"top_p": float("nan")}, {"max_new_tokens": 0}],
 )
 def test_wrong_overrides_are_refused(folder: Path, override: dict[str, Any]) -> None:
     with pytest.raises(StartupError, match=next(iter(override))):
@@ -71,3 +72,8 @@ def test_missing_files_are_empty_and_broken_ones_are_told(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(StartupError, match="not JSON"):
         read_generation_defaults(tmp_path, EngineOptions())
+
+
+def test_null_takes_a_default_away(folder: Path) -> None:
+    options = EngineOptions(override_generation_config={"max_new_tokens": None})
+    assert read_generation_defaults(folder, options).sampling == {"temperature": 0.6, "top_k": 20}
