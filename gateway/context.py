@@ -28,7 +28,7 @@ class GatewayContext:
     @property
     def ready(self) -> bool:
         """Whether a request would be served now."""
-        links = self.pipeline.generations.connected and self.pipeline.text_link.connected
+        links = self.pipeline.generations.connected and self.pipeline.texts.connected
         return bool(links and self.fleet.ready)
 
 

@@ -22,7 +22,7 @@ class LiveChoice:
 
     stream: LiveStream
     index: int  # prompt * n + choice
-    text_id: int  # its stream id at the tokenizer service
+    text_id: int = 0  # its stream id at the tokenizer service
     pending: deque[common_pb2.GenerationDelta] = field(default_factory=deque)
     ended: bool = False
     # What routers have delivered so far, and whether they said that this is all: where another one has to go on.

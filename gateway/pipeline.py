@@ -8,8 +8,6 @@ clients. No task runs per token and stream but the one that writes to the client
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -18,24 +16,17 @@ from gateway.generations import Generations, new_generation
 from gateway.job import ChoiceEvent, Finish, Job, TokenScore
 from gateway.live import LiveChoice, LiveRequest, LiveStream
 from gateway.statistics import RequestStatistics
-from quire.errors import Internal, QuireError, Unavailable
+from gateway.texts import Texts
+from quire.errors import QuireError
 from quire.options.server import RpcSecurityOptions
-from quire.rpc.channel import call_metadata, open_channel
-from quire.rpc.session import SessionLink
 from quire.rpc.settings import CONNECT_SECONDS
-from quire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from quire.v1 import common_pb2, tokenizer_pb2
 
-logger = logging.getLogger(__name__)
-
-# Tokens of the prompt that the tokenizer service gets as context for the first token's spacing.
-_PROMPT_TAIL = 6
 _FINISH = {
     common_pb2.FINISH_REASON_STOP: Finish.STOP,
     common_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
     common_pb2.FINISH_REASON_ABORT: Finish.ABORT,
 }
-
-TextLink = SessionLink[tokenizer_pb2.DetokenizeSessionRequest, tokenizer_pb2.DetokenizeSessionResponse]
 
 
 class Pipeline:
@@ -49,27 +40,17 @@ class Pipeline:
         statistics: RequestStatistics,
     ) -> None:
         self._statistics = statistics
-        self._choices: dict[int, LiveChoice] = {}
-        self._ids = itertools.count(1)
-        self._text_channel = open_channel(tokenizer_address, security)
-        tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(self._text_channel)
-        self.generations = Generations(router_addresses, security, statistics, self._to_text)
-        self.text_link: TextLink = SessionLink(
-            "The tokenizer service", lambda: tokenizer.DetokenizeSession(metadata=call_metadata(security)),
-            tokenizer_pb2.DetokenizeSessionRequest, self._on_text_frame, self._on_text_lost, heartbeats=False,
-        )  # fmt: skip
+        self.texts = Texts(tokenizer_address, security, self._on_text)
+        self.generations = Generations(router_addresses, security, statistics, self.texts.add)
 
     @property
     def num_live(self) -> int:
         """Sequences under way."""
-        return len(self._choices)
+        return self.texts.num_open
 
     async def run(self) -> None:
         """Keeps the sessions up until cancelled."""
-        try:
-            await asyncio.gather(self.generations.run(), self.text_link.run())
-        finally:
-            await self._text_channel.close()
+        await asyncio.gather(self.generations.run(), self.texts.run())
 
     async def start(self, job: Job) -> LiveRequest:
         """Starts a request, which fails by and by if no router can be reached.
@@ -78,7 +59,7 @@ class Pipeline:
             Unavailable: the tokenizer service cannot be reached.
             Overloaded: it does not read.
         """
-        await self.text_link.wait_connected(CONNECT_SECONDS)
+        await self.texts.wait_connected(CONNECT_SECONDS)
         request = LiveRequest(job, self._release)
         try:
             for number in range(len(job.prompts)):
@@ -95,18 +76,11 @@ class Pipeline:
     def _open_stream(self, request: LiveRequest, number: int) -> LiveStream:
         """The stream of one of the job's prompts, whose text can come from now on."""
         job = request.job
-        tail = job.prompts[number].token_ids[-_PROMPT_TAIL:]
         stream = LiveStream(request, new_generation(job, number), time.monotonic() + job.timeout_seconds)
-        opens = self.text_link.post(job.n).opens
-        for choice in range(job.n):
-            live = LiveChoice(stream, number * job.n + choice, next(self._ids))
-            opens.add(
-                stream_id=live.text_id, skip_special_tokens=job.detokenize.skip_special_tokens,
-                stop_strings=job.detokenize.stop_strings, include_stop_string=job.detokenize.include_stop_string,
-                min_tokens=job.detokenize.min_tokens, prompt_tail_token_ids=tail,
-            )  # fmt: skip
-            stream.choices.append(live)
-            self._choices[live.text_id] = live
+        for index in range(job.n):
+            choice = LiveChoice(stream, number * job.n + index)
+            self.texts.open(choice)
+            stream.choices.append(choice)
         return stream
 
     def _release(self, request: LiveRequest) -> None:
@@ -114,55 +88,25 @@ class Pipeline:
         for stream in request.streams:
             self.generations.abort(stream)
             for choice in stream.choices:
-                if self._choices.pop(choice.text_id, None) and self.text_link.connected:
-                    self.text_link.post().close_stream_ids.append(choice.text_id)
+                self.texts.close(choice)
         self._statistics.ended(request)
 
-    def _to_text(self, choice: LiveChoice, delta: common_pb2.GenerationDelta) -> None:
-        if not self.text_link.connected:
-            choice.stream.request.fail(Unavailable("The tokenizer service cannot be reached; try again in a moment."))
-            return
-        choice.pending.append(delta)
-        tokens = self.text_link.post().tokens.add(stream_id=choice.text_id, token_ids=delta.token_ids)
-        if delta.finish_reason:
-            tokens.is_last = True
-            keeps = choice.stream.request.job.detokenize.ends_with_stop_token
-            tokens.drop_last_token = delta.finish_reason == common_pb2.FINISH_REASON_STOP and not keeps
-        for position in delta.logprobs:
-            tokens.lookup_token_ids.extend(position.token_ids)
-
-    def _on_text_frame(self, frame: tokenizer_pb2.DetokenizeSessionResponse) -> None:
-        now = time.monotonic()
-        for text in frame.deltas:
-            choice = self._choices.get(text.stream_id)
-            if choice is None:
-                continue
-            if text.error:
-                choice.stream.request.fail(Internal(text.error))
-                continue
-            delta = choice.pending.popleft()
-            event = _event(choice, delta, text)
-            request = choice.stream.request
-            request.completion_tokens += len(event.token_ids)
-            self._statistics.progressed(request, event, now)
-            request.push(event)
-            if event.finish:
-                self._end_choice(choice)
+    def _on_text(self, choice: LiveChoice, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> None:
+        event = _event(choice, delta, text)
+        request = choice.stream.request
+        request.completion_tokens += len(event.token_ids)
+        self._statistics.progressed(request, event, time.monotonic())
+        request.push(event)
+        if event.finish:
+            self._end_choice(choice)
 
     def _end_choice(self, choice: LiveChoice) -> None:
         choice.ended = True
-        self._choices.pop(choice.text_id, None)
+        self.texts.close(choice)
         request = choice.stream.request
         request.open_choices -= 1
         if not request.open_choices:
             request.close()
-
-    def _on_text_lost(self, error: QuireError) -> None:
-        """The state of what is text already and what is not yet is gone: no request can go on."""
-        logger.warning("the tokenizer service is lost with %d sequences: %s", len(self._choices), error.message)
-        message = "The tokenizer service was lost. The answer is not complete; send the request again."
-        for choice in list(self._choices.values()):
-            choice.stream.request.fail(Unavailable(message))
 
 
 def _event(choice: LiveChoice, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> ChoiceEvent:

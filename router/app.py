@@ -9,10 +9,10 @@ import random
 from quire.metrics import new_registry
 from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.rpc.discovery import DnsSource, Resolver, resolve_host
 from quire.rpc.server import GrpcServer
 from quire.v1 import router_pb2, router_pb2_grpc
 from router.core import RouterCore
-from router.discovery import DnsSource, Resolver, resolve_host
 from router.fleet import Fleet
 from router.fleet_load import FleetCounters
 from router.index.feed import KvFeed
@@ -52,7 +52,7 @@ class Router:
         self.registry = WorkerRegistry(self._make_worker, counters.forget, core.on_change)
         self.fleet = Fleet(self.registry, Leases(options.worker_lease_seconds), counters)
         self._dns = [
-            DnsSource(address, self.registry, options.worker_dns_interval_seconds, resolve)
+            DnsSource("--worker-dns", address, self.registry.announce, options.worker_dns_interval_seconds, resolve)
             for address in options.worker_dns
         ]
         self.metrics.register(

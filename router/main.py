@@ -6,14 +6,13 @@ import gc
 
 import uvloop
 
-from quire.errors import StartupError
 from quire.log import setup_logging
 from quire.metrics import serve_metrics
 from quire.options.log import LogOptions
 from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.rpc.discovery import check_addresses
 from router.app import Router
-from router.discovery import split_address
 
 
 def main(router: RouterOptions, server: GrpcServerOptions, security: RpcSecurityOptions, log: LogOptions) -> None:
@@ -23,7 +22,8 @@ def main(router: RouterOptions, server: GrpcServerOptions, security: RpcSecurity
         StartupError: an option is wrong or the port is taken.
     """
     setup_logging("router", log)
-    check_addresses(router)
+    check_addresses("--workers", router.workers)
+    check_addresses("--worker-dns", router.worker_dns)
     calm_collector()
     uvloop.run(_serve(router, server, security))
 
@@ -32,19 +32,6 @@ def calm_collector() -> None:
     """Makes full collections rare: they would hold every placement and stream up, and find next to nothing here."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 1000)
-
-
-def check_addresses(options: RouterOptions) -> None:
-    """
-    Raises:
-        StartupError: an address is malformed.
-    """
-    for flag, addresses in (("--workers", options.workers), ("--worker-dns", options.worker_dns)):
-        for address in addresses:
-            try:
-                split_address(address)
-            except ValueError as error:
-                raise StartupError(f"{flag} {error}") from error
 
 
 async def _serve(options: RouterOptions, server: GrpcServerOptions, security: RpcSecurityOptions) -> None:

@@ -10,12 +10,12 @@ import grpc
 
 from quire.errors import Internal, InvalidRequest, NotFound
 from quire.rpc.context import current_request_id, current_traceparent
+from quire.rpc.discovery import split_address
 from quire.rpc.status import from_request_error
 from quire.v1 import router_pb2, router_pb2_grpc
 from router.aliases import Aliases
 from router.convert import explanation, worker_message
 from router.decisions import KEPT_DECISIONS, Decisions
-from router.discovery import split_address
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.sessions import CallerSession

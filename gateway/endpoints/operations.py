@@ -25,7 +25,7 @@ async def health(request: Request) -> Response:
     elif not context.fleet.ready:
         states = sorted({worker.reason or "unknown" for worker in context.fleet.workers})
         reasons.append(f"no engine worker is ready ({'; '.join(states) or 'none is known'})")
-    if not context.pipeline.text_link.connected:
+    if not context.pipeline.texts.connected:
         reasons.append("the tokenizer service cannot be reached")
     return error_response(Unavailable(f"Loading model: {', '.join(reasons)}."))
 

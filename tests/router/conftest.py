@@ -11,8 +11,8 @@ import pytest
 
 from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.rpc.discovery import Resolver, resolve_host
 from router.app import Router
-from router.discovery import Resolver, resolve_host
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.router_client import RouterClient, connect
 from tests.support.waiting import eventually

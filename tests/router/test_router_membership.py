@@ -10,9 +10,9 @@ import pytest
 
 from quire.errors import InvalidRequest, NotFound
 from quire.options.server import RpcSecurityOptions
+from quire.rpc.discovery import DnsSource, join_address, resolve_host, split_address
 from quire.rpc.status import from_rpc_error
 from quire.v1 import router_pb2
-from router.discovery import DnsSource, join_address, resolve_host, split_address
 from router.leases import Leases
 from router.registry import WorkerRegistry
 from tests.router.conftest import Running, StartEngine, StartRouter
@@ -204,4 +204,4 @@ async def test_a_worker_that_asks_for_another_token_says_why_it_is_not_used(
 async def test_dns_names_are_checked_at_the_start() -> None:
     registry = WorkerRegistry(lambda address: pytest.fail("no worker"), lambda address: None)
     with pytest.raises(ValueError, match="host:port"):
-        DnsSource("engines", registry, 1.0, Names())
+        DnsSource("--worker-dns", "engines", registry.announce, 1.0, Names())

@@ -1,4 +1,4 @@
-"""Workers by name: every address behind a DNS name is one."""
+"""Replicas by name: every address behind a DNS name is one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from quire.errors import Overloaded
-from router.registry import WorkerRegistry
+from quire.errors import Overloaded, StartupError
 
 logger = logging.getLogger(__name__)
 
 # Host → its addresses, version 4 and 6.
 Resolver = Callable[[str], Awaitable[Sequence[str]]]
+# (who says so, the addresses) → takes them in place of what it said before. May raise Overloaded.
+Announce = Callable[[str, Iterable[str]], None]
 
 
 async def resolve_host(host: str) -> Sequence[str]:
@@ -40,24 +41,41 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def check_addresses(flag: str, addresses: Iterable[str]) -> None:
+    """
+    Raises:
+        StartupError: an address is malformed.
+    """
+    for address in addresses:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise StartupError(f"{flag} {error}") from error
+
+
 class DnsSource:
     """Announces the addresses behind one name, over and over."""
 
-    def __init__(self, address: str, registry: WorkerRegistry, seconds: float, resolve: Resolver) -> None:
-        self._name = f"--worker-dns {address}"
+    def __init__(self, flag: str, address: str, announce: Announce, seconds: float, resolve: Resolver) -> None:
+        """
+        Args:
+            flag: the option that `address` came from, for logs.
+            seconds: time between two look-ups.
+        """
+        self._name = f"{flag} {address}"
         self._host, self._port = split_address(address)
-        self._registry = registry
+        self._announce = announce
         self._seconds = seconds
         self._resolve = resolve
         self._trouble = ""
 
     async def run(self) -> None:
-        """Looks up and announces until cancelled. While the name cannot be resolved, the workers found last stay."""
+        """Looks up and announces until cancelled. While the name cannot be resolved, what was found last stays."""
         while True:
             try:
                 async with asyncio.timeout(max(self._seconds, 1.0)):
                     found = await self._resolve(self._host)
-                self._registry.announce(self._name, {join_address(host, self._port) for host in found})
+                self._announce(self._name, {join_address(host, self._port) for host in found})
                 self._trouble = ""
             except (OSError, Overloaded) as error:  # TimeoutError is an OSError
                 self._log_once(str(error) or "timed out")
@@ -66,7 +84,7 @@ class DnsSource:
     def _log_once(self, trouble: str) -> None:
         if trouble != self._trouble:
             self._trouble = trouble
-            logger.warning("%s: %s; keeping the workers found before", self._name, trouble)
+            logger.warning("%s: %s; keeping what was found before", self._name, trouble)
 
 
 def join_address(host: str, port: int) -> str:
