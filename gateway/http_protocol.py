@@ -13,7 +13,11 @@ def limited_protocol(header_seconds: float, body_seconds: float) -> type[asyncio
     """The protocol class with these deadlines; uvicorn makes one instance per connection."""
 
     class LimitedProtocol(HttpToolsProtocol):
-        """Closes connections that send too much or too slowly before the application hears of them."""
+        """Closes connections that send too much or too slowly before the application hears of them.
+
+        The timer runs while a client is what the server waits for, and never while an answer is made: what comes then
+        (the CRLF that old clients send after a body, or the next request) may come as slowly as it likes.
+        """
 
         _timer: asyncio.TimerHandle | None = None
         _header_bytes = 0
@@ -30,7 +34,7 @@ def limited_protocol(header_seconds: float, body_seconds: float) -> type[asyncio
         def data_received(self, data: bytes) -> None:
             if self._in_headers:
                 self._header_bytes += len(data)
-                if self._timer is None:
+                if self._timer is None and not self._answering:
                     self._arm(header_seconds, 408, "The request's headers did not come in time.")
             super().data_received(data)
             if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
@@ -41,7 +45,9 @@ def limited_protocol(header_seconds: float, body_seconds: float) -> type[asyncio
                 self._refuse(431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")
                 return
             self._in_headers = False
-            self._arm(body_seconds, 408, "The request's body did not come in time.")
+            self._disarm()
+            if not self._answering:
+                self._await_body()
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:
@@ -53,6 +59,19 @@ def limited_protocol(header_seconds: float, body_seconds: float) -> type[asyncio
                 self._disarm()
                 self._in_headers, self._header_bytes = True, 0
                 super().on_message_complete()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self._in_headers and self._timer is None and not self.pipeline:  # its turn has come
+                self._await_body()
+
+        @property
+        def _answering(self) -> bool:
+            """Whether a request that came whole, before the one that is read now, is not answered yet."""
+            return self.cycle is not None and (bool(self.pipeline) or not self.cycle.response_complete)
+
+        def _await_body(self) -> None:
+            self._arm(body_seconds, 408, "The request's body did not come in time.")
 
         def _arm(self, seconds: float, status: int, message: str) -> None:
             self._disarm()
@@ -66,10 +85,15 @@ def limited_protocol(header_seconds: float, body_seconds: float) -> type[asyncio
         def _refuse(self, status: int, message: str) -> None:
             if self.transport.is_closing():
                 return
-            started = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-            if not started:
+            if not self._has_spoken():
                 self.transport.write(_response(status, message))
             self.transport.close()
+
+        def _has_spoken(self) -> bool:
+            """Whether an answer is on its way, or the request that is read now has its answer already."""
+            if self.cycle is None or not self.cycle.response_started:
+                return bool(self.pipeline)
+            return bool(self.pipeline) or not (self.cycle.response_complete and self._in_headers)
 
     return LimitedProtocol
 

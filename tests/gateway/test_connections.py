@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ENDLESS = {"model": "fake", "prompt": "A", "max_tokens": 4000}
+# A stream of a second or more at `strict`'s engine, whose gateway gives headers and bodies 0.3 s.
+LONG = {"model": "fake", "prompt": "A", "max_tokens": 100, "stream": True}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -30,15 +33,24 @@ async def strict(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
         assert stack.context.pipeline.num_live == 0
 
 
-async def send(port: int, data: bytes, wait: float = 5.0) -> bytes:
-    """What the server says to raw bytes until it closes the connection."""
+@contextlib.asynccontextmanager
+async def connection(
+    port: int, seconds: float = 20.0
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A bare connection, which may take so long."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(data)
-        async with asyncio.timeout(wait):
-            return await reader.read()
+        async with asyncio.timeout(seconds):
+            yield reader, writer
     finally:
         writer.close()
+
+
+async def send(port: int, data: bytes) -> bytes:
+    """What the server says to raw bytes until it closes the connection."""
+    async with connection(port) as (reader, writer):
+        writer.write(data)
+        return await reader.read()
 
 
 def request(body: dict[str, Any], **headers: str) -> bytes:
@@ -73,6 +85,50 @@ async def test_a_slow_body(strict: GatewayStack) -> None:
 
 async def test_a_silent_connection_is_closed(strict: GatewayStack) -> None:
     assert (await send(strict.port, b"")).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+async def test_a_line_end_after_the_body_is_ignored(strict: GatewayStack, version: bytes) -> None:
+    """RFC 9112 wants it so: old clients send one. The stream takes several times the headers' time."""
+    async with connection(strict.port) as (reader, writer):
+        writer.write(request(LONG, connection="close").replace(b"HTTP/1.1", version))
+        answer = await reader.readuntil(b"data: ")
+        writer.write(b"\r\n")
+        answer += await reader.read()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"data: [DONE]" in answer
+
+
+async def test_the_next_request_may_come_slowly_while_an_answer_runs(strict: GatewayStack) -> None:
+    second = request({"model": "fake", "prompt": [1, 2], "max_tokens": 3}, connection="close")
+    started = len(strict.engine.record.started)
+    async with connection(strict.port) as (reader, writer):
+        writer.write(request(LONG) + second[:-4])  # it waits for its turn, and then for the rest of its body
+        whole = await reader.readuntil(b"data: [DONE]")
+        assert len(strict.engine.record.started) == started + 1
+        writer.write(second[-4:])
+        rest = await reader.read()
+    assert whole.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 200" in rest
+    assert b'"finish_reason":"length"' in rest
+
+
+async def test_a_body_that_waited_for_its_turn_has_its_time_then(strict: GatewayStack) -> None:
+    answer = await send(strict.port, request(LONG) + request(LONG)[:-4])
+    head, stream, refusal = answer.split(b"HTTP/1.1 ")
+    assert (head, stream[:3], refusal[:3]) == (b"", b"200", b"408")
+    assert b"data: [DONE]" in stream
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_line_ends_alone_do_not_keep_a_connection(strict: GatewayStack, first: bytes) -> None:
+    async with connection(strict.port) as (reader, writer):
+        answer = asyncio.create_task(reader.read())
+        writer.write(first)
+        while not answer.done():
+            writer.write(b"\r\n")
+            await asyncio.sleep(0.02)
+    assert b"HTTP/1.1 408" in await answer
 
 
 async def test_headers_that_are_too_large(strict: GatewayStack) -> None:
