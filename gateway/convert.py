@@ -10,6 +10,7 @@ from gateway.protocol.common import GenerationFields
 from gateway.validate import stop_strings
 from quire.bounds import check_context_length
 from quire.errors import InvalidRequest
+from quire.options.gateway import GatewayOptions
 from quire.rpc.context import current_request_id
 from quire.v1 import common_pb2, tokenizer_pb2
 
@@ -27,7 +28,7 @@ def make_job(
     logprobs: int | None,
     prompt_logprobs: int | None,
     caller: Caller,
-    timeout_seconds: float,
+    options: GatewayOptions,
 ) -> Job:
     """The job of a request.
 
@@ -36,7 +37,7 @@ def make_job(
         default_max_tokens: for one that asks for nothing, as far as they fit; None means as many as fit.
 
     Raises:
-        InvalidRequest: a prompt is empty.
+        InvalidRequest: a prompt is empty, or the request may come to too many tokens.
         ContextTooLong: a prompt, or a prompt and max_tokens, do not fit the model.
     """
     sampling = sampling_params(body, model.default_sampling)
@@ -52,13 +53,14 @@ def make_job(
     truncated = [truncate(prompt, body.truncate_prompt_tokens, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
         _check_length(len(prompt.token_ids), asked, model.max_model_len)
+    check_total(truncated, output, sampling.n or 1, model.max_model_len, options.max_tokens_per_request)
     return Job(
         request_id=body.request_id or current_request_id(),
         model=model.served_model_names[0],
         requested_model=body.model or model.served_model_names[0],
         prompts=tuple(truncated),
         sampling=sampling,
-        timeout_seconds=timeout_seconds,
+        timeout_seconds=options.request_timeout_seconds,
         detokenize=DetokenizeOptions(
             skip_special_tokens=body.skip_special_tokens,
             stop_strings=stop_strings(body),
@@ -122,3 +124,23 @@ def _check_length(prompt: int, max_tokens: int | None, max_model_len: int) -> No
 
 def _least(*counts: int | None) -> int | None:
     return min((count for count in counts if count is not None), default=None)
+
+
+def check_total(prompts: Sequence[TokenizedPrompt], output: int | None, n: int, max_model_len: int, limit: int) -> None:
+    """
+    Args:
+        output: most tokens of a choice; None for as many as fit.
+
+    Raises:
+        InvalidRequest: the prompts and what may come of them are more tokens than one request may have.
+    """
+    prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    room = (max_model_len - len(prompt.token_ids) for prompt in prompts)
+    output_tokens = n * sum(each if output is None else min(each, output) for each in room)
+    if prompt_tokens + output_tokens > limit:
+        raise InvalidRequest(
+            f"The request may come to {prompt_tokens + output_tokens} tokens, {prompt_tokens} of its prompts and "
+            f"{output_tokens} of its choices; at most {limit} are allowed (--max-tokens-per-request): send fewer "
+            "prompts, lower n or max_tokens.",
+            parameter="max_tokens" if output_tokens > limit else "prompt",
+        )

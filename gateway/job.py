@@ -51,6 +51,11 @@ class Job:
         """Sequences of each prompt."""
         return self.sampling.n or 1
 
+    @property
+    def choices(self) -> int:
+        """Sequences of all prompts."""
+        return len(self.prompts) * self.n
+
 
 class Finish(enum.Enum):
     """Why a choice ended, in OpenAI's words."""

@@ -60,7 +60,7 @@ class LiveRequest:
         """
         self.job = job
         self.streams: list[LiveStream] = []
-        self.open_choices = len(job.prompts) * job.n
+        self.open_choices = job.choices
         self.completion_tokens = 0
         self._release = release
         self._events: deque[Event] = deque()

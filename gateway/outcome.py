@@ -44,7 +44,7 @@ async def collect(live: LiveRequest, http: Request) -> list[ChoiceOutcome]:
         QuireError: the request failed.
         Cancelled: the client has gone.
     """
-    outcomes = [ChoiceOutcome() for _ in range(len(live.job.prompts) * live.job.n)]
+    outcomes = [ChoiceOutcome() for _ in range(live.job.choices)]
     watcher = asyncio.ensure_future(watch_disconnect(http, live))
     try:
         while (batch := await live.next_batch(_WAIT_SECONDS)) != []:

@@ -15,13 +15,15 @@ from collections.abc import Sequence
 from gateway.generations import Generations, new_generation
 from gateway.job import ChoiceEvent, Finish, Job, TokenScore
 from gateway.live import LiveChoice, LiveRequest, LiveStream
+from gateway.room import ChoiceRoom
 from gateway.statistics import RequestStatistics
 from gateway.texts import Texts
-from quire.errors import QuireError
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.settings import CONNECT_SECONDS
 from quire.v1 import common_pb2, tokenizer_pb2
 
+# Choices that are opened before others have their turn.
+_OPENED_AT_ONCE = 64
 _FINISH = {
     common_pb2.FINISH_REASON_STOP: Finish.STOP,
     common_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
@@ -42,6 +44,7 @@ class Pipeline:
         self._statistics = statistics
         self.texts = Texts(tokenizer_address, security, self._on_text)
         self.generations = Generations(router_addresses, security, statistics, self.texts.add)
+        self._room = ChoiceRoom()
 
     @property
     def num_live(self) -> int:
@@ -57,30 +60,34 @@ class Pipeline:
 
         Raises:
             Unavailable: the tokenizer service cannot be reached.
-            Overloaded: it does not read.
+            Overloaded: it does not read, or too many choices run already.
         """
         await self.texts.wait_connected(CONNECT_SECONDS)
+        self._room.enter(job.tenant, job.choices)
         request = LiveRequest(job, self._release)
+        self._statistics.started(request)
         try:
             for number in range(len(job.prompts)):
-                request.streams.append(self._open_stream(request, number))
-        except QuireError:
+                if request.closed:
+                    break
+                stream = self._open_stream(request, number)
+                self.generations.start(stream)
+                if (number + 1) * job.n % _OPENED_AT_ONCE < job.n:
+                    await asyncio.sleep(0)  # others have their turn, and no service gets all in one frame
+        except BaseException:
             request.cancel()
             raise
-        self._statistics.started(request)
-        for stream in request.streams:
-            if not request.closed:
-                self.generations.start(stream)
         return request
 
     def _open_stream(self, request: LiveRequest, number: int) -> LiveStream:
         """The stream of one of the job's prompts, whose text can come from now on."""
         job = request.job
         stream = LiveStream(request, new_generation(job, number), time.monotonic() + job.timeout_seconds)
+        request.streams.append(stream)
         for index in range(job.n):
             choice = LiveChoice(stream, number * job.n + index)
-            self.texts.open(choice)
             stream.choices.append(choice)
+            self.texts.open(choice)
         return stream
 
     def _release(self, request: LiveRequest) -> None:
@@ -89,6 +96,7 @@ class Pipeline:
             self.generations.abort(stream)
             for choice in stream.choices:
                 self.texts.close(choice)
+        self._room.leave(request.job.tenant, request.job.choices)
         self._statistics.ended(request)
 
     def _on_text(self, choice: LiveChoice, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> None:

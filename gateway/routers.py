@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from quire.errors import Overloaded, QuireError, Unavailable
+from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.session import SessionLink
@@ -77,9 +77,9 @@ class RouterSession:
         started.progress.extend(progress)
 
     def abort(self, stream_id: int) -> None:
-        """Ends a generation; a session that is gone, or is about to because the router does not read, does so too."""
-        with contextlib.suppress(Unavailable, Overloaded):
-            self._link.post().abort_stream_ids.append(stream_id)
+        """Ends a generation; a session that is gone has ended it already."""
+        with contextlib.suppress(Unavailable):
+            self._link.post(0).abort_stream_ids.append(stream_id)
 
     def _begin(self) -> None:
         self._heard = False

@@ -77,21 +77,24 @@ class Texts:
         """
         job = choice.stream.request.job
         choice.text_id = next(self._ids)
-        self.link.post().opens.add(
+        opening = tokenizer_pb2.DetokenizeOpen(
             stream_id=choice.text_id, skip_special_tokens=job.detokenize.skip_special_tokens,
             stop_strings=job.detokenize.stop_strings, include_stop_string=job.detokenize.include_stop_string,
             min_tokens=job.detokenize.min_tokens,
             prompt_tail_token_ids=choice.stream.generation.prompt_token_ids[-_PROMPT_TAIL:],
         )  # fmt: skip
+        self.link.post(1, opening.ByteSize()).opens.append(opening)
         self._choices[choice.text_id] = choice
 
     def add(self, choice: LiveChoice, delta: common_pb2.GenerationDelta) -> None:
         """Has a delta's tokens made text."""
-        if not self.link.connected:
-            choice.stream.request.fail(Unavailable("The tokenizer service cannot be reached; try again in a moment."))
+        try:
+            frame = self.link.post()
+        except QuireError as error:  # this request's trouble, not that of the session with the router
+            choice.stream.request.fail(error)
             return
         choice.pending.append(delta)
-        tokens = self.link.post().tokens.add(stream_id=choice.text_id, token_ids=delta.token_ids)
+        tokens = frame.tokens.add(stream_id=choice.text_id, token_ids=delta.token_ids)
         if delta.finish_reason:
             tokens.is_last = True
             keeps = choice.stream.request.job.detokenize.ends_with_stop_token
@@ -102,7 +105,7 @@ class Texts:
     def close(self, choice: LiveChoice) -> None:
         """Forgets a choice, whether it has ended or not."""
         if self._choices.pop(choice.text_id, None) and not choice.ended and self.link.connected:
-            self.link.post().close_stream_ids.append(choice.text_id)
+            self.link.post(0).close_stream_ids.append(choice.text_id)
 
     def _on_frame(self, frame: tokenizer_pb2.DetokenizeSessionResponse) -> None:
         for text in frame.deltas:

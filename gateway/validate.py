@@ -22,7 +22,6 @@ from quire.v1 import common_pb2
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 256
-MAX_PROMPTS = 1024
 MAX_MESSAGES = 4096
 _SHOWN = 100
 
@@ -72,6 +71,22 @@ def check_generation(body: GenerationFields, model: common_pb2.ModelInfo) -> Non
             )
     if body.request_id is not None and not is_request_id(body.request_id):
         raise InvalidRequest("request_id needs 1 to 128 of A-Z a-z 0-9 . _ -", parameter="request_id")
+
+
+def check_choices(prompts: int, n: int | None, limit: int) -> None:
+    """Refuses too many choices before anything is made for them.
+
+    Raises:
+        InvalidRequest: there is no prompt, or there are too many of them, or of their choices.
+    """
+    n = n or 1
+    if not prompts or prompts * n > limit:
+        parameter = "n" if 0 < prompts <= limit and n > 1 else "prompt"
+        raise InvalidRequest(
+            f"{prompts} prompts with n {n} ask for {prompts * n} choices; a request needs 1 to {limit} "
+            "(--max-choices-per-request): send fewer prompts at a time, or lower n.",
+            parameter=parameter,
+        )
 
 
 def check_unsupported(body: GenerationFields) -> None:

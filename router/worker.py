@@ -122,7 +122,7 @@ class Worker(WorkerPort):
     def abort(self, stream_id: int) -> None:
         """See WorkerPort."""
         with contextlib.suppress(Unavailable):
-            self._link.post().abort_stream_ids.append(stream_id)
+            self._link.post(0).abort_stream_ids.append(stream_id)
 
     def check_progress(self) -> None:
         """Gives the worker's requests to others when its engine has hung for long. Call it a few times a second."""

@@ -29,7 +29,7 @@ from gateway.protocol.chat import (
 from gateway.protocol.decode import read_json
 from gateway.scores import chat_logprobs, prompt_logprobs
 from gateway.stream import EventStream
-from gateway.validate import check_generation, check_logprobs
+from gateway.validate import check_choices, check_generation, check_logprobs
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2
 
@@ -40,6 +40,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     body = await read_json(request, ChatCompletionRequest)
     model = context.fleet.model(body.model)
     _check(body, model)
+    check_choices(1, body.n, context.options.max_choices_per_request)
     caller = caller_of(request, body)
     sequence = await context.tokenizer.render_chat(
         template_messages(body.messages),
@@ -56,7 +57,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
-        caller=caller, timeout_seconds=context.options.request_timeout_seconds,
+        caller=caller, options=context.options,
     )  # fmt: skip
     live = await context.pipeline.start(job)
     answer = _Answer(context, body, job, live)

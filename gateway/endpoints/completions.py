@@ -22,7 +22,7 @@ from gateway.protocol.decode import read_json
 from gateway.scores import CompletionScores, merge, prompt_logprobs, score_of
 from gateway.services import Tokenizer
 from gateway.stream import EventStream
-from gateway.validate import MAX_PROMPTS, check_generation, check_logprobs, check_token_ids
+from gateway.validate import check_choices, check_generation, check_logprobs, check_token_ids
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2
 
@@ -44,11 +44,11 @@ async def completions(request: Request) -> Response | EventStream:
     model = context.fleet.model(body.model)
     _check(body, model)
     caller = caller_of(request, body)
-    tokens = await _tokenized(body, context.tokenizer, model, caller)
+    tokens = await _tokenized(body, context.tokenizer, model, caller, context.options.max_choices_per_request)
     job = make_job(
         body, tokens, model, max_tokens=body.max_tokens, default_max_tokens=_DEFAULT_MAX_TOKENS,
         logprobs=body.logprobs, prompt_logprobs=_prompt_logprobs(body), caller=caller,
-        timeout_seconds=context.options.request_timeout_seconds,
+        options=context.options,
     )  # fmt: skip
     prompts = [
         Prompt(prompt.token_ids, await context.tokenizer.decode(prompt.token_ids) if body.echo else "")
@@ -82,7 +82,7 @@ def _prompt_logprobs(body: CompletionRequest) -> int | None:
 
 
 async def _tokenized(
-    body: CompletionRequest, tokenizer: Tokenizer, model: common_pb2.ModelInfo, caller: Caller
+    body: CompletionRequest, tokenizer: Tokenizer, model: common_pb2.ModelInfo, caller: Caller, max_choices: int
 ) -> list[TokenizedPrompt]:
     """Each prompt as token ids.
 
@@ -93,8 +93,7 @@ async def _tokenized(
     if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
         prompt = [prompt]  # type: ignore[list-item]  # narrowed by all()
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    if not 1 <= len(prompts) <= MAX_PROMPTS:
-        raise InvalidRequest(f"prompt has {len(prompts)} entries; it needs 1 to {MAX_PROMPTS}.", parameter="prompt")
+    check_choices(len(prompts), body.n, max_choices)
     if texts := [item for item in prompts if isinstance(item, str)]:
         if len(texts) != len(prompts):
             raise InvalidRequest("prompt mixes texts and token ids; send one kind.", parameter="prompt")
@@ -124,7 +123,7 @@ class _Answer:
         self._id = f"cmpl-{job.request_id}"
         self._created = int(time.time())
         self._as_ids = bool(body.return_tokens_as_token_ids or context.options.return_tokens_as_token_ids)
-        self._scores = [CompletionScores(self._as_ids) for _ in range(len(prompts) * job.n)]
+        self._scores = [CompletionScores(self._as_ids) for _ in range(job.choices)]
         self._begun: set[int] = set()
         options = body.stream_options
         self._usage_at_end = context.options.enable_force_include_usage or bool(options and options.include_usage)

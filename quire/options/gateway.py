@@ -46,6 +46,13 @@ class GatewayOptions:
     tokenizer_address: str = option("127.0.0.1:50052", "The tokenizer service (host:port).")
     request_timeout_seconds: float = option(3600.0, "Longest time that a request may take.", minimum=0.1)
     max_body_bytes: int = option(8 * 2**20, "Largest request body.", minimum=1024)
+    max_choices_per_request: int = option(
+        1024, "Most choices of a request: its prompts times n.", minimum=1, maximum=16384
+    )
+    max_tokens_per_request: int = option(
+        2**24, "Most tokens that a request may come to: those of its prompts, and max_tokens (where it sets none, what "
+        "fits the model) for each choice.", minimum=1,
+    )  # fmt: skip
     max_connections: int = option(4096, "Most connections at a time; more are answered with 503.", minimum=1)
     header_timeout_seconds: float = option(10.0, "Time for a request's headers to come.", minimum=0.1)
     body_timeout_seconds: float = option(30.0, "Time for a request's body to come.", minimum=0.1)

@@ -50,15 +50,16 @@ class Outbox(Generic[Out]):
         """The frame that goes out next; the caller adds `items` entries to it right away.
 
         Args:
+            items: 0 for what ends something that was posted before: it is never refused.
             num_bytes: size of the entries where they may be large, so that many of them do not make a frame that is
                 larger than a message may be.
 
         Raises:
             Overloaded: the peer does not read, and the bound on what waits for it is reached.
         """
+        if self._items + items > MAX_PENDING_ITEMS:
+            raise Overloaded("Too much waits for a peer that does not read its frames; try again in a moment.")
         self._items += items
-        if self._items > MAX_PENDING_ITEMS:
-            raise Overloaded("The peer of this session does not read its frames; the session is ended.")
         if self._bytes and self._bytes + num_bytes > MAX_FRAME_BYTES:
             self._full.append(self._frame)
             self._frame, self._bytes = self._new_frame(), 0

@@ -102,6 +102,11 @@ async def test_an_outbox_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     outbox.post(10)
     with pytest.raises(Overloaded):
         outbox.post()
+    outbox.post(0).deltas.add(stream_id=1)  # what ends something is never refused
+    assert await outbox.next() is not None
+    with pytest.raises(Overloaded):
+        outbox.post(11)
+    outbox.post(10)  # and what was refused has taken no room
 
 
 async def test_large_entries_go_out_in_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,149 @@
+"""What one request, or one caller, may ask for: refused before anything is made for it, and no trace is left of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from gateway.room import ChoiceRoom
+from quire.errors import Overloaded
+from quire.rpc import session as session_module
+from tests.support.gateway_stack import GatewayStack, running_gateway
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+COMPLETION = {"model": "fake", "prompt": "A", "max_tokens": 2}
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "A"}], "max_tokens": 2}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def small(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
+    """A gateway with limits that tests reach."""
+    limits = {"max_choices_per_request": 100, "max_tokens_per_request": 5000}
+    async with running_gateway(tokenizer_folder, **limits) as stack:
+        yield stack
+        assert stack.context.pipeline.num_live == 0
+
+
+async def refused(stack: GatewayStack, path: str, body: dict[str, Any], parameter: str, *parts: str) -> None:
+    """The request gets 400, which names all that matters; nobody has heard of it."""
+    started = len(stack.engine.record.started)
+    response = await stack.post(path, body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, parameter), error
+    assert all(part in error["message"] for part in parts), error
+    assert len(stack.engine.record.started) == started
+    assert stack.context.pipeline.num_live == 0
+
+
+async def test_a_small_body_with_very_many_choices(gateway: GatewayStack) -> None:
+    body = COMPLETION | {"prompt": ["A"] * 1024, "n": 128}
+    await refused(gateway, "/v1/completions", body, "n", "131072", "1024", "--max-choices-per-request")
+    assert (await gateway.complete())["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter", "asked"),
+    [
+        ({"prompt": ["A"] * 101}, "prompt", "101"), ({"prompt": ["A"] * 51, "n": 2}, "n", "102"),
+        ({"n": 101}, "n", "101"), ({"prompt": [[1]] * 101}, "prompt", "101"),
+    ],
+)  # fmt: skip
+async def test_choices_are_prompts_times_n(
+    small: GatewayStack, body: dict[str, Any], parameter: str, asked: str
+) -> None:
+    await refused(small, "/v1/completions", COMPLETION | body, parameter, asked, "100", "--max-choices-per-request")
+
+
+async def test_choices_of_a_chat(small: GatewayStack) -> None:
+    await refused(small, "/v1/chat/completions", CHAT | {"n": 101}, "n", "101", "--max-choices-per-request")
+
+
+async def test_as_many_choices_as_are_allowed(small: GatewayStack) -> None:
+    answer = await small.complete(prompt=["A"] * 50, n=2, max_tokens=1)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "parameter", "total"),
+    [
+        ("/v1/completions", COMPLETION | {"n": 100, "max_tokens": 50}, "prompt", "5001"),
+        ("/v1/completions", COMPLETION | {"prompt": [[1] * 2000] * 3}, "prompt", "6006"),
+        ("/v1/completions", COMPLETION | {"n": 100, "max_tokens": 51}, "max_tokens", "5101"),
+        ("/v1/chat/completions", CHAT | {"n": 2, "max_tokens": None}, "max_tokens", "choices"),
+    ],
+)
+async def test_tokens_are_counted_over_all_choices(
+    small: GatewayStack, path: str, body: dict[str, Any], parameter: str, total: str
+) -> None:
+    await refused(small, path, body, parameter, total, "5000", "--max-tokens-per-request")
+
+
+async def test_a_session_that_fills_midway(small: GatewayStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is told to come later, the others go on, and neither service is left with what was begun."""
+    monkeypatch.setattr(session_module, "MAX_PENDING_ITEMS", 8)
+    for stream in (True, False):
+        response = await small.post("/v1/completions", COMPLETION | {"n": 20, "stream": stream})
+        assert response.status_code == 503, response.text
+        assert response.headers["retry-after"]
+        response = await small.post("/v1/completions", COMPLETION | {"prompt": ["A"] * 20, "stream": stream})
+        assert response.status_code == 503, response.text
+        assert (await small.complete())["choices"][0]["finish_reason"] == "length"
+    await eventually(lambda: not small.engine.live, "the engine was left with what was begun")
+    assert small.context.pipeline.num_live == 0
+    assert small.context.pipeline.generations.num_placed == 0
+
+
+async def test_text_that_cannot_be_sent_on_fails_its_request_alone(
+    small: GatewayStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = small.context.pipeline.texts.link
+    post = link.post
+
+    def full(items: int = 1, num_bytes: int = 0) -> Any:
+        if items and not num_bytes:  # tokens, neither an opening nor an end
+            raise Overloaded("Full.")
+        return post(items, num_bytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "post", full)
+        response = await small.post("/v1/completions", COMPLETION)
+        assert response.status_code == 503, response.text
+        assert response.headers["retry-after"]
+        assert small.context.ready
+    assert (await small.complete())["choices"][0]["finish_reason"] == "length"
+    assert not small.context.statistics.streams_moved
+
+
+async def test_nobody_takes_the_room_of_others() -> None:
+    room = ChoiceRoom(100)
+    room.enter("a", 30)
+    room.enter("a", 20)
+    with pytest.raises(Overloaded, match="50 choices"):
+        room.enter("a", 1)
+    room.enter("b", 25)
+    with pytest.raises(Overloaded):
+        room.enter("b", 1)
+    room.enter("c", 12)
+    room.leave("a", 50)
+    room.enter("b", 10)
+    with pytest.raises(Overloaded):
+        room.enter("", 200)
+    for tenant, choices in (("b", 35), ("c", 12)):
+        room.leave(tenant, choices)
+    room.enter("a", 50)
+
+
+async def test_a_caller_with_too_many_choices_waits_while_others_are_served(
+    small: GatewayStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small.context.pipeline, "_room", ChoiceRoom(50))
+    response = await small.post("/v1/completions", COMPLETION | {"n": 26}, **{"x-tenant": "greedy"})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    response = await small.post("/v1/completions", COMPLETION | {"n": 25}, **{"x-tenant": "other"})
+    assert response.status_code == 200
