@@ -103,6 +103,18 @@ class Engine:
         if live := self._ledger.find(key):
             self._ledger.end(live, FinishReason.ABORT)
 
+    def stop(self, key: int, choice_index: int, num_output_tokens: int) -> None:
+        """Ends one sequence of a request, whose caller has found a stop string in its text; the next step reports it.
+
+        Args:
+            choice_index: one that is unknown, or has ended, is no error.
+            num_output_tokens: tokens of its output that count.
+        """
+        live = self._ledger.find(key)
+        sequence = live.find(choice_index) if live else None
+        if sequence is not None:
+            self._ledger.stop(sequence, num_output_tokens)
+
     def step(self) -> list[SequenceDelta]:
         """Plans a step and hands it to the executor; what the oldest one under way brought for each request.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from engine_svc.outputs import FinishReason, SequenceDelta, Usage
 from engine_svc.plan import PositionLogprobs
 from engine_svc.scheduler.scheduler import Scheduler
-from engine_svc.scheduler.sequence import LiveRequest, Sequence
+from engine_svc.scheduler.sequence import LiveRequest, Sequence, SequenceState
 from quire.errors import QuireError
 
 _STALE_DEADLINES = 1024
@@ -78,6 +78,19 @@ class Ledger:
         self._deltas.append(
             SequenceDelta(live.key, choice, token_ids, logprobs, prompt_logprobs, reason, stop_token_id, final, usage)
         )
+
+    def stop(self, sequence: Sequence, num_output_tokens: int) -> None:
+        """Ends one sequence in which its caller has found a stop string; so many tokens of its output count."""
+        live = sequence.owner
+        live.completion_tokens -= max(0, sequence.num_output_tokens - num_output_tokens)
+        if live.first_token_time is None:
+            # The others wait for the first one to compute the prompt. If it is this one, the next takes its place.
+            live.sequences.remove(sequence)
+            if sequence.wants_prompt_logprobs:
+                live.prompt_logprobs.clear()
+            if live.sequences and live.sequences[0].state is SequenceState.CREATED:
+                self._scheduler.add(live.sequences[0])
+        self.finish(sequence, FinishReason.STOP, [])
 
     def end(self, live: LiveRequest, reason: FinishReason, error: QuireError | None = None) -> None:
         """Ends all sequences of a request at once."""

@@ -48,6 +48,11 @@ class LiveRequest:
         self.preemptions = 0
         self.prompt_logprobs: list[PositionLogprobs] = []
 
+    def find(self, choice_index: int) -> Sequence | None:
+        """The sequence of that index, unless it has ended."""
+        alive = (each for each in self.sequences if each.state is not SequenceState.FINISHED)
+        return next((each for each in alive if each.choice_index == choice_index), None)
+
 
 class Sequence:
     """One of the n continuations of a prompt: tokens known, and how many of them are computed.
@@ -86,6 +91,11 @@ class Sequence:
         self.state = SequenceState.CREATED
         # Until they are complete: they need every prompt token computed, so the prefix cache must not be read.
         self.wants_prompt_logprobs = sampling.num_prompt_logprobs is not None and self.num_prompt_tokens > 1
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated."""
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -78,6 +78,9 @@ class EngineSession:
         async for message in requests:
             for start in message.starts:
                 self._start(start)
+            for stop in message.stops:
+                if (key := self._keys.get(stop.stream_id)) is not None:
+                    self._worker.loop.stop_sequence(key, stop.choice_index, stop.num_output_tokens)
             for stream_id in message.abort_stream_ids:
                 if (key := self._keys.get(stream_id)) is not None:
                     self._worker.loop.abort(key)

@@ -30,12 +30,24 @@ class EngineServiceGenerateResponse(_message.Message):
     def __init__(self, delta: _Optional[_Union[_common_pb2.GenerationDelta, _Mapping]] = ...) -> None: ...
 
 class EngineServiceSessionRequest(_message.Message):
-    __slots__ = ("starts", "abort_stream_ids")
+    __slots__ = ("starts", "abort_stream_ids", "stops")
     STARTS_FIELD_NUMBER: _ClassVar[int]
     ABORT_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
     starts: _containers.RepeatedCompositeFieldContainer[SessionStart]
     abort_stream_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, starts: _Optional[_Iterable[_Union[SessionStart, _Mapping]]] = ..., abort_stream_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    stops: _containers.RepeatedCompositeFieldContainer[SequenceStop]
+    def __init__(self, starts: _Optional[_Iterable[_Union[SessionStart, _Mapping]]] = ..., abort_stream_ids: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[_Union[SequenceStop, _Mapping]]] = ...) -> None: ...
+
+class SequenceStop(_message.Message):
+    __slots__ = ("stream_id", "choice_index", "num_output_tokens")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    choice_index: int
+    num_output_tokens: int
+    def __init__(self, stream_id: _Optional[int] = ..., choice_index: _Optional[int] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
 
 class SessionStart(_message.Message):
     __slots__ = ("stream_id", "generation")

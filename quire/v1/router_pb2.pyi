@@ -37,12 +37,14 @@ class RouterServiceGenerateResponse(_message.Message):
     def __init__(self, delta: _Optional[_Union[_common_pb2.GenerationDelta, _Mapping]] = ...) -> None: ...
 
 class RouterServiceSessionRequest(_message.Message):
-    __slots__ = ("starts", "abort_stream_ids")
+    __slots__ = ("starts", "abort_stream_ids", "stops")
     STARTS_FIELD_NUMBER: _ClassVar[int]
     ABORT_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
     starts: _containers.RepeatedCompositeFieldContainer[_engine_pb2.SessionStart]
     abort_stream_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, starts: _Optional[_Iterable[_Union[_engine_pb2.SessionStart, _Mapping]]] = ..., abort_stream_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    stops: _containers.RepeatedCompositeFieldContainer[_engine_pb2.SequenceStop]
+    def __init__(self, starts: _Optional[_Iterable[_Union[_engine_pb2.SessionStart, _Mapping]]] = ..., abort_stream_ids: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[_Union[_engine_pb2.SequenceStop, _Mapping]]] = ...) -> None: ...
 
 class RouterServiceSessionResponse(_message.Message):
     __slots__ = ("deltas", "load")

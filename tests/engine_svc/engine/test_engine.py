@@ -315,6 +315,79 @@ def test_abort_frees_at_once() -> None:
     assert not engine.has_work
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_stop_string_ends_one_sequence(in_flight: int) -> None:
+    """The other goes on undisturbed; usage counts what came before the stop, the counters what was computed."""
+    engine = make_engine(FakeExecutor(VOCABULARY, CONFIG.block_size, verify=True, max_in_flight=in_flight))
+    prompt = list(range(21))
+    for key in range(2):
+        engine.add(key, request(prompt, n=2, max_tokens=30))
+    collected = run(engine, steps=6)
+    generated = len(collected.tokens[0, 1])
+    assert 3 <= generated < 8
+    engine.stop(0, 1, 3)
+    engine.check()
+    engine.stop(0, 1, 3)  # it is over already
+    engine.stop(0, 2, 3)
+    engine.stop(7, 0, 3)
+    assert engine.load().running_sequences == 3
+    run(engine, collected)
+    assert collected.tokens[0, 0] == collected.tokens[1, 0] == collected.tokens[1, 1] == expected(prompt, 30)
+    assert collected.tokens[0, 1] == expected(prompt, generated)
+    assert (collected.reasons[0, 0], collected.reasons[0, 1]) == (FinishReason.LENGTH, FinishReason.STOP)
+    usage = collected.last[0].usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (21, 33)
+    assert engine.load().counters.generation_tokens == 90 + generated
+    assert engine.load().used_kv_blocks == 0
+
+
+def test_the_last_sequence_that_a_stop_string_ends_ends_the_request() -> None:
+    engine = make_engine()
+    prompt = list(range(40))
+    collected = Collected()
+    for key in range(2):
+        engine.add(key, request(prompt, n=2, max_tokens=100))
+        run(engine, collected, steps=6)
+        engine.stop(key, 0, 2)
+        run(engine, collected, steps=1)
+        assert key not in collected.last
+        engine.stop(key, 1, 1)
+        assert engine.load().used_kv_blocks == engine.load().running_sequences == 0
+        run(engine, collected)
+        usage = collected.last[key].usage
+        assert usage is not None
+        assert (usage.completion_tokens, usage.cached_prompt_tokens) == (3, (0, 36)[key])
+        assert collected.last[key].finish_reason is FinishReason.STOP
+        assert usage.decode_seconds > 0
+    engine.stop(0, 0, 2)
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("stopped", [[0], [1], [0, 1], [1, 0], [2, 1]])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_stop_string_ends_sequences_whose_prompt_is_not_computed(stopped: list[int], steps: int) -> None:
+    """As where a request has moved, and the others wait for the first to compute what they share."""
+    engine = make_engine(max_num_batched_tokens=8)
+    prompt = list(range(40))
+    tokens = expected(prompt, 9)
+    progress = tuple(ChoiceProgress(tokens[:count]) for count in (2, 3, 4))
+    engine.add(0, request(prompt, n=3, max_tokens=9, progress=progress))
+    collected = run(engine, steps=steps)
+    for choice in stopped:
+        engine.stop(0, choice, 1)
+        engine.check()
+    run(engine, collected)
+    for choice in range(3):
+        rest = [] if choice in stopped else tokens[2 + choice :]
+        assert collected.tokens[0, choice] == rest
+        assert collected.reasons[0, choice] is (FinishReason.STOP if choice in stopped else FinishReason.LENGTH)
+    usage = collected.last[0].usage
+    assert usage is not None
+    assert usage.completion_tokens == sum(1 if choice in stopped else 9 for choice in range(3))
+    assert engine.load().used_kv_blocks == 0
+
+
 def test_deadline_ends_running_and_waiting() -> None:
     now = [0.0]
     engine = make_engine(clock=lambda: now[0], max_num_seqs=1)

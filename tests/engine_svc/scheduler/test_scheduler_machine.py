@@ -55,6 +55,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.live: set[int] = set()
         self.aborted: set[int] = set()
+        self.stopped: set[tuple[int, int]] = set()
 
     @rule(
         length=st.integers(1, 30), start=st.integers(0, 2), n=st.integers(1, 4), max_tokens=st.integers(0, 20),
@@ -76,6 +77,13 @@ class EngineMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.live)))
         self.engine.abort(key)
         self.aborted.add(key)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), choice=st.integers(0, 3), count=st.integers(0, 20))
+    def stop(self, data: st.DataObject, choice: int, count: int) -> None:
+        key = data.draw(st.sampled_from(sorted(self.live)))
+        self.engine.stop(key, choice, count)
+        self.stopped.add((key, choice))
 
     @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
@@ -119,7 +127,8 @@ class EngineMachine(RuleBasedStateMachine):
             plan = SamplingPlan(seed=sequence_seed(sampling.seed or 0, choice))
             wanted = expected_tokens(self.requests[key].prompt_token_ids, sampling.max_tokens or 0, VOCABULARY, plan)
             end = next((index + 1 for index, token in enumerate(wanted) if token in END), len(wanted))
-            assert tokens == wanted[: len(tokens) if key in self.aborted else end]
+            cut_off = key in self.aborted or (key, choice) in self.stopped
+            assert tokens == wanted[: len(tokens) if cut_off else end]
 
 
 TestEngineMachine = EngineMachine.TestCase

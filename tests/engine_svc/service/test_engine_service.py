@@ -43,6 +43,10 @@ class Client:
     async def abort(self, *stream_ids: int) -> None:
         await self.call.write(engine_pb2.EngineServiceSessionRequest(abort_stream_ids=stream_ids))
 
+    async def stop(self, stream_id: int, choice: int, count: int) -> None:
+        stop = engine_pb2.SequenceStop(stream_id=stream_id, choice_index=choice, num_output_tokens=count)
+        await self.call.write(engine_pb2.EngineServiceSessionRequest(stops=[stop]))
+
     async def read(self) -> engine_pb2.EngineServiceSessionResponse:
         frame = await self.call.read()
         assert frame is not grpc.aio.EOF
@@ -251,6 +255,29 @@ async def test_session_aborts_and_a_lost_session_frees_all() -> None:
         assert client.final[1].finish_reason == common_pb2.FINISH_REASON_ABORT
         assert engine.worker.loop.load().used_kv_blocks > 0
         client.call.cancel()
+        await wait_free(engine)
+
+
+async def test_session_ends_a_sequence_in_which_its_client_found_a_stop_string() -> None:
+    async with running_engine(FakeExecutor(step_seconds=0.001)) as engine:
+        client, prompt = Client(engine), list(range(40))
+        await client.start(s7=generation(prompt, n=2, max_tokens=2000))
+        while len(client.tokens.get(7, [])) < 12:
+            await client.read()
+        await client.stop(7, 1, 5)
+        await client.stop(7, 1, 5)
+        await client.stop(8, 0, 5)
+        reasons = {}
+        while not reasons:
+            reasons = {d.choice_index: d.finish_reason for d in (await client.read()).deltas if d.finish_reason}
+        assert reasons == {1: common_pb2.FINISH_REASON_STOP}
+        assert engine.worker.loop.load().running_sequences == 1
+        await client.stop(7, 0, 6)
+        await client.read_until(1)
+        final = client.final[7]
+        assert (final.choice_index, final.finish_reason) == (0, common_pb2.FINISH_REASON_STOP)
+        assert (final.usage.prompt_tokens, final.usage.completion_tokens) == (40, 11)
+        assert engine.worker.loop.load().counters.generation_tokens == len(client.tokens[7]) < 4000
         await wait_free(engine)
 
 
