@@ -86,6 +86,9 @@ class SilentWorker(WorkerPort):
     def abort(self, stream_id: int) -> None:
         """Nothing."""
 
+    def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
+        """Nothing."""
+
 
 def main() -> None:
     rows = [*index_rows(), *asyncio.run(core_rows()), *asyncio.run(warm_restart_rows())]

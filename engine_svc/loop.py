@@ -109,9 +109,7 @@ class EngineLoop:
     def stop_sequence(self, key: int, choice_index: int, num_output_tokens: int) -> None:
         """Ends one sequence of a request: see `Engine.stop`. Unknown keys are no error."""
         if key in self._streams:
-            self._command(
-                partial(Engine.stop, key=key, choice_index=choice_index, num_output_tokens=num_output_tokens)
-            )
+            self._command(partial(Engine.stop, key=key, choice_index=choice_index, num_output_tokens=num_output_tokens))
 
     def detach(self, key: int) -> None:
         """Ends a request whose sink is gone."""

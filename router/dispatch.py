@@ -123,6 +123,19 @@ class Dispatcher:
             self._abort_at_worker(stream)
             self._forget(stream, "aborted")
 
+    def stop(self, session: CallerSession, stop: engine_pb2.SequenceStop) -> None:
+        """One sequence of a request is over: its caller has found a stop string in its text."""
+        stream = session.streams.get(stop.stream_id)
+        if stream is None:
+            return
+        stream.journal.stop(stop.choice_index, stop.num_output_tokens)
+        if stream.worker is not None:
+            stream.worker.stop(stream.worker_stream_id, stop.choice_index, stop.num_output_tokens)
+        elif stream.journal.finished:
+            self._complete(stream)
+        else:
+            stream.journal.write(stream.generation)
+
     def on_frame(self, worker: WorkerPort, frame: engine_pb2.EngineServiceSessionResponse) -> None:
         """Passes a worker's deltas on, each to the session that its request belongs to."""
         find = self._table.find
@@ -270,7 +283,7 @@ class Dispatcher:
         if suspect and self._poison.suspect(stream.generation):
             fault = "The engine failed each time it began this request; it is not tried again."
             self._fail(stream, Internal(fault, reason=ENGINE_FAULT))
-        elif stream.fruitless >= _MOST_FRUITLESS or stream.attempts >= _MOST_ATTEMPTS:
+        elif stream.fruitless >= _MOST_FRUITLESS or stream.attempts >= _MOST_ATTEMPTS or stream.journal.finished:
             self._fail(stream, error)
         else:
             stream.journal.write(stream.generation)
@@ -326,8 +339,23 @@ class Dispatcher:
             logger.warning("request %s cannot be aborted: %s", stream.request.request_id, error.message)
 
     def _fail(self, stream: Stream, error: QuireError) -> None:
+        if stream.journal.finished:  # all is said but what it cost
+            self._complete(stream)
+            return
         self._forget(stream, "failed" if stream.attempts else "refused")
         stream.session.deliver_error(stream.stream_id, error)
+        if stream.session.failure:
+            self.close_session(stream.session)
+
+    def _complete(self, stream: Stream) -> None:
+        """Ends a request whose sequences are all over, as no worker is left to do so."""
+        delta = common_pb2.GenerationDelta(
+            stream_id=stream.stream_id, finish_reason=common_pb2.FINISH_REASON_STOP, is_final=True
+        )
+        delta.usage.prompt_tokens = stream.request.prompt_tokens
+        delta.usage.completion_tokens = stream.journal.num_tokens
+        self._forget(stream, "finished")
+        stream.session.deliver([delta])
         if stream.session.failure:
             self.close_session(stream.session)
 

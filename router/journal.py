@@ -21,6 +21,18 @@ class Journal:
         for choice, progress in enumerate(generation.progress[:count]):
             self._add(choice, progress.token_ids, progress.finished)
 
+    @property
+    def finished(self) -> bool:
+        """Whether every sequence has ended."""
+        return all(self._finished)
+
+    def stop(self, choice: int, num_tokens: int) -> None:
+        """A sequence has ended with its first `num_tokens` tokens; one that is unknown is no error."""
+        if choice < len(self._finished) and not self._finished[choice]:
+            self._finished[choice] = True
+            self.num_tokens -= len(self._token_ids[choice][num_tokens:])
+            del self._token_ids[choice][num_tokens:]
+
     def take(self, delta: common_pb2.GenerationDelta) -> None:
         """Enters what goes to the caller."""
         self._add(delta.choice_index, delta.token_ids, delta.finish_reason != 0)
@@ -33,6 +45,8 @@ class Journal:
                 generation.progress.add(token_ids=token_ids, finished=finished)
 
     def _add(self, choice: int, token_ids: object, finished: bool) -> None:
+        if self._finished[choice]:
+            return  # what was on its way when it was stopped
         known = self._token_ids[choice]
         before = len(known)
         known.extend(token_ids)  # type: ignore[arg-type]  # a repeated field is iterable

@@ -112,6 +112,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             async for frame in frames:
                 for start in frame.starts:
                     self._dispatcher.start(session, start.stream_id, start.generation)
+                for stop in frame.stops:
+                    self._dispatcher.stop(session, stop)
                 for stream_id in frame.abort_stream_ids:
                     self._dispatcher.abort(session, stream_id)
             session.half_closed = True

@@ -55,6 +55,10 @@ class WorkerPort(ABC):
     def abort(self, stream_id: int) -> None:
         """Ends a request at the worker; one that is not connected has ended it already."""
 
+    @abstractmethod
+    def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
+        """Ends one sequence of a request at the worker. One that cannot be told computes more than is wanted."""
+
     def learn(self, info: common_pb2.ModelInfo) -> None:
         """The worker has told what it serves."""
         self.model_info = info

@@ -96,6 +96,9 @@ class SimWorker(WorkerPort):
         if self._connected:
             self._post(self._abort, stream_id)
 
+    def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
+        """See WorkerPort. Simulated callers read no text."""
+
     def send(self, deltas: list[common_pb2.GenerationDelta]) -> None:
         """Deltas from the engine."""
         self._post(self._take, engine_pb2.EngineServiceSessionResponse(deltas=deltas))

@@ -64,8 +64,10 @@ class Request:
     generation: common_pb2.Generation
     outbox: Outbox[engine_pb2.EngineServiceSessionResponse]
     limit: int
-    # Of each sequence, those that another worker has generated among them; `limit` where it has ended.
+    # Of each sequence, those that another worker has generated among them.
     produced: list[int] = field(default_factory=list)
+    # Sequences in which the caller found a stop string, and how many of their tokens count.
+    stopped: dict[int, int] = field(default_factory=dict)
     cached_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -75,11 +77,23 @@ class Request:
             assert list(each.token_ids) == expected_tokens(
                 self.generation.prompt_token_ids, len(each.token_ids), choice
             )
-            assert each.finished == (len(each.token_ids) >= self.limit)
+            assert each.finished or len(each.token_ids) < self.limit
+            if each.finished:
+                self.stopped[choice] = len(each.token_ids)
 
     @property
     def sequences(self) -> int:
-        return sum(produced < self.limit for produced in self.produced)
+        return len(self.alive)
+
+    @property
+    def alive(self) -> list[int]:
+        """Sequences that have not ended."""
+        choices = enumerate(self.produced)
+        return [choice for choice, count in choices if count < self.limit and choice not in self.stopped]
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(self.stopped.get(choice, count) for choice, count in enumerate(self.produced))
 
 
 @dataclass
@@ -89,6 +103,8 @@ class Record:
     started: list[common_pb2.Generation] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
+    # (request id, choice, tokens that count)
+    stopped: list[tuple[str, int, int]] = field(default_factory=list)
     metadata: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -223,6 +239,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                     self._start(start.stream_id, start.generation, outbox)
                 except QuireError as error:
                     _post_error(outbox, start.stream_id, error)
+            for stop in frame.stops:
+                for request in [r for r in self.live if r.outbox is outbox and r.stream_id == stop.stream_id]:
+                    self._stop(request, stop)
             for stream_id in frame.abort_stream_ids:
                 for request in [r for r in self.live if r.outbox is outbox and r.stream_id == stream_id]:
                     self._abort(request)
@@ -248,6 +267,25 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.live.discard(request)
         self.record.aborted.append(request.generation.request_id)
 
+    def _stop(self, request: Request, stop: engine_pb2.SequenceStop) -> None:
+        if stop.choice_index in request.alive:
+            request.stopped[stop.choice_index] = stop.num_output_tokens
+            self.record.stopped.append((request.generation.request_id, stop.choice_index, stop.num_output_tokens))
+            delta = request.outbox.post().deltas.add(
+                stream_id=request.stream_id, choice_index=stop.choice_index, finish_reason=common_pb2.FINISH_REASON_STOP
+            )
+            self._note_end(request, delta)
+
+    def _note_end(self, request: Request, delta: common_pb2.GenerationDelta) -> None:
+        """Makes the delta the final one if it ends the request's last sequence."""
+        if not request.sequences:
+            delta.is_final = True
+            delta.usage.prompt_tokens = len(request.generation.prompt_token_ids)
+            delta.usage.completion_tokens = request.completion_tokens
+            delta.usage.cached_prompt_tokens = request.cached_tokens
+            self.live.discard(request)
+            self.record.finished.append(request.generation.request_id)
+
     async def _run_steps(self) -> None:
         while True:
             await asyncio.sleep(self.options.step_seconds)
@@ -260,9 +298,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
     def _step(self, request: Request) -> None:
         prompt = request.generation.prompt_token_ids
-        for choice, produced in enumerate(request.produced):
-            if produced >= request.limit:
-                continue
+        for choice in request.alive:
+            produced = request.produced[choice]
             token = (sum(prompt) + 7 * produced + 31 * choice) % VOCAB_SIZE
             delta = request.outbox.post().deltas.add(
                 stream_id=request.stream_id, choice_index=choice, token_ids=[token]
@@ -272,13 +309,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             self.counters.generation_tokens += 1
             if produced + 1 >= request.limit:
                 delta.finish_reason = common_pb2.FINISH_REASON_LENGTH
-        if not request.sequences:
-            delta.is_final = True
-            delta.usage.prompt_tokens = len(prompt)
-            delta.usage.completion_tokens = sum(request.produced)
-            delta.usage.cached_prompt_tokens = request.cached_tokens
-            self.live.discard(request)
-            self.record.finished.append(request.generation.request_id)
+        self._note_end(request, delta)
 
     def _load(self) -> common_pb2.EngineLoad:
         silent = self.options.silent

@@ -14,7 +14,7 @@ from quire.errors import QuireError
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.status import from_request_error
-from quire.v1 import common_pb2, router_pb2, router_pb2_grpc
+from quire.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
 from tests.support.waiting import WAIT_SECONDS
 
 Metadata = tuple[tuple[str, str], ...]
@@ -76,6 +76,11 @@ class GatewaySession:
 
     async def abort(self, *stream_ids: int) -> None:
         await self.call.write(router_pb2.RouterServiceSessionRequest(abort_stream_ids=stream_ids))
+
+    async def stop(self, stream_id: int, choice: int, count: int) -> None:
+        """A stop string ends with the choice's token number `count`."""
+        stop = engine_pb2.SequenceStop(stream_id=stream_id, choice_index=choice, num_output_tokens=count)
+        await self.call.write(router_pb2.RouterServiceSessionRequest(stops=[stop]))
 
     async def read(self) -> None:
         async for frame in self.call:
