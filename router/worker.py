@@ -14,7 +14,7 @@ from quire.errors import Overloaded, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.session import SessionLink
-from quire.rpc.settings import CALL_SECONDS
+from quire.rpc.settings import CALL_SECONDS, FAILOVER_SECONDS
 from quire.rpc.status import from_rpc_error
 from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from router.health import HealthWatch
@@ -24,8 +24,6 @@ from router.state import Condition, Facts, assess
 from router.worker_port import WorkerPort
 
 _RETRY_SECONDS = 0.25
-# A worker that is silent for so long has its requests go on elsewhere.
-_LOST_SECONDS = 2.0
 # An engine that hangs for so many times as long as makes it unready will not come back by itself.
 _LONG_STALL = 3
 
@@ -65,7 +63,7 @@ class Worker(WorkerPort):
         self._link: SessionLink[engine_pb2.EngineServiceSessionRequest, engine_pb2.EngineServiceSessionResponse]
         self._link = SessionLink(
             f"Engine worker {address}", self._open_session, engine_pb2.EngineServiceSessionRequest,
-            self._take_frame, self._lose_session, on_connected=self._begin_session, lost_seconds=_LOST_SECONDS,
+            self._take_frame, self._lose_session, on_connected=self._begin_session, lost_seconds=FAILOVER_SECONDS,
         )  # fmt: skip
         self._ask_model = asyncio.Event()
         self._model_trouble = ""

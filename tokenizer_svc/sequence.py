@@ -31,6 +31,18 @@ class TextSequence:
         self._min_tokens = min_tokens
         self._num_tokens = 0
 
+    def replay(self, history: Sequence[int], start: int) -> int:
+        """Comes to where the sequence stands after tokens that did not end it and whose text is out.
+
+        Args:
+            history: all of them, of which those from `start` on are worked through.
+
+        Returns:
+            How many characters these brought.
+        """
+        self._num_tokens = len(history)
+        return sum(len(self._matcher.pass_over(self._detokenizer.add(token_id))) for token_id in history[start:])
+
     def add(self, token_ids: Sequence[int], is_last: bool) -> Step:
         """The text that these tokens made certain; with `is_last`, also all that was held back."""
         texts: list[str] = []

@@ -13,6 +13,7 @@ from quire.block_hash import block_keys
 from quire.bounds import BLOCK_SIZE_BOUND, MAX_CACHE_SALT_LENGTH
 from quire.errors import FailedPrecondition, InvalidRequest, Overloaded
 from quire.options.tokenizer import TokenizerOptions
+from quire.rpc.settings import HEARTBEAT_SECONDS
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.files import TokenizerFiles
 from tokenizer_svc.metrics import TokenizerMetrics
@@ -52,6 +53,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._options = options
         self._metrics = metrics
         self._encodes = 0
+        self._draining = False
         self.sessions: set[DetokenizeSession] = set()
 
     async def Encode(
@@ -83,11 +85,24 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> AsyncIterator[tokenizer_pb2.DetokenizeSessionResponse]:
         session = DetokenizeSession(self._codec)
         self.sessions.add(session)
+        frames = aiter(request_iterator)
+        reading = asyncio.ensure_future(anext(frames, None))
         try:
-            async for frame in request_iterator:
+            yield self._heartbeat()
+            while True:
+                await asyncio.wait([reading], timeout=HEARTBEAT_SECONDS)
+                if not reading.done():
+                    yield self._heartbeat()
+                    continue
+                if (frame := reading.result()) is None:
+                    return
+                reading = asyncio.ensure_future(anext(frames, None))
                 self._metrics.detokenized(frame)
-                yield session.answer(frame)
+                answer = session.answer(frame)
+                answer.draining = self._draining
+                yield answer
         finally:
+            reading.cancel()
             self.sessions.discard(session)
 
     async def GetTokenizerInfo(
@@ -104,9 +119,13 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         )
 
     async def drain(self) -> None:
-        """Returns when no sequence is open any more."""
+        """Returns when no sequence is open any more; callers are told to open theirs elsewhere."""
+        self._draining = True
         while any(session.num_streams for session in self.sessions):
             await asyncio.sleep(0.02)
+
+    def _heartbeat(self) -> tokenizer_pb2.DetokenizeSessionResponse:
+        return tokenizer_pb2.DetokenizeSessionResponse(draining=self._draining)
 
     async def _render(self, request: tokenizer_pb2.RenderChatRequest) -> str:
         if request.chat_template and not self._options.trust_request_chat_template:

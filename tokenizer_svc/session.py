@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 from quire.v1 import tokenizer_pb2
 from tokenizer_svc.sequence import TextSequence
 from tokenizer_svc.text import TextCodec
+
+logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 65536
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_CONTEXT_TOKENS = 64
+_TROUBLE = "These tokens cannot be detokenized; the log of the tokenizer service has the details."
 
 
 class DetokenizeSession:
@@ -39,17 +44,25 @@ class DetokenizeSession:
         return response
 
     def _open(self, opening: tokenizer_pb2.DetokenizeOpen) -> None:
-        if problem := self._problem(opening):
-            if len(self._refused) < MAX_STREAMS:
-                self._refused[opening.stream_id] = problem
-            return
-        self._streams[opening.stream_id] = self._codec.open_sequence(
-            skip_special_tokens=opening.skip_special_tokens,
-            stop_strings=opening.stop_strings,
-            include_stop_string=opening.include_stop_string,
-            min_tokens=opening.min_tokens,
-            context=opening.prompt_tail_token_ids,
-        )
+        problem = self._problem(opening) or self._try_open(opening)
+        if problem and len(self._refused) < MAX_STREAMS:
+            self._refused[opening.stream_id] = problem
+
+    def _try_open(self, opening: tokenizer_pb2.DetokenizeOpen) -> str:
+        """Opens a sequence; why not, where its history cannot be detokenized."""
+        try:
+            self._streams[opening.stream_id] = self._codec.open_sequence(
+                skip_special_tokens=opening.skip_special_tokens,
+                stop_strings=opening.stop_strings,
+                include_stop_string=opening.include_stop_string,
+                min_tokens=opening.min_tokens,
+                context=opening.prompt_tail_token_ids,
+                history=opening.history_token_ids,
+            )
+        except Exception:  # one sequence's trouble must not end the session, and with it all others
+            logger.exception("a sequence cannot be opened")
+            return _TROUBLE
+        return ""
 
     def _problem(self, opening: tokenizer_pb2.DetokenizeOpen) -> str:
         if opening.stream_id in self._streams:
@@ -70,6 +83,18 @@ class DetokenizeSession:
             self._streams.pop(tokens.stream_id, None)
             delta.error = self._refused.pop(tokens.stream_id, f"stream_id {tokens.stream_id} is not open.")
             return
+        try:
+            ended = self._detokenize(stream, tokens, delta)
+        except Exception:  # as in _try_open
+            logger.exception("a sequence cannot go on")
+            ended, delta.error = True, _TROUBLE
+        if ended:
+            del self._streams[tokens.stream_id]
+
+    def _detokenize(
+        self, stream: TextSequence, tokens: tokenizer_pb2.DetokenizeTokens, delta: tokenizer_pb2.TextDelta
+    ) -> bool:
+        """Fills in the delta; whether the sequence has ended with it."""
         ends = tokens.is_last and tokens.drop_last_token
         step = stream.add(tokens.token_ids[:-1] if ends else tokens.token_ids, tokens.is_last)
         delta.text = step.text
@@ -78,5 +103,4 @@ class DetokenizeSession:
             delta.tokens_used = step.tokens_used
         if tokens.lookup_token_ids:
             delta.lookup_token_bytes.extend(map(self._codec.token_bytes, tokens.lookup_token_ids))
-        if tokens.is_last or step.stop_string is not None:
-            del self._streams[tokens.stream_id]
+        return tokens.is_last or step.stop_string is not None

@@ -32,13 +32,18 @@ class StopMatcher:
         Args:
             allowed: False while nothing may end the sequence: a match that ends in this text does not count.
         """
+        if allowed and self._stop_strings:
+            buffer = self._held + text
+            if found := self._first_match(buffer, len(self._held)):
+                end, stop = found
+                return Match(buffer[: end if self._include else end - len(stop)], stop)
+        return self.pass_over(text)
+
+    def pass_over(self, text: str) -> str:
+        """What may be shown now, where nothing may end the sequence."""
         if not self._stop_strings:
             return text
-        before = len(self._held)
         buffer = self._held + text
-        if allowed and (found := self._first_match(buffer, before)):
-            end, stop = found
-            return Match(buffer[: end if self._include else end - len(stop)], stop)
         keep = self._undecided(buffer)
         self._held = buffer[keep:]
         return buffer[:keep]

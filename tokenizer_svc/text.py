@@ -10,6 +10,12 @@ from tokenizer_svc.sequence import TextSequence
 from tokenizer_svc.stop_strings import StopMatcher
 from tokenizer_svc.token_bytes import make_token_bytes
 
+# Of a sequence's history so many tokens are worked through at first; and so many characters beyond the longest stop
+# string make up for a first character that is cut, and for what tokens before these would have done to their spacing.
+_REPLAYED_TOKENS = 64
+_REPLAYED_CHARS = 16
+_CONTEXT_TOKENS = 6
+
 
 class TextCodec:
     """Text to token ids and back. Safe to use from several threads."""
@@ -52,16 +58,33 @@ class TextCodec:
         include_stop_string: bool = False,
         min_tokens: int = 0,
         context: Sequence[int] = (),
+        history: Sequence[int] = (),
     ) -> TextSequence:
         """The state of a sequence that grows.
 
+        Its state depends on the last of its text alone: on what can still become a stop string or a character. So of a
+        long history only the end is worked through, as much as holds that text whatever came before.
+
         Args:
             context: the last tokens of its prompt.
+            history: its own tokens so far, whose text nobody needs again.
         """
-        detokenizer: Detokenizer
+        enough = max(map(len, stop_strings), default=0) + _REPLAYED_CHARS
+        num_tokens = _REPLAYED_TOKENS
+        while True:
+            start = max(0, len(history) - num_tokens)
+            before = history[max(0, start - _CONTEXT_TOKENS) : start] if start else context
+            sequence = TextSequence(
+                self._detokenizer(skip_special_tokens, before),
+                StopMatcher(stop_strings, include_stop_string),
+                min_tokens,
+            )
+            if sequence.replay(history, start) >= enough or not start:
+                return sequence
+            num_tokens *= 4
+
+    def _detokenizer(self, skip_special_tokens: bool, context: Sequence[int]) -> Detokenizer:
         if self._token_bytes is None:
-            detokenizer = WindowDetokenizer(self._tokenizer, skip_special_tokens, context, self.vocab_size)
-        else:
-            skipped = self._special_ids if skip_special_tokens else frozenset()
-            detokenizer = BytesDetokenizer(self._token_bytes, skipped, is_first=not context)
-        return TextSequence(detokenizer, StopMatcher(stop_strings, include_stop_string), min_tokens)
+            return WindowDetokenizer(self._tokenizer, skip_special_tokens, context, self.vocab_size)
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        return BytesDetokenizer(self._token_bytes, skipped, is_first=not context)

@@ -130,6 +130,7 @@ class SessionLink(Generic[Out, In]):
         self._last_frame = 0.0
         self._connected = asyncio.Event()
         self._given_up = asyncio.Event()
+        self._fault = ""
 
     @property
     def connected(self) -> bool:
@@ -141,8 +142,9 @@ class SessionLink(Generic[Out, In]):
         """Whether the peer's heartbeat is overdue: give it nothing new."""
         return self._heartbeats and time.monotonic() - self._last_frame > LATE_SECONDS
 
-    def give_up(self) -> None:
+    def give_up(self, fault: str = "answers and does nothing") -> None:
         """Breaks the connection off, as if it were lost, and connects anew: the peer is no good though it answers."""
+        self._fault = fault
         self._given_up.set()
 
     async def wait_connected(self, timeout: float) -> None:
@@ -161,6 +163,7 @@ class SessionLink(Generic[Out, In]):
 
         Raises:
             Unavailable: there is no connection.
+            Overloaded: as in Outbox.
         """
         if self._outbox is None or not self.connected:
             raise Unavailable(f"{self.name} cannot be reached; try again in a moment.")
@@ -250,6 +253,6 @@ class SessionLink(Generic[Out, In]):
             heard = self._last_frame
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._given_up.wait(), HEARTBEAT_SECONDS)
-                return Unavailable(f"{self.name} answers and does nothing.")
+                return Unavailable(f"{self.name} {self._fault}.")
             silence = silence + HEARTBEAT_SECONDS if self._heartbeats and self._last_frame == heard else 0.0
         return Unavailable(f"{self.name} sent no heartbeat for {self._lost_seconds:g} s.", reason=NO_HEARTBEAT)

@@ -14,6 +14,8 @@ HEARTBEAT_SECONDS = 0.25
 # A peer this late gets no new requests; a link this late is broken off.
 LATE_SECONDS = 1.0
 LOST_SECONDS = 10.0
+# The same where streams can go on elsewhere: they wait for a silent peer no longer than that.
+FAILOVER_SECONDS = 2.0
 
 CONNECT_SECONDS = 2.0
 CALL_SECONDS = 10.0

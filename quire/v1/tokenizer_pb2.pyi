@@ -97,20 +97,22 @@ class DetokenizeSessionRequest(_message.Message):
     def __init__(self, opens: _Optional[_Iterable[_Union[DetokenizeOpen, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[DetokenizeTokens, _Mapping]]] = ..., close_stream_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DetokenizeOpen(_message.Message):
-    __slots__ = ("stream_id", "skip_special_tokens", "stop_strings", "include_stop_string", "min_tokens", "prompt_tail_token_ids")
+    __slots__ = ("stream_id", "skip_special_tokens", "stop_strings", "include_stop_string", "min_tokens", "prompt_tail_token_ids", "history_token_ids")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TAIL_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     skip_special_tokens: bool
     stop_strings: _containers.RepeatedScalarFieldContainer[str]
     include_stop_string: bool
     min_tokens: int
     prompt_tail_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stream_id: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., stop_strings: _Optional[_Iterable[str]] = ..., include_stop_string: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., prompt_tail_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    history_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stream_id: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., stop_strings: _Optional[_Iterable[str]] = ..., include_stop_string: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., prompt_tail_token_ids: _Optional[_Iterable[int]] = ..., history_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DetokenizeTokens(_message.Message):
     __slots__ = ("stream_id", "token_ids", "is_last", "drop_last_token", "lookup_token_ids")
@@ -127,10 +129,12 @@ class DetokenizeTokens(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., is_last: _Optional[bool] = ..., drop_last_token: _Optional[bool] = ..., lookup_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DetokenizeSessionResponse(_message.Message):
-    __slots__ = ("deltas",)
+    __slots__ = ("deltas", "draining")
     DELTAS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     deltas: _containers.RepeatedCompositeFieldContainer[TextDelta]
-    def __init__(self, deltas: _Optional[_Iterable[_Union[TextDelta, _Mapping]]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, deltas: _Optional[_Iterable[_Union[TextDelta, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class TextDelta(_message.Message):
     __slots__ = ("stream_id", "text", "stop_string", "tokens_used", "lookup_token_bytes", "error")

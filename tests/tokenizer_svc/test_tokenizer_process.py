@@ -125,6 +125,13 @@ async def test_keys_that_cannot_be(service: Service, fields: dict[str, Any], par
     await fails(service.stub.RenderChat(chat, timeout=SECONDS), bad, *parts)
 
 
+async def read_deltas(call: Any) -> Any:
+    """The next frame that is no heartbeat; EOF at the end."""
+    while (frame := await call.read()) is not grpc.aio.EOF and not frame.deltas:
+        continue
+    return frame
+
+
 async def test_a_session(service: Service) -> None:
     encoded = await service.stub.Encode(tokenizer_pb2.EncodeRequest(texts=["one. two", "three"]), timeout=SECONDS)
     first, second = (list(sequence.token_ids) for sequence in encoded.sequences)
@@ -138,14 +145,31 @@ async def test_a_session(service: Service) -> None:
     frame.tokens.add(stream_id=9, token_ids=[*second, 2], is_last=True, drop_last_token=True, lookup_token_ids=[2])
     frame.tokens.add(stream_id=7, token_ids=first)
     await call.write(frame)
-    answer = await call.read()
+    answer = await read_deltas(call)
     stopped, refused, whole, late = answer.deltas
     assert (stopped.text, stopped.stop_string) == ("one", ".")
     assert "1 to 256 characters" in refused.error
     assert (whole.text, list(whole.lookup_token_bytes)) == ("three", [b"</s>"])
     assert "7 is not open" in late.error
     await call.done_writing()
-    assert await call.read() is grpc.aio.EOF
+    assert await read_deltas(call) is grpc.aio.EOF
+
+
+async def test_a_session_beats_and_says_that_the_service_stops(folders: dict[str, Path]) -> None:
+    running = Service(folders["byte_level"])
+    await running.wait_serving()
+    call = running.stub.DetokenizeSession(timeout=SECONDS)
+    assert [(await call.read()).draining for _ in range(2)] == [False, False]
+    await call.write(tokenizer_pb2.DetokenizeSessionRequest(opens=[tokenizer_pb2.DetokenizeOpen(stream_id=1)]))
+    running.process.send_signal(signal.SIGTERM)
+    while not (await call.read()).draining:
+        continue
+    frame = tokenizer_pb2.DetokenizeSessionRequest()
+    frame.tokens.add(stream_id=1, token_ids=[70], is_last=True)
+    await call.write(frame)
+    answer = await read_deltas(call)
+    assert (answer.draining, answer.deltas[0].error) == (True, "")
+    assert await running.close() == 0
 
 
 async def test_no_chat_template(folders: dict[str, Path]) -> None:

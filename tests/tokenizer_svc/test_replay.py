@@ -1,0 +1,130 @@
+"""A sequence that goes on in another session: the same text, wherever the first session was cut off."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.v1 import tokenizer_pb2
+from tokenizer_svc import text as text_module
+from tokenizer_svc.session import DetokenizeSession
+from tokenizer_svc.text import TextCodec
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog. ENDING? END of it",
+    "go 🚀🎉 你好世界 größe STOP after 🚀 it",
+    "<|im_start|>user\nhi, a sentence<|im_end|> and another<|im_end|><|im_end|> one",
+    " aabaabaac aabaac",
+]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"skip_special_tokens": True},
+    {"stop_strings": ["END of"]},
+    {"stop_strings": ["END of"], "include_stop_string": True},
+    {"stop_strings": ["aabaac", "🚀 it", "quick brown fox jumps"]},
+    {"stop_strings": ["user\nhi, a sentence and another one"], "skip_special_tokens": True},
+    {"stop_strings": ["o", "a", "END"], "min_tokens": 12},
+    {"stop_strings": ["o"], "min_tokens": 1000},
+    {"stop_strings": ["lazy dog. ENDING? END"], "min_tokens": 20, "include_stop_string": True},
+]
+
+
+class Tape:
+    """What a sequence's tokens became, token by token."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.stop: tuple[str, int] | None = None
+
+    def feed(
+        self, session: DetokenizeSession, token_ids: Sequence[int], last: int, options: dict[str, Any], history: int
+    ) -> Tape:
+        """Opens the sequence as one whose first `history` tokens are answered, and feeds it the rest up to `last`."""
+        frame = tokenizer_pb2.DetokenizeSessionRequest()
+        frame.opens.add(stream_id=1, history_token_ids=token_ids[:history], **options)
+        for position in range(history, last):
+            is_last = position == len(token_ids) - 1
+            frame.tokens.add(stream_id=1, token_ids=[token_ids[position]], is_last=is_last)
+        for delta in session.answer(frame).deltas:
+            if self.stop:
+                break
+            assert not delta.error
+            self.texts.append(delta.text)
+            if delta.HasField("stop_string"):
+                self.stop = delta.stop_string, len(self.texts)
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tape) and (self.texts, self.stop) == (other.texts, other.stop)
+
+    def __repr__(self) -> str:
+        return f"{self.texts} {self.stop}"
+
+
+def check_cuts(codec: TextCodec, token_ids: Sequence[int], options: dict[str, Any], cuts: Sequence[int]) -> None:
+    whole = Tape().feed(DetokenizeSession(codec), token_ids, len(token_ids), options, 0)
+    for cut in cuts:
+        if cut < len(whole.texts):  # not ended before
+            tape = Tape().feed(DetokenizeSession(codec), token_ids, cut, options, 0)
+            assert tape.feed(DetokenizeSession(codec), token_ids, len(token_ids), options, cut) == whole, cut
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("replayed", [1, 64])
+def test_every_cut(codec: TextCodec, text: str, replayed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_module, "_REPLAYED_TOKENS", replayed)
+    (token_ids,) = codec.encode([text], add_special_tokens=False)
+    for options in OPTIONS:
+        for context in ((), (7, 8, 9)):
+            check_cuts(codec, token_ids, options | {"prompt_tail_token_ids": context}, range(len(token_ids)))
+
+
+def test_long_histories(codec: TextCodec) -> None:
+    """Longer than what is worked through, with long runs of tokens without a text of their own."""
+    (filler,) = codec.encode(["The quick brown fox jumps over the lazy dog. "], add_special_tokens=False)
+    (special,) = codec.encode(["<|im_end|>" * 300], add_special_tokens=False)
+    (end,) = codec.encode(["then it doesn't jump any more"], add_special_tokens=False)
+    stop = ["zzz", "doesn't jump any", "y dog. " + "then it doesn't jump any more."]
+    for token_ids in (filler * 30 + special + end, special + filler + special + end, filler * 30 + end):
+        for skip in (True, False):
+            options = {"stop_strings": stop, "skip_special_tokens": skip, "min_tokens": len(token_ids) - 4}
+            cuts = [1, 63, 64, 65, 300, 310, *range(len(token_ids) - len(end) - 2, len(token_ids))]
+            check_cuts(codec, token_ids, options, cuts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32), st.integers(1, 200), st.booleans(), st.lists(st.text("ea \ufffd", min_size=1, max_size=4))
+)
+def test_any_tokens(codec: TextCodec, seed: int, size: int, skip: bool, stops: list[str]) -> None:
+    """Random ids make broken characters of every kind."""
+    generator = random.Random(seed)
+    token_ids = [generator.randrange(codec.vocab_size + 2) for _ in range(size)]
+    options = {"skip_special_tokens": skip, "stop_strings": stops[:16], "min_tokens": generator.choice([0, size // 2])}
+    check_cuts(codec, token_ids, options, [generator.randrange(size) for _ in range(4)])
+
+
+def test_a_sequence_that_cannot_be_detokenized_ends_alone(
+    byte_codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = type(byte_codec).token_bytes
+
+    def token_bytes(codec: TextCodec, token_id: int) -> bytes:
+        if token_id == 66:
+            raise ZeroDivisionError
+        return find(codec, token_id)
+
+    monkeypatch.setattr(TextCodec, "token_bytes", token_bytes)
+    session, frame = DetokenizeSession(byte_codec), tokenizer_pb2.DetokenizeSessionRequest()
+    for stream_id in (1, 2):
+        frame.opens.add(stream_id=stream_id)
+        frame.tokens.add(stream_id=stream_id, token_ids=[70], lookup_token_ids=[65 + stream_id % 2])
+    bad, good = session.answer(frame).deltas
+    assert "cannot be detokenized" in bad.error
+    assert good.text and not good.error
+    assert session.num_streams == 1
