@@ -79,7 +79,7 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """What a step produced."""
 
-    # One entry for each scheduled sequence that samples, in batch order.
+    # One entry for each scheduled sequence that samples and has not failed, in batch order.
     sampled_slots: list[int]
     sampled_token_ids: list[int]
     # slot -> log-probabilities of its sampled token; only for sequences that want them.
@@ -89,7 +89,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     # Milliseconds in the model's forward pass, and in the whole of the step with sampling.
     forward_milliseconds: float
     execute_milliseconds: float
-    # slot -> why its sequence failed, for the log; the other sequences of the step are well.
+    # slot -> why its sequence failed, in words for its caller; the other sequences of the step are well.
     failed_slots: dict[int, str] = {}
 
 

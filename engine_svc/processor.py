@@ -21,6 +21,7 @@ from quire.errors import Internal
 logger = logging.getLogger(__name__)
 
 ENGINE_FAULT = "ENGINE_FAULT"
+REQUEST_FAULT = "REQUEST_FAULT"  # the request's own: it would fail on another worker too
 
 
 class StepProcessor:
@@ -46,8 +47,8 @@ class StepProcessor:
         Raises:
             RuntimeError: tokens are missing. The sequences would wait for them forever.
         """
-        if len(result.sampled_slots) + len(result.failed_slots) < batch.num_samples:
-            raise RuntimeError(f"{len(result.sampled_slots)} of {batch.num_samples} tokens came back from a step")
+        if missing := batch.sampling - set(result.sampled_slots) - result.failed_slots.keys():
+            raise RuntimeError(f"{len(missing)} of {len(batch.sampling)} tokens did not come back from a step")
         now = self._clock()
         for slot, message in result.failed_slots.items():
             if sequence := batch.holders().get(slot):
@@ -119,6 +120,6 @@ class StepProcessor:
             sequence.sampling = msgspec.structs.replace(sequence.sampling, num_prompt_logprobs=None)
 
     def _fail(self, sequence: Sequence, message: str) -> None:
-        logger.error("request %s failed in the model: %s", sequence.owner.request.request_id, message)
-        error = Internal("The model failed on this request; the engine's log has the details.", reason=ENGINE_FAULT)
+        logger.error("request %s failed alone: %s", sequence.owner.request.request_id, message)
+        error = Internal(f"The engine failed on this request alone: {message}.", reason=REQUEST_FAULT)
         self._ledger.end(sequence.owner, FinishReason.ERROR, error)

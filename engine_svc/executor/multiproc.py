@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.executor.channel import Channel
 from engine_svc.executor.messages import Allocate, Answer, Command, Failed, Load, Loaded, Step, Stepped
@@ -25,7 +27,10 @@ _CLOSE_SECONDS = 10.0
 
 
 class MultiprocExecutor(Executor):
-    """All ranks sample from the same logits, so they agree without being told; rank 0 answers for all."""
+    """All ranks sample from the same logits, so they agree without being told; rank 0 answers for all.
+
+    A sequence that fails on one of them, even if on no other, has failed.
+    """
 
     max_in_flight = 2
 
@@ -73,10 +78,11 @@ class MultiprocExecutor(Executor):
 
     def collect(self) -> StepResult:
         """See Executor.collect."""
-        answer = self._receive(self._step_seconds)[0]
-        if not isinstance(answer, Stepped):
-            raise ExecutorDead(f"rank 0 answered {type(answer).__name__} to a step")
-        return answer.result
+        answers = self._receive(self._step_seconds)
+        results = [answer.result for answer in answers if isinstance(answer, Stepped)]
+        if len(results) < len(answers):
+            raise ExecutorDead(f"{len(answers) - len(results)} ranks answered something else to a step")
+        return agree(results)
 
     def _call(self, commands: list[Command], timeout: float) -> list[Answer]:
         """Sends each rank its command and waits for all answers; raises as `_receive`."""
@@ -128,3 +134,16 @@ class MultiprocExecutor(Executor):
         if self._rendezvous is not None:
             with contextlib.suppress(OSError):
                 self._rendezvous.cleanup()
+
+
+def agree(results: list[StepResult]) -> StepResult:
+    """Rank 0's result, without the sequences that failed on any rank."""
+    first = results[0]
+    failed = {slot: message for result in reversed(results) for slot, message in result.failed_slots.items()}
+    if failed.keys() == first.failed_slots.keys():
+        return first
+    sampled = zip(first.sampled_slots, first.sampled_token_ids, strict=True)
+    kept = {slot: token_id for slot, token_id in sampled if slot not in failed}
+    return msgspec.structs.replace(
+        first, sampled_slots=list(kept), sampled_token_ids=list(kept.values()), failed_slots=failed
+    )

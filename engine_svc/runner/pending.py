@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from engine_svc.plan import StepResult
+from engine_svc.plan import PositionLogprobs, StepResult
 from engine_svc.sampling.logprobs import ScoredPositions
 from engine_svc.sampling.sampler import SampleOutput
 
@@ -45,31 +45,44 @@ class PendingStep:
     """What a step has sampled and scored, on its way to the host."""
 
     def __init__(
-        self, timer: StepTimer, output: SampleOutput | None, prompt_scores: dict[int, list[ScoredPositions]]
+        self,
+        timer: StepTimer,
+        outputs: list[SampleOutput],
+        prompt_scores: dict[int, list[ScoredPositions]],
+        failed: dict[int, str],
     ) -> None:
         """
         Args:
             timer: with a mark after the forward pass and one at the end.
-            output: None where nothing is sampled.
+            outputs: one for the rows that were sampled together; several where that did not work.
             prompt_scores: of prompt positions, by slot.
+            failed: slot → why its sequence has failed already.
         """
         self._timer = timer
-        self._output = output
+        self._outputs = outputs
         self._prompt_scores = prompt_scores
+        self._failed = failed
 
     def result(self) -> StepResult:
         """Waits for the device."""
         self._timer.wait()
-        output = self._output
+        failed = dict(self._failed)
+        sampled: dict[int, int] = {}
+        logprobs: dict[int, PositionLogprobs] = {}
+        for output in self._outputs:
+            sampled |= dict(zip(output.slots, output.token_ids.tolist(), strict=True))
+            logprobs |= output.logprobs()
+            failed |= output.failed()
+        sampled = {slot: token_id for slot, token_id in sampled.items() if slot not in failed}
         return StepResult(
-            sampled_slots=output.slots if output else [],
-            sampled_token_ids=output.token_ids.tolist() if output else [],
-            logprobs=output.logprobs() if output else {},
+            sampled_slots=list(sampled),
+            sampled_token_ids=list(sampled.values()),
+            logprobs=logprobs,
             prompt_logprobs={
                 slot: [position for part in parts for position in part.read()]
                 for slot, parts in self._prompt_scores.items()
             },
             forward_milliseconds=self._timer.milliseconds(1),
             execute_milliseconds=self._timer.milliseconds(-1),
-            failed_slots=output.failed() if output else {},
+            failed_slots=failed,
         )

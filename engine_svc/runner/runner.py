@@ -20,6 +20,7 @@ from engine_svc.runner.batch import Batch, SlotBuffers
 from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.pending import PendingStep, StepTimer
+from engine_svc.sampling.isolation import blame, sample_rows
 from engine_svc.sampling.logprobs import ScoredPositions, score_positions
 from engine_svc.sampling.sampler import SampleOutput, Sampler
 from engine_svc.transfer import to_device
@@ -132,18 +133,19 @@ class Runner:
         timer = StepTimer(self._device)
         self._attention.copy_blocks(self._caches, self._host_caches, plan.copies_out)
         self._attention.copy_blocks(self._host_caches, self._caches, plan.copies_in)
+        failed: dict[int, str] = {}
         for sequence in plan.new_sequences:
-            self._add(sequence)
+            self._add(sequence, failed)
         batch = self._buffers.flatten(plan)
         hidden = self._graphs.run(batch) if self._graphs else None
         if hidden is None:
             hidden = self._forward(batch.token_ids, batch.positions, batch.metadata)()
         timer.mark()
-        prompt_scores = self._score_prompts(batch, hidden) if self._prompts else {}
+        prompt_scores = self._score_prompts(batch, hidden, failed) if self._prompts else {}
         sampling = [index for index, sequence in enumerate(plan.scheduled) if sequence.samples]
-        output = self._sample(batch, hidden, sampling) if sampling else None
+        outputs = self._sample(batch, hidden, sampling, failed) if sampling else []
         timer.mark()
-        return PendingStep(timer, output, prompt_scores)
+        return PendingStep(timer, outputs, prompt_scores, failed)
 
     def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: list[AttentionMetadata]) -> Forward:
         """A forward pass over these inputs, ready to run."""
@@ -159,23 +161,33 @@ class Runner:
         }
         return [by_layer[layer] for layer in range(len(by_layer))]
 
-    def _add(self, sequence: NewSequence) -> None:
+    def _add(self, sequence: NewSequence, failed: dict[int, str]) -> None:
         self._buffers.add(sequence)
-        self._sampler.add(sequence.slot, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens)
+        try:
+            self._sampler.add(sequence.slot, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens)
+        except Exception as error:
+            failed[sequence.slot] = blame(sequence.slot, "its sampling parameters cannot be followed", error)
         self._prompts.pop(sequence.slot, None)
         if sequence.sampling.num_prompt_logprobs is not None:
             self._prompts[sequence.slot] = (sequence.num_prompt_tokens, sequence.sampling.num_prompt_logprobs)
 
-    def _sample(self, batch: Batch, hidden: torch.Tensor, sampling: list[int]) -> SampleOutput:
+    def _sample(
+        self, batch: Batch, hidden: torch.Tensor, sampling: list[int], failed: dict[int, str]
+    ) -> list[SampleOutput]:
         rows = [batch.query_start[index + 1] - 1 for index in sampling]
         slots = [batch.slots[index] for index in sampling]
         lengths = [batch.lengths[index] for index in sampling]
         logits = self._model.logits(hidden if len(rows) == len(hidden) else hidden[to_device(rows, self._device)])
-        output = self._sampler.sample(logits, slots, lengths)
-        self._buffers.record(slots, lengths, output.on_device)
-        return output
+        outputs, alone = sample_rows(self._sampler, logits, slots, lengths)
+        failed |= alone
+        length_of = dict(zip(slots, lengths, strict=True))
+        for output in outputs:
+            self._buffers.record(output.slots, [length_of[slot] for slot in output.slots], output.on_device)
+        return outputs
 
-    def _score_prompts(self, batch: Batch, hidden: torch.Tensor) -> dict[int, list[ScoredPositions]]:
+    def _score_prompts(
+        self, batch: Batch, hidden: torch.Tensor, failed: dict[int, str]
+    ) -> dict[int, list[ScoredPositions]]:
         """For the prompts that want them: the row at position p tells of the token at p + 1."""
         found = {}
         for index, slot in enumerate(batch.slots):
@@ -185,7 +197,10 @@ class Runner:
             if last > first:
                 start = batch.query_start[index]
                 targets = self._buffers.token_ids[slot, first + 1 : last + 1]
-                found[slot] = self._score(hidden[start : start + last - first], targets, count)
+                try:
+                    found[slot] = self._score(hidden[start : start + last - first], targets, count)
+                except Exception as error:
+                    failed[slot] = blame(slot, "its prompt's log-probabilities could not be computed", error)
         return found
 
     def _score(self, hidden: torch.Tensor, targets: torch.Tensor, count: int) -> list[ScoredPositions]:

@@ -8,12 +8,16 @@ import numpy as np
 import torch
 
 from engine_svc.plan import PositionLogprobs, SamplingPlan
+from engine_svc.sampling.bias import add_bias, suppress
+from engine_svc.sampling.edits import LogitEdits
 from engine_svc.sampling.logprobs import ScoredPositions, score_positions
 from engine_svc.sampling.noise import uniforms
 from engine_svc.sampling.penalties import Penalties
+from engine_svc.sampling.slot import SlotState, make_state
 from engine_svc.sampling.truncation import draw
 from engine_svc.transfer import to_device, to_host
 
+OVERFLOW = "the model's values overflowed, or no token is left to sample"
 _CANDIDATES = (64, 1024)
 
 
@@ -34,7 +38,7 @@ class SampleOutput:
 
     def failed(self) -> dict[int, str]:
         """Slot → why nothing could be sampled there."""
-        return {self.slots[row]: "the model's logits are not finite" for row in self.broken.nonzero()[:, 0].tolist()}
+        return {self.slots[row]: OVERFLOW for row in self.broken.nonzero()[:, 0].tolist()}
 
 
 class Sampler:
@@ -43,62 +47,65 @@ class Sampler:
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._device = device
         self._vocab_size = vocab_size
-        self._plans: list[SamplingPlan] = [SamplingPlan()] * max_num_seqs
-        self._prompt_lens = [0] * max_num_seqs
-        self._seeds = np.zeros(max_num_seqs, np.uint64)
+        self._states = [make_state(SamplingPlan(), 0, vocab_size)] * max_num_seqs
         self._penalties = Penalties(max_num_seqs, vocab_size, device)
 
     def add(self, slot: int, plan: SamplingPlan, token_ids: list[int], num_prompt_tokens: int) -> None:
-        """Gives a slot to a sequence: all its tokens known so far, those of the prompt first."""
-        self._plans[slot] = plan
-        self._prompt_lens[slot] = num_prompt_tokens
-        self._seeds[slot] = plan.seed
+        """Gives a slot to a sequence: all its tokens known so far, those of the prompt first.
+
+        Raises:
+            ValueError, OverflowError: the plan cannot be followed. The slot samples greedily until the next `add`.
+        """
+        self._states[slot] = make_state(SamplingPlan(temperature=0.0), num_prompt_tokens, self._vocab_size)
+        state = make_state(plan, num_prompt_tokens, self._vocab_size)
         self._penalties.add(slot, plan, token_ids, num_prompt_tokens)
+        self._states[slot] = state
 
     def sample(self, logits: torch.Tensor, slots: list[int], num_tokens: list[int]) -> SampleOutput:
-        """Samples.
+        """Samples. What raises leaves the logits and the slots' state as they were.
 
         Args:
-            logits: float32 [rows, vocabulary]; may be overwritten.
+            logits: float32 [rows, vocabulary]; overwritten in part.
             slots: of each row.
             num_tokens: tokens known of each row's sequence before this one.
         """
-        plans = [self._plans[slot] for slot in slots]
+        edits = LogitEdits(logits)
+        try:
+            return self._sample(logits, edits, slots, num_tokens)
+        except Exception:
+            edits.undo()
+            raise
+
+    def _sample(self, logits: torch.Tensor, edits: LogitEdits, slots: list[int], num_tokens: list[int]) -> SampleOutput:
+        states = [self._states[slot] for slot in slots]
+        plans = [state.plan for state in states]
         wanting = [row for row, plan in enumerate(plans) if plan.num_logprobs is not None]
         raw = logits[self._index(wanting)] if wanting else None
-        self._bias(logits, plans, slots, num_tokens)
-        self._penalties.apply(logits, plans, slots)
+        add_bias(edits, states)
+        penalised = self._penalties.apply(edits, plans, slots)
+        suppress(edits, states, num_tokens)
         best = logits.max(dim=-1)
         token_ids = best.indices
-        self._draw_random(logits, token_ids, plans, slots, num_tokens)
-        broken = torch.isnan(best.values)
+        self._draw_random(logits, token_ids, states, num_tokens)
+        broken = ~torch.isfinite(best.values)
         token_ids.masked_fill_(broken, 0)
-        self._penalties.record(plans, slots, token_ids)
         scores = None
         if raw is not None:
             counts = [plans[row].num_logprobs or 0 for row in wanting]
             scores = score_positions(raw, token_ids[self._index(wanting)], counts)
+        if penalised is not None:  # the last thing, for it cannot be taken back
+            self._penalties.record(penalised, token_ids)
         scored_slots = [slots[row] for row in wanting]
         return SampleOutput(slots, token_ids, to_host(token_ids), to_host(broken), scores, scored_slots)
 
     def _index(self, rows: list[int]) -> torch.Tensor:
         return to_device(rows, self._device)
 
-    def _bias(self, logits: torch.Tensor, plans: list[SamplingPlan], slots: list[int], num_tokens: list[int]) -> None:
-        """Logit biases, and tokens that must not end a sequence yet."""
-        for row, plan in enumerate(plans):
-            if plan.logit_bias:
-                ids, values = zip(*plan.logit_bias, strict=True)
-                logits[row, self._index(list(ids))] += to_device(values, self._device)
-            if plan.min_tokens and num_tokens[row] - self._prompt_lens[slots[row]] < plan.min_tokens:
-                logits[row, self._index(list(plan.suppress_token_ids))] = -torch.inf
-
     def _draw_random(
         self,
         logits: torch.Tensor,
         token_ids: torch.Tensor,
-        plans: list[SamplingPlan],
-        slots: list[int],
+        states: list[SlotState],
         num_tokens: list[int],
     ) -> None:
         """Overwrites the greedy choice of the rows that sample.
@@ -108,26 +115,27 @@ class Sampler:
         """
         on_cpu = self._device.type == "cpu"
         ways: dict[tuple[bool, int | None], list[int]] = {}
-        for row, plan in enumerate(plans):
-            if plan.temperature > 0:
-                way = (_truncates(plan), _candidates(plan)) if on_cpu else (True, None)
+        for row, state in enumerate(states):
+            if state.plan.temperature > 0:
+                way = (_truncates(state.plan), _candidates(state.plan)) if on_cpu else (True, None)
                 ways.setdefault(way, []).append(row)
         for (_, candidates), rows in ways.items():
             token_ids[self._index(rows)] = self._draw(
-                logits, [plans[row] for row in rows], rows, slots, num_tokens, candidates
+                logits, [states[row] for row in rows], rows, num_tokens, candidates
             )
 
     def _draw(
         self,
         logits: torch.Tensor,
-        plans: list[SamplingPlan],
+        states: list[SlotState],
         rows: list[int],
-        slots: list[int],
         num_tokens: list[int],
         candidates: int | None,
     ) -> torch.Tensor:
         """A token for each of the rows, which are all drawn in the same way; see `draw`."""
-        noise = uniforms(self._seeds[[slots[row] for row in rows]], np.array([num_tokens[r] for r in rows], np.uint64))
+        plans = [state.plan for state in states]
+        seeds = np.array([state.seed for state in states])
+        noise = uniforms(seeds, np.array([num_tokens[row] for row in rows], np.uint64))
 
         def column(values: list[float], neutral: float) -> torch.Tensor | None:
             return None if all(v == neutral for v in values) else to_device(values, self._device)

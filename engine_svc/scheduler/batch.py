@@ -15,7 +15,7 @@ class Batch:
         self.sequences: dict[int, Sequence] = {}  # by slot, in the order of the plan's `scheduled`
         self.computed: dict[int, int] = {}  # slot → its sequence's tokens that are computed after the step
         self.num_tokens = 0  # that the step computes
-        self.num_samples = 0  # how many of them sample a token
+        self.sampling: set[int] = set()  # slots of those that sample a token
         self.completed_prompts: list[int] = []  # slots of those that generate nothing and are done after the step
         self.partial_prefills = 0  # those of them whose prompt stays incomplete
         self.long_partial_prefills = 0
@@ -35,8 +35,9 @@ class Batch:
         self.sequences[slot] = sequence
         self.computed[slot] = sequence.num_computed_tokens = computed + count
         self.num_tokens += count
-        self.num_samples += samples
         sequence.num_pending_tokens += samples
+        if samples:
+            self.sampling.add(slot)
         if left == 0 and not sequence.generates:
             self.completed_prompts.append(sequence.slot)
         self.unscheduled_prefill_tokens += left

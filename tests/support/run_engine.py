@@ -35,7 +35,9 @@ class Output:
 
 
 @contextmanager
-def running_engine(folder: Path, num_blocks: int = 256, num_host_blocks: int = 0, **options: Any) -> Iterator[Engine]:
+def running_engine(
+    folder: Path, num_blocks: int = 256, num_host_blocks: int = 0, eos_token_ids: tuple[int, ...] = (), **options: Any
+) -> Iterator[Engine]:
     """An engine of float32 unless the options say otherwise; proves at its end that nothing leaked."""
     given = {"dtype": "float32", "use_tqdm_on_load": False, "num_gpu_blocks_override": num_blocks} | options
     chosen = EngineOptions(**given)
@@ -51,7 +53,7 @@ def running_engine(folder: Path, num_blocks: int = 256, num_host_blocks: int = 0
                 max_num_seqs=chosen.max_num_seqs, max_num_batched_tokens=spec.max_num_batched_tokens,
                 enable_chunked_prefill=chosen.enable_chunked_prefill,
                 enable_prefix_caching=chosen.enable_prefix_caching, scheduling_policy=chosen.scheduling_policy,
-                async_scheduling=chosen.async_scheduling,
+                async_scheduling=chosen.async_scheduling, eos_token_ids=frozenset(eos_token_ids),
             ),
         )  # fmt: skip
         yield engine

@@ -426,7 +426,7 @@ def test_a_failed_slot_fails_its_request_only() -> None:
         engine.add(key, request([key + 1, 2], max_tokens=8))
     collected = run(engine)
     assert isinstance(collected.last[1].error, Internal)
-    assert collected.last[1].error.reason == "ENGINE_FAULT"
+    assert collected.last[1].error.reason == "REQUEST_FAULT"
     assert [collected.tokens[key, 0] for key in (0, 2)] == [expected([key + 1, 2], 8) for key in (0, 2)]
 
 
@@ -486,5 +486,5 @@ def test_missing_tokens_are_noticed() -> None:
 
     engine = make_engine(Forgetful(VOCABULARY, 4))
     engine.add(0, request([1], max_tokens=8))
-    with pytest.raises(RuntimeError, match="0 of 1 tokens"):
+    with pytest.raises(RuntimeError, match="1 of 1 tokens"):
         engine.step()

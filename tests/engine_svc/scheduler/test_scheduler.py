@@ -86,7 +86,7 @@ def test_a_batch_knows_who_samples_and_who_only_computes_a_prompt() -> None:
     for slot, (each, count) in enumerate(((samples, 5), (partial, 4), (prompt_only, 3))):
         each.slot = slot
         batch.add(each, count, [])
-    assert (batch.num_samples, batch.completed_prompts) == (1, [2])
+    assert (len(batch.sampling), batch.completed_prompts) == (1, [2])
 
 
 def test_a_long_prompt_leaves_running_sequences_their_token() -> None:

@@ -1,0 +1,179 @@
+"""One request's fault is its own: neighbours, cache and process go on as if it had never come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_svc.engine import Engine
+from engine_svc.outputs import SequenceDelta
+from engine_svc.plan import SamplingPlan
+from engine_svc.request import GenerationRequest, RequestLimits, SamplingParameters
+from engine_svc.sampling.isolation import sample_rows
+from engine_svc.sampling.sampler import Sampler
+from engine_svc.validation import validate
+from quire.bounds import SAMPLING_BOUNDS
+from quire.errors import InvalidRequest
+from tests.support.run_engine import random_prompts, running_engine
+from tests.support.tiny_models import VOCAB_SIZE, make_model
+
+PROMPTS = random_prompts(19, 37, seed=5)
+NEIGHBOUR = SamplingParameters(
+    temperature=0.9, seed=4, top_p=0.95, max_tokens=24, logprobs=1, frequency_penalty=0.5, ignore_eos=True
+)
+EOS = 3
+LIMITS = RequestLimits(("tiny",), VOCAB_SIZE, 256, 20, "fcfs")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("llama"), "llama-untied")
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    with running_engine(folder, eos_token_ids=(EOS,)) as engine:
+        yield engine
+
+
+def run(engine: Engine, requests: dict[int, GenerationRequest]) -> dict[int, list[SequenceDelta]]:
+    """All that came for each request, once each has ended and nothing is held any more."""
+    for key, request in requests.items():
+        engine.add(key, request)
+    found: dict[int, list[SequenceDelta]] = {key: [] for key in requests}
+    while engine.has_work:
+        for delta in engine.step():
+            found[delta.key].append(delta)
+        engine.check()
+    assert all(deltas[-1].is_final for deltas in found.values())
+    assert engine.load().used_kv_blocks == 0
+    return found
+
+
+def tokens(deltas: list[SequenceDelta]) -> list[int]:
+    return [token_id for delta in deltas for token_id in delta.token_ids]
+
+
+def neighbours() -> dict[int, GenerationRequest]:
+    return {key: GenerationRequest("r", prompt, NEIGHBOUR) for key, prompt in enumerate(PROMPTS)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(engine: Engine) -> dict[int, list[SequenceDelta]]:
+    """What the neighbours get where nobody else is."""
+    found = run(engine, neighbours())
+    assert all(len(tokens(deltas)) == NEIGHBOUR.max_tokens for deltas in found.values())
+    return found
+
+
+def edges(name: str, *more: Any) -> st.SearchStrategy[Any]:
+    """The ends of a parameter's bound, and what lies near them."""
+    bound = SAMPLING_BOUNDS[name]
+    ends = [bound.minimum] if not bound.minimum_excluded else []
+    ends += [bound.maximum] if bound.maximum < 2**62 else []
+    return st.sampled_from([*ends, *more])
+
+
+SAMPLINGS = st.builds(
+    SamplingParameters,
+    n=st.sampled_from([1, 2, 5]),
+    max_tokens=st.sampled_from([0, 1, 2, 20, None]),
+    min_tokens=st.sampled_from([0, 1, 2, 20, 200]),
+    temperature=edges("temperature", 1e-38, 1e-6, 1e-5, 1.0),
+    top_p=edges("top_p", 1e-38, 1e-6, 0.5),
+    top_k=edges("top_k", 1, VOCAB_SIZE - 1, VOCAB_SIZE, VOCAB_SIZE + 1),
+    min_p=edges("min_p", 1e-38, 0.5),
+    repetition_penalty=edges("repetition_penalty", 1e-38, 0.5, 1.0, 3e38),
+    presence_penalty=edges("presence_penalty", 0.0),
+    frequency_penalty=edges("frequency_penalty", 0.0),
+    seed=st.sampled_from([None, 0, -1, -(2**63), 2**63 - 1]),
+    stop_token_ids=st.sampled_from([(), (EOS,), (0, VOCAB_SIZE - 1), tuple(range(VOCAB_SIZE - 128, VOCAB_SIZE))]),
+    ignore_eos=st.booleans(),
+    logit_bias=st.sampled_from(
+        [(), ((0, 100.0),), ((5, -100.0), (9, 0.0)), tuple((token_id, -100.0) for token_id in range(VOCAB_SIZE))]
+    ),
+    logprobs=st.sampled_from([None, 0, 20]),
+    prompt_logprobs=st.sampled_from([None, 0, 20]),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sampling=SAMPLINGS, length=st.sampled_from([1, 2, 33]))
+def test_any_parameters_end_and_change_nothing_for_others(
+    engine: Engine, undisturbed: dict[int, list[SequenceDelta]], sampling: SamplingParameters, length: int
+) -> None:
+    request = GenerationRequest("r", random_prompts(length)[0], sampling)
+    try:
+        validate(request, LIMITS)
+    except InvalidRequest:
+        return
+    found = run(engine, {7: request, **neighbours()})
+    assert found[7][-1].error is None
+    assert all(0 <= token_id < VOCAB_SIZE for token_id in tokens(found[7]))
+    for key, deltas in undisturbed.items():
+        assert tokens(found[key]) == tokens(deltas)
+
+
+# Nothing that validation lets through fails. What it would have to miss for a row to fail:
+BROKEN: dict[str, dict[str, Any]] = {
+    "added": {"logit_bias": ((10**6, 1.0),)},
+    "penalised": {"presence_penalty": 1.0, "logit_bias": ((-1, 1.0),)},
+    "scored": {"logprobs": 10**4},
+    "prompt scored": {"prompt_logprobs": 10**4},
+    "nothing left": {"stop_token_ids": tuple(range(VOCAB_SIZE)), "min_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("executor", [{}, {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}])
+def test_rows_that_cannot_be_sampled_fail_alone(
+    folder: Path, undisturbed: dict[int, list[SequenceDelta]], executor: dict[str, Any]
+) -> None:
+    """More such requests than steps in a row may fail; the cache is kept and neighbours get their tokens."""
+    broken = {
+        7 + index: GenerationRequest(fault, random_prompts(40)[0], replace(NEIGHBOUR, **BROKEN[fault]))
+        for index, fault in enumerate([*BROKEN, *BROKEN])
+    }
+    with running_engine(folder, cpu_threads=1, **executor) as engine:
+        run(engine, neighbours())
+        found = run(engine, {**neighbours(), **broken})
+    for key, request in broken.items():
+        error = found[key][-1].error
+        assert error is not None, request.request_id
+        assert error.reason == "REQUEST_FAULT"
+    for key, deltas in undisturbed.items():
+        assert tokens(found[key]) == tokens(deltas)
+    usage = found[1][-1].usage
+    assert usage is not None
+    assert usage.cached_prompt_tokens == 32
+
+
+def test_rows_are_sampled_apart_from_logits_that_are_whole() -> None:
+    """A batch that raises after penalties and biases were applied does not apply them twice."""
+    plans = [
+        SamplingPlan(temperature=0.0, frequency_penalty=1.0, logit_bias=((1, 0.5),)),
+        SamplingPlan(temperature=0.0, num_logprobs=10**4),
+        SamplingPlan(temperature=0.0, suppress_token_ids=(0,), min_tokens=9),
+    ]
+    logits = torch.tensor([2.0, 1.9, 0.0]).repeat(3, 1)
+    sampler = Sampler(3, 3, torch.device("cpu"))
+    for slot, plan in enumerate(plans):
+        sampler.add(slot, plan, [2, 0], 1)
+    outputs, failed = sample_rows(sampler, logits.clone(), [0, 1, 2], [2, 2, 2])
+    assert {slot: int(output.token_ids[0]) for output in outputs for slot in output.slots} == {0: 1, 2: 1}
+    assert list(failed) == [1]
+    outputs, failed = sample_rows(sampler, logits[:2].clone(), [0, 2], [3, 3])
+    assert [output.token_ids.tolist() for output in outputs] == [[1, 1]]
+    assert not failed
+
+
+def test_a_device_that_is_lost_is_no_rows_fault() -> None:
+    sampler = Sampler(2, 3, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="meta"):
+        sample_rows(sampler, torch.zeros(2, 3, device="meta"), [0, 1], [1, 1])
