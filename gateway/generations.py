@@ -77,6 +77,23 @@ class Generations:
         if router := self._take_away(stream):
             router.abort(stream_id)
 
+    def stop(self, choice: LiveChoice) -> None:
+        """A stop string has ended a choice that is still generated."""
+        stream = choice.stream
+        del choice.delivered[choice.num_tokens :]
+        _, router = self._placed.get(stream.stream_id, (stream, None))
+        if router is not None:
+            router.stop(stream.stream_id, choice.index % len(stream.choices), choice.num_tokens)
+        elif stream.told:
+            self._finish(stream)
+
+    def _finish(self, stream: LiveStream) -> None:
+        """Nothing more comes of a stream: it has been told what it cost, or never will be."""
+        if stream.waiting is not None:
+            stream.waiting.cancel()
+        stream.over = True
+        stream.request.settle()
+
     def _place(self, stream: LiveStream, error: QuireError) -> None:
         """
         Args:
@@ -152,12 +169,16 @@ class Generations:
                 choice.delivered.extend(delta.token_ids)
                 choice.finished = bool(delta.finish_reason)
                 self._on_delta(choice, delta)
+            if delta.is_final:
+                self._finish(stream)
 
     def _on_error(self, stream: LiveStream, router: RouterSession, error: QuireError) -> None:
         """A router that refuses what it has not begun may be draining, or know no worker yet: others are asked too."""
         refused_by = (*stream.refused_by, router.address)
         self._take_away(stream)
-        if isinstance(error, Unavailable) and not stream.answered and pick(self._routers, "", refused_by):
+        if stream.told:
+            self._finish(stream)
+        elif isinstance(error, Unavailable) and not stream.answered and pick(self._routers, "", refused_by):
             stream.refused_by = refused_by
             self._move(stream, error)
         else:
@@ -174,7 +195,9 @@ class Generations:
 
     def _move(self, stream: LiveStream, error: QuireError) -> None:
         """Has a generation go on elsewhere, or fails its request with `error`."""
-        if stream.request.closed or all(choice.finished or choice.ended for choice in stream.choices):
+        if stream.told:
+            self._finish(stream)
+        if stream.request.closed or stream.over:
             return
         if stream.moves == MAX_MOVES:
             stream.request.fail(error)

@@ -14,6 +14,8 @@ from quire.v1 import common_pb2
 
 # Events that wait for a client which does not read: far more than a healthy one ever has.
 MAX_WAITING_EVENTS = 16384
+# A client whose text is complete waits so long for what it cost, and gets an answer without it then.
+USAGE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -24,6 +26,8 @@ class LiveChoice:
     index: int  # prompt * n + choice
     text_id: int = 0  # its stream id at the tokenizer service
     pending: deque[common_pb2.GenerationDelta] = field(default_factory=deque)
+    # Tokens that are the client's, and whether they are all of them.
+    num_tokens: int = 0
     ended: bool = False
     # What routers have delivered so far, and whether they said that this is all: where another one has to go on.
     delivered: array[int] = field(default_factory=lambda: array("I"))
@@ -38,7 +42,9 @@ class LiveStream:
     generation: common_pb2.Generation
     deadline: float  # by the monotonic clock
     choices: list[LiveChoice] = field(default_factory=list)
+    # What it cost; None where nobody has told. And whether nothing more comes of it.
     usage: common_pb2.GenerationUsage | None = None
+    over: bool = False
     # Its number in the session with the router that works on it; 0 while none does.
     stream_id: int = 0
     # Whether that router has sent something of it; and which ones have refused it.
@@ -48,6 +54,11 @@ class LiveStream:
     moves: int = 0
     # Waits for a router.
     waiting: asyncio.Task[None] | None = None
+
+    @property
+    def told(self) -> bool:
+        """Whether the tokens of all its choices are here."""
+        return all(choice.finished or choice.ended for choice in self.choices)
 
 
 class LiveRequest:
@@ -61,11 +72,13 @@ class LiveRequest:
         self.job = job
         self.streams: list[LiveStream] = []
         self.open_choices = job.choices
+        # Tokens in what was written to the client.
         self.completion_tokens = 0
         self._release = release
         self._events: deque[Event] = deque()
         self._ready = asyncio.Event()
         self._closed = False
+        self._settling: asyncio.TimerHandle | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -101,10 +114,21 @@ class LiveRequest:
         self._events.clear()
         self.close()
 
+    def settle(self) -> None:
+        """Ends the request once all is said and the routers have told what it cost. Call it when either comes."""
+        if self.open_choices or self._closed:
+            return
+        if all(stream.over for stream in self.streams):
+            self.close()
+        elif self._settling is None:
+            self._settling = asyncio.get_running_loop().call_later(USAGE_SECONDS, self.close)
+
     def close(self) -> None:
         """Frees what the request holds; events that wait are still delivered. May be called twice."""
         if not self._closed:
             self._closed = True
+            if self._settling is not None:
+                self._settling.cancel()
             self._release(self)
             self._ready.set()
 

@@ -52,6 +52,7 @@ async def collect(live: LiveRequest, http: Request) -> list[ChoiceOutcome]:
                 if isinstance(event, FailureEvent):
                     raise event.error
                 outcomes[event.index].add(event)
+                live.completion_tokens += len(event.token_ids)
     finally:
         watcher.cancel()
         live.close()

@@ -102,7 +102,7 @@ class Pipeline:
     def _on_text(self, choice: LiveChoice, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> None:
         event = _event(choice, delta, text)
         request = choice.stream.request
-        request.completion_tokens += len(event.token_ids)
+        choice.num_tokens += len(event.token_ids)
         self._statistics.progressed(request, event, time.monotonic())
         request.push(event)
         if event.finish:
@@ -111,10 +111,11 @@ class Pipeline:
     def _end_choice(self, choice: LiveChoice) -> None:
         choice.ended = True
         self.texts.close(choice)
+        if not choice.finished:
+            self.generations.stop(choice)
         request = choice.stream.request
         request.open_choices -= 1
-        if not request.open_choices:
-            request.close()
+        request.settle()
 
 
 def _event(choice: LiveChoice, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> ChoiceEvent:

@@ -81,6 +81,13 @@ class RouterSession:
         with contextlib.suppress(Unavailable):
             self._link.post(0).abort_stream_ids.append(stream_id)
 
+    def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
+        """Ends one sequence of a generation; a session that is gone has ended all of it."""
+        with contextlib.suppress(Unavailable):
+            self._link.post(0).stops.add(
+                stream_id=stream_id, choice_index=choice_index, num_output_tokens=num_output_tokens
+            )
+
     def _begin(self) -> None:
         self._heard = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.job import ChoiceEvent
 from gateway.live import LiveRequest
@@ -52,11 +52,12 @@ class ModelStatistics:
 
 @dataclass
 class _Clock:
-    """When things happened to one live request."""
+    """When things happened to one live request, and to each of its choices."""
 
     start: float
-    first: float = 0.0
-    last: float = 0.0
+    first: dict[int, float] = field(default_factory=dict)  # token
+    last: dict[int, float] = field(default_factory=dict)  # token
+    end: float = 0.0  # of its text; what it cost may be told later
 
 
 class RequestStatistics:
@@ -88,13 +89,15 @@ class RequestStatistics:
             return
         model = self.models[request.job.model]
         if event.token_ids:
-            if clock.first:
-                model.observe("inter_token_latency_seconds", now - clock.last)
+            if event.index in clock.first:
+                model.observe("inter_token_latency_seconds", now - clock.last[event.index])
             else:
-                clock.first = now
-                model.observe("time_to_first_token_seconds", now - clock.start)
-            clock.last = now
+                if not clock.first:
+                    model.observe("time_to_first_token_seconds", now - clock.start)
+                clock.first[event.index] = now
+            clock.last[event.index] = now
         if event.finish:
+            clock.end = now
             model.finished[event.finish.value] += 1
 
     def ended(self, request: LiveRequest) -> None:
@@ -106,13 +109,15 @@ class RequestStatistics:
         if request.open_choices:
             model.finished["abort"] += request.open_choices
             return
-        tokens = request.completion_tokens
-        model.observe("e2e_request_latency_seconds", time.monotonic() - clock.start)
+        choices = [choice for stream in request.streams for choice in stream.choices]
+        model.observe("e2e_request_latency_seconds", clock.end - clock.start)
         model.observe("request_prompt_tokens", request.prompt_tokens)
-        model.observe("request_generation_tokens", tokens)
-        model.observe("request_max_num_generation_tokens", tokens)
-        if tokens > 1:
-            model.observe("time_per_output_token_seconds", (clock.last - clock.first) / (tokens - 1))
+        model.observe("request_generation_tokens", sum(choice.num_tokens for choice in choices))
+        model.observe("request_max_num_generation_tokens", max(choice.num_tokens for choice in choices))
+        for choice in choices:
+            if choice.num_tokens > 1:
+                seconds = clock.last[choice.index] - clock.first[choice.index]
+                model.observe("time_per_output_token_seconds", seconds / (choice.num_tokens - 1))
         for stream in request.streams:
             if stream.usage:
                 _observe_engine_times(model, stream.usage)

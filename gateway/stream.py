@@ -104,4 +104,5 @@ class EventStream:
     def _encode(self, event: ChoiceEvent | FailureEvent) -> bytes:
         if isinstance(event, FailureEvent):
             return sse(error_body(event.error))
+        self._live.completion_tokens += len(event.token_ids)
         return b"".join(sse(chunk) for chunk in self._render(event))

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from quire.errors import Overloaded, QuireError, Unavailable
+from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.session import SessionLink
@@ -124,8 +124,8 @@ class Worker(WorkerPort):
 
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
         """See WorkerPort."""
-        with contextlib.suppress(Unavailable, Overloaded):
-            self._link.post().stops.add(
+        with contextlib.suppress(Unavailable):
+            self._link.post(0).stops.add(
                 stream_id=stream_id, choice_index=choice_index, num_output_tokens=num_output_tokens
             )
 

@@ -57,7 +57,7 @@ class WorkerPort(ABC):
 
     @abstractmethod
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
-        """Ends one sequence of a request at the worker. One that cannot be told computes more than is wanted."""
+        """Ends one sequence of a request at the worker; one that is not connected has ended the request already."""
 
     def learn(self, info: common_pb2.ModelInfo) -> None:
         """The worker has told what it serves."""

@@ -24,7 +24,7 @@ def stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     running = start_stack(
         tiny_llama, tmp_path_factory.mktemp("stack") / "log",
         "--dtype", "float32", "--served-model-name", "tiny", "--max-model-len", "1024",
-        "--kv-cache-memory-bytes", "64M",
+        "--kv-cache-memory-bytes", "64M", "--enable-prompt-tokens-details",
     )  # fmt: skip
     try:
         running.wait_healthy()

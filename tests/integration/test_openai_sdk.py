@@ -106,6 +106,23 @@ def test_stop_string(client: openai.OpenAI) -> None:
     assert cut.model_extra and cut.model_extra["stop_reason"] == stop
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_tells_what_was_cached(client: openai.OpenAI, stream: bool) -> None:
+    prompt = [3 + 7 * number % 500 for number in range(500 + stream)]
+    text = client.completions.create(model="tiny", prompt=prompt, temperature=0, max_tokens=16).choices[0].text
+    wanted: dict[str, Any] = {
+        "model": "tiny", "prompt": prompt, "temperature": 0, "max_tokens": 400, "stop": [text[3:5]]
+    }  # fmt: skip
+    if stream:
+        *chunks, last = client.completions.create(**wanted, stream=True, stream_options={"include_usage": True})
+        finish, usage = chunks[-1].choices[0].finish_reason, last.usage
+    else:
+        answer = client.completions.create(**wanted)
+        finish, usage = answer.choices[0].finish_reason, answer.usage
+    assert (finish, usage.completion_tokens < 16) == ("stop", True)
+    assert usage.prompt_tokens_details.cached_tokens == 496
+
+
 def test_logprobs_are_those_of_transformers(client: openai.OpenAI, stack: Stack) -> None:
     model, _ = reference(str(stack.model))
     prompt = [5, 6, 7, 8]

@@ -62,6 +62,9 @@ class FakeRouterState:
     ready: bool = True
     started: list[common_pb2.Generation] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
+    # (choice, tokens that count); and whether nothing comes of stops.
+    stopped: list[tuple[int, int]] = field(default_factory=list)
+    ignores_stops: bool = False
 
 
 class FakeRouter(router_pb2_grpc.RouterServiceServicer):
@@ -154,6 +157,10 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
                     )  # fmt: skip
                 else:
                     self.live.append(self._stream(start.stream_id, start.generation, outbox))
+            for stop in frame.stops:
+                self.state.stopped.append((stop.choice_index, stop.num_output_tokens))
+                for stream in [s for s in self.live if s.outbox is outbox and s.stream_id == stop.stream_id]:
+                    self._stop(stream, stop.choice_index)
             for stream_id in frame.abort_stream_ids:
                 self.state.aborted.append(stream_id)
                 self.live = [s for s in self.live if s.outbox is not outbox or s.stream_id != stream_id]
@@ -197,8 +204,23 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
         if stream.positions[choice] == len(stream.outputs[choice]):
             stream.ended[choice] = True
             delta.finish_reason = common_pb2.FINISH_REASON_LENGTH
-        if all(stream.ended):
-            delta.is_final = True
-            delta.usage.prompt_tokens = len(stream.generation.prompt_token_ids)
-            delta.usage.completion_tokens = sum(stream.positions)
-            delta.usage.cached_prompt_tokens = CACHED_TOKENS
+        _note_end(stream, delta)
+
+    def _stop(self, stream: FakeStream, choice: int) -> None:
+        if self.state.ignores_stops or stream.ended[choice]:
+            return
+        stream.ended[choice] = True
+        delta = stream.outbox.post().deltas.add(
+            stream_id=stream.stream_id, choice_index=choice, finish_reason=common_pb2.FINISH_REASON_STOP
+        )
+        _note_end(stream, delta)
+        if delta.is_final:
+            self.live.remove(stream)
+
+
+def _note_end(stream: FakeStream, delta: common_pb2.GenerationDelta) -> None:
+    if all(stream.ended):
+        delta.is_final = True
+        delta.usage.prompt_tokens = len(stream.generation.prompt_token_ids)
+        delta.usage.completion_tokens = sum(stream.positions)
+        delta.usage.cached_prompt_tokens = CACHED_TOKENS
