@@ -24,6 +24,7 @@ from gateway.errors import (
 from gateway.metrics import GatewayCollector
 from gateway.middleware.authentication import AuthenticationMiddleware
 from gateway.middleware.request_id import RequestIdMiddleware
+from gateway.middleware.stopping import StoppingMiddleware
 from gateway.openapi import docs, openapi_json
 from quire.errors import QuireError
 from quire.metrics import new_registry
@@ -68,7 +69,7 @@ def middleware(options: GatewayOptions) -> list[Middleware]:
         )
     if options.api_key:
         found.append(Middleware(AuthenticationMiddleware, api_keys=options.api_key))
-    return found
+    return [*found, Middleware(StoppingMiddleware)]
 
 
 def create_app(context: GatewayContext) -> Starlette:

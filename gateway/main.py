@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -27,11 +28,13 @@ from quire.options.server import RpcSecurityOptions
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+# For requests that are cut to say so, and for their clients to hear it.
+_LAST_WORDS_SECONDS = 2.0
 _PROBES = ("/health", "/ping", "/livez", "/readyz", "/metrics")
 
 
 def main(gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions) -> None:
-    """Serves until SIGTERM or SIGINT.
+    """Serves until SIGTERM or SIGINT, and then until all requests are answered; a second signal cuts them short.
 
     Raises:
         StartupError: the options do not go together, or the port is taken.
@@ -89,20 +92,42 @@ def make_server(context: GatewayContext) -> uvicorn.Server:
 async def _serve(options: GatewayOptions, security: RpcSecurityOptions, listener: socket.socket) -> None:
     context = make_context(options, security)
     server = make_server(context)
-    stop = asyncio.Event()
+    signals = asyncio.Queue[int]()
     loop = asyncio.get_running_loop()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(_POLL_SECONDS)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, signals.put_nowait, number)
     logger.info("listening on %s:%d", options.host, options.port)
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    await _wait(serving, signals, None)
     context.draining = True
     server.should_exit = True
+    await _wait(serving, signals, options.drain_timeout_seconds)
+    await _cut(serving, server)
     await serving
-    stopping.cancel()
+
+
+async def _wait(serving: asyncio.Task[None], signals: asyncio.Queue[int], seconds: float | None) -> None:
+    """Until the server has ended, a signal has come, or so much time has passed."""
+    told = asyncio.create_task(signals.get())
+    await asyncio.wait([serving, told], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+
+
+async def _cut(serving: asyncio.Task[None], server: uvicorn.Server) -> None:
+    """Ends a server whose time is up: cancels what requests there are, whose clients get an error each."""
+    deadline = time.monotonic() + _LAST_WORDS_SECONDS
+    cut = set[asyncio.Task[None]]()
+    while not serving.done() and time.monotonic() < deadline:
+        late = server.server_state.tasks - cut  # a connection's next request may have come up
+        cut |= late
+        for task in late:
+            task.cancel()
+        await asyncio.wait([serving], timeout=_POLL_SECONDS)
+    if cut:
+        logger.warning("cut %d requests that had not finished", len(cut))
+    server.force_exit = True
 
 
 def _config(options: GatewayOptions, context: GatewayContext) -> uvicorn.Config:
@@ -119,7 +144,6 @@ def _config(options: GatewayOptions, context: GatewayContext) -> uvicorn.Config:
         access_log=not options.disable_uvicorn_access_log,
         root_path=options.root_path,
         limit_concurrency=options.max_connections,
-        timeout_graceful_shutdown=int(options.drain_timeout_seconds) or 1,
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,
         ssl_ca_certs=options.ssl_ca_certs,

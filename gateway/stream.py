@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.errors import error_body, error_response
 from gateway.job import ChoiceEvent, FailureEvent
 from gateway.live import LiveRequest
+from gateway.middleware.stopping import stopping
 from gateway.outcome import first_error
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 PING_SECONDS = 15.0
 # A client that takes longer than this to read 64 KiB is not reading.
 STALL_SECONDS = 60.0
+# For the last words of a stream that is cut.
+_LAST_WORDS_SECONDS = 1.0
 _PING = b": ping\n\n"
 _DONE = b"data: [DONE]\n\n"
 _HEADERS = [
@@ -61,6 +64,7 @@ class EventStream:
         self._opening = opening
         self._render = render
         self._closing = closing
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Streams until the request ends or the client goes."""
@@ -69,6 +73,10 @@ class EventStream:
             await self._stream(scope, receive, send)
         except TimeoutError:
             logger.info("the client has not read its stream for %g s; ending it", STALL_SECONDS)
+        except asyncio.CancelledError:
+            if not self._begun:
+                raise
+            await self._end_early(send)
         finally:
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -80,6 +88,12 @@ class EventStream:
             continue
         self._live.cancel()
 
+    async def _end_early(self, send: Send) -> None:
+        """The server stops: no stream ends without a word."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await send({"type": "http.response.body", "body": sse(error_body(stopping())) + _DONE})
+
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         batch = None
         while batch is None:  # no head yet, so nothing can be said while the request waits in a queue
@@ -87,6 +101,7 @@ class EventStream:
         if error := first_error(batch):
             await error_response(error)(scope, receive, send)
             return
+        self._begun = True
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         body = b"".join(sse(chunk) for chunk in self._opening)
         failed = False

@@ -1,0 +1,41 @@
+"""The end of requests that the server does not wait for any longer: an answer, where none has begun."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import error_response
+from quire.errors import Unavailable
+
+
+def stopping() -> Unavailable:
+    """What a request that is cut gets, whole or inside its stream."""
+    return Unavailable("The server is stopping and did not finish this request; send it again.")
+
+
+class StoppingMiddleware:
+    """Answers 503 to a request whose task is cancelled, which only a server does that stops (`main`).
+
+    Streams that have begun say so themselves (`EventStream`).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes everything on."""
+        begun = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting_send)
+        except asyncio.CancelledError:
+            if begun or scope["type"] != "http":
+                raise
+            await error_response(stopping())(scope, receive, send)
