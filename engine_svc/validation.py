@@ -17,6 +17,7 @@ from quire.bounds import (
     SAMPLING_BOUNDS,
     Bound,
     check_context_length,
+    check_token_ids,
 )
 from quire.errors import InvalidRequest, NotFound
 
@@ -67,11 +68,10 @@ def _check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None
             bound.check(name, value)
     _check_count("stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "entries")
     _check_count("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS_ENTRIES, "entries")
-    for token_id, bias in sampling.logit_bias:
-        _check_token("logit_bias", token_id, limits.vocab_size)
+    check_token_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias], limits.vocab_size)
+    for _, bias in sampling.logit_bias:
         LOGIT_BIAS_BOUND.check("logit_bias", bias)
-    for token_id in sampling.stop_token_ids:
-        _check_token("stop_token_ids", token_id, limits.vocab_size)
+    check_token_ids("stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
     for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None:
             Bound(0, min(limits.max_logprobs, limits.vocab_size)).check(name, count)
@@ -86,8 +86,7 @@ def _check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None
 def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
     if not request.prompt_token_ids:
         raise InvalidRequest("The prompt is empty; it needs at least one token.", parameter="prompt_token_ids")
-    _check_token("prompt_token_ids", min(request.prompt_token_ids), limits.vocab_size)
-    _check_token("prompt_token_ids", max(request.prompt_token_ids), limits.vocab_size)
+    check_token_ids("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
     alternatives = request.sampling.prompt_logprobs
     entries = 0 if alternatives is None else len(request.prompt_token_ids) * (alternatives + 1)
     if entries > MAX_PROMPT_LOGPROB_ENTRIES:
@@ -125,9 +124,7 @@ def _check_progress(request: GenerationRequest, limits: RequestLimits) -> None:
 
 
 def _check_choice(index: int, choice: ChoiceProgress, most: int, limits: RequestLimits) -> None:
-    if choice.token_ids:
-        _check_token("progress", min(choice.token_ids), limits.vocab_size)
-        _check_token("progress", max(choice.token_ids), limits.vocab_size)
+    check_token_ids("progress", choice.token_ids, limits.vocab_size)
     if len(choice.token_ids) > most or (len(choice.token_ids) == most and not choice.finished):
         raise _progress_error(
             f"progress of choice {index} has {len(choice.token_ids)} tokens, and max_tokens and the model's length "
@@ -142,11 +139,3 @@ def _progress_error(message: str) -> InvalidRequest:
 def _check_count(parameter: str, count: int, most: int, unit: str) -> None:
     if count > most:
         raise InvalidRequest(f"{parameter} has {count} {unit}; at most {most} are taken.", parameter=parameter)
-
-
-def _check_token(parameter: str, token_id: int, vocab_size: int) -> None:
-    if not 0 <= token_id < vocab_size:
-        raise InvalidRequest(
-            f"{parameter} holds token id {token_id}; ids of this model lie between 0 and {vocab_size - 1}.",
-            parameter=parameter,
-        )

@@ -37,6 +37,7 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
         Route("/v1/completions", completions.completions, methods=["POST"]),
         Route("/v1/models", tokens.list_models),
+        Route("/v1/models/{model:path}", tokens.get_model),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/health", operations.health),

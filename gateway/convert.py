@@ -54,10 +54,13 @@ def make_job(
     for prompt in truncated:
         _check_length(len(prompt.token_ids), asked, model.max_model_len)
     check_total(truncated, output, sampling.n or 1, model.max_model_len, options.max_tokens_per_request)
+    names = model.served_model_names
     return Job(
         request_id=body.request_id or current_request_id(),
-        model=model.served_model_names[0],
-        requested_model=body.model or model.served_model_names[0],
+        model=names[0],
+        requested_model=body.model or names[0],
+        # An alias may stand for several models, any of which may answer; a name of this one is told by its first.
+        answering_model=names[0] if not body.model or body.model in names else body.model,
         prompts=tuple(truncated),
         sampling=sampling,
         timeout_seconds=options.request_timeout_seconds,

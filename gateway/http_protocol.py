@@ -3,99 +3,107 @@
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADER_BYTES = 64 * 1024
 
 
-def limited_protocol(header_seconds: float, body_seconds: float) -> type[asyncio.Protocol]:
+class LimitedProtocol(HttpToolsProtocol):
+    """Closes connections that send too much or too slowly before the application hears of them.
+
+    The timer runs while a client is what the server waits for, and never while an answer is made: what comes then
+    (the CRLF that old clients send after a body, or the next request) may come as slowly as it likes.
+    """
+
+    # Time that a client has for each.
+    header_seconds: ClassVar[float]
+    body_seconds: ClassVar[float]
+
+    _timer: asyncio.TimerHandle | None = None
+    _header_bytes = 0
+    _in_headers = True  # or between requests
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows it likewise
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            self._header_bytes += len(data)
+            if self._timer is None and not self._answering:
+                self._await_headers()
+        super().data_received(data)
+        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse(431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")
+
+    def on_headers_complete(self) -> None:
+        if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES:
+            self._refuse(431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")
+            return
+        self._in_headers = False
+        self._disarm()
+        if not self._answering:
+            self._await_body()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._in_headers:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._in_headers:
+            self._disarm()
+            self._in_headers, self._header_bytes = True, 0
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._in_headers and self._timer is None and not self.pipeline:  # its turn has come
+            self._await_body()
+
+    @property
+    def _answering(self) -> bool:
+        """Whether a request that came whole, before the one that is read now, is not answered yet."""
+        return self.cycle is not None and (bool(self.pipeline) or not self.cycle.response_complete)
+
+    def _await_headers(self) -> None:
+        self._arm(self.header_seconds, 408, "The request's headers did not come in time.")
+
+    def _await_body(self) -> None:
+        self._arm(self.body_seconds, 408, "The request's body did not come in time.")
+
+    def _arm(self, seconds: float, status: int, message: str) -> None:
+        self._disarm()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._refuse, status, message)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        if not self._has_spoken():
+            self.transport.write(_response(status, message))
+        self.transport.close()
+
+    def _has_spoken(self) -> bool:
+        """Whether an answer is on its way, or the request that is read now has its answer already."""
+        if self.cycle is None or not self.cycle.response_started:
+            return bool(self.pipeline)
+        return bool(self.pipeline) or not (self.cycle.response_complete and self._in_headers)
+
+
+def limited_protocol(header_seconds: float, body_seconds: float) -> type[LimitedProtocol]:
     """The protocol class with these deadlines; uvicorn makes one instance per connection."""
-
-    class LimitedProtocol(HttpToolsProtocol):
-        """Closes connections that send too much or too slowly before the application hears of them.
-
-        The timer runs while a client is what the server waits for, and never while an answer is made: what comes then
-        (the CRLF that old clients send after a body, or the next request) may come as slowly as it likes.
-        """
-
-        _timer: asyncio.TimerHandle | None = None
-        _header_bytes = 0
-        _in_headers = True  # or between requests
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows it likewise
-            self._arm(header_seconds, 408, "The request's headers did not come in time.")
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._disarm()
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            if self._in_headers:
-                self._header_bytes += len(data)
-                if self._timer is None and not self._answering:
-                    self._arm(header_seconds, 408, "The request's headers did not come in time.")
-            super().data_received(data)
-            if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
-                self._refuse(431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")
-
-        def on_headers_complete(self) -> None:
-            if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES:
-                self._refuse(431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")
-                return
-            self._in_headers = False
-            self._disarm()
-            if not self._answering:
-                self._await_body()
-            super().on_headers_complete()
-
-        def on_body(self, body: bytes) -> None:
-            if not self._in_headers:
-                super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            if not self._in_headers:
-                self._disarm()
-                self._in_headers, self._header_bytes = True, 0
-                super().on_message_complete()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if not self._in_headers and self._timer is None and not self.pipeline:  # its turn has come
-                self._await_body()
-
-        @property
-        def _answering(self) -> bool:
-            """Whether a request that came whole, before the one that is read now, is not answered yet."""
-            return self.cycle is not None and (bool(self.pipeline) or not self.cycle.response_complete)
-
-        def _await_body(self) -> None:
-            self._arm(body_seconds, 408, "The request's body did not come in time.")
-
-        def _arm(self, seconds: float, status: int, message: str) -> None:
-            self._disarm()
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._refuse, status, message)
-
-        def _disarm(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-        def _refuse(self, status: int, message: str) -> None:
-            if self.transport.is_closing():
-                return
-            if not self._has_spoken():
-                self.transport.write(_response(status, message))
-            self.transport.close()
-
-        def _has_spoken(self) -> bool:
-            """Whether an answer is on its way, or the request that is read now has its answer already."""
-            if self.cycle is None or not self.cycle.response_started:
-                return bool(self.pipeline)
-            return bool(self.pipeline) or not (self.cycle.response_complete and self._in_headers)
-
-    return LimitedProtocol
+    return type("Protocol", (LimitedProtocol,), {"header_seconds": header_seconds, "body_seconds": body_seconds})
 
 
 def _response(status: int, message: str) -> bytes:

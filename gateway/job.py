@@ -35,6 +35,7 @@ class Job:
     request_id: str
     model: str  # its main name
     requested_model: str  # the name that the request used, which may be an alias of several models
+    answering_model: str  # the name in the answer
     prompts: tuple[TokenizedPrompt, ...]
     sampling: common_pb2.SamplingParams
     timeout_seconds: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from importlib import resources
 from typing import Any
 
@@ -17,6 +18,7 @@ from gateway.protocol.completions import Completion, CompletionRequest
 from gateway.protocol.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
+    ModelCard,
     ModelList,
     TokenizeRequest,
     TokenizeResponse,
@@ -27,6 +29,7 @@ _OPERATIONS: dict[str, tuple[str, type | None, type | None, str]] = {
     "/v1/chat/completions": ("post", ChatCompletionRequest, ChatCompletion, "Continues a conversation."),
     "/v1/completions": ("post", CompletionRequest, Completion, "Continues prompts."),
     "/v1/models": ("get", None, ModelList, "Lists the served models."),
+    "/v1/models/{model}": ("get", None, ModelCard, "One of them."),
     "/tokenize": ("post", TokenizeRequest, TokenizeResponse, "Turns text or a conversation into token ids."),
     "/detokenize": ("post", DetokenizeRequest, DetokenizeResponse, "Turns token ids into text."),
     "/health": ("get", None, None, "Answers 200 while requests can be served."),
@@ -37,6 +40,7 @@ _OPERATIONS: dict[str, tuple[str, type | None, type | None, str]] = {
     "/load": ("get", None, None, "Requests under way in this gateway."),
     "/metrics": ("get", None, None, "Prometheus metrics."),
 }
+_PARAMETER = re.compile(r"\{(\w+)\}")
 _CSP = "default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self'; base-uri 'none'"
 _TYPES = {"docs.html": "text/html", "docs.js": "text/javascript", "docs.css": "text/css"}
 
@@ -48,7 +52,7 @@ def _document() -> dict[str, Any]:
         [*structs, ErrorResponse], ref_template="#/components/schemas/{name}"
     )
     refs = dict(zip([*structs, ErrorResponse], schemas, strict=True))
-    paths = {path: {operation[0]: _operation(operation, refs)} for path, operation in _OPERATIONS.items()}
+    paths = {path: {operation[0]: _operation(path, operation, refs)} for path, operation in _OPERATIONS.items()}
     security = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
     return {
         "openapi": "3.1.0", "info": {"title": "Quire", "version": quire.__version__}, "paths": paths,
@@ -57,7 +61,7 @@ def _document() -> dict[str, Any]:
 
 
 def _operation(
-    operation: tuple[str, type | None, type | None, str], refs: dict[type, dict[str, Any]]
+    path: str, operation: tuple[str, type | None, type | None, str], refs: dict[type, dict[str, Any]]
 ) -> dict[str, Any]:
     _, request, answer, text = operation
     success: dict[str, Any] = {"description": "Success."}
@@ -65,6 +69,10 @@ def _operation(
         success["content"] = {"application/json": {"schema": refs[answer]}}
     failure = {"description": "Failure.", "content": {"application/json": {"schema": refs[ErrorResponse]}}}
     described: dict[str, Any] = {"summary": text, "responses": {"200": success, "default": failure}}
+    if names := _PARAMETER.findall(path):
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
     if request:
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": refs[request]}}}
     return described

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ from quire.bounds import (
     MAX_STOP_TOKEN_IDS,
     PRIORITY_BOUND,
     SAMPLING_BOUNDS,
+    check_token_ids,
 )
 from quire.errors import InvalidRequest
 from quire.rpc.context import is_request_id
@@ -23,7 +25,8 @@ from quire.v1 import common_pb2
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 256
 MAX_MESSAGES = 4096
-_SHOWN = 100
+_SHOWN = 50  # characters of a key
+_TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 # Field → values that ask for nothing, besides null. Any other value is refused: Quire does not have the feature yet.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
@@ -121,27 +124,27 @@ def _check_lists(body: GenerationFields, vocab_size: int) -> None:
     if len(body.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest(f"stop_token_ids may have {MAX_STOP_TOKEN_IDS} entries.", parameter="stop_token_ids")
     check_token_ids("stop_token_ids", body.stop_token_ids or (), vocab_size)
-    if len(body.logit_bias or ()) > MAX_LOGIT_BIAS_ENTRIES:
-        raise InvalidRequest(f"logit_bias may have {MAX_LOGIT_BIAS_ENTRIES} entries.", parameter="logit_bias")
-    for key, value in (body.logit_bias or {}).items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 9):
-            raise InvalidRequest(
-                f"logit_bias has the key {key[:_SHOWN]!r}; keys are token ids.", parameter="logit_bias"
-            )
-        check_token_ids("logit_bias", [int(key)], vocab_size)
-        LOGIT_BIAS_BOUND.check("logit_bias", value)
+    _check_logit_bias(body.logit_bias or {}, vocab_size)
 
 
-def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+def _check_logit_bias(logit_bias: Mapping[str, float], vocab_size: int) -> None:
     """
     Raises:
-        InvalidRequest: an id lies outside the vocabulary; names the first.
+        InvalidRequest: there are too many entries; keys are no token ids, all of which it names; a value is too large.
     """
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+    if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
         raise InvalidRequest(
-            f"{name} has the token id {wrong}; the vocabulary of the model ends at {vocab_size - 1}.", parameter=name
+            f"logit_bias has {len(logit_bias)} entries; at most {MAX_LOGIT_BIAS_ENTRIES} are allowed.",
+            parameter="logit_bias",
         )
+    if wrong := [key[:_SHOWN] for key in logit_bias if not (_TOKEN_ID.fullmatch(key) and int(key) < vocab_size)]:
+        raise InvalidRequest(
+            f"logit_bias has keys that are no token ids, or out of vocabulary: {', '.join(map(repr, wrong))}. The "
+            f"model's vocabulary size is {vocab_size}: keys go from 0 to {vocab_size - 1}.",
+            parameter="logit_bias",
+        )
+    for value in logit_bias.values():
+        LOGIT_BIAS_BOUND.check("logit_bias", value)
 
 
 def stop_strings(body: GenerationFields) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -19,6 +20,8 @@ MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 # Entries (prompt tokens times alternatives) whose log-probabilities fit one message: 17 bytes each at most.
 MAX_PROMPT_LOGPROB_ENTRIES = 500_000
 REQUEST_ID_PATTERN = r"[A-Za-z0-9._-]{1,128}"
+
+_SHOWN_IDS = 100
 
 
 @dataclass(frozen=True)
@@ -86,4 +89,19 @@ def check_context_length(
         f"{opening} and {wanted_name} is {wanted}, together {prompt + wanted}: shorten the prompt or ask for at most "
         f"{room}.",
         parameter=wanted_name,
+    )
+
+
+def check_token_ids(parameter: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """
+    Raises:
+        InvalidRequest: ids lie outside of the vocabulary; names them, or the first of many.
+    """
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    wrong = itertools.islice((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), _SHOWN_IDS)
+    raise InvalidRequest(
+        f"{parameter} has token ids that are out of vocabulary: {', '.join(map(str, dict.fromkeys(wrong)))}. The "
+        f"model's vocabulary size is {vocab_size}: ids go from 0 to {vocab_size - 1}.",
+        parameter=parameter,
     )

@@ -135,7 +135,7 @@ class _Answer:
     def _chunk(self, *choices: ChatChunkChoice) -> ChatCompletionChunk:
         usage = usage_of(self._live, False) if self._usage_always else UNSET
         return ChatCompletionChunk(
-            self._id, "chat.completion.chunk", self._created, self._job.requested_model, list(choices), usage
+            self._id, "chat.completion.chunk", self._created, self._job.answering_model, list(choices), usage
         )
 
     async def whole(self, outcomes: list[ChoiceOutcome]) -> ChatCompletion:
@@ -144,7 +144,7 @@ class _Answer:
         texts = await self._context.tokenizer.token_bytes([i for s in scores for i in s.token_ids]) if scores else {}
         with_ids = self._body.return_token_ids
         return ChatCompletion(
-            self._id, "chat.completion", self._created, self._job.requested_model,
+            self._id, "chat.completion", self._created, self._job.answering_model,
             [self._choice(index, outcome) for index, outcome in enumerate(outcomes)],
             usage_of(self._live, self._context.options.enable_prompt_tokens_details),
             prompt_logprobs(scores, texts) if self._body.prompt_logprobs is not None else None,

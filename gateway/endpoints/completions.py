@@ -22,7 +22,8 @@ from gateway.protocol.decode import read_json
 from gateway.scores import CompletionScores, merge, prompt_logprobs, score_of
 from gateway.services import Tokenizer
 from gateway.stream import EventStream
-from gateway.validate import check_choices, check_generation, check_logprobs, check_token_ids
+from gateway.validate import check_choices, check_generation, check_logprobs
+from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2
 
@@ -164,7 +165,7 @@ class _Answer:
 
     def _chunk(self, *choices: CompletionChoice) -> Completion:
         usage = usage_of(self._live, False) if self._usage_always else UNSET
-        return Completion(self._id, "text_completion", self._created, self._job.requested_model, list(choices), usage)
+        return Completion(self._id, "text_completion", self._created, self._job.answering_model, list(choices), usage)
 
     async def whole(self, outcomes: list[ChoiceOutcome]) -> Completion:
         """The answer in one piece."""
@@ -180,18 +181,17 @@ class _Answer:
         outcome, prompt = outcomes[index], self._prompts[index // self._job.n]
         # The engine scores a prompt once, with its first choice.
         prompt_scores = outcomes[index - index % self._job.n].prompt_scores
-        choice = CompletionChoice(
+        with_ids = self._body.return_token_ids
+        return CompletionChoice(
             index,
             prompt.text + outcome.text if self._body.max_tokens != 0 else prompt.text,
             self._logprobs(index, outcome, prompt, prompt_scores, texts),
             outcome.finish.value if outcome.finish else None,
             outcome.stop_reason,
+            outcome.token_ids if with_ids else None,
+            prompt_logprobs(prompt_scores, texts) if self._body.prompt_logprobs is not None else None,
+            list(prompt.token_ids) if with_ids else None,
         )
-        if self._body.return_token_ids:
-            choice.token_ids, choice.prompt_token_ids = outcome.token_ids, list(prompt.token_ids)
-        if self._body.prompt_logprobs is not None:
-            choice.prompt_logprobs = prompt_logprobs(prompt_scores, texts)
-        return choice
 
     def _logprobs(
         self,

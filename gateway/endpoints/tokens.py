@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.context import context_of
+from gateway.context import GatewayContext, context_of
 from gateway.errors import json_response
 from gateway.messages import template_messages
 from gateway.protocol.decode import read_json
@@ -19,19 +20,27 @@ from gateway.protocol.tokens import (
     TokenizeResponse,
 )
 from gateway.services import Tokenizer
-from gateway.validate import check_token_ids
+from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest
-from quire.v1 import tokenizer_pb2
+from quire.v1 import common_pb2, tokenizer_pb2
 
 
 async def list_models(request: Request) -> Response:
     """The models that ready workers serve."""
     context = context_of(request)
-    cards = [
-        ModelCard(name, info.max_model_len, context.start_time, info.model)
-        for name, info in context.fleet.models.items()
-    ]
-    return json_response(ModelList(cards))
+    return json_response(ModelList([_card(context, name, info) for name, info in context.fleet.models.items()]))
+
+
+async def get_model(request: Request) -> Response:
+    """One of them; its id may have slashes."""
+    context, name = context_of(request), request.path_params["model"]
+    if not name:
+        raise HTTPException(404)
+    return json_response(_card(context, name, context.fleet.model(name)))
+
+
+def _card(context: GatewayContext, name: str, info: common_pb2.ModelInfo) -> ModelCard:
+    return ModelCard(name, info.max_model_len, context.start_time, info.model)
 
 
 async def tokenize(request: Request) -> Response:

@@ -57,9 +57,17 @@ const show = (root, path, method, operation) => {
     input.value = JSON.stringify(examples[path] || {}, null, 2);
     box.append(input);
   }
+  const parameters = (operation.parameters || []).map(({ name }) => {
+    const value = element("input");
+    value.placeholder = name;
+    box.append(value);
+    return [name, value];
+  });
+  const filled = () =>
+    parameters.reduce((text, [name, { value }]) => text.replace(`{${name}}`, encodeURIComponent(value)), path);
   const button = element("button", "Send");
   const output = element("pre");
-  button.onclick = () => send(path, method.toUpperCase(), request ? input.value : undefined, output);
+  button.onclick = () => send(filled(), method.toUpperCase(), request ? input.value : undefined, output);
   box.append(button, output);
   document.getElementById("operations").append(box);
 };

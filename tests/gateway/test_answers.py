@@ -170,6 +170,14 @@ async def test_prompt_logprobs(gateway: GatewayStack) -> None:
     ]  # fmt: skip
 
 
+async def test_what_a_choice_was_not_asked_for_is_null(gateway: GatewayStack) -> None:
+    choice = (await gateway.complete(prompt="A"))["choices"][0]
+    assert [choice[name] for name in ("logprobs", "token_ids", "prompt_logprobs", "prompt_token_ids")] == [None] * 4
+    choice = (await gateway.complete(prompt=[32, 33], prompt_logprobs=0, return_token_ids=True))["choices"][0]
+    assert choice["prompt_token_ids"] == [32, 33]
+    assert len(choice["prompt_logprobs"]) == 2
+
+
 async def test_what_reaches_the_engine(gateway: GatewayStack) -> None:
     fields: dict[str, Any] = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 3, "min_tokens": 1, "ignore_eos": True,
@@ -195,6 +203,7 @@ async def test_truncation_keeps_the_end(gateway: GatewayStack) -> None:
 async def test_models_and_tokens(gateway: GatewayStack) -> None:
     models = (await gateway.client.get("/v1/models")).json()
     assert [(card["id"], card["max_model_len"]) for card in models["data"]] == [("fake", 4096)]
+    assert (await gateway.client.get("/v1/models/fake")).json() == models["data"][0]
     tokens = (await gateway.post("/tokenize", {"prompt": "AB", "return_token_strs": True})).json()
     assert tokens == {"count": 2, "max_model_len": 4096, "tokens": [32, 33], "token_strs": ["A", "B"]}
     assert (await gateway.post("/detokenize", {"tokens": [32, 33]})).json() == {"prompt": "AB"}

@@ -35,6 +35,8 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"stop_token_ids": [50000]}, "stop_token_ids", "50000"),
     ({"logit_bias": {"a": 1}}, "logit_bias", "'a'"),
     ({"logit_bias": {"50000": 1}}, "logit_bias", "50000"),
+    ({"logit_bias": {"60000": 1, "5": 1, "a": 1, "-1": 1}}, "logit_bias", "'60000', 'a', '-1'"),
+    ({"logit_bias": {"60000": 1}}, "logit_bias", "vocabulary size is 50000"),
     ({"logit_bias": {"1": 101}}, "logit_bias", "101"),
     ({"prompt_logprobs": 21}, "prompt_logprobs", "20"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
@@ -69,6 +71,7 @@ ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ["A", [1]]}, "prompt", "one kind"),
     ({"prompt": [50000]}, "prompt", "50000"),
     ({"prompt": [-1]}, "prompt", "-1"),
+    ({"prompt": [1, 60000, 2, 70000, 60000]}, "prompt", "out of vocabulary: 60000, 70000. "),
     ({"prompt": [1] * 4096}, "prompt", "4096"),
     ({"max_tokens": 0}, "max_tokens", "echo"),
     ({"logprobs": 21}, "logprobs", "20"),
@@ -115,7 +118,8 @@ async def test_a_context_that_is_too_long_has_openais_code(gateway: GatewayStack
     ("method", "path", "status"),
     [
         ("GET", "/v1/nothing", 404), ("GET", "/", 404), ("GET", "/v1/completions", 405), ("DELETE", "/v1/models", 405),
-        ("POST", "/v1/models/", 404), ("GET", "/docs/../gateway", 404), ("GET", "/docs/nothing.js", 404),
+        ("GET", "/v1/models/", 404), ("POST", "/tokenize/", 404), ("PUT", "/v1/models/fake", 405),
+        ("GET", "/docs/../gateway", 404), ("GET", "/docs/nothing.js", 404),
     ],
 )  # fmt: skip
 async def test_routes_that_are_not_there(gateway: GatewayStack, method: str, path: str, status: int) -> None:

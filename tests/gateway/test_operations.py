@@ -14,6 +14,7 @@ import pytest_asyncio
 from gateway.app import routes
 from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
+from tests.support.fake_engine import FakeOptions
 from tests.support.gateway_stack import GatewayStack, running_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -115,7 +116,11 @@ async def test_metrics_have_vllms_names(gateway: GatewayStack) -> None:
 
 async def test_the_description_covers_every_route(gateway: GatewayStack) -> None:
     document = (await gateway.client.get("/openapi.json")).json()
-    served = {route.path for route in routes(GatewayOptions())} - {"/openapi.json", "/docs", "/docs/{asset}"}
+    served = {route.path.replace(":path", "") for route in routes(GatewayOptions())} - {
+        "/openapi.json",
+        "/docs",
+        "/docs/{asset}",
+    }
     assert set(document["paths"]) == served
     text = str(document)
     for reference in set(re.findall(r"#/components/schemas/([\w.]+)", text)):
@@ -162,3 +167,18 @@ async def test_a_model_has_the_names_that_the_router_gives_it(tokenizer_folder: 
         assert answer["model"] == "nick"
         assert {request.model for request in stack.engine.record.started} == {"fake"}
         assert (await stack.post("/v1/completions", {"model": "absent", "prompt": [1]})).status_code == 404
+
+
+async def test_a_model_of_many_names_answers_by_its_first(tokenizer_folder: Path) -> None:
+    names = ("Qwen/Qwen3-0.6B", "qwen")
+    async with running_gateway(
+        tokenizer_folder, FakeOptions(models=names), router_options={"model_alias": ("nick=qwen",)}
+    ) as stack:
+        for asked, told in ((names[0], names[0]), (names[1], names[0]), (None, names[0]), ("nick", "nick")):
+            assert (await stack.complete(model=asked))["model"] == told
+        for path in ("Qwen/Qwen3-0.6B", "Qwen%2FQwen3-0.6B", "qwen", "nick"):
+            card = (await stack.client.get(f"/v1/models/{path}")).json()
+            assert (card["id"], card["object"]) == (path.replace("%2F", "/"), "model")
+        missing = await stack.client.get("/v1/models/Qwen/other")
+        assert missing.status_code == 404
+        assert (missing.json()["error"]["type"], missing.json()["error"]["param"]) == ("NotFoundError", "model")
