@@ -14,6 +14,7 @@ class EngineStatistics:
     def __init__(self) -> None:
         self.prompt_tokens = 0
         self.generation_tokens = 0
+        self.computed_tokens = 0
         self.iteration_tokens = Histogram(ITERATION_TOKEN_BOUNDS)
         self.forward_milliseconds = Histogram(MILLISECOND_BOUNDS)
         self.execute_milliseconds = Histogram(MILLISECOND_BOUNDS)

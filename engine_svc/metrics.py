@@ -38,6 +38,13 @@ def _gauges(load: Load) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily("quire_engine_kv_blocks", "KV blocks in all.", load.total_kv_blocks)
     yield GaugeMetricFamily("quire_engine_kv_blocks_used", "KV blocks of live sequences.", load.used_kv_blocks)
+    yield GaugeMetricFamily("quire_engine_host_blocks", "Blocks of the host tier.", load.total_host_blocks)
+    yield GaugeMetricFamily("quire_engine_host_blocks_used", "Those that keep something.", load.used_host_blocks)
+    yield GaugeMetricFamily(
+        "quire_engine_swapped_sequences",
+        "Preempted sequences that wait while the host tier keeps what the device has to forget of them.",
+        load.swapped_sequences,
+    )
     yield CounterMetricFamily("quire_engine_steps", "Engine steps.", load.step)
 
 
@@ -51,10 +58,18 @@ def _counters(counters: Counters) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "quire_engine_prefix_cache_hits", "Tokens found in the prefix cache.", counters.prefix_cache_hits
     )
+    yield CounterMetricFamily(
+        "quire_engine_host_cache_queries", "Tokens looked up in the host tier.", counters.host_cache_queries
+    )
+    yield CounterMetricFamily("quire_engine_host_cache_hits", "Tokens found there.", counters.host_cache_hits)
+    yield CounterMetricFamily("quire_engine_computed_tokens", "Tokens computed.", counters.computed_tokens)
 
 
 def _histograms(counters: Counters) -> Iterator[Metric]:
-    yield _histogram("quire_engine_iteration_tokens", "Tokens computed per step.", counters.iteration_tokens, 1.0)
+    yield _histogram(
+        "quire_engine_iteration_tokens", "Prompts completed and tokens generated, in tokens per step.",
+        counters.iteration_tokens, 1.0,
+    )  # fmt: skip
     yield _histogram(
         "quire_engine_model_forward_seconds", "Time in the forward pass per step.", counters.model_forward_milliseconds,
         0.001,

@@ -58,6 +58,9 @@ class Counters:
     preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    host_cache_queries: int = 0
+    host_cache_hits: int = 0
+    computed_tokens: int = 0
     iteration_tokens: HistogramSnapshot = field(default_factory=lambda: HistogramSnapshot((), (0,), 0.0))
     model_forward_milliseconds: HistogramSnapshot = field(default_factory=lambda: HistogramSnapshot((), (0,), 0.0))
     model_execute_milliseconds: HistogramSnapshot = field(default_factory=lambda: HistogramSnapshot((), (0,), 0.0))
@@ -71,6 +74,9 @@ class Load:
     waiting_requests: int
     used_kv_blocks: int
     total_kv_blocks: int
+    swapped_sequences: int
+    used_host_blocks: int
+    total_host_blocks: int
     waiting_prefill_tokens: int
     step: int
     busy: bool

@@ -50,6 +50,7 @@ class StepProcessor:
         if missing := batch.sampling - set(result.sampled_slots) - result.failed_slots.keys():
             raise RuntimeError(f"{len(missing)} of {len(batch.sampling)} tokens did not come back from a step")
         now = self._clock()
+        before = self._statistics.prompt_tokens + self._statistics.generation_tokens
         for slot, message in result.failed_slots.items():
             if sequence := batch.holders().get(slot):
                 self._fail(sequence, message)
@@ -65,7 +66,9 @@ class StepProcessor:
         for slot in batch.completed_prompts:
             if sequence := holders.get(slot):
                 self._finish_prompt_only(sequence, now)
-        self._statistics.iteration_tokens.observe(batch.num_tokens)
+        self._statistics.computed_tokens += batch.num_tokens
+        if tokens := self._statistics.prompt_tokens + self._statistics.generation_tokens - before:
+            self._statistics.iteration_tokens.observe(tokens)
         self._statistics.forward_milliseconds.observe(result.forward_milliseconds)
         self._statistics.execute_milliseconds.observe(result.execute_milliseconds)
 

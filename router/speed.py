@@ -75,8 +75,8 @@ class WorkerSpeed:
 
     def heartbeat(self, counters: common_pb2.EngineCounters, now: float) -> None:
         """Takes in the steps that were done since the last call; `now` is in seconds."""
-        tokens, times = counters.iteration_tokens, counters.model_execute_milliseconds
-        count = (sum(times.counts), tokens.sum, times.sum / 1e3)
+        times = counters.model_execute_milliseconds
+        count = (sum(times.counts), float(counters.computed_tokens), times.sum / 1e3)
         before, self._counters = self._counters, count
         self._weight *= 0.5 ** ((now - self._time) / _HALF_LIFE_SECONDS)
         self._time = now

@@ -154,7 +154,7 @@ class Engine:
             waiting_prefill_tokens=unstarted + sum(job.prefill_tokens - job.computed for job in self._prefilling),
             step=self._step, busy=bool(self._jobs),
             counters=common_pb2.EngineCounters(
-                iteration_tokens=common_pb2.Histogram(counts=[self._step], sum=self._step_tokens),
+                computed_tokens=round(self._step_tokens),
                 model_execute_milliseconds=common_pb2.Histogram(counts=[self._step], sum=self._step_seconds * 1e3),
             ),
         )  # fmt: skip

@@ -81,6 +81,16 @@ class KvCacheManager:
         return self._pool.num_used
 
     @property
+    def num_host_blocks(self) -> int:
+        """Blocks of the host tier."""
+        return self._host.num_blocks
+
+    @property
+    def num_used_host_blocks(self) -> int:
+        """Those of them that keep something."""
+        return len(self._host)
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that can be allocated; those that are merely cached are among them."""
         return self._pool.num_free

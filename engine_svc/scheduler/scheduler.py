@@ -52,7 +52,10 @@ class Scheduler:
         self._step = 0
         self._unscheduled_prefill_tokens = 0
         self.prefix_queries = 0  # tokens looked up in the prefix cache
-        self.prefix_hits = 0  # tokens found there
+        self.prefix_hits = 0  # tokens found there, in either tier
+        self.host_queries = 0  # tokens not found on the device
+        self.host_hits = 0  # those of them found in the host tier
+        self.num_preempted = 0  # sequences that were preempted and wait
         self.preemptions = 0
 
     @property
@@ -98,6 +101,7 @@ class Scheduler:
             self._release_slot(sequence)
         elif sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED):
             self._waiting.remove(sequence)
+            self.num_preempted -= sequence.state is SequenceState.PREEMPTED
         self._kv_cache.free(sequence.table)
         sequence.state = SequenceState.FINISHED
 
@@ -160,6 +164,7 @@ class Scheduler:
                 break
             self._note_partial(batch, missing, count)
             self._kv_cache.allocate(sequence.table, computed + count, found)
+            self._count_lookup(sequence, found)
             self._start(sequence, computed)
             batch.add_new(sequence, count)
 
@@ -178,12 +183,22 @@ class Scheduler:
             self._release_fork(holder)
         return True
 
+    def _count_lookup(self, sequence: Sequence, found: Prefix) -> None:
+        """What of a starting sequence was found in the cache; a fork has not looked."""
+        if sequence.num_computed_tokens or sequence.wants_prompt_logprobs:
+            return
+        size, tokens = self._kv_cache.block_size, len(sequence.token_ids)
+        in_host = len(found.host) * size
+        on_device = len(found) * size - in_host
+        self.prefix_queries += tokens
+        self.prefix_hits += on_device + in_host
+        self.host_queries += tokens - on_device
+        self.host_hits += in_host
+
     def _start(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Moves a sequence from waiting to running."""
         self._waiting.remove(sequence)
-        if not sequence.num_computed_tokens and not sequence.wants_prompt_logprobs:
-            self.prefix_queries += len(sequence.token_ids)
-            self.prefix_hits += num_computed_tokens
+        self.num_preempted -= sequence.state is SequenceState.PREEMPTED
         if sequence.state is SequenceState.WAITING and sequence is sequence.owner.sequences[0]:
             sequence.owner.cached_prompt_tokens = min(num_computed_tokens, sequence.num_prompt_tokens)
         sequence.num_computed_tokens = num_computed_tokens
@@ -212,6 +227,7 @@ class Scheduler:
         self._kv_cache.free(sequence.table)
         sequence.num_computed_tokens = sequence.num_pending_tokens = 0
         sequence.state = SequenceState.PREEMPTED
+        self.num_preempted += 1
         sequence.owner.preemptions += 1
         self.preemptions += 1
         if sequence.wants_prompt_logprobs:

@@ -154,7 +154,7 @@ class GenerationDelta(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., choice_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., is_final: _Optional[bool] = ..., usage: _Optional[_Union[GenerationUsage, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ...) -> None: ...
 
 class GenerationUsage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens", "queue_seconds", "prefill_seconds", "decode_seconds", "preemptions")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_prompt_tokens", "queue_seconds", "prefill_seconds", "decode_seconds", "preemptions", "router_queue_seconds")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class GenerationUsage(_message.Message):
     PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DECODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_prompt_tokens: int
@@ -169,7 +170,8 @@ class GenerationUsage(_message.Message):
     prefill_seconds: float
     decode_seconds: float
     preemptions: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    router_queue_seconds: float
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ..., router_queue_seconds: _Optional[float] = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("code", "reason", "message", "parameter")
@@ -226,7 +228,7 @@ class ModelInfo(_message.Message):
     def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
-    __slots__ = ("running_sequences", "waiting_requests", "used_kv_blocks", "total_kv_blocks", "waiting_prefill_tokens", "step", "busy", "counters")
+    __slots__ = ("running_sequences", "waiting_requests", "used_kv_blocks", "total_kv_blocks", "waiting_prefill_tokens", "step", "busy", "counters", "swapped_sequences", "used_host_blocks", "total_host_blocks")
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     USED_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +237,9 @@ class EngineLoad(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    USED_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     running_sequences: int
     waiting_requests: int
     used_kv_blocks: int
@@ -243,10 +248,13 @@ class EngineLoad(_message.Message):
     step: int
     busy: bool
     counters: EngineCounters
-    def __init__(self, running_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., used_kv_blocks: _Optional[int] = ..., total_kv_blocks: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., step: _Optional[int] = ..., busy: _Optional[bool] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ...) -> None: ...
+    swapped_sequences: int
+    used_host_blocks: int
+    total_host_blocks: int
+    def __init__(self, running_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., used_kv_blocks: _Optional[int] = ..., total_kv_blocks: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., step: _Optional[int] = ..., busy: _Optional[bool] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ..., swapped_sequences: _Optional[int] = ..., used_host_blocks: _Optional[int] = ..., total_host_blocks: _Optional[int] = ...) -> None: ...
 
 class EngineCounters(_message.Message):
-    __slots__ = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_cache_queries", "prefix_cache_hits", "iteration_tokens", "model_forward_milliseconds", "model_execute_milliseconds")
+    __slots__ = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_cache_queries", "prefix_cache_hits", "iteration_tokens", "model_forward_milliseconds", "model_execute_milliseconds", "computed_tokens", "host_cache_queries", "host_cache_hits")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +263,9 @@ class EngineCounters(_message.Message):
     ITERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FORWARD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_EXECUTE_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     generation_tokens: int
     preemptions: int
@@ -263,7 +274,10 @@ class EngineCounters(_message.Message):
     iteration_tokens: Histogram
     model_forward_milliseconds: Histogram
     model_execute_milliseconds: Histogram
-    def __init__(self, prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., model_forward_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., model_execute_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
+    computed_tokens: int
+    host_cache_queries: int
+    host_cache_hits: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., model_forward_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., model_execute_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., computed_tokens: _Optional[int] = ..., host_cache_queries: _Optional[int] = ..., host_cache_hits: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("bounds", "counts", "sum")

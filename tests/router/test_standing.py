@@ -132,7 +132,7 @@ class Heartbeats:
         self.tokens += steps * tokens
         self.seconds += steps * seconds
         counters = common_pb2.EngineCounters(
-            iteration_tokens=common_pb2.Histogram(counts=[self.steps], sum=self.tokens),
+            computed_tokens=round(self.tokens),
             model_execute_milliseconds=common_pb2.Histogram(counts=[self.steps], sum=self.seconds * 1e3),
         )
         self.speed.heartbeat(counters, now)

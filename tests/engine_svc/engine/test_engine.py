@@ -28,7 +28,7 @@ def make_engine(
 ) -> Engine:
     config = dataclasses.replace(CONFIG, **changes)
     executor = executor or FakeExecutor(VOCABULARY, config.block_size, verify=True)
-    executor.allocate(config.num_blocks)
+    executor.allocate(config.num_blocks, config.num_host_blocks)
     return Engine(executor, config, clock) if clock else Engine(executor, config)
 
 

@@ -106,7 +106,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.begun += 1
 
     def _progress(self) -> int:
-        return self.begun + sum(self.engine.load().counters.iteration_tokens.counts)
+        return self.begun + sum(self.engine.load().counters.model_execute_milliseconds.counts)
 
     @invariant()
     def nothing_leaks(self) -> None:
