@@ -89,6 +89,9 @@ class SilentWorker(WorkerPort):
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
         """Nothing."""
 
+    def when_dead(self, callback: Callable[[], None]) -> None:
+        """It lives."""
+
 
 def main() -> None:
     rows = [*index_rows(), *asyncio.run(core_rows()), *asyncio.run(warm_restart_rows())]

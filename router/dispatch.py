@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from quire.bounds import MAX_CALLER_NAME_LENGTH, SAMPLING_BOUNDS
 from quire.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, QuireError, Unavailable
 from quire.options.router import RouterOptions
-from quire.rpc.session import NO_HEARTBEAT
 from quire.rpc.status import from_request_error
 from quire.v1 import common_pb2, engine_pb2
 from router.aliases import Aliases
@@ -36,6 +36,9 @@ _MOST_ATTEMPTS = 16
 _AVOID_SECONDS = 1.0
 # Where more requests had just begun when a worker crashed, none of them is suspected.
 _MOST_SUSPECTS = 4
+# One that two workers in a row were lost with waits so long for what became of them before it meets a third.
+_SUSPICIONS = 2
+_PAUSE_SECONDS = 1.0
 ENGINE_FAULT = "ENGINE_FAULT"
 _USUAL_OUTPUT_TOKENS = 128.0  # until requests have ended
 _SHARE_OF_NEW = 0.02
@@ -103,8 +106,8 @@ class Dispatcher:
         """Places a request, or lets it wait; one that can do neither ends at once with an error on the session."""
         try:
             self._admit(session, stream_id)
-            self._poison.check(generation)
             self._aliases.resolve(generation)
+            self._poison.check(generation)
             stream = self._new_stream(session, stream_id, generation)
         except QuireError as error:
             self._metrics.count("refused")
@@ -147,8 +150,7 @@ class Dispatcher:
             ):
                 continue  # aborted, with its last deltas on their way; or on its way to another worker
             if not stream.started:
-                self._table.mark_started(stream)
-                self._end_retry(stream)
+                self._begin(stream)
             stream.journal.take(delta)
             delta.stream_id = stream.stream_id
             share = shares.get(stream.session)
@@ -169,11 +171,13 @@ class Dispatcher:
             # Not without requests: a worker that still loads its model ends one session after the other.
             self._outliers.failed(worker)
         message = f"The engine workers that ran this request were lost: {error.message}"
-        crashed = error.reason != NO_HEARTBEAT  # a frozen machine is no request's fault
-        suspects = self._suspects(worker) if crashed else []
+        suspects = self._suspects(worker)
         for stream in lost:
             if stream.worker is worker:  # or its session ended meanwhile
-                self._move(stream, Unavailable(message, reason="WORKER_LOST"), stream in suspects)
+                stream.suspicions += stream in suspects
+                self._move(stream, Unavailable(message, reason="WORKER_LOST"))
+        if suspects:
+            worker.when_dead(partial(self._blame, suspects))
         self.waiting.call()
 
     def on_change(self) -> None:
@@ -262,33 +266,57 @@ class Dispatcher:
             if not self._budget.take(len(self._table)):
                 return False
             stream.retrying = True
-        self._move(stream, error, crashed and worker is not None and stream in self._suspects(worker))
+        if crashed and worker is not None and stream in self._suspects(worker):
+            stream.suspicions += 1
+            if self._convict(stream):
+                return True
+        self._move(stream, error)
         return True
+
+    def _begin(self, stream: Stream) -> None:
+        """The request's first delta from the worker that it is on has come."""
+        self._table.mark_started(stream)
+        self._end_retry(stream)
+        stream.suspicions = 0
+        self._poison.clear(stream.generation)
 
     def _suspects(self, worker: WorkerPort) -> list[Stream]:
         """The requests that may have crashed a worker: those that had just begun there, if they are few."""
         begun = [stream for stream in self._table.on_worker(worker) if not stream.started]
         return begun if len(begun) <= _MOST_SUSPECTS else []
 
-    def _move(self, stream: Stream, error: QuireError, suspect: bool) -> None:
-        """Takes the request off a worker that is lost to it; it goes on elsewhere, if it may, or ends with the error.
+    def _blame(self, suspects: Sequence[Stream]) -> None:
+        """The worker that these had just begun on has died."""
+        for stream in suspects:
+            if not stream.started:  # or it has begun elsewhere meanwhile, and did no harm
+                self._convict(stream)
+        self.waiting.call()
 
-        Args:
-            suspect: the worker crashed, and it may have been this request that crashed it.
-        """
-        stream.avoid, stream.avoid_until = stream.worker, self._clock.time() + _AVOID_SECONDS
+    def _convict(self, stream: Stream) -> bool:
+        """A worker crashed as it began the request; whether that ends it, because it was not the first one."""
+        guilty = self._poison.crashed(stream.generation)
+        if guilty and stream.session.streams.get(stream.stream_id) is stream:
+            self._abort_at_worker(stream)
+            fault = "The engine failed each time it began this request; it is not tried again."
+            self._fail(stream, Internal(fault, reason=ENGINE_FAULT))
+        return guilty
+
+    def _move(self, stream: Stream, error: QuireError) -> None:
+        """Takes the request off a worker that is lost to it; it goes on elsewhere, or ends with the error."""
+        now = self._clock.time()
+        stream.avoid, stream.avoid_until = stream.worker, now + _AVOID_SECONDS
         if not stream.started:
             stream.fruitless += 1
         self._table.remove(stream)
-        if suspect and self._poison.suspect(stream.generation):
-            fault = "The engine failed each time it began this request; it is not tried again."
-            self._fail(stream, Internal(fault, reason=ENGINE_FAULT))
-        elif stream.fruitless >= _MOST_FRUITLESS or stream.attempts >= _MOST_ATTEMPTS or stream.journal.finished:
+        if stream.fruitless >= _MOST_FRUITLESS or stream.attempts >= _MOST_ATTEMPTS or stream.journal.finished:
             self._fail(stream, error)
-        else:
-            stream.journal.write(stream.generation)
-            self._metrics.migrations.inc()
+            return
+        stream.journal.write(stream.generation)
+        self._metrics.migrations.inc()
+        if stream.suspicions < _SUSPICIONS:
             self._enter(stream)
+        else:
+            stream.pause = self._clock.call_at(now + _PAUSE_SECONDS, self._enter, stream)
 
     def _end(self, worker: WorkerPort, stream: Stream, delta: common_pb2.GenerationDelta) -> None:
         """The request's final delta goes out."""
@@ -365,8 +393,9 @@ class Dispatcher:
         self.waiting.leave(stream)
         self._end_retry(stream)
         stream.session.streams.pop(stream.stream_id, None)
-        if stream.timer is not None:
-            stream.timer.cancel()
+        for timer in (stream.timer, stream.pause):
+            if timer is not None:
+                timer.cancel()
         self._metrics.count(outcome)
-        if not len(self._table) and not self.waiting.waiting:
+        if not any(session.streams for session in self.sessions):
             self._idle.set()

@@ -1,4 +1,10 @@
-"""Requests that take workers down with them, kept away from the rest of the fleet."""
+"""Requests that take workers down with them, kept away from the rest of the fleet.
+
+A request is refused only while it is sure to be the one: everything that an engine makes of it is the same, and so is
+its tenant. A tenant's repetition counts though its seed is another one. Where callers name no tenant they cannot be
+told apart, so that there the seed has to be the same too: gateways draw one for every request that is not greedy, and
+what one caller sent stands in nobody else's way.
+"""
 
 from __future__ import annotations
 
@@ -9,45 +15,73 @@ from quire.v1 import common_pb2
 from router.clock import Clock
 
 _CRASHES = 2
-_SECONDS = 600.0
-_MOST = 4096  # prompts remembered; the oldest goes first
+# For how long it is refused; twice as long after each further crash, of which there can be one when that is over.
+_SECONDS = 30.0
+_MOST_SECONDS = 600.0
+_FORGOTTEN_SECONDS = 1200.0
+_MOST = 4096  # requests remembered; the oldest goes first
+# What differs between two attempts at the same request.
+_CHANGES = (
+    "request_id", "traceparent", "timeout_ms", "priority", "session_id", "progress", "prompt_block_keys",
+    "prompt_block_size",
+)  # fmt: skip
 
 
 class Poison:
-    """Prompts that were aboard, and had not begun to answer, when workers crashed."""
+    """Requests that were aboard, and had not begun to answer, when workers crashed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._crashes: dict[bytes, tuple[int, float]] = {}  # prompt → crashes, time of the last
+        # Request → crashes, time of the last; in the order of those times.
+        self._crashes: dict[bytes, tuple[int, float]] = {}
 
     def __len__(self) -> int:
         return len(self._crashes)
 
-    def suspect(self, generation: common_pb2.Generation) -> bool:
+    def crashed(self, generation: common_pb2.Generation) -> bool:
         """A worker crashed with the request on it; whether it must not be tried again."""
-        name, now = _name(generation), self._clock.time()
-        count, last = self._crashes.pop(name, (0, now))
-        count = count + 1 if now - last < _SECONDS else 1
+        name = _name(generation)
+        count = self._crashes.pop(name, (0, 0.0))[0] + 1
         if len(self._crashes) >= _MOST:
             del self._crashes[next(iter(self._crashes))]
-        self._crashes[name] = (count, now)
+        self._crashes[name] = count, self._clock.time()
         return count >= _CRASHES
+
+    def clear(self, generation: common_pb2.Generation) -> None:
+        """A worker has begun to answer it: whatever crashed the others, it was something else."""
+        if self._crashes:
+            self._crashes.pop(_name(generation), None)
 
     def check(self, generation: common_pb2.Generation) -> None:
         """
         Raises:
-            Internal: the prompt was aboard at too many crashes, and not long ago.
+            Internal: the request was aboard at too many crashes, and not long ago.
         """
+        self._forget_old()
         if not self._crashes:
             return
         count, last = self._crashes.get(_name(generation), (0, 0.0))
-        if count >= _CRASHES and self._clock.time() - last < _SECONDS:
+        if count < _CRASHES:
+            return
+        left = last + min(_SECONDS * 2 ** (count - _CRASHES), _MOST_SECONDS) - self._clock.time()
+        if left > 0:
             raise Internal(
-                f"Engine workers crashed {count} times on this prompt; it is refused for {_SECONDS / 60:g} minutes.",
+                f"{count} engine workers crashed as they began this request; it is refused for another {left:.0f} s.",
                 reason="ENGINE_FAULT",
             )
 
+    def _forget_old(self) -> None:
+        horizon = self._clock.time() - _FORGOTTEN_SECONDS
+        while self._crashes and next(iter(self._crashes.values()))[1] < horizon:
+            del self._crashes[next(iter(self._crashes))]
+
 
 def _name(generation: common_pb2.Generation) -> bytes:
-    prompt = common_pb2.Generation(prompt_token_ids=generation.prompt_token_ids)
-    return hashlib.blake2b(prompt.SerializeToString(), digest_size=16).digest()
+    same = common_pb2.Generation()
+    same.CopyFrom(generation)
+    for field in _CHANGES:
+        same.ClearField(field)
+    greedy = same.sampling.HasField("temperature") and same.sampling.temperature == 0
+    if same.tenant or greedy:
+        same.sampling.ClearField("seed")
+    return hashlib.blake2b(same.SerializeToString(deterministic=True), digest_size=16).digest()

@@ -53,6 +53,8 @@ class Stream:
     avoid: WorkerPort | None = None
     avoid_until: float = 0.0
     make: str = ""
+    # Workers in a row that were lost as they began it and may have crashed by it.
+    suspicions: int = 0
     # Its first delta from the worker it is on has come.
     started: bool = False
     # It counts against the retry budget.
@@ -60,6 +62,8 @@ class Stream:
     # While it waits for a worker.
     entry: Entry[Stream] | None = None
     wait_timer: Timer | None = None
+    # Rings when it goes on, while it is kept from the workers.
+    pause: Timer | None = None
     timer: Timer | None = None
 
 

@@ -14,12 +14,13 @@ from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.session import SessionLink
-from quire.rpc.settings import CALL_SECONDS, FAILOVER_SECONDS
+from quire.rpc.settings import CALL_SECONDS, CONNECT_SECONDS, FAILOVER_SECONDS
 from quire.rpc.status import from_rpc_error
-from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
+from quire.v1 import common_pb2, common_pb2_grpc, engine_pb2, engine_pb2_grpc
 from router.health import HealthWatch
 from router.index.feed import KvFeed
 from router.index.prefix_index import WorkerBlocks
+from router.inquest import has_died
 from router.state import Condition, Facts, assess
 from router.worker_port import WorkerPort
 
@@ -59,6 +60,8 @@ class Worker(WorkerPort):
         self._now = now
         self._channel = open_channel(address, security)
         self._stub = engine_pb2_grpc.EngineServiceStub(self._channel)
+        self._info = common_pb2_grpc.InfoServiceStub(self._channel)
+        self._instance_id = ""  # of the process that told its model last
         self._health = HealthWatch(self._channel, on_change)
         self._link: SessionLink[engine_pb2.EngineServiceSessionRequest, engine_pb2.EngineServiceSessionResponse]
         self._link = SessionLink(
@@ -71,6 +74,7 @@ class Worker(WorkerPort):
         # On this connection. What it told on the one before says nothing of an engine that was started anew.
         self._has_told_load = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._inquests: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Begins to connect."""
@@ -82,9 +86,10 @@ class Worker(WorkerPort):
 
     async def close(self) -> None:
         """Disconnects; the worker aborts what this router had running there."""
-        for task in self._tasks:
+        tasks = (*self._tasks, *self._inquests)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._feed.close()
         await self._channel.close()
 
@@ -129,6 +134,12 @@ class Worker(WorkerPort):
                 stream_id=stream_id, choice_index=choice_index, num_output_tokens=num_output_tokens
             )
 
+    def when_dead(self, callback: Callable[[], None]) -> None:
+        """See WorkerPort."""
+        inquest = asyncio.create_task(self._inquire(self._instance_id, callback), context=contextvars.Context())
+        self._inquests.add(inquest)
+        inquest.add_done_callback(self._inquests.discard)
+
     def check_progress(self) -> None:
         """Gives the worker's requests to others when its engine has hung for long. Call it a few times a second."""
         if self._has_told_load and self._stalled() > _LONG_STALL:
@@ -171,11 +182,22 @@ class Worker(WorkerPort):
         )
         return call
 
+    async def _inquire(self, instance_id: str, callback: Callable[[], None]) -> None:
+        if await has_died(self.address, instance_id, self._ask_instance):
+            callback()
+
+    async def _ask_instance(self) -> str:
+        answer: common_pb2.GetServerInfoResponse = await self._info.GetServerInfo(
+            common_pb2.GetServerInfoRequest(), metadata=call_metadata(self._security), timeout=CONNECT_SECONDS
+        )
+        return answer.instance_id
+
     async def _keep_model_info(self) -> None:
         while True:
             await self._ask_model.wait()
             await self._health.wait_serving()
             try:
+                self._instance_id = await self._ask_instance()
                 answer = await self._stub.GetModelInfo(
                     engine_pb2.GetModelInfoRequest(), metadata=call_metadata(self._security), timeout=CALL_SECONDS
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from quire.v1 import common_pb2
 from router.index.prefix_index import WorkerBlocks
@@ -58,6 +59,10 @@ class WorkerPort(ABC):
     @abstractmethod
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
         """Ends one sequence of a request at the worker; one that is not connected has ended the request already."""
+
+    @abstractmethod
+    def when_dead(self, callback: Callable[[], None]) -> None:
+        """Calls back once it is proven that the process of the session lost last has died; never if it lives."""
 
     def learn(self, info: common_pb2.ModelInfo) -> None:
         """The worker has told what it serves."""

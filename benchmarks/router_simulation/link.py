@@ -20,6 +20,7 @@ _CACHE_EVENT_SECONDS = 0.004
 _LOST_SECONDS = 2.0
 _SESSION_RETRY_SECONDS = 0.25
 _FEED_RETRY_SECONDS = 0.5
+_INQUEST_SECONDS = 0.02
 _MODEL = "simulated"
 
 
@@ -98,6 +99,11 @@ class SimWorker(WorkerPort):
 
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
         """See WorkerPort. Simulated callers read no text."""
+
+    def when_dead(self, callback: Callable[[], None]) -> None:
+        """See WorkerPort."""
+        if not self.engine.alive:
+            self._clock.call_at(self._clock.time() + _INQUEST_SECONDS, callback)
 
     def send(self, deltas: list[common_pb2.GenerationDelta]) -> None:
         """Deltas from the engine."""

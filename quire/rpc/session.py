@@ -30,8 +30,6 @@ In = TypeVar("In")
 MAX_PENDING_ITEMS = 65536
 # A frame that has more than this gets nothing more: another one follows it. A quarter of the largest message.
 MAX_FRAME_BYTES = MAX_MESSAGE_BYTES // 4
-# Reason of the error when a silent peer is given up.
-NO_HEARTBEAT = "NO_HEARTBEAT"
 _BACKOFF_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -225,8 +223,7 @@ class SessionLink(Generic[Out, In]):
         finally:
             for task in tasks:
                 task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> QuireError:
         frame: Any
@@ -255,4 +252,4 @@ class SessionLink(Generic[Out, In]):
                 await asyncio.wait_for(self._given_up.wait(), HEARTBEAT_SECONDS)
                 return Unavailable(f"{self.name} {self._fault}.")
             silence = silence + HEARTBEAT_SECONDS if self._heartbeats and self._last_frame == heard else 0.0
-        return Unavailable(f"{self.name} sent no heartbeat for {self._lost_seconds:g} s.", reason=NO_HEARTBEAT)
+        return Unavailable(f"{self.name} sent no heartbeat for {self._lost_seconds:g} s.")

@@ -12,7 +12,7 @@ from quire.errors import Internal, InvalidRequest, Unavailable
 from quire.v1 import router_pb2
 from router.state import State
 from tests.router.conftest import Running, StartEngine, StartRouter
-from tests.support.engine_process import engine_process, free_port
+from tests.support.engine_process import EngineProcess, engine_process, free_port
 from tests.support.fake_engine import FakeEngine, FakeOptions, expected_tokens
 from tests.support.router_client import GatewaySession, generation
 from tests.support.waiting import eventually
@@ -29,8 +29,8 @@ async def start_where(session: GatewaySession, running: Running, address: str, n
 
 def numbers_on(running: Running, address: str) -> list[int]:
     """The only session's requests on a worker."""
-    (caller,) = running.router.dispatcher.sessions
-    return [n for n, stream in caller.streams.items() if stream.worker and stream.worker.address == address]
+    streams = [item for caller in running.router.dispatcher.sessions for item in caller.streams.items()]
+    return [n for n, stream in streams if stream.worker and stream.worker.address == address]
 
 
 async def test_requests_of_a_killed_worker_go_on_elsewhere_and_it_comes_back(
@@ -118,28 +118,81 @@ async def test_a_request_moves_to_a_worker_of_the_same_make(
     assert not different.record.started
 
 
+def on_which(running: Running, *engines: EngineProcess) -> EngineProcess | None:
+    """The worker that the only session's only request is on."""
+    for engine in engines:
+        if numbers_on(running, engine.address):
+            return engine
+    return None
+
+
 async def test_a_request_that_crashes_workers_is_given_up_and_kept_out(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
+    """Of its tenant, whatever its seed; others may send the same."""
     with engine_process(free_port(), "--silent") as first, engine_process(free_port(), "--silent") as second:
         running = await start_router(first.address, second.address)
         async with running.client.session() as session:
-            output = await session.start(1, generation([666], 5))
+            output = await session.start(1, generation([666], 5, tenant="wicked"))
             for _ in range(2):
-                await eventually(lambda: len(running.router.table) == 1)
-                (caller,) = running.router.dispatcher.sessions
-                worker = caller.streams[1].worker
-                assert worker is not None
-                (first if worker.address == first.address else second).kill()
-                await eventually(lambda worker=worker: not running.router.table.on_worker(worker))
+                await eventually(lambda: on_which(running, first, second))
+                struck = on_which(running, first, second)
+                assert struck is not None
+                struck.kill()
+                await eventually(lambda struck=struck: not numbers_on(running, struck.address))
             assert isinstance((await output.wait_ended()).error, Internal)
             rescue = await start_engine()
             running.router.registry.announce("test", [rescue.address])
             await running.client.wait_ready(rescue.address)
-            again = await (await session.start(2, generation([666], 5))).wait_ended()
-            assert again.error is not None
-            assert again.error.reason == "ENGINE_FAULT"
-            assert (await (await session.start(3, generation([667], 5))).wait_ended()).error is None
+            again = generation([666], 5, tenant="wicked", request_id="again", timeout_ms=5000)
+            again.sampling.seed = 7
+            refused = (await (await session.start(2, again)).wait_ended()).error
+            assert refused is not None
+            assert refused.reason == "ENGINE_FAULT"
+            for number, other in enumerate(
+                (generation([667], 5, tenant="wicked"), generation([666], 6, tenant="wicked"),
+                 generation([666], 5, tenant="good"), generation([666], 5))
+            ):  # fmt: skip
+                assert (await (await session.start(3 + number, other)).wait_ended()).error is None
+
+
+async def test_a_request_that_crashes_the_only_worker_again_and_again_is_given_up(start_router: StartRouter) -> None:
+    port = free_port()
+    running = await start_router()
+    async with running.client.session() as session:
+        for number in range(2):
+            with engine_process(port, "--silent") as victim:
+                running.router.registry.announce("test", [victim.address])
+                await running.client.wait_ready(victim.address)
+                output = session.outputs[1] if number else await session.start(1, generation([666], 5))
+                await eventually(lambda victim=victim: on_which(running, victim))
+            await eventually(lambda victim=victim: not numbers_on(running, victim.address))
+        error = (await output.wait_ended()).error
+    assert error is not None
+    assert error.reason == "ENGINE_FAULT"
+
+
+async def test_a_freeze_is_no_fault_of_what_the_worker_had_begun(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """Two in a row, and the request is served, then and when it is sent again."""
+    with engine_process(free_port(), "--silent") as first, engine_process(free_port(), "--silent") as second:
+        running = await start_router(first.address, second.address)
+        async with running.client.session() as session:
+            output = await session.start(1, generation([666], 5, tenant="unlucky"))
+            for _ in range(2):
+                await eventually(lambda: on_which(running, first, second))
+                struck = on_which(running, first, second)
+                assert struck is not None
+                struck.signal(signal.SIGSTOP)
+                await eventually(lambda struck=struck: not numbers_on(running, struck.address))
+            rescue = await start_engine()
+            running.router.registry.announce("--workers", [rescue.address])
+            assert (await output.wait_ended()).error is None
+            for process in (first, second):
+                process.signal(signal.SIGCONT)
+            again = await (await session.start(2, generation([666], 5, tenant="unlucky"))).wait_ended()
+            assert again.error is None
 
 
 async def test_a_worker_that_refuses_is_passed_over(start_engine: StartEngine, start_router: StartRouter) -> None:

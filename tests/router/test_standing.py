@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from quire.v1 import common_pb2
 from router.poison import Poison
 from router.speed import StepLine, WorkerSpeed
 from router.standing import Outliers, Standing
+
+numbers = itertools.count(1)
 
 
 @dataclass
@@ -175,21 +179,52 @@ def test_a_worker_that_has_not_told_is_as_fast_as_the_others_of_its_make() -> No
     assert figures(new.speed) == pytest.approx((0.001, 1e-5), rel=0.05)
 
 
-def test_a_prompt_that_was_aboard_two_crashes_is_kept_out_for_a_while() -> None:
+def same(seed: int | None = None, prompt: int = 1, **fields: Any) -> common_pb2.Generation:
+    """A request; all that differs between two attempts differs between any two."""
+    sampling = common_pb2.SamplingParams(seed=seed, logit_bias={1: 1.0, 2: 2.0})
+    name = str(next(numbers))
+    return common_pb2.Generation(
+        prompt_token_ids=[prompt], sampling=sampling, request_id=name, traceparent=name, timeout_ms=int(name), **fields
+    )
+
+
+def test_a_request_that_was_aboard_two_crashes_is_kept_out_for_a_while() -> None:
     clock = Clock()
     poison = Poison(clock)  # type: ignore[arg-type]  # it only asks for the time
-    bad, good = (common_pb2.Generation(prompt_token_ids=[n], request_id=f"{n}") for n in range(2))
-    poison.check(bad)
-    assert not poison.suspect(bad)
-    poison.check(bad)
-    assert not poison.suspect(good)
-    again = common_pb2.Generation(prompt_token_ids=[0], request_id="another name")
-    assert poison.suspect(again)
-    with pytest.raises(Internal, match="crashed 2 times"):
-        poison.check(bad)
-    poison.check(good)
-    clock.now += 601
-    poison.check(bad)
+    poison.check(same())
+    assert not poison.crashed(same())
+    poison.check(same())
+    assert not poison.crashed(same(prompt=2))
+    assert poison.crashed(same())
+    with pytest.raises(Internal, match=r"another 30 s\."):
+        poison.check(same())
+    for other in (same(prompt=2), same(seed=1), same(tenant="somebody"), same(cache_salt="salt"), same(model="other")):
+        poison.check(other)
+    clock.now += 31
+    poison.check(same())
+    assert poison.crashed(same())
+    with pytest.raises(Internal, match=r"another 60 s\."):
+        poison.check(same())
+    clock.now += 1201
+    poison.check(same())
+    assert not len(poison)
     for number in range(5000):
-        poison.suspect(common_pb2.Generation(prompt_token_ids=[number + 10]))
+        poison.crashed(same(prompt=number))
     assert len(poison) <= 4096
+
+
+def test_a_seed_counts_where_callers_cannot_be_told_apart() -> None:
+    poison = Poison(Clock())  # type: ignore[arg-type]  # it only asks for the time
+    for seed in range(4):
+        assert not poison.crashed(same(seed))
+    assert not poison.crashed(same(7, tenant="t"))
+    assert poison.crashed(same(8, tenant="t"))
+    with pytest.raises(Internal):
+        poison.check(same(9, tenant="t"))
+
+
+def test_a_request_that_begins_to_answer_is_innocent() -> None:
+    poison = Poison(Clock())  # type: ignore[arg-type]  # it only asks for the time
+    assert not poison.crashed(same())
+    poison.clear(same())
+    assert not poison.crashed(same())

@@ -166,6 +166,32 @@ async def test_a_frame_that_cannot_be_handled_costs_the_connection_not_the_link(
     await eventually(lambda: owner.frames > frames)
 
 
+async def test_a_link_that_is_stopped_just_as_its_connection_ends_stops(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a router that closes while a worker leaves never ends."""
+    ending = asyncio.Event()
+
+    async def slow_to_end(*_: object) -> QuireError:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ending.set()
+            await asyncio.sleep(0.1)
+        raise AssertionError
+
+    owner = Owner(engine.address)
+    monkeypatch.setattr(owner.link, "_write", slow_to_end)
+    running = asyncio.create_task(owner.link.run())
+    await eventually(lambda: owner.connections)
+    owner.link.give_up()
+    await ending.wait()
+    running.cancel()
+    await asyncio.wait([running], timeout=5)
+    assert running.done()
+    await owner.channel.close()
+
+
 async def test_heartbeats_keep_a_link_from_being_late(owner: Owner) -> None:
     await owner.link.wait_connected(5)
     await asyncio.sleep(LATE_SECONDS * 1.3)
