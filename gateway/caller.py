@@ -38,7 +38,7 @@ def caller_of(request: Request, body: GenerationFields) -> Caller:
     return Caller(
         cache_salt=_cache_salt(state.get("cache_tenant", ""), body.cache_salt or ""),
         tenant=state["tenant"] if "tenant" in state else tenant_hash(_header(request, _TENANT_HEADER)),
-        session_id=_header(request, _SESSION_HEADER) or body.prompt_cache_key or body.user or "",
+        session_id=_header(request, _SESSION_HEADER) or body.session_id or body.prompt_cache_key or body.user or "",
     )
 
 

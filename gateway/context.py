@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from gateway.pipeline import Pipeline
+from gateway.protocol.unknown import UnknownFields
 from gateway.services import Fleet, Tokenizer
 from gateway.statistics import RequestStatistics
 from quire.options.gateway import GatewayOptions
@@ -22,6 +23,7 @@ class GatewayContext:
     tokenizer: Tokenizer
     pipeline: Pipeline
     statistics: RequestStatistics
+    unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     draining: bool = False
     start_time: int = field(default_factory=lambda: int(time.time()))
 

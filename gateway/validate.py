@@ -38,7 +38,11 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "repetition_detection": (), "thinking_token_budget": (), "prompt_embeds": (), "best_of": (1,),
         "suffix": ("",), "tools": (), "functions": (), "function_call": ("none",), "tool_choice": ("none",),
         "parallel_tool_calls": (True, False), "documents": ([],), "reasoning_effort": ("none",),
-        "modalities": (["text"],), "audio": (),
+        "modalities": (["text"],), "audio": (), "guided_decoding_backend": ("auto",), "guided_whitespace_pattern": (),
+        "logits_processors": ([],), "media_io_kwargs": ({},), "mm_processor_kwargs": ({},), "mm_payload": (),
+        "ec_transfer_params": (), "include_reasoning": (True,), "return_prompt_text": (False,),
+        "return_token_offsets": (False,), "return_weight_versions": (False,), "routed_experts_prompt_start": (0,),
+        "stream_interval": (1,), "watermarking": (False,),
     }
 )  # fmt: skip
 
@@ -66,7 +70,7 @@ def check_generation(body: GenerationFields, model: common_pb2.ModelInfo) -> Non
     _check_lists(body, model.vocab_size)
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_CACHE_SALT_LENGTH:
         raise InvalidRequest(f"cache_salt needs 1 to {MAX_CACHE_SALT_LENGTH} characters.", parameter="cache_salt")
-    for name in ("prompt_cache_key", "user"):
+    for name in ("session_id", "prompt_cache_key", "user"):
         if len(getattr(body, name) or "") > MAX_CALLER_NAME_LENGTH:
             raise InvalidRequest(
                 f"{name} has {len(getattr(body, name))} characters; at most {MAX_CALLER_NAME_LENGTH} are allowed.",

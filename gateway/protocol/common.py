@@ -46,6 +46,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    session_id: str | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
 
@@ -68,6 +69,22 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     repetition_detection: Any = None
     thinking_token_budget: Any = None
     prompt_embeds: Any = None
+    best_of: Any = None
+    suffix: Any = None
+    guided_decoding_backend: Any = None
+    guided_whitespace_pattern: Any = None
+    logits_processors: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    mm_payload: Any = None
+    ec_transfer_params: Any = None
+    include_reasoning: Any = None
+    return_prompt_text: Any = None
+    return_token_offsets: Any = None
+    return_weight_versions: Any = None
+    routed_experts_prompt_start: Any = None
+    stream_interval: Any = None
+    watermarking: Any = None
 
 
 class PromptTokensDetails(msgspec.Struct):

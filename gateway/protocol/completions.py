@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -16,9 +14,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     add_special_tokens: bool = True
-
-    best_of: int | None = None
-    suffix: Any = None
 
 
 class CompletionLogprobs(msgspec.Struct):

@@ -12,7 +12,7 @@ from gateway.context import context_of
 from gateway.errors import HttpError
 from quire.errors import InvalidRequest
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 
@@ -29,7 +29,11 @@ async def read_json(request: Request, kind: type[T]) -> T:
         raise HttpError(400, "Unsupported Media Type: Only 'application/json' is allowed")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HttpError(415, "Compressed request bodies are not accepted; send the JSON as it is.")
-    return decode_json(await _read_body(request, context_of(request).options.max_body_bytes), kind)
+    context = context_of(request)
+    content = await _read_body(request, context.options.max_body_bytes)
+    body = decode_json(content, kind)
+    context.unknown_fields.look(content, kind)
+    return body
 
 
 async def _read_body(request: Request, limit: int) -> bytes:

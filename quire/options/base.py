@@ -28,6 +28,7 @@ def option(
     help: str,
     *,
     choices: Sequence[str] = (),
+    others: str = "",
     metavar: str = "",
     aliases: Sequence[str] = (),
     minimum: float | None = None,
@@ -40,6 +41,7 @@ def option(
 
     Args:
         choices: the only values taken, for strings.
+        others: what to say to those who want other values.
         aliases: further flags, such as `-tp`.
         minimum, maximum: bounds of a number, both included.
         positional: may also be given without its flag, as the command's argument.
@@ -47,8 +49,8 @@ def option(
         json_value: parsed as a JSON object.
     """
     metadata = {
-        "help": help, "choices": tuple(choices), "metavar": metavar, "aliases": tuple(aliases), "minimum": minimum,
-        "maximum": maximum, "positional": positional, "secret": secret, "json": json_value,
+        "help": help, "choices": tuple(choices), "others": others, "metavar": metavar, "aliases": tuple(aliases),
+        "minimum": minimum, "maximum": maximum, "positional": positional, "secret": secret, "json": json_value,
     }  # fmt: skip
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -120,6 +122,18 @@ class SizedInt(click.ParamType[Any]):
         return exact
 
 
+class Choice(click.Choice[str]):
+    """One of some texts; says what else there is to know about all others."""
+
+    def __init__(self, choices: Sequence[str], others: str) -> None:
+        super().__init__(choices)
+        self._others = others
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        message = super().get_invalid_choice_message(value, ctx)
+        return f"{message} {self._others}" if self._others else message
+
+
 class JsonObject(click.ParamType[Any]):
     """A JSON object given as text."""
 
@@ -149,7 +163,7 @@ def click_type(field: OptionField) -> click.ParamType[Any] | type:
     """The click type that parses one value of the option."""
     metadata = field.metadata
     if metadata["choices"]:
-        return click.Choice(metadata["choices"])
+        return Choice(metadata["choices"], metadata["others"])
     if metadata["json"]:
         return JsonObject()
     if field.type is int:

@@ -43,6 +43,8 @@ class EngineOptions:
     attention_backend: str = option(
         "auto", "Attention kernels: triton on GPUs, native (C++) or cpu (torch) elsewhere, or the plain reference.",
         choices=("auto", "triton", "native", "cpu", "reference"),
+        others="The kernels are Quire's own: leave the option out where vLLM has FLASH_ATTN, FLASHINFER, XFORMERS or "
+        "TORCH_SDPA, and each device gets its fastest.",
     )  # fmt: skip
     enforce_eager: bool = option(False, "Records no CUDA graphs: starts sooner and decodes slower.")
     cuda_graph_sizes: tuple[int, ...] = option(
@@ -56,6 +58,8 @@ class EngineOptions:
     quantization: str | None = option(
         None, "int8 quantizes the linear layers of any checkpoint while loading it, and their inputs as they come "
         "(dynamic W8A8, a scale for each output and each token).", aliases=("-q",), choices=("int8",),
+        others="It quantizes checkpoints of 16 or 32 bits. Those that are quantized already (AWQ, GPTQ, FP8, GGUF and "
+        "others) are not read, but gpt-oss in MXFP4, which needs no option.",
     )  # fmt: skip
 
     # KV cache

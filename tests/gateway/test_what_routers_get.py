@@ -112,6 +112,7 @@ async def test_tenants_by_header(alone: Replicas) -> None:
 
 async def test_sessions(alone: Replicas) -> None:
     fields = {"prompt_cache_key": "by key", "user": "by user"}
+    assert (await ask(alone, session_id="by id", **fields)).session_id == "by id"
     assert (await ask(alone, headers={"x-session-id": "by-header"}, **fields)).session_id == "by-header"
     assert (await ask(alone, **fields)).session_id == "by key"
     assert (await ask(alone, user="by user")).session_id == "by user"

@@ -34,7 +34,7 @@ class Sample:
     share: float = option(0.5, "A share.", minimum=0.0, maximum=1.0)
     eager: bool = option(False, "Off unless asked for.")
     caching: bool = option(True, "On unless asked not to.")
-    mode: str = option("fast", "One of some.", choices=("fast", "slow"))
+    mode: str = option("fast", "One of some.", choices=("fast", "slow"), others="Nothing between.")
     names: tuple[str, ...] = option((), "Several.")
     ports: tuple[int, ...] = option((), "Several numbers.")
     overrides: dict[str, Any] = option({}, "An object.", json_value=True)
@@ -164,7 +164,7 @@ def test_a_missing_config_file_is_named() -> None:
         (("--count", "-6"), ("at least -5",)),
         (("--limit", "0"), ("at least 1",)),
         (("--share", "1.5"), ("1.5",)),
-        (("--mode", "medium"), ("fast", "slow")),
+        (("--mode", "medium"), ("fast", "slow", "Nothing between.")),
         (("--overrides", "{"), ("not JSON",)),
         (("--overrides", "[1]"), ("not a JSON object",)),
         (("--nonsense",), ("--nonsense",)),

@@ -1,0 +1,81 @@
+"""No field that clients of vLLM send is dropped in silence: it works, or it is refused unless it asks for nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.protocol import unknown
+from gateway.protocol.chat import ChatCompletionRequest
+from gateway.protocol.completions import CompletionRequest
+from gateway.protocol.decode import decode_json
+from gateway.protocol.unknown import UnknownFields
+from gateway.validate import UNSUPPORTED, check_unsupported
+from tests.support.gateway_stack import GatewayStack
+
+CHAT = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 2}
+COMPLETION = {"prompt": "A", "max_tokens": 2}
+# vLLM's, of both endpoints and of one of them.
+BOTH = """
+    model frequency_penalty presence_penalty logit_bias logprobs max_tokens n response_format seed stop stream
+    stream_options temperature top_p user use_beam_search top_k min_p repetition_penalty length_penalty stop_token_ids
+    include_stop_str_in_output ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens
+    truncate_prompt_tokens truncation_side prompt_logprobs logprob_token_ids allowed_token_ids bad_words echo
+    add_special_tokens media_io_kwargs mm_processor_kwargs structured_outputs priority request_id session_id
+    return_tokens_as_token_ids return_token_ids return_weight_versions return_prompt_text return_token_offsets
+    cache_salt kv_transfer_params ec_transfer_params vllm_xargs repetition_detection thinking_token_budget
+    include_reasoning stream_interval watermarking routed_experts_prompt_start mm_payload suffix best_of prompt_embeds
+    guided_json guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern
+    logits_processors
+"""
+CHAT_ONLY = """
+    messages top_logprobs max_completion_tokens tools tool_choice reasoning_effort parallel_tool_calls functions
+    function_call add_generation_prompt continue_final_message documents chat_template chat_template_kwargs modalities
+    audio
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"), [(ChatCompletionRequest, BOTH + CHAT_ONLY), (CompletionRequest, BOTH + " prompt")]
+)
+def test_every_field_is_known(kind: type[msgspec.Struct], fields: str) -> None:
+    assert set(fields.split()) <= set(kind.__struct_fields__)
+
+
+def test_what_asks_for_nothing_passes() -> None:
+    assert set(UNSUPPORTED) <= set(ChatCompletionRequest.__struct_fields__)
+    for name, values in UNSUPPORTED.items():
+        for value in (None, *values):
+            check_unsupported(decode_json(msgspec.json.encode(CHAT | {name: value}), ChatCompletionRequest))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
+async def test_what_is_not_built_is_refused(gateway: GatewayStack, path: str, body: dict[str, Any]) -> None:
+    for name in UNSUPPORTED.keys() & set(BOTH.split()):
+        response = await gateway.post(path, body | {name: {"asks": "for something"}})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, name)
+        assert "not implemented" in error["message"]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_unknown_fields_are_taken_and_told_once(gateway: GatewayStack, caplog: pytest.LogCaptureFixture) -> None:
+    gateway.context.unknown_fields = UnknownFields()
+    for _ in range(3):
+        await gateway.complete(store=False, metadata={"a": "b"})
+    [line] = [record.message for record in caplog.records if record.name == unknown.__name__]
+    assert line == "ignored in a CompletionRequest, as Quire does not know them: 'metadata', 'store'"
+
+
+def test_what_the_log_is_told_is_short_and_harmless(caplog: pytest.LogCaptureFixture) -> None:
+    body = {f"a\n{number:03d}" + "x" * 1000: 1 for number in range(500)}
+    UnknownFields().look(msgspec.json.encode(body), CompletionRequest)
+    [line] = caplog.messages
+    assert len(line) < 2000
+    assert "\n" not in line
+    UnknownFields().look(b'{"prompt": "A"}', CompletionRequest)
+    UnknownFields().look(b'{"odd": "' + b"x" * unknown.MAX_BYTES + b'"}', CompletionRequest)
+    assert len(caplog.messages) == 1
