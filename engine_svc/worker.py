@@ -17,6 +17,7 @@ from engine_svc.validation import validate
 from quire.errors import Unavailable
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from quire.supervised import Stage, report
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class EngineWorker:
             folder = weights_folder(self._model)
             defaults = read_generation_defaults(folder, self._options)
             info = make_model_info(folder, self._model, self._options, spec, size, defaults)
+            report(Stage.WARMING_UP)
             self._executor.allocate(size.num_blocks, size.num_host_blocks)
         except BaseException:
             self._executor.close()

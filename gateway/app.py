@@ -24,6 +24,7 @@ from gateway.errors import (
 from gateway.metrics import GatewayCollector
 from gateway.middleware.authentication import AuthenticationMiddleware
 from gateway.middleware.request_id import RequestIdMiddleware
+from gateway.middleware.root_path import RootPathMiddleware
 from gateway.middleware.stopping import StoppingMiddleware
 from gateway.openapi import docs, openapi_json
 from quire.errors import QuireError
@@ -57,7 +58,10 @@ def routes(options: GatewayOptions) -> list[Route]:
 
 def middleware(options: GatewayOptions) -> list[Middleware]:
     """What a request passes on its way in, in order. CORS comes first: preflight requests carry no key."""
-    found = [Middleware(RequestIdMiddleware, echo=options.enable_request_id_headers)]
+    found = [
+        Middleware(RootPathMiddleware, root_path=options.root_path),
+        Middleware(RequestIdMiddleware, echo=options.enable_request_id_headers),
+    ]
     if options.allowed_origins:
         found.append(
             Middleware(

@@ -28,10 +28,24 @@ class GatewayContext:
     start_time: int = field(default_factory=lambda: int(time.time()))
 
     @property
+    def missing(self) -> list[str]:
+        """Why a request would not be served now; empty when it would be."""
+        reasons = []
+        if self.draining:
+            reasons.append("the server is stopping")
+        if not self.pipeline.generations.connected:
+            reasons.append("the router cannot be reached")
+        elif not self.fleet.ready:
+            states = sorted({worker.reason or "unknown" for worker in self.fleet.workers})
+            reasons.append(f"no engine worker is ready ({'; '.join(states) or 'none is known'})")
+        if not self.pipeline.texts.connected:
+            reasons.append("the tokenizer service cannot be reached")
+        return reasons
+
+    @property
     def ready(self) -> bool:
         """Whether a request would be served now."""
-        links = self.pipeline.generations.connected and self.pipeline.texts.connected
-        return bool(links and self.fleet.ready)
+        return not self.missing
 
 
 def context_of(request: Request) -> GatewayContext:

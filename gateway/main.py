@@ -24,6 +24,7 @@ from quire.log import setup_logging
 from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions
 from quire.options.server import RpcSecurityOptions
+from quire.supervised import Stage, report
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def main(gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions)
 
 def _is_no_probe(record: logging.LogRecord) -> bool:
     """Orchestrators and Prometheus ask every few seconds; their lines would hide those of clients."""
-    return not (isinstance(record.args, tuple) and len(record.args) > 2 and record.args[2] in _PROBES)
+    return not (isinstance(record.args, tuple) and len(record.args) > 2 and str(record.args[2]).endswith(_PROBES))
 
 
 def _listen(options: GatewayOptions) -> socket.socket:
@@ -100,7 +101,9 @@ async def _serve(options: GatewayOptions, security: RpcSecurityOptions, listener
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     logger.info("listening on %s:%d", options.host, options.port)
+    reporting = asyncio.create_task(_report_readiness(context))
     await _wait(serving, signals, None)
+    reporting.cancel()
     context.draining = True
     server.should_exit = True
     await _wait(serving, signals, options.drain_timeout_seconds)
@@ -130,6 +133,17 @@ async def _cut(serving: asyncio.Task[None], server: uvicorn.Server) -> None:
     server.force_exit = True
 
 
+async def _report_readiness(context: GatewayContext) -> None:
+    """Tells a supervisor what is missing, until requests can be served: it needs neither a key nor a certificate."""
+    told = ""
+    while missing := ", ".join(context.missing):
+        if missing != told:
+            report(Stage.WAITING, message=missing)
+        told = missing
+        await asyncio.sleep(_POLL_SECONDS)
+    report(Stage.READY)
+
+
 def _config(options: GatewayOptions, context: GatewayContext) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(context),
@@ -142,7 +156,6 @@ def _config(options: GatewayOptions, context: GatewayContext) -> uvicorn.Config:
         log_config=None,
         log_level=options.uvicorn_log_level,
         access_log=not options.disable_uvicorn_access_log,
-        root_path=options.root_path,
         limit_concurrency=options.max_connections,
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,

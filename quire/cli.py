@@ -21,6 +21,7 @@ from quire.options.serve import ServeOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.options.workers import WorkersOptions
+from quire.supervised import Stage, end_with_supervisor, report
 
 GRPC_PORTS = {"router": 50051, "tokenizer": 50052, "engine": 50053}
 
@@ -30,9 +31,11 @@ def _main_of(module: str) -> Callable[..., None]:
 
     def run(**options: object) -> None:
         try:
+            end_with_supervisor()
             importlib.import_module(module).main(**options)
         except StartupError as error:
-            click.echo(f"error: {error}", err=True)
+            if not report(Stage.FAILED, message=str(error)):
+                click.echo(f"error: {error}", err=True)
             sys.exit(1)
 
     return run
@@ -61,6 +64,7 @@ for command in (
             "log": LogOptions,
         },
         _main_of("quire.serve.stack"),
+        {"router_address": (), "tokenizer_address": ""},
     ),
     OptionsCommand(
         "gateway",

@@ -6,6 +6,7 @@ It is limited in memory, kills itself when a rendering takes too long, and ends 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import struct
@@ -62,4 +63,7 @@ def read(pipe: BinaryIO) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:  # nobody waits for the answer any more
+        os._exit(0)

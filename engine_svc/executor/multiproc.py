@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from engine_svc.executor.channel import Channel
 from engine_svc.executor.messages import Allocate, Answer, Command, Failed, Load, Loaded, Step, Stepped
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
 from quire.errors import StartupError
+from quire.log import log_options
 from quire.options.engine import EngineOptions
-from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
 
 _LOAD_SECONDS = 3600.0
@@ -45,12 +44,10 @@ class MultiprocExecutor(Executor):
         self._step_seconds = options.step_timeout_seconds
         self._rendezvous = tempfile.TemporaryDirectory(prefix="quire-")
         place = str(Path(self._rendezvous.name) / "group")
-        level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
-        log = LogOptions(log_level=level if level in ("debug", "info", "warning", "error") else "info")
         for _ in range(options.tensor_parallel_size):
             self._start_rank()
         commands: list[Command] = [
-            Load(model, options, rank, place, log) for rank in range(options.tensor_parallel_size)
+            Load(model, options, rank, place, log_options()) for rank in range(options.tensor_parallel_size)
         ]
         try:
             answers = self._call(commands, _LOAD_SECONDS)

@@ -38,7 +38,7 @@ class RankProcess:
         while True:
             try:
                 command = self._channel.receive(Command)
-            except EOFError:
+            except (EOFError, ConnectionError):
                 return
             self._answers.put(self._begin(command))
 
@@ -73,7 +73,7 @@ class RankProcess:
         return Done
 
     def _load(self, command: Load) -> Answer:
-        setup_logging(f"engine rank {command.rank}", command.log)
+        setup_logging("engine", command.log, f"rank {command.rank}")
         options = command.options
         device = choose_device(options.device, command.rank)
         group = join_group(command.rank, options.tensor_parallel_size, command.rendezvous, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from tqdm import tqdm
 
 from engine_svc.layers.parameter import TensorSlice
 from quire.errors import StartupError
+from quire.supervised import Stage, report
 
+_REPORTS_PER_FILE = 50
 _INDEX = "model.safetensors.index.json"
 
 
@@ -42,13 +45,17 @@ def tensors(folder: Path, progress: bool) -> Iterator[tuple[str, TensorSlice]]:
     """Name and slice of every tensor; a slice reads from the memory-mapped file only what is indexed.
 
     Args:
-        progress: shows a bar, one step per file.
+        progress: shows a bar on a terminal, one step per file, and tells a supervisor.
     """
     files = checkpoint_files(folder)
-    for file in tqdm(files, desc="Loading weights", unit="file", disable=not progress):
+    bar = tqdm(files, desc="Loading weights", unit="file", disable=not (progress and sys.stderr.isatty()))
+    for number, file in enumerate(bar):
         try:
             with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  (not a dict)
+                names = list(opened.keys())
+                for index, name in enumerate(names):
+                    if progress and index % (len(names) // _REPORTS_PER_FILE + 1) == 0:
+                        report(Stage.LOADING, (number + index / len(names)) / len(files))
                     yield name, opened.get_slice(name)
         except OSError as error:
             raise StartupError(f"{file} cannot be read: {error}") from error

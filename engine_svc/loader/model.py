@@ -23,6 +23,7 @@ from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
+from quire.supervised import Stage, report
 
 _DEFAULT_BLOCK_SIZE = 16
 _DTYPES = {
@@ -86,6 +87,7 @@ def _load_ours(
         model = Decoder(config, context, attention, longest)
     except ValueError as error:
         raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
+    report(Stage.LOADING)
     if options.load_format == "dummy":
         randomize_weights(model, options.seed)
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from pathlib import Path
 
@@ -30,7 +29,7 @@ def load_weights(model: Decoder, folder: Path, progress: bool) -> None:
     """
     start = time.monotonic()
     parameters = {name: p for name, p in model.named_parameters() if isinstance(p, LoadedParameter)}
-    for name, source in tensors(folder, progress and sys.stderr.isatty()):
+    for name, source in tensors(folder, progress):
         if name.endswith(_IGNORED) or (name == "lm_head.weight" and model.lm_head is model.embed_tokens):
             continue
         target, part = parameter_name(name)

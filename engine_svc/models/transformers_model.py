@@ -23,6 +23,7 @@ from engine_svc.models.attention import LayerCache
 from engine_svc.models.config import ModelFacts
 from engine_svc.models.registry import unsupported
 from quire.errors import StartupError
+from quire.supervised import Stage, report
 
 _NAME = "quire-paged"
 # What layers pass to an attention function: what ours obeys, and what says nothing new to it.
@@ -81,6 +82,7 @@ class TransformersModel:
             StartupError: Transformers has no such model, or it cannot use our attention.
         """
         config = _read(folder, raw, overrides)
+        report(Stage.LOADING)
         ALL_ATTENTION_FUNCTIONS.register(_NAME, self._probe)
         if not progress:
             transformers.utils.logging.disable_progress_bar()

@@ -12,6 +12,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from quire.supervised import Stage, report
+
 _FOLDER = Path(__file__).parent
 _CPU_FLAGS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma")
 _FLAGS = (
@@ -55,6 +57,7 @@ def compile_to(target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         command = [compiler, *_FLAGS, *map(str, sorted(_FOLDER.glob("*.cpp"))), "-o", str(temporary)]
+        report(Stage.COMPILING)
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)  # noqa: S603
         temporary.replace(target)
     except subprocess.CalledProcessError as error:

@@ -14,20 +14,8 @@ from quire.errors import Unavailable
 
 async def health(request: Request) -> Response:
     """200 and nothing else while requests can be served; 503 with the reason otherwise."""
-    context = context_of(request)
-    if context.ready and not context.draining:
-        return Response()
-    reasons = []
-    if context.draining:
-        reasons.append("the server is stopping")
-    if not context.pipeline.generations.connected:
-        reasons.append("the router cannot be reached")
-    elif not context.fleet.ready:
-        states = sorted({worker.reason or "unknown" for worker in context.fleet.workers})
-        reasons.append(f"no engine worker is ready ({'; '.join(states) or 'none is known'})")
-    if not context.pipeline.texts.connected:
-        reasons.append("the tokenizer service cannot be reached")
-    return error_response(Unavailable(f"Loading model: {', '.join(reasons)}."))
+    missing = context_of(request).missing
+    return error_response(Unavailable(f"Loading model: {', '.join(missing)}.")) if missing else Response()
 
 
 async def livez(request: Request) -> Response:

@@ -1,1 +1,1 @@
-"""ASGI middleware: authentication and request ids."""
+"""ASGI middleware: authentication, request ids, the path of a proxy in front."""

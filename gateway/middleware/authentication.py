@@ -1,4 +1,5 @@
-"""API keys: every path needs one but the health probes. Judged on the raw path, before anything is routed."""
+"""API keys: every path needs one but the health probes. Judged on the raw path below the
+proxy's, before anything is routed."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.caller import tenant_hash
 from gateway.errors import error_response
+from gateway.middleware.root_path import path_below_root
 from quire.errors import Unauthenticated
 
 PUBLIC_PATHS = frozenset((b"/health", b"/livez", b"/readyz", b"/ping"))
@@ -28,7 +30,7 @@ class AuthenticationMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes lifespan events, public paths and authenticated requests on."""
-        if scope["type"] == "lifespan" or scope.get("raw_path") in PUBLIC_PATHS:
+        if scope["type"] == "lifespan" or path_below_root(scope) in PUBLIC_PATHS:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http" or not (key := self._authenticate(scope)):

@@ -13,3 +13,8 @@ class LogOptions:
 
     log_level: str = option("info", "Least level logged.", choices=("debug", "info", "warning", "error"))
     log_format: str = option("text", "text for people, json for log collectors.", choices=("text", "json"))
+    log_file: str | None = option(
+        None, "File for all log lines; the terminal then shows warnings and errors alone. `-` is the terminal. "
+        "Default: the terminal; for `quire serve` quire/serve-PORT.log in $XDG_STATE_HOME (~/.local/state), unless "
+        "--log-level debug asks for everything.", metavar="PATH",
+    )  # fmt: skip

@@ -14,6 +14,3 @@ class ServeOptions:
     engines: int = option(1, "Engine workers to start, each with its own copy of the model.", minimum=1, maximum=64)
     router_port: int = option(0, "Port of the router's gRPC service; 0 takes a free one.", minimum=0, maximum=65535)
     startup_timeout_seconds: float = option(1800.0, "Time for the whole stack to become ready.", minimum=1.0)
-    stop_timeout_seconds: float = option(
-        10.0, "After Ctrl-C, time for running requests to finish; a second Ctrl-C ends them at once.", minimum=0.0
-    )

@@ -21,6 +21,7 @@ from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.channel import server_credentials
 from quire.rpc.interceptors import ServerInterceptor
 from quire.rpc.settings import SERVER_ARGUMENTS
+from quire.supervised import Stage, report
 from quire.v1 import common_pb2, common_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -97,10 +98,12 @@ class GrpcServer:
         await self.server.start()
 
     async def set_serving(self, serving: bool) -> None:
-        """Sets the health of the service and of the whole server."""
+        """Sets the health of the service and of the whole server, and tells a supervisor."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._names):
             await self._health.set(name, status)
+        if serving:
+            report(Stage.READY)
 
     def stop_soon(self) -> None:
         """Begins the drain, as SIGTERM does; the second time, stops at once."""

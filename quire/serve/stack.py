@@ -1,71 +1,31 @@
-"""The local stack: which processes, with which options and addresses, from start to stop."""
+"""`quire serve`: the local stack from start to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import http.client
-import logging
-import os
-import secrets
 import signal
-import ssl
+import sys
 import time
-from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import click
 
+import quire
 from quire.errors import StartupError
 from quire.log import setup_logging
-from quire.options.base import to_arguments
-from quire.options.engine import EngineOptions
-from quire.options.gateway import GatewayOptions
-from quire.options.log import LogOptions
-from quire.options.model import ModelOptions
-from quire.options.router import RouterOptions
-from quire.options.serve import ServeOptions
-from quire.options.server import GrpcServerOptions, RpcSecurityOptions
-from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.settings import CALL_SECONDS
-from quire.serve.ports import check_port_free, free_ports
+from quire.serve.console import Console
+from quire.serve.layout import Layout, StackOptions, choose_layout, process_specs, with_derived
+from quire.serve.log_file import LogFile, choose_log_file
+from quire.serve.ports import check_port_free
 from quire.serve.summary import format_summary
 from quire.serve.supervisor import ProcessSpec, Supervisor
+from quire.supervised import Report, Stage
 from quire.v1 import router_pb2, router_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
 
-logger = logging.getLogger(__name__)
-
-_POLL_SECONDS = 0.05
-
-
-@dataclass(frozen=True)
-class StackOptions:
-    """Everything the user chose."""
-
-    serve: ServeOptions
-    model: ModelOptions
-    gateway: GatewayOptions
-    tokenizer: TokenizerOptions
-    router: RouterOptions
-    engine: EngineOptions
-    security: RpcSecurityOptions
-    log: LogOptions
-
-
-@dataclass(frozen=True)
-class Addresses:
-    """Where the processes of one stack listen, on the loopback address."""
-
-    router: str
-    tokenizer: str
-    engines: tuple[str, ...]
-    metrics: dict[str, int]  # process name → port
-
-
-class _Stopped(Exception):
-    """The user asked to stop."""
+_REFRESH_SECONDS = 0.2
 
 
 def main(**groups: Any) -> None:
@@ -74,146 +34,144 @@ def main(**groups: Any) -> None:
     Raises:
         StartupError: it cannot start, or a service dies again and again.
     """
-    options = _with_derived(StackOptions(**groups))
-    setup_logging("serve", options.log)
+    options = with_derived(StackOptions(**groups))
+    options.gateway.check()
     check_port_free(options.gateway.host, options.gateway.port, "--port")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _raise_stopped)
-    start = time.monotonic()
-    addresses = _choose_addresses(options)
-    supervisor: Supervisor | None = None
-    try:
-        supervisor = Supervisor(process_specs(options, addresses))
-        _wait_ready(supervisor, options)
-        click.echo(asyncio.run(_summary(options, addresses, time.monotonic() - start)))
+    log_file = choose_log_file(options.log, options.gateway.port)
+    options = dataclasses.replace(
+        options, log=dataclasses.replace(options.log, log_file=str(log_file.path) if log_file else "-")
+    )
+    asyncio.run(_serve(options, choose_layout(options), log_file))
+
+
+async def _serve(options: StackOptions, layout: Layout, log_file: LogFile | None) -> None:
+    await _Stack(options, layout, log_file).run()
+
+
+class _Stack:
+    """One stack, inside its event loop."""
+
+    def __init__(self, options: StackOptions, layout: Layout, log_file: LogFile | None) -> None:
+        self._options = options
+        self._layout = layout
+        self._log_file = log_file
+        specs = process_specs(options, layout)
+        self._engines = [spec for spec in specs if spec.has_peers]
+        self._others = [spec for spec in specs if not spec.has_peers]
+        self._missing = {spec.name: self._first_report(spec) for spec in specs}  # not ready yet
+        self._console = Console(sys.stderr, self._missing.values(), live=sys.stderr.isatty())
+        setup_logging("serve", options.log, terminal=self._console)
+        advice = "See what it wrote above." if log_file is None else f"See {log_file.path}."
+        self._supervisor = Supervisor(lambda line: self._console.write(f"{line}\n"), self._heed, advice)
+        self._sound = asyncio.Event()  # an engine has found its options and configuration in order
+        self._ready = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    def _first_report(self, spec: ProcessSpec) -> Report:
+        if spec.has_peers or not self._engines:
+            return Report(spec.name, Stage.STARTING)
+        return Report(spec.name, Stage.WAITING, message="the engine looks at the model first")
+
+    def _heed(self, report: Report) -> None:
+        self._console.report(report)
+        if report.stage in (Stage.LOADING, Stage.READY):
+            self._sound.set()
+        if report.stage is Stage.READY:
+            self._missing.pop(report.name, None)
+        elif report.name in self._missing:
+            self._missing[report.name] = report
+        if not self._missing:
+            self._ready.set()
+
+    def _signalled(self) -> None:
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    async def run(self) -> None:
+        """Starts, serves and stops.
+
+        Raises:
+            StartupError: see `main`.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        keeping = asyncio.create_task(self._keep_house())
+        try:
+            if await self._start():
+                await self._until(self._stop)
+        except StartupError:
+            self._hurry.set()
+            raise
+        finally:
+            self._console.close()
+            if not self._hurry.is_set():
+                click.echo(_stopping(self._options.gateway.drain_timeout_seconds), err=True)
+            # The gateway's clients first, then those who call the router themselves.
+            await self._supervisor.stop(
+                (("gateway",), ("router",)), self._options.gateway.drain_timeout_seconds, self._hurry
+            )
+            keeping.cancel()
+
+    async def _start(self) -> bool:
+        """Starts everything and shows the summary; returns whether it came to that before it was to stop.
+
+        What only an engine can judge, it judges before the others are started.
+        """
+        start = time.monotonic()
+        self._console.write(f"Quire {quire.__version__} starts {self._options.model.served_names[0]}\n")
+        try:
+            async with asyncio.timeout(self._options.serve.startup_timeout_seconds):
+                if self._engines:
+                    self._supervisor.start(self._engines)
+                    await self._until(self._sound)
+                self._supervisor.start(self._others)
+                await self._until(self._ready)
+        except TimeoutError as error:
+            missing = ", ".join(f"{name} ({report.message or report.stage})" for name, report in self._missing.items())
+            raise StartupError(
+                f"Not ready after {self._options.serve.startup_timeout_seconds:g} s: {missing}. "
+                "Give it longer with --startup-timeout-seconds."
+            ) from error
+        if self._stop.is_set():
+            return False
+        self._supervisor.settle()
+        self._console.close()
+        click.echo(await _summary(self._options, self._layout, time.monotonic() - start))
+        return True
+
+    async def _until(self, event: asyncio.Event) -> None:
+        """Waits for it, or for the signal to stop.
+
+        Raises:
+            StartupError: a service cannot go on.
+        """
+        waiting: list[asyncio.Future[Any]] = [asyncio.create_task(each.wait()) for each in (event, self._stop)]
+        try:
+            await asyncio.wait([*waiting, self._supervisor.failed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+        if self._supervisor.failed.done():
+            self._supervisor.failed.result()
+
+    async def _keep_house(self) -> None:
         while True:
-            supervisor.restart_dead()
-            time.sleep(_POLL_SECONDS)
-    except _Stopped:
-        click.echo("Stopping…", err=True)
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if supervisor:
-            supervisor.stop("gateway", options.serve.stop_timeout_seconds)
+            self._console.refresh()
+            if self._log_file:
+                self._log_file.rotate()
+            await asyncio.sleep(_REFRESH_SECONDS)
 
 
-def _raise_stopped(number: int, frame: FrameType | None) -> None:
-    raise _Stopped
+def _stopping(seconds: float) -> str:
+    return f"Stopping… Running requests have {seconds:g} s to finish; a second Ctrl-C ends them at once."
 
 
-def _with_derived(options: StackOptions) -> StackOptions:
-    """The options with what follows from them filled in."""
-    changes: dict[str, Any] = {}
-    if options.gateway.api_key and not options.security.grpc_token:
-        # The API asks for a key, so the gRPC ports behind it must not be open to every user of this machine.
-        changes["security"] = dataclasses.replace(options.security, grpc_token=secrets.token_urlsafe(32))
-    if options.serve.engines > 1 and options.engine.cpu_threads is None:
-        ranks = options.serve.engines * options.engine.tensor_parallel_size
-        threads = max(1, (os.cpu_count() or 1) // ranks)
-        changes["engine"] = dataclasses.replace(options.engine, cpu_threads=threads)
-    return dataclasses.replace(options, **changes)
-
-
-def _choose_addresses(options: StackOptions) -> Addresses:
-    engines = [f"engine-{index}" for index in range(options.serve.engines)]
-    names = ["router", "tokenizer", *engines]
-    ports = free_ports(2 * len(names))
-    grpc_ports = dict(zip(names, ports, strict=False))
-    if options.serve.router_port:
-        check_port_free("127.0.0.1", options.serve.router_port, "--router-port")
-        grpc_ports["router"] = options.serve.router_port
-    address = {name: f"127.0.0.1:{port}" for name, port in grpc_ports.items()}
-    return Addresses(
-        address["router"], address["tokenizer"], tuple(address[name] for name in engines),
-        dict(zip(names, ports[len(names) :], strict=True)),
-    )  # fmt: skip
-
-
-def process_specs(options: StackOptions, addresses: Addresses) -> list[ProcessSpec]:
-    """The processes of the stack; their options are the user's, with the addresses filled in."""
-    router = dataclasses.replace(options.router, workers=(*options.router.workers, *addresses.engines))
-    gateway = dataclasses.replace(
-        options.gateway, router_address=(addresses.router,), tokenizer_address=addresses.tokenizer
-    )
-    shared = (options.security, options.log)
-
-    def server(name: str, address: str) -> GrpcServerOptions:
-        port = int(address.rpartition(":")[2])
-        return GrpcServerOptions(
-            port=port, metrics_port=addresses.metrics[name], drain_timeout_seconds=options.serve.stop_timeout_seconds
-        )
-
-    engines = [
-        _spec(f"engine-{index}", "engine", options.model, options.engine, server(f"engine-{index}", address), *shared)
-        for index, address in enumerate(addresses.engines)
-    ]
-    return [
-        *engines,  # the slowest to start goes first
-        _spec("router", "router", router, server("router", addresses.router), *shared),
-        _spec(
-            "tokenizer",
-            "tokenizer",
-            options.model,
-            options.tokenizer,
-            server("tokenizer", addresses.tokenizer),
-            *shared,
-        ),
-        _spec("gateway", "gateway", gateway, *shared),
-    ]
-
-
-def _spec(name: str, command: str, *groups: Any) -> ProcessSpec:
-    arguments = [command]
-    environment: dict[str, str] = {}
-    for group in groups:
-        more_arguments, more_environment = to_arguments(group)
-        arguments += more_arguments
-        environment |= more_environment
-    return ProcessSpec(name, arguments, environment)
-
-
-def _wait_ready(supervisor: Supervisor, options: StackOptions) -> None:
-    """Waits until the gateway answers /health with 200.
-
-    Raises:
-        StartupError: a process ended, or the time ran out.
-    """
-    deadline = time.monotonic() + options.serve.startup_timeout_seconds
-    while time.monotonic() < deadline:
-        supervisor.check_started()
-        if _is_healthy(options.gateway):
-            return
-        time.sleep(_POLL_SECONDS)
-    raise StartupError(
-        f"The stack was not ready after {options.serve.startup_timeout_seconds:g} s; "
-        "give it longer with --startup-timeout-seconds."
-    )
-
-
-def _is_healthy(gateway: GatewayOptions) -> bool:
-    host = "127.0.0.1" if gateway.host in ("0.0.0.0", "") else gateway.host  # noqa: S104  (compared, not bound)
-    connection: http.client.HTTPConnection
-    if gateway.ssl_certfile:
-        # Asks whether our own child is up, over loopback: there is nobody to be deceived by.
-        unverified = ssl._create_unverified_context()  # noqa: S323
-        connection = http.client.HTTPSConnection(host, gateway.port, timeout=2, context=unverified)
-    else:
-        connection = http.client.HTTPConnection(host, gateway.port, timeout=2)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
-async def _summary(options: StackOptions, addresses: Addresses, seconds: float) -> str:
+async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str:
     metadata = call_metadata(options.security)
-    async with open_channel(addresses.router, options.security) as channel:
+    async with open_channel(layout.router[0], options.security) as channel:
         router = router_pb2_grpc.RouterServiceStub(channel)
         answer = await router.ListWorkers(router_pb2.ListWorkersRequest(), metadata=metadata, timeout=CALL_SECONDS)
-    async with open_channel(addresses.tokenizer, options.security) as channel:
+    async with open_channel(layout.tokenizer, options.security) as channel:
         tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         info = await tokenizer.GetTokenizerInfo(
             tokenizer_pb2.GetTokenizerInfoRequest(), metadata=metadata, timeout=CALL_SECONDS
@@ -225,8 +183,9 @@ async def _summary(options: StackOptions, addresses: Addresses, seconds: float) 
         workers=len(answer.workers),
         seconds=seconds,
         url=f"{scheme}://{options.gateway.host}:{options.gateway.port}",
-        router=addresses.router,
-        metrics={name: f"http://127.0.0.1:{port}/metrics" for name, port in addresses.metrics.items()},
+        router=layout.router[0],
+        metrics={name: f"http://127.0.0.1:{port}/metrics" for name, port in layout.metrics.items()},
         has_chat_template=info.has_chat_template,
         api_key=bool(options.gateway.api_key),
+        log=options.log.log_file or "",
     )

@@ -12,7 +12,7 @@ from quire.v1 import common_pb2
 
 def format_summary(
     model: common_pb2.ModelInfo, *, workers: int, seconds: float, url: str, router: str, metrics: dict[str, str],
-    has_chat_template: bool, api_key: bool,
+    has_chat_template: bool, api_key: bool, log: str,
 ) -> str:  # fmt: skip
     """The start-up summary, one fact a line.
 
@@ -23,6 +23,7 @@ def format_summary(
         metrics: service → URL of its Prometheus endpoint.
         has_chat_template: whether the example is a chat.
         api_key: whether the API asks for a key.
+        log: file of all log lines; "-" is the terminal.
     """
     tokens = model.kv_cache_tokens
     concurrency = tokens / model.max_model_len
@@ -36,6 +37,7 @@ def format_summary(
         "API": f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
         "gRPC": f"router at {router}    fleet: quire workers --router-address {router}",
         **{f"{service} metrics": address for service, address in metrics.items()},
+        **({} if log == "-" else {"log": log}),
         "try": _curl(model.served_model_names[0], url, has_chat_template, api_key),
     }
     width = max(len(name) for name in rows)

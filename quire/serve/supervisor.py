@@ -1,28 +1,29 @@
-"""Child processes: started together, restarted when they die, stopped in order. Knows nothing of what they do."""
+"""Child processes: started, restarted when they die, stopped in order. Knows nothing of what they do."""
 
 from __future__ import annotations
 
-import ctypes
+import asyncio
+import contextlib
 import logging
-import os
+import shutil
 import signal
-import subprocess
-import sys
+import socket
+import tempfile
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from quire.errors import StartupError
+from quire.supervised import Report, Stage, supervised_environment
 
 logger = logging.getLogger(__name__)
 
-# A process that dies this often in this time will not get better by another start.
-_MAX_DEATHS = 5
-_DEATHS_SECONDS = 60.0
-_BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
-_KILL_AFTER_SECONDS = 5.0
-_PR_SET_PDEATHSIG = 1
+_LAST_WORDS_SECONDS = 1.0
+_REPEAT_SECONDS = 0.1
+_MAX_LINE_BYTES = 2**20
+_MAX_REPORT_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -30,104 +31,241 @@ class ProcessSpec:
     """How to start one service."""
 
     name: str
-    arguments: Sequence[str]  # of `quire`
+    command: Sequence[str]
     environment: Mapping[str, str]
+    has_peers: bool = False  # others of the stack that have it too do the same work, and can stand in for it
 
 
-@dataclass
+@dataclass(frozen=True)
+class Patience:
+    """How long to bear with a process, in seconds.
+
+    Attributes:
+        pauses: before its next start, after one death, two in a row, and so on. One more is too many.
+        sound_life: a process that was ready for so long does not count those before it.
+        rest: of one that died too often, where others stand in for it.
+        kill_after: beyond the time that a process may take to end.
+    """
+
+    pauses: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0, 5.0)
+    sound_life: float = 60.0
+    rest: float = 300.0
+    kill_after: float = 5.0
+
+
 class _Child:
-    spec: ProcessSpec
-    process: subprocess.Popen[bytes]
-    deaths: deque[float] = field(default_factory=deque)
-    restart_at: float | None = None
+    """A process, and what became of those before it."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self.spec = spec
+        self.process: asyncio.subprocess.Process | None = None
+        self.deaths = 0  # in a row
+        self.ready_at: float | None = None
+        self.failure = ""  # what it said of its end
+        self.stopping = False
+        self.keeper: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    def terminate(self) -> None:
+        if self.process is not None and self.running:
+            self.process.terminate()
+        elif self.keeper:
+            self.keeper.cancel()  # it waits for its next start
+
+    def kill(self) -> None:
+        """Ends what does not end by itself."""
+        if self.process is not None and self.running:
+            logger.warning("%s does not end; killing it", self.spec.name)
+            self.process.kill()
 
 
 class Supervisor:
-    """Owns the processes of one stack."""
+    """Owns the processes of one stack, inside one event loop.
 
-    def __init__(self, specs: Sequence[ProcessSpec]) -> None:
-        self._children = [_Child(spec, _start(spec)) for spec in specs]
+    Attributes:
+        failed: raises StartupError once the stack cannot go on.
+    """
 
-    def check_started(self) -> None:
-        """While starting, a death is final: its cause is on the terminal already.
-
-        Raises:
-            StartupError: a process has ended.
+    def __init__(
+        self,
+        on_output: Callable[[str], None],
+        on_report: Callable[[Report], None],
+        advice: str = "",
+        patience: Patience = Patience(),
+    ) -> None:
         """
-        for child in self._children:
-            if child.process.poll() is not None:
-                raise StartupError(
-                    f"{child.spec.name} did not start (exit code {child.process.returncode}); see above."
-                )
-
-    def restart_dead(self) -> None:
-        """Starts what has died since the last call again, with a growing pause.
-
-        Raises:
-            StartupError: a process dies again and again.
+        Args:
+            on_output: takes each line that a process writes.
+            on_report: takes what the processes tell of themselves.
+            advice: where to find out why a process ended that did not say so.
         """
-        now = time.monotonic()
-        for child in self._children:
-            if child.restart_at is not None and now >= child.restart_at:
-                child.restart_at = None
-                child.process = _start(child.spec)
-            elif child.restart_at is None and child.process.poll() is not None:
-                self._schedule_restart(child, now)
+        self._advice = advice
+        self._patience = patience
+        self._on_output = on_output
+        self._on_report = on_report
+        self._children: dict[str, _Child] = {}
+        self._started = False
+        self._folder = tempfile.mkdtemp(prefix="quire-")
+        self._socket = str(Path(self._folder) / "reports")
+        self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._reports.setblocking(False)
+        self._reports.bind(self._socket)
+        asyncio.get_running_loop().add_reader(self._reports, self._receive)
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def _schedule_restart(self, child: _Child, now: float) -> None:
-        child.deaths.append(now)
-        while now - child.deaths[0] > _DEATHS_SECONDS:
-            child.deaths.popleft()
-        if len(child.deaths) > _MAX_DEATHS:
-            raise StartupError(
-                f"{child.spec.name} died {_MAX_DEATHS + 1} times within {_DEATHS_SECONDS:g} s; giving up."
-            )
-        pause = _BACKOFF_SECONDS[len(child.deaths) - 1]
-        code = child.process.returncode
-        logger.warning("%s died (exit code %d); starting it again in %g s", child.spec.name, code, pause)
-        child.restart_at = now + pause
+    def start(self, specs: Iterable[ProcessSpec]) -> None:
+        """Starts processes. Until `settle` is called, the death of any is final."""
+        for spec in specs:
+            child = self._children[spec.name] = _Child(spec)
+            child.keeper = asyncio.create_task(self._keep(child))
 
-    def stop(self, first: str, timeout: float) -> None:
-        """Ends the process named `first` gracefully, then all others; kills what does not end.
+    def settle(self) -> None:
+        """All are up: from now on, what dies is started again."""
+        self._started = True
+
+    async def stop(self, stages: Sequence[Sequence[str]], timeout: float, hurry: asyncio.Event) -> None:
+        """Ends the processes of each stage after those of the one before; those of no stage last. May be called twice.
 
         Args:
-            timeout: seconds for `first` to finish what it has.
+            stages: names of processes.
+            timeout: seconds that they have to finish what they do, before they are killed.
+            hurry: once set, what still runs is told a second time to end, and killed soon.
         """
-        ahead = [child for child in self._children if child.spec.name == first]
-        rest = [child for child in self._children if child.spec.name != first]
-        _terminate(ahead, timeout)
-        _terminate(rest, _KILL_AFTER_SECONDS)
+        deadline = time.monotonic() + timeout
+        rest = tuple(name for name in self._children if not any(name in stage for stage in stages))
+        for stage in (*stages, rest):
+            children = [self._children[name] for name in stage if name in self._children]
+            await _end(children, max(0.0, deadline - time.monotonic()), self._patience.kill_after, hurry)
+        self._close()
 
+    def _close(self) -> None:
+        if self._reports.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._reports)
+            self._reports.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if not self.failed.done():
+            self.failed.cancel()
 
-def _start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603  (our own command line, no shell)
-        [sys.executable, "-m", "quire", *spec.arguments],
-        env={**os.environ, **spec.environment},
-        stdin=subprocess.DEVNULL,
-        # Ctrl-C reaches the supervisor alone, which stops the services in order.
-        start_new_session=True,
-        preexec_fn=_die_with_parent,
-    )
+    def _receive(self) -> None:
+        """Takes all reports that have come."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._take(Report.decode(self._reports.recv(_MAX_REPORT_BYTES)))
 
+    def _take(self, report: Report) -> None:
+        child = self._children[report.name]
+        if report.stage is Stage.READY:
+            child.ready_at = child.ready_at or time.monotonic()
+        elif report.stage is Stage.FAILED:
+            child.failure = report.message
+        self._on_report(report)
 
-def _die_with_parent() -> None:
-    """In the child: asks the kernel for a SIGTERM when the supervisor is gone, however it went."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _terminate(children: Sequence[_Child], timeout: float) -> None:
-    for child in children:
-        child.process.terminate()
-    deadline = time.monotonic() + timeout
-    for child in children:
+    async def _keep(self, child: _Child) -> None:
+        """Runs a process, and another one when it has died, until it is to stop."""
         try:
-            child.process.wait(max(0.0, deadline - time.monotonic()))
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            _kill(child)
+            while not child.stopping:
+                await self._run(child)
+                if not child.stopping:
+                    await asyncio.sleep(self._pause(child))
+        except StartupError as error:
+            if not self.failed.done():
+                self.failed.set_exception(error)
+
+    async def _run(self, child: _Child) -> None:
+        child.ready_at, child.failure = None, ""
+        child.process = process = await asyncio.create_subprocess_exec(
+            *child.spec.command,
+            env={**child.spec.environment, **supervised_environment(child.spec.name, self._socket)},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            # Ctrl-C reaches the supervisor alone, which stops the services in order.
+            start_new_session=True,
+            limit=_MAX_LINE_BYTES,
+        )
+        if child.stopping:
+            process.terminate()
+        copying = asyncio.create_task(self._copy_output(process))
+        await process.wait()
+        await asyncio.wait([copying], timeout=_LAST_WORDS_SECONDS)
+        copying.cancel()
+        self._receive()  # its last report may say why it ended
+
+    async def _copy_output(self, process: asyncio.subprocess.Process) -> None:
+        if (output := process.stdout) is None:
+            return
+        while not output.at_eof():
+            with contextlib.suppress(ValueError):  # a line too long to be one
+                line = await output.readline()
+                if line:
+                    self._on_output(line.decode(errors="replace").rstrip("\n"))
+
+    def _pause(self, child: _Child) -> float:
+        """Seconds until the next start of a process that has died.
+
+        Raises:
+            StartupError: it will not be started again, and the stack is of no use without it.
+        """
+        name, how = child.spec.name, _describe_end(child)
+        if not self._started:
+            raise StartupError(child.failure or f"{name} {how} before it was ready. {self._advice}".rstrip())
+        if child.ready_at is not None and time.monotonic() - child.ready_at >= self._patience.sound_life:
+            child.deaths = 0
+        child.deaths += 1
+        if child.deaths <= len(self._patience.pauses):
+            pause = self._patience.pauses[child.deaths - 1]
+            logger.warning("%s %s; starting it again in %g s", name, how, pause)
+            return pause
+        times = f"{child.deaths} times in a row"
+        if not self._peer_runs(child):
+            raise StartupError(f"{name} died {times}: giving up. The last time it {how}. {self._advice}".rstrip())
+        logger.error("%s died %s (it %s) and is given up for %g min; the other engines serve on",
+                     name, times, how, self._patience.rest / 60)  # fmt: skip
+        child.deaths = 0
+        return self._patience.rest
+
+    def _peer_runs(self, child: _Child) -> bool:
+        others = (other for other in self._children.values() if other is not child)
+        return child.spec.has_peers and any(
+            other.spec.has_peers and other.running and other.ready_at is not None for other in others
+        )
 
 
-def _kill(child: _Child) -> None:
-    logger.warning("%s does not end; killing it", child.spec.name)
-    child.process.kill()
-    child.process.wait()
+def _describe_end(child: _Child) -> str:
+    code = child.process.returncode if child.process else None
+    if child.failure:
+        return f"could not start: {child.failure}"
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+async def _end(children: Sequence[_Child], timeout: float, kill_after: float, hurry: asyncio.Event) -> None:
+    keepers = [child.keeper for child in children if child.keeper]
+    if not keepers:
+        return
+    for child in children:
+        child.stopping = True
+        child.terminate()
+    hurried: asyncio.Future[Any] = asyncio.create_task(hurry.wait())
+    ending: asyncio.Future[Any] = asyncio.gather(*keepers, return_exceptions=True)
+    # What is asked of them has its own time limit: the margin lets them keep it.
+    await asyncio.wait([ending, hurried], timeout=timeout + kill_after, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if hurry.is_set():
+        await _repeat(children, ending, kill_after)
+    for child in children:
+        child.kill()
+    await ending
+
+
+async def _repeat(children: Sequence[_Child], ending: asyncio.Future[Any], seconds: float) -> None:
+    """Tells them again to end: more than once, as a signal that comes on the heels of the same one is lost."""
+    deadline = time.monotonic() + seconds
+    while not ending.done() and time.monotonic() < deadline:
+        for child in children:
+            child.terminate()
+        await asyncio.wait([ending], timeout=_REPEAT_SECONDS)

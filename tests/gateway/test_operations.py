@@ -53,6 +53,19 @@ async def test_every_route_asks_for_a_key(locked: GatewayStack) -> None:
             assert response.json()["error"]["type"] == "AuthenticationError"
 
 
+async def test_below_a_proxys_path_the_same_is_public(tokenizer_folder: Path) -> None:
+    """Some proxies take their path off and some do not; orchestrators do not know of it."""
+    async with running_gateway(tokenizer_folder, root_path="/llm/", api_key=("key",)) as stack:
+        for path, keyless, keyed in (
+            ("/health", 200, 200), ("/llm/health", 200, 200), ("/llm/llm/health", 401, 404),
+            ("/v1/models", 401, 200), ("/llm/v1/models", 401, 200), ("/llm/llm/v1/models", 401, 404),
+            ("/docs", 401, 200), ("/llm/docs", 401, 200), ("/%6clm/health", 401, 200),
+        ):  # fmt: skip
+            assert (await stack.client.get(path)).status_code == keyless, path
+            answer = await stack.client.get(path, headers={"authorization": "Bearer key"})
+            assert answer.status_code == keyed, path
+
+
 @pytest.mark.parametrize(
     "header",
     ["", "key-one", "Basic key-one", "Bearer", "Bearer key-on", "Bearer key-one2", "Bearer KEY-ONE"],

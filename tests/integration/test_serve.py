@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import quire as quire_package
+from tests.support.certificates import make_authority, make_certificate
 from tests.support.stack import ROOT, STOP_SECONDS, Stack, free_port, quire, start_stack, stop_stack
 
 
@@ -25,7 +28,13 @@ def chat(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_summary(stack: Stack) -> None:
+    """Before it, one line for each event; the services' own lines are in a file."""
     text = stack.log.read_text()
+    before = text[: text.index("Quire 0.1.0 is ready")].splitlines()[1:]
+    assert {line.partition(":")[0] for line in before} == {"engine", "router", "tokenizer", "gateway"}, before
+    assert {line.partition(": ")[2].split()[0] for line in before} <= {"compiling", "loading", "warming", "ready"}
+    log = next(line for line in text.splitlines() if line.startswith("  log ")).split()[1]
+    assert "I router: listening on port" in Path(log).read_text()
     for part in ("tiny (LlamaForCausalLM, float32)", "KV cache", "1,024 tokens", f"{stack.url}/v1", "curl "):
         assert part in text
 
@@ -73,13 +82,25 @@ def test_a_killed_service_comes_back(tiny_llama: Path, tmp_path: Path) -> None:
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
 
 
-def test_nothing_outlives_a_killed_supervisor(tiny_llama: Path, tmp_path: Path) -> None:
-    running = start_stack(tiny_llama, tmp_path / "log", "--kv-cache-memory-bytes", "16M")
-    running.wait_healthy()
-    children = list(running.children().values())
-    running.process.kill()
-    running.process.wait(STOP_SECONDS)
-    wait_for(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()])
+def test_behind_a_proxy_with_keys_and_client_certificates(tiny_llama: Path, tmp_path: Path) -> None:
+    """Readiness is not asked for over HTTP: the supervisor has neither the key nor a client's certificate."""
+    if not shutil.which("openssl"):
+        pytest.skip("certificates are made with the openssl command")
+    make_authority(tmp_path)
+    make_certificate(tmp_path, "gateway")
+    running = start_stack(
+        tiny_llama, tmp_path / "log", "--root-path", "/llm", "--api-key", "key", "--ssl-cert-reqs", "2",
+        "--ssl-certfile", str(tmp_path / "gateway.pem"), "--ssl-keyfile", str(tmp_path / "gateway.key"),
+        "--ssl-ca-certs", str(tmp_path / "ca.pem"), "--kv-cache-memory-bytes", "16M",
+    )  # fmt: skip
+    try:
+        running.wait_ready()
+        children = list(running.children().values())
+        running.process.kill()  # nothing outlives a killed supervisor
+        running.process.wait(STOP_SECONDS)
+        wait_for(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()])
+    finally:
+        stop_stack(running)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -118,6 +139,14 @@ def test_port_in_use(tiny_llama: Path) -> None:
     assert answer.returncode == 1
     assert "in use" in answer.stderr
     assert "--port" in answer.stderr
+
+
+def test_what_only_the_engine_can_judge_is_told_before_the_others_start(tiny_llama: Path) -> None:
+    answer = run("serve", str(tiny_llama), "--port", str(free_port()), "--max-model-len", "1000000")
+    assert answer.returncode == 1
+    started, error = answer.stderr.splitlines()
+    assert started == f"Quire {quire_package.__version__} starts {tiny_llama}"
+    assert error.startswith("error: --max-model-len 1000000 is more than the model's")
 
 
 def test_not_enough_memory_names_the_length_that_fits(tiny_llama: Path) -> None:

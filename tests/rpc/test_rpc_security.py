@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -16,6 +15,7 @@ from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.v1 import common_pb2, common_pb2_grpc, engine_pb2, engine_pb2_grpc
 from tests.rpc.conftest import StartServer
+from tests.support.certificates import make_authority, make_certificate
 from tests.support.fake_engine import FakeEngine, expected_tokens
 from tests.support.router_client import generation
 
@@ -87,24 +87,6 @@ async def test_health_needs_no_token(start_server: StartServer) -> None:
         watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=SECONDS)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         watch.cancel()
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
-
-
-def make_authority(folder: Path) -> None:
-    openssl(folder, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-            "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test authority")  # fmt: skip
-
-
-def make_certificate(folder: Path, name: str) -> None:
-    """name.pem and name.key, for 127.0.0.1, from the folder's authority."""
-    (folder / "san").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    openssl(folder, "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout",
-            f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")  # fmt: skip
-    openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-            "-days", "2", "-extfile", "san", "-out", f"{name}.pem")  # fmt: skip
 
 
 def security_of(folder: Path, name: str) -> RpcSecurityOptions:

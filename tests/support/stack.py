@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,19 +40,29 @@ class Stack:
                 found[command[command.index(b"quire") + 1].decode()] = int(pid)
         return found
 
+    def wait_ready(self) -> None:
+        """Waits until the stack has printed its summary."""
+        self._wait(lambda: True)
+
     def wait_healthy(self) -> None:
         """Waits until the stack serves and has printed its summary."""
+        self._wait(self._is_healthy)
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=2) as response:
-                    if response.status == 200 and " is ready after " in self.log.read_text():
-                        return
-            except OSError:
-                pass
+            if " is ready after " in self.log.read_text() and condition():
+                return
             time.sleep(0.1)
         raise AssertionError(f"not healthy after {READY_SECONDS} s:\n{self.log.read_text()}")
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
 
 
 def free_port() -> int:
@@ -65,12 +76,13 @@ def quire(*arguments: str) -> list[str]:
 
 
 def start_stack(model: Path | None, log: Path, *arguments: str) -> Stack:
-    """Starts `quire serve` with its output in `log`; the caller waits and stops it."""
+    """Starts `quire serve` with its output in `log` and its log file beside it; the caller waits and stops it."""
     port = free_port()
     with log.open("w") as output:
         process = subprocess.Popen(
             quire("serve", *([] if model is None else [str(model)]), "--port", str(port), *arguments),
-            cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "XDG_STATE_HOME": str(log.parent)},
         )  # fmt: skip
     return Stack(process, port, model, log)
 

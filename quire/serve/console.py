@@ -1,0 +1,108 @@
+"""What a person sees of `quire serve`: a line for each service while it starts, live on a terminal; then warnings."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable
+from typing import TextIO
+
+from quire.supervised import Report, Stage
+
+_BAR_CELLS = 24
+_REPEAT_SECONDS = 10.0  # between two lines about the same stage where there is no terminal
+
+
+class Console:
+    """Owns the terminal: whoever writes to it does so through `write`, above the live lines.
+
+    On a terminal the lines of all services stand at the bottom and are drawn anew as they change; elsewhere there is
+    one line for each event. `close` ends that: from then on, `write` only writes.
+    """
+
+    def __init__(self, stream: TextIO, reports: Iterable[Report], *, live: bool) -> None:
+        """
+        Args:
+            reports: how far each service is at first, in the order of the lines.
+            live: whether the stream is a terminal.
+        """
+        self._stream = stream
+        self._live = live
+        self._open = True
+        self._start = time.monotonic()
+        self._reports = {report.name: report for report in reports}
+        self._ready_after: dict[str, float] = {}
+        self._told: dict[str, tuple[Stage, float]] = {}  # name → last stage that got a line, and when
+        self._drawn = 0  # lines of the live part
+        self.refresh()
+
+    def report(self, report: Report) -> None:
+        """Shows how far a service is."""
+        self._reports[report.name] = report
+        if report.stage is Stage.READY:
+            self._ready_after.setdefault(report.name, time.monotonic() - self._start)
+        if not self._open:
+            return
+        if self._live:
+            self.refresh()
+        elif self._is_news(report):
+            self._told[report.name] = (report.stage, time.monotonic())
+            self.write(f"{report.name}: {self._describe(report)}\n")
+
+    def _is_news(self, report: Report) -> bool:
+        stage, when = self._told.get(report.name, (None, 0.0))
+        if report.stage is Stage.FAILED:
+            return False  # told once, at the end
+        if report.stage is not stage and report.stage is not Stage.WAITING:
+            return True
+        return report.stage is not Stage.READY and time.monotonic() - (when or self._start) >= _REPEAT_SECONDS
+
+    def write(self, text: str) -> None:
+        """Writes text that ends with a newline, as a stream for logging does."""
+        self._erase()
+        self._stream.write(text)
+        self.refresh()
+
+    def flush(self) -> None:
+        """What streams have."""
+        self._stream.flush()
+
+    def refresh(self) -> None:
+        """Draws the live lines anew, for the time that passes."""
+        if self._live and self._open:
+            self._erase()
+            width = shutil.get_terminal_size().columns - 1
+            lines = [self._line(report)[:width] for report in self._reports.values()]
+            self._stream.write("".join(f"{line}\n" for line in lines))
+            self._drawn = len(lines)
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Takes the live lines away."""
+        self._erase()
+        self._open = False
+        self._stream.flush()
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self._stream.write(f"\x1b[{self._drawn}A\x1b[J")  # up, and clear to the end
+            self._drawn = 0
+
+    def _line(self, report: Report) -> str:
+        width = max(map(len, self._reports))
+        bar = ""
+        if report.fraction is not None and report.stage is not Stage.READY:
+            full = round(report.fraction * _BAR_CELLS)
+            bar = f"{'█' * full}{'░' * (_BAR_CELLS - full)} "
+        return f"  {report.name:<{width}}  {bar}{self._describe(report)}"
+
+    def _describe(self, report: Report) -> str:
+        if report.stage is Stage.READY:
+            return f"ready after {self._ready_after[report.name]:.1f} s"
+        if report.stage is Stage.FAILED:
+            return "failed"
+        if report.stage is Stage.WAITING:
+            return f"waiting: {report.message}"
+        share = "" if report.fraction is None else f" {report.fraction:.0%}"
+        seconds = f"  {time.monotonic() - self._start:.0f} s" if self._live else ""
+        return f"{report.stage}{share}{seconds}"

@@ -1,0 +1,136 @@
+"""What the local stack consists of: which processes, with which options, where."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import sys
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.options.base import ENVIRONMENT_PREFIX, fields_of, to_arguments
+from quire.options.engine import EngineOptions
+from quire.options.gateway import GatewayOptions
+from quire.options.log import LogOptions
+from quire.options.model import ModelOptions
+from quire.options.router import RouterOptions
+from quire.options.serve import ServeOptions
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.options.tokenizer import TokenizerOptions
+from quire.serve.ports import check_port_free, free_ports
+from quire.serve.supervisor import ProcessSpec
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """Everything the user chose."""
+
+    serve: ServeOptions
+    model: ModelOptions
+    gateway: GatewayOptions
+    tokenizer: TokenizerOptions
+    router: RouterOptions
+    engine: EngineOptions
+    security: RpcSecurityOptions
+    log: LogOptions
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the services are, as host:port.
+
+    Attributes:
+        router, tokenizer: those that the user named, or one on the loopback address.
+        own: name of a process of this stack → where it listens, for those that speak gRPC.
+        metrics: name of such a process → port of its metrics.
+    """
+
+    router: tuple[str, ...]
+    tokenizer: str
+    own: dict[str, str]
+    metrics: dict[str, int]
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Names of the engines of this stack; none where the user named a router, which has its own."""
+        return tuple(name for name in self.own if name.startswith("engine"))
+
+
+def choose_layout(options: StackOptions) -> Layout:
+    """Which services this stack has, on free ports.
+
+    Raises:
+        StartupError: a port that the user named is taken.
+    """
+    names = [] if options.gateway.router_address else [*_engine_names(options.serve.engines), "router"]
+    names += [] if options.gateway.tokenizer_address else ["tokenizer"]
+    ports = free_ports(2 * len(names))
+    own = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=False)}
+    if options.serve.router_port and "router" in own:
+        check_port_free("127.0.0.1", options.serve.router_port, "--router-port")
+        own["router"] = f"127.0.0.1:{options.serve.router_port}"
+    return Layout(
+        options.gateway.router_address or (own["router"],),
+        options.gateway.tokenizer_address or own["tokenizer"],
+        own,
+        dict(zip(names, ports[len(names) :], strict=True)),
+    )
+
+
+def _engine_names(count: int) -> list[str]:
+    return ["engine"] if count == 1 else [f"engine-{index}" for index in range(count)]
+
+
+def with_derived(options: StackOptions) -> StackOptions:
+    """The options with what follows from them filled in."""
+    changes: dict[str, Any] = {}
+    if options.gateway.api_key and not options.security.grpc_token:
+        # The API asks for a key, so the gRPC ports behind it must not be open to every user of this machine.
+        changes["security"] = dataclasses.replace(options.security, grpc_token=secrets.token_urlsafe(32))
+    if options.serve.engines > 1 and options.engine.cpu_threads is None:
+        ranks = options.serve.engines * options.engine.tensor_parallel_size
+        threads = max(1, (os.cpu_count() or 1) // ranks)
+        changes["engine"] = dataclasses.replace(options.engine, cpu_threads=threads)
+    return dataclasses.replace(options, **changes)
+
+
+def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
+    """The processes of the stack, engines first; their options are the user's, with the addresses filled in."""
+    workers = (*options.router.workers, *(layout.own[name] for name in layout.engines))
+    commands: dict[str, Sequence[Any]] = {
+        **dict.fromkeys(layout.engines, ("engine", options.model, options.engine)),
+        "router": ("router", dataclasses.replace(options.router, workers=workers)),
+        "tokenizer": ("tokenizer", options.model, options.tokenizer),
+    }
+    gateway = dataclasses.replace(options.gateway, router_address=layout.router, tokenizer_address=layout.tokenizer)
+    shared = (options.security, options.log)
+    drain = options.gateway.drain_timeout_seconds
+    specs = []
+    for name, address in layout.own.items():
+        command, *groups = commands[name]
+        server = GrpcServerOptions(
+            port=int(address.rpartition(":")[2]), metrics_port=layout.metrics[name], drain_timeout_seconds=drain
+        )
+        specs.append(_spec(name, command, *groups, server, *shared))
+    return [*specs, _spec("gateway", "gateway", gateway, *shared)]
+
+
+def _spec(name: str, command: str, *groups: Any) -> ProcessSpec:
+    arguments = [sys.executable, "-m", "quire", command]
+    environment = _neutral_environment()
+    for group in groups:
+        more_arguments, more_environment = to_arguments(group)
+        arguments += more_arguments
+        environment |= more_environment
+    return ProcessSpec(name, arguments, environment, has_peers=command == "engine")
+
+
+def _neutral_environment() -> dict[str, str]:
+    """This process's environment without options: each service gets its own, and QUIRE_PORT is not every service's."""
+    groups = [*typing.get_type_hints(StackOptions).values(), GrpcServerOptions]
+    options = {field.environment_variable for group in groups for field in fields_of(group)}
+    options.add(f"{ENVIRONMENT_PREFIX}CONFIG")
+    return {name: value for name, value in os.environ.items() if name not in options}

@@ -1,0 +1,82 @@
+"""The ties of a process to the `quire serve` that started it: it says how far it is, and ends when its parent does.
+
+In a process that was started by hand all of this does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+_SOCKET = "QUIRE_SUPERVISOR_SOCKET"
+_PROCESS = "QUIRE_SUPERVISOR_PROCESS"
+_NAME = "QUIRE_SUPERVISED_NAME"
+_SEND_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Stage(StrEnum):
+    """How far a process is."""
+
+    STARTING = "starting"
+    COMPILING = "compiling kernels"
+    LOADING = "loading weights"  # the options go together and the configuration is sound: what is left takes time
+    WARMING_UP = "warming up"
+    WAITING = "waiting"  # for other services; the message says for what
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a process says of itself."""
+
+    name: str
+    stage: Stage
+    fraction: float | None = None  # of the stage that is done, from 0 to 1
+    message: str = ""  # what FAILED and WAITING are to tell the user
+
+    @staticmethod
+    def decode(data: bytes) -> Report:
+        """The report in a datagram."""
+        fields = json.loads(data)
+        return Report(**fields | {"stage": Stage(fields["stage"])})
+
+
+def supervised_environment(name: str, socket_path: str) -> Mapping[str, str]:
+    """What the environment of a child must have, for the child called `name` of this process."""
+    return {_SOCKET: socket_path, _PROCESS: str(os.getpid()), _NAME: name}
+
+
+def supervised_name() -> str:
+    """The name that the supervisor gave this process, such as engine-1; empty without one."""
+    return os.environ.get(_NAME, "")
+
+
+def report(stage: Stage, fraction: float | None = None, message: str = "") -> bool:
+    """Tells the supervisor; returns whether there is one that heard it."""
+    if not (path := os.environ.get(_SOCKET)):
+        return False
+    told = json.dumps(asdict(Report(supervised_name(), stage, fraction, message))).encode()
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.settimeout(_SEND_SECONDS)
+        sender.sendto(told, path)
+        return True
+    return False
+
+
+def end_with_supervisor() -> None:
+    """Has the kernel end this process at once when its supervisor is gone, however it went (on Linux)."""
+    parent = os.environ.get(_PROCESS)
+    if parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(parent):  # it was gone before
+            sys.exit(1)

@@ -1,0 +1,78 @@
+"""Where the logs of `quire serve` go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.errors import StartupError
+from quire.log import log_options, setup_logging
+from quire.options.log import LogOptions
+from quire.serve.log_file import LogFile, choose_log_file
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Gives the root logger back as it was."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers = []
+    yield
+    for handler in root.handlers:
+        handler.close()
+    root.handlers = handlers
+    root.setLevel(level)
+
+
+def test_by_default_it_is_in_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = choose_log_file(LogOptions(), 8000)
+    assert file
+    assert file.path == tmp_path / "quire" / "serve-8000.log"
+    assert file.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_terminal_can_be_asked_for() -> None:
+    assert choose_log_file(LogOptions(log_file="-"), 8000) is None
+    assert choose_log_file(LogOptions(log_level="debug"), 8000) is None
+
+
+def test_a_named_file_must_be_writable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartupError, match="--log-file"):
+        choose_log_file(LogOptions(log_file=str(tmp_path / "file" / "log")), 8000)
+
+
+def test_a_system_without_a_state_folder_logs_to_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert choose_log_file(LogOptions(), 8000) is None
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_lines_go_to_the_file_and_warnings_to_the_terminal_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = LogOptions(log_format="json", log_file=str(tmp_path / "log"))
+    setup_logging("engine", options, "rank 1")
+    logging.getLogger("quire").info("all is well")
+    logging.getLogger("quire").warning("careful")
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert ["all is well" in lines[0], "careful" in lines[1], '"engine rank 1"' in lines[1]] == [True] * 3
+    assert "all is well" not in (terminal := capsys.readouterr().err)
+    assert "careful" in terminal
+    assert log_options() == options  # what processes of this process are given
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_a_full_file_is_kept_beside_a_new_one(tmp_path: Path) -> None:
+    file = LogFile(tmp_path / "log", max_bytes=100)
+    setup_logging("engine", LogOptions(log_file=str(file.path)))
+    logging.getLogger("quire").info("x" * 100)
+    file.rotate()
+    logging.getLogger("quire").info("after")
+    assert "xxx" in (tmp_path / "log.1").read_text()
+    assert file.path.read_text().endswith("engine: after\n")
