@@ -11,6 +11,7 @@ import itertools
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from gateway.job import Job
@@ -49,6 +50,7 @@ class Generations:
         self._routers = [RouterSession(address, security, self._on_frame, self._on_lost) for address in addresses]
         self._placed: dict[int, tuple[LiveStream, RouterSession]] = {}
         self._ids = itertools.count(1)
+        self._queues: dict[RouterSession, Counter[str]] = {}  # as each router told last
         self._heard = asyncio.Event()
 
     @property
@@ -60,6 +62,11 @@ class Generations:
     def num_placed(self) -> int:
         """Generations at routers now."""
         return len(self._placed)
+
+    @property
+    def queued(self) -> Counter[str]:
+        """Requests that wait in the routers for a worker, by the name of the model that they ask for."""
+        return sum((self._queues[router] for router in self._routers if router in self._queues), Counter[str]())
 
     async def run(self) -> None:
         """Keeps the sessions up until cancelled."""
@@ -153,6 +160,8 @@ class Generations:
 
     def _on_frame(self, router: RouterSession, frame: router_pb2.RouterServiceSessionResponse) -> None:
         self._heard.set()
+        if frame.HasField("load"):
+            self._queues[router] = Counter({queue.model: queue.requests for queue in frame.queues})
         for delta in frame.deltas:
             stream, owner = self._placed.get(delta.stream_id, (None, None))
             if stream is None or owner is not router:
@@ -185,6 +194,7 @@ class Generations:
             stream.request.fail(error)
 
     def _on_lost(self, router: RouterSession, error: QuireError) -> None:
+        self._queues.pop(router, None)
         lost = [stream for stream, owner in self._placed.values() if owner is router]
         if lost:
             logger.warning("router %s is lost with %d requests: %s", router.address, len(lost), error.message)

@@ -11,6 +11,7 @@ import grpc
 import msgspec
 
 from quire.errors import NotFound, QuireError, Unavailable
+from quire.fleet_counters import FleetCounters
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.settings import CALL_SECONDS
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _FAST_POLL_SECONDS = 0.1  # while nothing is ready
+_HEARD = (router_pb2.WORKER_STATE_READY, router_pb2.WORKER_STATE_DRAINING, router_pb2.WORKER_STATE_EJECTED)
 _LIST_SECONDS = 2.0  # a router that takes longer is as good as gone, and the next one is asked
 
 
@@ -33,6 +35,7 @@ class Fleet:
         # The one that knew ready workers last comes first.
         self._routers = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._channels]
         self._told = router_pb2.ListWorkersResponse()
+        self._counters: dict[str, FleetCounters] = {}
 
     @property
     def workers(self) -> Sequence[router_pb2.Worker]:
@@ -45,10 +48,17 @@ class Fleet:
         try:
             while True:
                 self._told = await self._ask()
+                self._count()
                 await asyncio.sleep(_POLL_SECONDS if self.ready else _FAST_POLL_SECONDS)
         finally:
             for channel in self._channels:
                 await channel.close()
+
+    def _count(self) -> None:
+        for worker in self.workers:
+            if worker.model_info.served_model_names and worker.HasField("load"):
+                model = worker.model_info.served_model_names[0]
+                self._counters.setdefault(model, FleetCounters()).take(worker.address, worker.load.counters)
 
     async def _ask(self) -> router_pb2.ListWorkersResponse:
         """The first answer with a ready worker; else the first with any; else one without."""
@@ -71,6 +81,20 @@ class Fleet:
             logger.debug("a router does not answer: %s", error.code())
             return router_pb2.ListWorkersResponse()
         return answer
+
+    @property
+    def counters(self) -> Mapping[str, common_pb2.EngineCounters]:
+        """By main name of the models: what their workers counted, those that have left included. They never fall."""
+        return {model: counters.total for model, counters in self._counters.items()}
+
+    @property
+    def loads(self) -> Mapping[str, Sequence[common_pb2.EngineLoad]]:
+        """By main name of the models: the loads of the workers that are heard now, ready or not."""
+        loads: dict[str, list[common_pb2.EngineLoad]] = {}
+        for worker in self.workers:
+            if worker.state in _HEARD and worker.model_info.served_model_names:
+                loads.setdefault(worker.model_info.served_model_names[0], []).append(worker.load)
+        return loads
 
     @property
     def ready(self) -> list[router_pb2.Worker]:

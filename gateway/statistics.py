@@ -124,7 +124,7 @@ class RequestStatistics:
 
 
 def _observe_engine_times(model: ModelStatistics, usage: common_pb2.GenerationUsage) -> None:
-    model.observe("request_queue_time_seconds", usage.queue_seconds)
+    model.observe("request_queue_time_seconds", usage.router_queue_seconds + usage.queue_seconds)
     model.observe("request_prefill_time_seconds", usage.prefill_seconds)
     model.observe("request_decode_time_seconds", usage.decode_seconds)
     model.observe("request_inference_time_seconds", usage.prefill_seconds + usage.decode_seconds)

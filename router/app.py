@@ -14,7 +14,6 @@ from quire.rpc.server import GrpcServer
 from quire.v1 import router_pb2, router_pb2_grpc
 from router.core import RouterCore
 from router.fleet import Fleet
-from router.fleet_load import FleetCounters
 from router.index.feed import KvFeed
 from router.leases import Leases
 from router.metrics import FleetCollector, RouterMetrics
@@ -44,13 +43,12 @@ class Router:
         self._security = security
         self._static_workers = options.workers
         self.metrics = new_registry()
-        counters = FleetCounters()
         self._clock = asyncio.get_running_loop()
         self._counts = RouterMetrics(self.metrics)
         core = RouterCore(options, lambda: self.registry.workers, self._clock, self._counts, random.SystemRandom())
         self.core, self.index, self.table, self.dispatcher = core, core.index, core.table, core.dispatcher
-        self.registry = WorkerRegistry(self._make_worker, counters.forget, core.on_change)
-        self.fleet = Fleet(self.registry, Leases(options.worker_lease_seconds), counters)
+        self.registry = WorkerRegistry(self._make_worker, core.on_change)
+        self.fleet = Fleet(self.registry, Leases(options.worker_lease_seconds), core.dispatcher.waiting.by_model)
         self._dns = [
             DnsSource("--worker-dns", address, self.registry.announce, options.worker_dns_interval_seconds, resolve)
             for address in options.worker_dns

@@ -323,6 +323,7 @@ class Dispatcher:
         failed = delta.HasField("error")
         if not failed:
             usage = delta.usage
+            usage.router_queue_seconds = stream.waited
             self._outliers.succeeded(worker)
             self._table.check_prediction(stream, usage.cached_prompt_tokens)
             worker.prompt_tokens += usage.prompt_tokens
@@ -382,6 +383,7 @@ class Dispatcher:
         )
         delta.usage.prompt_tokens = stream.request.prompt_tokens
         delta.usage.completion_tokens = stream.journal.num_tokens
+        delta.usage.router_queue_seconds = stream.waited
         self._forget(stream, "finished")
         stream.session.deliver([delta])
         if stream.session.failure:

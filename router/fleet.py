@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
+from quire.fleet_counters import FleetCounters
 from quire.rpc.settings import HEARTBEAT_SECONDS
-from quire.v1 import common_pb2
-from router.fleet_load import FleetCounters, add_gauges
+from quire.v1 import common_pb2, router_pb2
 from router.leases import Leases
 from router.registry import WorkerRegistry
 from router.sessions import CallerSession
 
 _REGISTRATIONS = "registration"
+_GAUGES = (
+    "running_sequences", "waiting_requests", "used_kv_blocks", "total_kv_blocks", "waiting_prefill_tokens",
+    "swapped_sequences", "used_host_blocks", "total_host_blocks", "step",
+)  # fmt: skip
 
 
 class Fleet:
     """Ties leases and registry together and sums up the load."""
 
-    def __init__(self, registry: WorkerRegistry, leases: Leases, counters: FleetCounters) -> None:
+    def __init__(self, registry: WorkerRegistry, leases: Leases, waiting: Callable[[], Mapping[str, int]]) -> None:
+        """
+        Args:
+            waiting: the requests that wait in this router now, by model.
+        """
         self.registry = registry
         self.leases = leases
-        # As of the last beat.
-        self.load = common_pb2.EngineLoad()
-        self._counters = counters
+        # Load and queues as of the last beat.
+        self.pulse = router_pb2.RouterServiceSessionResponse(load=common_pb2.EngineLoad())
+        self._waiting = waiting
+        self._counters = FleetCounters()
 
     @property
     def lease_ms(self) -> int:
@@ -43,9 +52,10 @@ class Fleet:
         """Every HEARTBEAT_SECONDS until cancelled: drops ended leases, sends the load to the open `sessions`."""
         while True:
             self.registry.announce(_REGISTRATIONS, self.leases.addresses())
-            self.load = self._sum_load()
+            queues = [router_pb2.ModelQueue(model=model, requests=n) for model, n in self._waiting().items()]
+            self.pulse = router_pb2.RouterServiceSessionResponse(load=self._sum_load(), queues=queues)
             for session in sessions:
-                session.heartbeat(self.load)
+                session.heartbeat(self.pulse)
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     def _sum_load(self) -> common_pb2.EngineLoad:
@@ -59,3 +69,10 @@ class Fleet:
                 add_gauges(total, load)
         total.counters.CopyFrom(self._counters.total)
         return total
+
+
+def add_gauges(total: common_pb2.EngineLoad, load: common_pb2.EngineLoad) -> None:
+    """total += load, for all but the counters."""
+    for name in _GAUGES:
+        setattr(total, name, getattr(total, name) + getattr(load, name))
+    total.busy = total.busy or load.busy

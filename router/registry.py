@@ -21,7 +21,6 @@ class WorkerRegistry:
     def __init__(
         self,
         make_worker: Callable[[str], Worker],
-        on_removed: Callable[[str], None],
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """
@@ -29,7 +28,6 @@ class WorkerRegistry:
             on_change: called when workers may have come, gone or changed their state; at each `sweep` too.
         """
         self._make_worker = make_worker
-        self._on_removed = on_removed
         self._on_change = on_change
         self._workers: dict[str, Worker] = {}
         self._announced: dict[str, frozenset[str]] = {}
@@ -81,7 +79,6 @@ class WorkerRegistry:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         self._states.pop(address, None)
-        self._on_removed(address)
 
     def _log_state(self, worker: Worker) -> None:
         condition = worker.condition

@@ -58,7 +58,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[router_pb2.RouterServiceSessionResponse]:
         session = self._dispatcher.open_session()
-        session.heartbeat(self._fleet.load)
+        session.heartbeat(self._fleet.pulse)
         reader = asyncio.create_task(self._read(session, request_iterator))
         try:
             while not session.finished:

@@ -59,6 +59,9 @@ class Stream:
     started: bool = False
     # It counts against the retry budget.
     retrying: bool = False
+    # Seconds that it has waited for workers, and since when it does.
+    waited: float = 0.0
+    waiting_since: float = 0.0
     # While it waits for a worker.
     entry: Entry[Stream] | None = None
     wait_timer: Timer | None = None
@@ -114,9 +117,12 @@ class CallerSession:
             error=to_request_error(error),
         )
 
-    def heartbeat(self, load: common_pb2.EngineLoad) -> None:
-        """Sends the fleet's load, in place of one that still waits."""
-        self._post(0).load.CopyFrom(load)
+    def heartbeat(self, pulse: router_pb2.RouterServiceSessionResponse) -> None:
+        """Sends the fleet's load and the queues, in place of those that still wait."""
+        frame = self._post(0)
+        frame.load.CopyFrom(pulse.load)
+        del frame.queues[:]
+        frame.queues.extend(pulse.queues)
 
     def wake(self) -> None:
         """Lets `next_frame` return, so that a change of the session is noticed."""

@@ -51,6 +51,10 @@ class WaitingRoom:
         for queue in list(self._queues.values()):
             yield from queue.waiting_by_tenant().items()
 
+    def by_model(self) -> dict[str, int]:
+        """How many wait for each model."""
+        return {model: len(queue) for model, queue in self._queues.items()}
+
     def has_waiting(self, model: str) -> bool:
         """Whether a new request for the model has to wait behind others."""
         return model in self._queues
@@ -73,6 +77,7 @@ class WaitingRoom:
         else:
             stream.entry, victim = queue.push(stream, request.tenant, request.priority, request.prompt_tokens)
         self.waiting += 1
+        stream.waiting_since = self._clock.time()
         if victim is not None:
             self._end_wait(victim)
             self._fail(
@@ -142,6 +147,7 @@ class WaitingRoom:
         if stream.entry is None:
             return
         stream.entry = None
+        stream.waited += self._clock.time() - stream.waiting_since
         self.waiting -= 1
         if stream.wait_timer is not None:
             stream.wait_timer.cancel()

@@ -8,7 +8,7 @@ import pytest
 
 from quire.v1 import common_pb2
 from router.budget import RetryBudget
-from router.fleet_load import FleetCounters, add_gauges
+from router.fleet import add_gauges
 from router.load import LoadTracker
 from router.state import Facts, Health, State, assess
 
@@ -71,33 +71,6 @@ def test_a_worker_that_ends_no_step_though_it_has_work_is_stalled() -> None:
         load.speed.line.observe(100, 3.0)  # a model whose steps take three seconds
     assert at(140.0, 8) > 1
     assert load.stalled(140.0, most_tokens=100) == 0
-
-
-def test_fleet_counters_grow_through_restarts_and_departures() -> None:
-    def counters(tokens: int, buckets: list[int]) -> common_pb2.EngineCounters:
-        histogram = common_pb2.Histogram(bounds=[1, 2], counts=buckets, sum=float(sum(buckets)))
-        return common_pb2.EngineCounters(generation_tokens=tokens, iteration_tokens=histogram)
-
-    fleet = FleetCounters()
-    fleet.take("a", counters(10, [1, 2, 3]))
-    fleet.take("a", counters(15, [2, 2, 3]))
-    fleet.take("b", counters(100, [0, 0, 1]))
-    assert fleet.total.generation_tokens == 115
-    assert list(fleet.total.iteration_tokens.counts) == [2, 2, 4]
-    fleet.take("a", counters(4, [1, 0, 0]))  # it has restarted
-    assert fleet.total.generation_tokens == 119
-    assert list(fleet.total.iteration_tokens.counts) == [3, 2, 4]
-    assert fleet.total.iteration_tokens.sum == 9
-    fleet.forget("b")
-    fleet.take("b", counters(1, [0, 0, 0]))
-    assert fleet.total.generation_tokens == 120
-
-
-def test_buckets_that_differ_are_left_out() -> None:
-    fleet = FleetCounters()
-    fleet.take("a", common_pb2.EngineCounters(iteration_tokens=common_pb2.Histogram(bounds=[1], counts=[1, 1], sum=2)))
-    fleet.take("b", common_pb2.EngineCounters(iteration_tokens=common_pb2.Histogram(bounds=[9], counts=[5, 5], sum=9)))
-    assert list(fleet.total.iteration_tokens.counts) == [1, 1]
 
 
 def test_gauges_add_up() -> None:

@@ -202,6 +202,6 @@ async def test_a_worker_that_asks_for_another_token_says_why_it_is_not_used(
 
 
 async def test_dns_names_are_checked_at_the_start() -> None:
-    registry = WorkerRegistry(lambda address: pytest.fail("no worker"), lambda address: None)
+    registry = WorkerRegistry(lambda address: pytest.fail("no worker"))
     with pytest.raises(ValueError, match="host:port"):
         DnsSource("--worker-dns", "engines", registry.announce, 1.0, Names())

@@ -28,6 +28,23 @@ async def test_what_a_full_fleet_has_no_room_for_waits_and_is_served(
     assert len(engine.record.started) == 20
 
 
+async def test_the_queue_and_the_time_in_it_are_told(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine(silent=True, **FEW)
+    running = await start_router(engine.address)
+    async with running.client.session() as session:
+        outputs = [await session.start(number, generation([number], 3, model="fake")) for number in range(6)]
+        await eventually(lambda: session.queues == {"fake": 6 - len(engine.live)} and engine.live)
+        served = len(engine.live)
+        engine.options = FakeOptions(**FEW)
+        for output in outputs:
+            await output.wait_ended()
+        waited = [output.usage.router_queue_seconds for output in outputs]
+        assert waited[:served] == [0.0] * served
+        assert all(0 < seconds < 60 for seconds in waited[served:])
+        assert len(waited[served:]) == 6 - served > 0
+        await eventually(lambda: not session.queues)
+
+
 async def test_tenants_take_turns(start_engine: StartEngine, start_router: StartRouter) -> None:
     """One that asks for much does not keep another waiting."""
     engine = await start_engine(silent=True, **FEW)

@@ -123,6 +123,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.steps = 0
         self.live: set[Request] = set()
         self.counters = common_pb2.EngineCounters()
+        # What it tells of its load beside what it knows.
+        self.extra_load = common_pb2.EngineLoad()
         self.rpc = GrpcServer(
             "engine", "quire.v1.EngineService", server or GrpcServerOptions(), security or RpcSecurityOptions(),
             CollectorRegistry(),
@@ -313,7 +315,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
     def _load(self) -> common_pb2.EngineLoad:
         silent = self.options.silent
-        return common_pb2.EngineLoad(
+        load = common_pb2.EngineLoad(
             running_sequences=0 if silent else sum(request.sequences for request in self.live),
             waiting_requests=len(self.live) if silent else 0,
             used_kv_blocks=len(self.live),
@@ -322,6 +324,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             busy=bool(self.live),
             counters=self.counters,
         )
+        load.MergeFrom(self.extra_load)
+        return load
 
 
 def _post_error(outbox: Outbox[engine_pb2.EngineServiceSessionResponse], stream_id: int, error: QuireError) -> None:

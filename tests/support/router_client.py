@@ -67,6 +67,7 @@ class GatewaySession:
         self.call = call
         self.outputs: dict[int, Output] = defaultdict(Output)
         self.loads: list[common_pb2.EngineLoad] = []
+        self.queues: dict[str, int] = {}
 
     async def start(self, stream_id: int, request: common_pb2.Generation) -> Output:
         frame = router_pb2.RouterServiceSessionRequest()
@@ -86,6 +87,7 @@ class GatewaySession:
         async for frame in self.call:
             if frame.HasField("load"):
                 self.loads.append(frame.load)
+                self.queues = {queue.model: queue.requests for queue in frame.queues}
             for delta in frame.deltas:
                 self.outputs[delta.stream_id].take(delta)
 

@@ -1,0 +1,158 @@
+"""Figures of the engines: what the routers told last, by model.
+
+All gateways of a fleet tell the same of it: take one's figures, or their maximum, and not their sum. A worker counts
+once, however many routers know it; each router's own queue counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from gateway.prometheus import MODEL_LABEL, histogram_family
+from gateway.services import Fleet
+from quire.histogram import HistogramSnapshot
+from quire.v1.common_pb2 import EngineCounters, EngineLoad
+
+_WHOLE_FLEET = "Of the whole fleet: all gateways tell the same."
+
+Loads = Sequence[EngineLoad]
+
+_USED = "Share of the KV cache that live sequences hold, 1 meaning full."
+_GAUGES: Mapping[str, tuple[str, Callable[[Loads], float]]] = MappingProxyType(
+    {
+        "num_requests_running": ("Sequences running.", lambda loads: sum(load.running_sequences for load in loads)),
+        "num_requests_swapped": (
+            "Preempted sequences that wait while host memory (--swap-space) keeps what the device forgets of them.",
+            lambda loads: sum(load.swapped_sequences for load in loads),
+        ),
+        "kv_cache_usage_perc": (_USED, lambda loads: _used_share(loads)),
+        "gpu_cache_usage_perc": (_USED, lambda loads: _used_share(loads)),
+        "cpu_cache_usage_perc": (
+            "Share of the blocks in host memory (--swap-space) that keep something, 1 meaning full; 0 without any.",
+            lambda loads: _ratio(
+                sum(load.used_host_blocks for load in loads), sum(load.total_host_blocks for load in loads)
+            ),
+        ),
+    }
+)
+_RATES: Mapping[str, tuple[str, Callable[[EngineCounters], float]]] = MappingProxyType(
+    {
+        "gpu_prefix_cache_hit_rate": (
+            "Share of prompt tokens found in the prefix cache on the device.",
+            lambda count: _ratio(_device_hits(count), count.prefix_cache_queries),
+        ),
+        "cpu_prefix_cache_hit_rate": (
+            "Share of the tokens not found on the device that were found in host memory (--swap-space).",
+            lambda count: _ratio(count.host_cache_hits, count.host_cache_queries),
+        ),
+    }
+)
+_COUNTERS: Mapping[str, tuple[str, Callable[[EngineCounters], float]]] = MappingProxyType(
+    {
+        "prompt_tokens": ("Tokens of prompts computed or found.", lambda count: count.prompt_tokens),
+        "generation_tokens": ("Tokens generated.", lambda count: count.generation_tokens),
+        "num_preemptions": ("Preemptions.", lambda count: count.preemptions),
+        "prefix_cache_queries": ("Tokens looked up in the prefix cache.", lambda count: count.prefix_cache_queries),
+        "prefix_cache_hits": (
+            "Tokens found in the prefix cache, on the device or in host memory.",
+            lambda count: count.prefix_cache_hits,
+        ),
+        "gpu_prefix_cache_queries": ("Tokens looked up on the device.", lambda count: count.prefix_cache_queries),
+        "gpu_prefix_cache_hits": ("Tokens found on the device.", lambda count: _device_hits(count)),
+    }
+)
+# name → (field of EngineCounters, help)
+_HISTOGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "iteration_tokens_total": (
+            "iteration_tokens",
+            "Prompt and generated tokens of a step; a prompt counts, whole, in the step that completes it.",
+        ),
+        "model_forward_time_milliseconds": ("model_forward_milliseconds", "Time in the forward pass of a step."),
+        "model_execute_time_milliseconds": ("model_execute_milliseconds", "Time in the executor of a step."),
+    }
+)
+
+
+def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Iterator[Metric]:
+    """All of them.
+
+    Args:
+        queued: requests that wait in the routers, by the name of the model that they ask for.
+    """
+    loads, counters = fleet.loads, fleet.counters
+    for name, (text, value) in _GAUGES.items():
+        yield _gauge(prefix + name, text, {model: value(group) for model, group in loads.items()})
+    yield _gauge(
+        f"{prefix}num_requests_waiting", "Requests that wait, in the routers or in the engines.",
+        _waiting(fleet, queued),
+    )  # fmt: skip
+    for name, (text, rate) in _RATES.items():
+        yield _gauge(prefix + name, text, {model: rate(count) for model, count in counters.items()})
+    for name, (text, counted) in _COUNTERS.items():
+        family = CounterMetricFamily(prefix + name, f"{text} {_WHOLE_FLEET}", labels=[MODEL_LABEL])
+        for model, count in counters.items():
+            family.add_metric([model], counted(count))
+        yield family
+    for name, (field, text) in _HISTOGRAMS.items():
+        yield _histogram(prefix + name, text, field, counters)
+    yield _cache_config(prefix, fleet)
+
+
+def _gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, f"{text} {_WHOLE_FLEET}", labels=[MODEL_LABEL])
+    for model, value in values.items():
+        family.add_metric([model], value)
+    return family
+
+
+def _waiting(fleet: Fleet, queued: Mapping[str, int]) -> Mapping[str, float]:
+    """By main name of the models; a name that no worker answers to stands for itself."""
+    waiting: dict[str, float] = {
+        model: sum(load.waiting_requests for load in group) for model, group in fleet.loads.items()
+    }
+    models = fleet.models
+    for name, count in queued.items():
+        main = models[name].served_model_names[0] if name in models else name
+        waiting[main] = waiting.get(main, 0) + count
+    return waiting
+
+
+def _histogram(name: str, text: str, field: str, counters: Mapping[str, EngineCounters]) -> HistogramMetricFamily:
+    told = {model: getattr(count, field) for model, count in counters.items()}
+    snapshots = {
+        model: HistogramSnapshot(tuple(histogram.bounds), tuple(histogram.counts), histogram.sum)
+        for model, histogram in told.items()
+        if histogram.counts
+    }
+    return histogram_family(name, f"{text} {_WHOLE_FLEET}", snapshots)
+
+
+def _cache_config(prefix: str, fleet: Fleet) -> Metric:
+    family = InfoMetricFamily(f"{prefix}cache_config", "Shape of the KV cache of a worker.", labels=[MODEL_LABEL])
+    infos = {worker.model_info.served_model_names[0]: worker.model_info for worker in reversed(fleet.ready)}
+    for model, info in infos.items():
+        shape = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_kv_blocks)}
+        family.add_metric([model], shape)
+    return family
+
+
+def _used_share(loads: Loads) -> float:
+    return _ratio(sum(load.used_kv_blocks for load in loads), sum(load.total_kv_blocks for load in loads))
+
+
+def _device_hits(count: EngineCounters) -> int:
+    return count.prefix_cache_hits - count.host_cache_hits
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
