@@ -156,6 +156,9 @@ class AttentionBackend(ABC):
     ) -> torch.Tensor:
         """Writes the new keys and values, then attends causally.
 
+        Whatever the cache holds where a sequence has written nothing, or what its windows have passed, changes nothing,
+        be it infinite or not a number.
+
         Args:
             query: [num_tokens, num_heads, head_dim]
             key, value: [num_tokens, num_kv_heads, head_dim]; the same tensor if keys are values.
@@ -172,6 +175,14 @@ class AttentionBackend(ABC):
         return (
             shape.planes * num_layers * shape.block_size * shape.num_kv_heads * shape.head_dim * shape.stored.itemsize
         )
+
+
+def first_key(query_len: int, seq_len: int, window: int | None) -> int:
+    """The first position that any of a sequence's new queries, its last positions, sees.
+
+    Blocks before it may be others' by now, and hold anything: not even with a weight of 0 must they reach a sum.
+    """
+    return 0 if window is None else max(0, seq_len - query_len - window + 1)
 
 
 def to_stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,7 +1,11 @@
 """The CPU backend: whole blocks are gathered, and torch's fused attention runs on the result.
 
-The cache of a layer is [planes, num_kv_heads, num_blocks, block_size * head_dim]: the heads come first, so that what is
-gathered for all sequences is a batch of matrices without any further copy.
+The cache of a layer is [planes, num_kv_heads, num_blocks + 1, block_size * head_dim]: the heads come first, so that
+what is gathered for all sequences is a batch of matrices without any further copy. The last block is nobody's and holds
+zeros.
+
+What a query does not see has no weight, but a sum takes it in all the same, and nothing times not-a-number is not a
+number: where blocks may hold what others have left, zeros take its place.
 """
 
 from __future__ import annotations
@@ -14,8 +18,24 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, bits, to_stored
+from engine_svc.attention.base import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionOptions,
+    bits,
+    first_key,
+    to_stored,
+)
 from engine_svc.attention.reference import softmax_with_sinks
+
+
+@dataclass(frozen=True)
+class View:
+    """What decoding sequences see, in the positions of their blocks."""
+
+    blocks: torch.Tensor  # int32 [num_seqs * blocks]; nobody's block in place of those that are not seen
+    hidden: torch.Tensor  # int64, of [num_seqs * positions]: what is not seen of the others
+    mask: torch.Tensor  # [1, num_seqs, 1, positions], 0 where the query sees the key and -inf elsewhere
 
 
 @dataclass(frozen=True)
@@ -25,7 +45,7 @@ class Decode:
     rows: torch.Tensor | None  # int64 [num_seqs], rows of the flat batch; None when they are all of it, in order
     block_table: torch.Tensor  # int32 [num_seqs, blocks], rows contiguous
     seq_lens: torch.Tensor  # int32 [num_seqs]
-    masks: dict[tuple[int | None, torch.dtype], torch.Tensor]  # by window, made when first needed
+    views: dict[tuple[int | None, torch.dtype], View]  # by window, made when first needed
 
 
 @dataclass(frozen=True)
@@ -44,9 +64,9 @@ class CpuBackend(AttentionBackend):
     block_dimension = 2
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """Per layer [planes, num_kv_heads, num_blocks, block_size * head_dim]."""
-        shape = self.shape
-        size = (shape.planes, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim * shape.stored.itemsize)
+        """Per layer [planes, num_kv_heads, num_blocks + 1, block_size * head_dim]."""
+        shape, count = self.shape, num_blocks + 1
+        size = (shape.planes, shape.num_kv_heads, count, shape.block_size * shape.head_dim * shape.stored.itemsize)
         return [_untouched(math.prod(size)).view(shape.stored).view(*size[:-1], -1) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
@@ -110,12 +130,11 @@ class CpuBackend(AttentionBackend):
         """query [num_seqs, heads, dim]: kv heads are batches, sequences heads, and query heads the queries of one."""
         kv_heads, dim = self.shape.num_kv_heads, self.shape.head_dim
         num_seqs = query.shape[0]
-        gathered = self._gather(cache, decode.block_table.flatten(), query).view(
-            self.shape.planes, kv_heads, num_seqs, -1, dim
-        )
+        view = self._view(decode, options.sliding_window, query.dtype, nobodys=cache.shape[2] - 1)
+        gathered = self._gather(cache, view.blocks, query).view(self.shape.planes, kv_heads, -1, dim)
+        gathered = gathered.index_fill_(2, view.hidden, 0).view(self.shape.planes, kv_heads, num_seqs, -1, dim)
         grouped = query.reshape(num_seqs, kv_heads, -1, dim).transpose(0, 1)
-        mask = self._mask(decode, options.sliding_window, query.dtype)
-        output = _attend(grouped, gathered[0], gathered[-1], mask, options, self._sinks(options))
+        output = _attend(grouped, gathered[0], gathered[-1], view.mask, options, self._sinks(options))
         return output.transpose(0, 1).reshape(num_seqs, -1, dim)
 
     def _gather(self, cache: torch.Tensor, blocks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -125,17 +144,27 @@ class CpuBackend(AttentionBackend):
     def _sinks(self, options: AttentionOptions) -> torch.Tensor | None:
         return None if options.sinks is None else options.sinks.view(self.shape.num_kv_heads, 1, -1, 1)
 
-    def _mask(self, decode: Decode, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """[1, num_seqs, 1, padded length], 0 where the query sees the key and -inf elsewhere; shared by the layers."""
-        if (window, dtype) not in decode.masks:
-            positions = torch.arange(decode.block_table.shape[1] * self.shape.block_size)[None, :]
+    def _view(self, decode: Decode, window: int | None, dtype: torch.dtype, nobodys: int) -> View:
+        """What the sequences see; shared by the layers.
+
+        Args:
+            nobodys: the block of zeros.
+        """
+        if (window, dtype) not in decode.views:
+            num_seqs, blocks = decode.block_table.shape
+            positions = torch.arange(blocks * self.shape.block_size)[None, :]
             lengths = decode.seq_lens[:, None]
-            hidden = positions >= lengths
+            seen = positions < lengths
             if window is not None:
-                hidden |= positions < lengths - window
-            mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
-            decode.masks[window, dtype] = mask[None, :, None, :]
-        return decode.masks[window, dtype]
+                seen &= positions >= lengths - window
+            in_blocks = seen.view(num_seqs, blocks, -1)
+            held = in_blocks.any(-1)
+            decode.views[window, dtype] = View(
+                torch.where(held, decode.block_table, nobodys).flatten(),
+                (held[..., None] & ~in_blocks).flatten().nonzero()[:, 0],
+                torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)[None, :, None, :],
+            )
+        return decode.views[window, dtype]
 
     def attend_prefill(
         self,
@@ -150,11 +179,14 @@ class CpuBackend(AttentionBackend):
         for index in prepared.prefilling:
             query_len, seq_len = metadata.query_lens_host[index], metadata.seq_lens_host[index]
             start = int(metadata.query_start_loc[index])
-            blocks = metadata.block_table[index, : -(-seq_len // self.shape.block_size)]
+            first = first_key(query_len, seq_len, window)
+            start_block = first // self.shape.block_size
+            blocks = metadata.block_table[index, start_block : -(-seq_len // self.shape.block_size)]
             gathered = self._gather(cache, blocks, query).view(
                 self.shape.planes, 1, self.shape.num_kv_heads, -1, self.shape.head_dim
             )
-            keys, values = gathered[0, ..., :seq_len, :], gathered[-1, ..., :seq_len, :]
+            seen = slice(first - start_block * self.shape.block_size, seq_len - start_block * self.shape.block_size)
+            keys, values = gathered[0, ..., seen, :], gathered[-1, ..., seen, :]
             whole = query_len == seq_len and (window is None or window >= seq_len) and not _is_special(options)
             mask = None if whole else _causal_mask(query_len, seq_len, window)
             sinks = None if options.sinks is None else options.sinks[:, None, None]
@@ -207,7 +239,10 @@ def _is_special(options: AttentionOptions) -> bool:
 
 
 def _causal_mask(query_len: int, seq_len: int, window: int | None) -> torch.Tensor:
-    """Bool [query_len, seq_len], true where the query sees the key; queries are the last positions."""
+    """Bool [query_len, keys], true where the query sees the key; queries are the last positions.
+
+    Keys are those from `first_key` on.
+    """
     at = torch.arange(seq_len - query_len, seq_len)[:, None]
-    to = torch.arange(seq_len)[None, :]
+    to = torch.arange(first_key(query_len, seq_len, window), seq_len)[None, :]
     return to <= at if window is None else (to <= at) & (to > at - window)

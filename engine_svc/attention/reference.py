@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, to_stored
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, first_key, to_stored
 
 
 def softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
@@ -49,31 +49,31 @@ class ReferenceBackend(AttentionBackend):
         for index, (query_len, seq_len) in enumerate(
             zip(prepared.query_lens_host, prepared.seq_lens_host, strict=True)
         ):
-            slots = self._slots(prepared.block_table[index], seq_len)
+            first = first_key(query_len, seq_len, options.sliding_window)
+            slots = self._slots(prepared.block_table[index], first, seq_len)
             rows = slice(start, start + query_len)
             output[rows] = self._attend(
-                query[rows], keys[slots].to(query.dtype), values[slots].to(query.dtype), options
+                query[rows], keys[slots].to(query.dtype), values[slots].to(query.dtype), seq_len, options
             )
             start += query_len
         return output
 
-    def _slots(self, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
-        positions = torch.arange(seq_len, device=block_table.device)
+    def _slots(self, block_table: torch.Tensor, first: int, seq_len: int) -> torch.Tensor:
+        positions = torch.arange(first, seq_len, device=block_table.device)
         size = self.shape.block_size
         return block_table[positions // size].long() * size + positions % size
 
     def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seq_len: int, options: AttentionOptions
     ) -> torch.Tensor:
-        """One sequence: query [query_len, heads, dim], key and value [seq_len, kv_heads, dim]."""
+        """One sequence: query [query_len, heads, dim], key and value [keys, kv_heads, dim], its last positions."""
         group = query.shape[1] // key.shape[1]
         keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query, keys) * options.scale
         if options.softcap:
             scores = options.softcap * torch.tanh(scores / options.softcap)
-        query_len, seq_len = query.shape[0], key.shape[0]
-        at = torch.arange(seq_len - query_len, seq_len, device=query.device)[:, None]
-        to = torch.arange(seq_len, device=query.device)[None, :]
+        at = torch.arange(seq_len - query.shape[0], seq_len, device=query.device)[:, None]
+        to = torch.arange(seq_len - key.shape[0], seq_len, device=query.device)[None, :]
         window = options.sliding_window
         hidden = to > at if window is None else (to > at) | (to <= at - window)
         weights = softmax_with_sinks(

@@ -67,10 +67,10 @@ def _prefill_kernel(
     last = tl.minimum(seq_len - query_len + start + TILE_M, seq_len)
     first = 0
     if WINDOW > 0:
-        first = tl.maximum(seq_len - query_len + start - WINDOW + 1, 0) // TILE_N * TILE_N
-    for begin in range(first, last, TILE_N):
+        first = tl.maximum(seq_len - query_len + start - WINDOW + 1, 0)
+    for begin in range(first // TILE_N * TILE_N, last, TILE_N):
         keys = begin + tl.arange(0, TILE_N)
-        present = keys < last
+        present = (keys >= first) & (keys < last)  # others may have written before the window, not-a-number even
         block = tl.load(block_table_ptr + sequence * block_table_stride + keys // BLOCK_SIZE, mask=present, other=0)
         slot = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
         offset = (slot * KV_HEADS + head // GROUP)[:, None] * DIM + columns[None, :]

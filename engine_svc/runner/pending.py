@@ -8,7 +8,7 @@ import torch
 
 from engine_svc.plan import PositionLogprobs, StepResult
 from engine_svc.sampling.logprobs import ScoredPositions
-from engine_svc.sampling.sampler import SampleOutput
+from engine_svc.sampling.sampler import BrokenRows, SampleOutput
 
 
 class StepTimer:
@@ -50,6 +50,7 @@ class PendingStep:
         outputs: list[SampleOutput],
         prompt_scores: dict[int, list[ScoredPositions]],
         failed: dict[int, str],
+        broken: BrokenRows | None,
     ) -> None:
         """
         Args:
@@ -57,22 +58,24 @@ class PendingStep:
             outputs: one for the rows that were sampled together; several where that did not work.
             prompt_scores: of prompt positions, by slot.
             failed: slot → why its sequence has failed already.
+            broken: those that sample nothing and have overflowed; None where all sample.
         """
         self._timer = timer
         self._outputs = outputs
         self._prompt_scores = prompt_scores
         self._failed = failed
+        self._broken = broken
 
     def result(self) -> StepResult:
         """Waits for the device."""
         self._timer.wait()
-        failed = dict(self._failed)
+        failed = self._failed | (self._broken.read() if self._broken else {})
         sampled: dict[int, int] = {}
         logprobs: dict[int, PositionLogprobs] = {}
         for output in self._outputs:
             sampled |= dict(zip(output.slots, output.token_ids.tolist(), strict=True))
             logprobs |= output.logprobs()
-            failed |= output.failed()
+            failed |= output.broken.read()
         sampled = {slot: token_id for slot, token_id in sampled.items() if slot not in failed}
         return StepResult(
             sampled_slots=list(sampled),

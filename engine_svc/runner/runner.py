@@ -22,8 +22,8 @@ from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.pending import PendingStep, StepTimer
 from engine_svc.sampling.isolation import blame, sample_rows
 from engine_svc.sampling.logprobs import ScoredPositions, score_positions
-from engine_svc.sampling.sampler import SampleOutput, Sampler
-from engine_svc.transfer import to_device
+from engine_svc.sampling.sampler import BrokenRows, SampleOutput, Sampler
+from engine_svc.transfer import to_device, to_host
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 
@@ -144,8 +144,10 @@ class Runner:
         prompt_scores = self._score_prompts(batch, hidden, failed) if self._prompts else {}
         sampling = [index for index, sequence in enumerate(plan.scheduled) if sequence.samples]
         outputs = self._sample(batch, hidden, sampling, failed) if sampling else []
+        rest = [index for index, sequence in enumerate(plan.scheduled) if not sequence.samples]
+        broken = self._find_broken(batch, hidden, rest) if rest else None
         timer.mark()
-        return PendingStep(timer, outputs, prompt_scores, failed)
+        return PendingStep(timer, outputs, prompt_scores, failed, broken)
 
     def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: list[AttentionMetadata]) -> Forward:
         """A forward pass over these inputs, ready to run."""
@@ -184,6 +186,11 @@ class Runner:
         for output in outputs:
             self._buffers.record(output.slots, [length_of[slot] for slot in output.slots], output.on_device)
         return outputs
+
+    def _find_broken(self, batch: Batch, hidden: torch.Tensor, indices: list[int]) -> BrokenRows:
+        """Which of the sequences that sample nothing have overflowed: their last token has seen all the others."""
+        rows = to_device([batch.query_start[index + 1] - 1 for index in indices], self._device)
+        return BrokenRows([batch.slots[index] for index in indices], to_host(~hidden[rows].isfinite().all(-1)))
 
     def _score_prompts(
         self, batch: Batch, hidden: torch.Tensor, failed: dict[int, str]

@@ -22,23 +22,31 @@ _CANDIDATES = (64, 1024)
 
 
 @dataclass(frozen=True)
+class BrokenRows:
+    """Rows where nothing can be sampled, on their way to the host."""
+
+    slots: list[int]
+    broken: torch.Tensor  # bool [rows], on the host
+
+    def read(self) -> dict[int, str]:
+        """Slot → why, once the step is done."""
+        return {self.slots[row]: OVERFLOW for row in self.broken.nonzero()[:, 0].tolist()}
+
+
+@dataclass(frozen=True)
 class SampleOutput:
     """One entry for each row of logits. What is on its way to the host may be read once the step is done."""
 
     slots: list[int]
     on_device: torch.Tensor  # int64 [rows]
     token_ids: torch.Tensor  # the same on the host
-    broken: torch.Tensor  # bool [rows], on the host: rows where nothing could be sampled
+    broken: BrokenRows
     scores: ScoredPositions | None
     scored_slots: list[int]
 
     def logprobs(self) -> dict[int, PositionLogprobs]:
         """By slot, for those that want them."""
         return dict(zip(self.scored_slots, self.scores.read(), strict=True)) if self.scores else {}
-
-    def failed(self) -> dict[int, str]:
-        """Slot → why nothing could be sampled there."""
-        return {self.slots[row]: OVERFLOW for row in self.broken.nonzero()[:, 0].tolist()}
 
 
 class Sampler:
@@ -96,7 +104,9 @@ class Sampler:
         if penalised is not None:  # the last thing, for it cannot be taken back
             self._penalties.record(penalised, token_ids)
         scored_slots = [slots[row] for row in wanting]
-        return SampleOutput(slots, token_ids, to_host(token_ids), to_host(broken), scores, scored_slots)
+        return SampleOutput(
+            slots, token_ids, to_host(token_ids), BrokenRows(slots, to_host(broken)), scores, scored_slots
+        )
 
     def _index(self, rows: list[int]) -> torch.Tensor:
         return to_device(rows, self._device)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape, bits
 from engine_svc.attention.registry import create_backend
 from tests.support.native import needs_native
 
@@ -74,14 +74,34 @@ def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: 
     return output
 
 
+def soil(backend: AttentionBackend, cache: torch.Tensor, blocks: list[int], count: int, dirt: float) -> None:
+    """Puts `dirt` to the first `count` positions of these blocks."""
+    value = bits(torch.tensor([dirt]).to(cache.dtype).to(cache.device))[0]
+    for block in blocks[: -(-count // BLOCK_SIZE)]:
+        held, count = min(count, BLOCK_SIZE), count - BLOCK_SIZE
+        if backend.block_dimension == 2:
+            bits(cache)[:, :, block, : held * backend.shape.head_dim] = value
+        else:
+            bits(cache)[:, block, :held] = value
+
+
 def check_backend(
-    backend: AttentionBackend, lengths: list[tuple[int, int]], window: int | None, special: str = ""
+    backend: AttentionBackend,
+    lengths: list[tuple[int, int]],
+    window: int | None,
+    special: str = "",
+    dirt: float = torch.nan,
 ) -> None:
-    """Fills the cache with what is computed, then runs the new tokens and compares them."""
+    """Fills the cache with what is computed, then runs the new tokens and compares them.
+
+    Args:
+        dirt: stands in all blocks before, and where the window has passed: what others left there.
+    """
     shape = backend.shape
     torch.manual_seed(0)
     sequences = make_sequences(lengths, 0)
     (cache,) = backend.allocate(NUM_BLOCKS, 1)
+    soil(backend, cache, list(range(NUM_BLOCKS)), NUM_BLOCKS * BLOCK_SIZE, dirt)
     options = AttentionOptions(
         shape.head_dim**-0.5, window, 0.5 if special == "softcap" else None,
         (torch.randn(shape.num_heads) * 2).to(shape.device) if special == "sinks" else None,
@@ -110,6 +130,8 @@ def check_backend(
     if before:
         past = [Sequence(0, s.computed, s.blocks) for s, _ in before]
         forward(past, [tuple(t[: s.computed] for t in tensors) for s, tensors in before])
+    for sequence in sequences:
+        soil(backend, cache, sequence.blocks, max(0, sequence.computed + 1 - (window or NUM_BLOCKS * BLOCK_SIZE)), dirt)
     found = forward(sequences, [tuple(t[s.computed :] for t in ts) for s, ts in zip(sequences, whole, strict=True)])
     start = 0
     for sequence, (query, key, value) in zip(sequences, whole, strict=True):
@@ -153,6 +175,21 @@ def test_shapes(name: str, heads: int, kv_heads: int, dim: int) -> None:
 @pytest.mark.parametrize("special", ["softcap", "sinks"])
 def test_softcap_and_sinks(name: str, window: int | None, special: str) -> None:
     check_backend(make_backend(name), BATCHES["mixed"], window, special)
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu", "triton", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("window", [None, 12])
+@pytest.mark.parametrize("dirt", [torch.inf, -torch.inf])
+def test_what_others_left_reaches_no_sum(name: str, window: int | None, dirt: float) -> None:
+    """All other tests do so with not-a-number."""
+    backend = make_backend(name, dtype=torch.bfloat16 if name == "native" else torch.float32)
+    check_backend(backend, BATCHES["mixed"], window, dirt=dirt)
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_what_others_left_in_8_bits(name: str, dtype: torch.dtype) -> None:
+    check_backend(make_backend(name, cache_dtype=dtype), BATCHES["mixed"], 12)
 
 
 # Triton's interpreter computes in numpy, which has no bfloat16: that one is tested on GPUs only.

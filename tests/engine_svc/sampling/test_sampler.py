@@ -133,7 +133,7 @@ def test_not_a_number_fails_its_sequence_only() -> None:
     logits = LOGITS.repeat(2, 1)
     logits[0, 3] = torch.nan
     output = sampler_for([SamplingPlan(temperature=0.0)] * 2).sample(logits, [0, 1], [1, 1])
-    assert set(output.failed()) == {0}
+    assert set(output.broken.read()) == {0}
     assert output.token_ids[1] == 0
 
 

@@ -1,0 +1,96 @@
+"""A request whose values overflow, as in float16 they may, fails alone and leaves nothing behind that others meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine_svc.engine import Engine
+from engine_svc.request import GenerationRequest, SamplingParameters
+from quire.errors import QuireError
+from tests.support.native import needs_native
+from tests.support.run_engine import random_prompts, run, running_engine, tokens
+from tests.support.tiny_models import VOCAB_SIZE, make_model
+
+BAD = VOCAB_SIZE - 1
+PROMPTS = [[token % BAD for token in prompt] for prompt in random_prompts(1, 9, 20, 33, 50, seed=8)]
+# Innocent requests do not come upon the bad token by themselves.
+INNOCENT = SamplingParameters(temperature=0.0, max_tokens=40, logit_bias=((BAD, -100.0),))
+OverflowingModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory: pytest.TempPathFactory) -> OverflowingModel:
+    """A family's model where the embedding of the token BAD is infinite."""
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            made[family] = make_model(tmp_path_factory.mktemp(family), family, tie_word_embeddings=False)
+            file = made[family] / "model.safetensors"
+            weights = load_file(file)
+            weights["model.embed_tokens.weight"][BAD] = torch.inf
+            save_file(weights, file, {"format": "pt"})
+        return made[family]
+
+    return get
+
+
+def errors(engine: Engine, prompts: list[list[int]], sampling: SamplingParameters) -> list[QuireError | None]:
+    """How requests end."""
+    for key, prompt in enumerate(prompts):
+        engine.add(10**9 + key, GenerationRequest("r", prompt, sampling))
+    found: dict[int, QuireError | None] = {}
+    while engine.has_work:
+        found |= {delta.key: delta.error for delta in engine.step() if delta.is_final}
+        engine.check()
+    return [found[10**9 + key] for key in range(len(prompts))]
+
+
+def bad_prompts() -> list[list[int]]:
+    """The bad token first, last, and in the middle of prompts that take one step and several."""
+    return [[BAD], [BAD, *PROMPTS[3]], [*PROMPTS[2], BAD], [*PROMPTS[4], BAD, *PROMPTS[4]]]
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {}),
+        ("llama", {"kv_cache_dtype": "fp8_e5m2"}),
+        ("llama", {"attention_backend": "reference"}),
+        # Where 16 bits round depends on what is cached.
+        pytest.param("llama", {"dtype": "bfloat16", "enable_prefix_caching": False}, marks=needs_native),
+        ("gemma2", {}),  # layers with a window and without
+        ("mixtral", {}),
+        ("deepseek-v3", {}),
+    ],
+)
+@pytest.mark.parametrize("max_tokens", [0, 30])
+def test_an_overflow_is_its_requests_own(
+    overflowing: OverflowingModel, family: str, options: dict[str, Any], max_tokens: int
+) -> None:
+    sampling = SamplingParameters(temperature=0.0, max_tokens=max_tokens)
+    with running_engine(overflowing(family), 40, max_num_batched_tokens=32, **options) as engine:
+        expected = tokens(run(engine, PROMPTS, INNOCENT))
+        for _ in range(3):
+            for error in errors(engine, bad_prompts(), sampling):
+                assert error is not None
+                assert error.reason == "REQUEST_FAULT"
+                assert "overflowed" in error.message
+            # Over blocks that the bad ones have left, and that nobody has used before.
+            assert tokens(run(engine, PROMPTS, INNOCENT)) == expected
+
+
+def test_what_was_computed_after_an_overflow_cannot_be_found(overflowing: OverflowingModel) -> None:
+    with running_engine(overflowing("llama"), max_num_batched_tokens=32) as engine:
+        prompt = [*PROMPTS[4][:40], BAD, *PROMPTS[4]]
+        assert errors(engine, [prompt], INNOCENT)[0] is not None
+        usage = run(engine, [prompt[:40]], INNOCENT)[0][0].usage
+        assert usage is not None
+        assert usage.cached_prompt_tokens == 32  # of the first step, before the bad token
+        assert sum(len(hashes) for hashes in engine.cache_contents().hashes.values()) == (40 + 39) // 16
