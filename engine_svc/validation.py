@@ -77,8 +77,7 @@ def _check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None
             Bound(0, min(limits.max_logprobs, limits.vocab_size)).check(name, count)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest(
-            f"min_tokens is {sampling.min_tokens} and max_tokens {sampling.max_tokens} (a generation config's "
-            "max_new_tokens is the most that it may be); min_tokens must not be larger.",
+            f"min_tokens is {sampling.min_tokens} and max_tokens {sampling.max_tokens}; min_tokens must not be larger.",
             parameter="min_tokens",
         )
 

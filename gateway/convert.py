@@ -37,7 +37,8 @@ def make_job(
         default_max_tokens: for one that asks for nothing, as far as they fit; None means as many as fit.
 
     Raises:
-        InvalidRequest: a prompt is empty, or the request may come to too many tokens.
+        InvalidRequest: a prompt is empty, min_tokens is more than may be generated, or the request may come to too many
+            tokens.
         ContextTooLong: a prompt, or a prompt and max_tokens, do not fit the model.
     """
     sampling = sampling_params(body, model.default_sampling)
@@ -45,6 +46,7 @@ def make_job(
     asked = _least(max_tokens, limit) if max_tokens is not None else None
     output = _least(default_max_tokens, limit) if asked is None else asked
     if output is not None:
+        _check_min_tokens(sampling.min_tokens, output, limit)
         sampling.max_tokens = output
     if logprobs is not None:
         sampling.logprobs = logprobs
@@ -123,6 +125,14 @@ def _check_length(prompt: int, max_tokens: int | None, max_model_len: int) -> No
     if not prompt:
         raise InvalidRequest("The prompt is empty; it needs at least one token.", parameter="prompt")
     check_context_length(prompt, max_tokens, max_model_len)
+
+
+def _check_min_tokens(min_tokens: int, output: int, limit: int | None) -> None:
+    if min_tokens > output:
+        why = "the model's generation config (max_new_tokens)" if output == limit else "max_tokens"
+        raise InvalidRequest(
+            f"min_tokens is {min_tokens}, and {why} allows {output} tokens: ask for fewer.", parameter="min_tokens"
+        )
 
 
 def _least(*counts: int | None) -> int | None:

@@ -129,7 +129,7 @@ async def _cut(serving: asyncio.Task[None], server: uvicorn.Server) -> None:
             task.cancel()
         await asyncio.wait([serving], timeout=_POLL_SECONDS)
     if cut:
-        logger.warning("cut %d requests that had not finished", len(cut))
+        logger.warning("requests that were cut before they had finished: %d", len(cut))
     server.force_exit = True
 
 

@@ -71,6 +71,16 @@ async def test_a_client_that_goes_frees_its_request(strict: GatewayStack, stream
     await eventually(lambda: not strict.context.pipeline.num_live, "not forgotten", seconds=1.0)
 
 
+async def test_a_client_that_goes_with_a_request_in_line_frees_the_one_that_runs(strict: GatewayStack) -> None:
+    aborted = len(strict.engine.record.aborted)
+    async with connection(strict.port) as (reader, writer):
+        writer.write(request(ENDLESS | {"stream": True}) + request(ENDLESS))
+        await reader.readuntil(b"data: ")
+    await eventually(lambda: len(strict.engine.record.aborted) == aborted + 1, "not aborted")
+    await eventually(lambda: not strict.context.pipeline.num_live, "not forgotten")
+    assert len(strict.engine.record.aborted) == aborted + 1
+
+
 async def test_slow_headers(strict: GatewayStack) -> None:
     answer = await send(strict.port, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
     assert answer.startswith(b"HTTP/1.1 408")

@@ -70,3 +70,13 @@ async def test_what_does_not_fit_is_told_in_openais_words(
     assert error["message"].startswith("This model's maximum context length is 4096 tokens. However, ")
     assert (error["code"], error["param"]) == ("context_length_exceeded", parameter)
     assert all(number in error["message"] for number in numbers)
+
+
+@pytest.mark.parametrize(("most", "part"), [(10, "max_tokens allows 10"), (4050, "generation config")])
+async def test_least_tokens_above_the_most_say_where_that_comes_from(
+    limited: GatewayStack, most: int, part: str
+) -> None:
+    body = {"prompt": [1], "max_tokens": most, "min_tokens": 4010}
+    error = (await limited.post("/v1/completions", body)).json()["error"]
+    assert (error["code"], error["param"]) == (400, "min_tokens")
+    assert part in error["message"]
