@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import click
 
+from quire.options.parameter import Parameter, as_value
+
 ENVIRONMENT_PREFIX = "QUIRE_"
 T = TypeVar("T")
 
@@ -174,15 +176,15 @@ def click_type(field: OptionField) -> click.ParamType[Any] | type:
 
 
 def click_option(field: OptionField) -> click.Option:
-    """The option as click sees it. Lists take several values by repetition; in the environment, by white space."""
+    """The option as click sees it. Several values are repeated, or one JSON list; in the environment, also words."""
     metadata = field.metadata
     common: dict[str, Any] = {
         "help": metadata["help"], "default": field.default, "envvar": field.environment_variable,
         "show_default": field.default not in (None, "", (), {}) and not metadata["secret"],
     }  # fmt: skip
     if field.type is bool:
-        return click.Option([f"{field.flag}/--no-{field.flag[2:]}"], **common)
-    return click.Option(
+        return Parameter([f"{field.flag}/--no-{field.flag[2:]}"], **common)
+    return Parameter(
         [*metadata["aliases"], field.flag],
         type=click_type(field),
         multiple=field.multiple,
@@ -212,8 +214,9 @@ def to_arguments(options: Any) -> tuple[list[str], dict[str, str]]:
         if field.type is bool:
             arguments.append(field.flag if value else f"--no-{field.flag[2:]}")
         elif field.metadata["secret"]:
-            environment[field.environment_variable] = " ".join(value) if field.multiple else str(value)
+            environment[field.environment_variable] = json.dumps(value) if field.multiple else str(value)
+        elif field.multiple:
+            arguments += [word for item in value for word in (field.flag, as_value(item))]
         else:
-            for item in value if field.multiple else [value]:
-                arguments += [field.flag, json.dumps(item) if isinstance(item, dict) else str(item)]
+            arguments += [field.flag, json.dumps(value) if isinstance(value, dict) else str(value)]
     return arguments, environment

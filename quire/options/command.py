@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from quire.options.base import OptionField, build, click_option, fields_of
+from quire.options.base import ENVIRONMENT_PREFIX, OptionField, build, click_option, fields_of
 from quire.options.config_file import load_config_file
 from quire.options.inventory import UNIMPLEMENTED
 
@@ -66,16 +67,19 @@ class OptionsCommand(click.Command):
         return super().make_context(*args, **kwargs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuses flags that vLLM has and Quire has not with a message that says so."""
+        """Refuses flags that vLLM has and Quire has not with a message that says so, and such variables."""
+        for name in sorted(os.environ):
+            if name.startswith(ENVIRONMENT_PREFIX) and os.environ[name]:
+                self._check_implemented(name.removeprefix(ENVIRONMENT_PREFIX).lower(), name, ctx)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            flag = error.option_name.lstrip("-").removeprefix("no-").replace("_", "-")
-            if flag in UNIMPLEMENTED and flag.replace("-", "_") not in self._fields:
-                raise click.UsageError(
-                    f"{error.option_name} is an option of vLLM that Quire does not implement; leave it out.", ctx
-                ) from error
+            self._check_implemented(error.option_name.lstrip("-").removeprefix("no-"), error.option_name, ctx)
             raise
+
+    def _check_implemented(self, name: str, shown: str, ctx: click.Context) -> None:
+        if name.replace("_", "-") in UNIMPLEMENTED and name.replace("-", "_") not in self._fields:
+            raise click.UsageError(f"{shown} is an option of vLLM that Quire does not implement; leave it out.", ctx)
 
     def _read_config(self, ctx: click.Context, parameter: click.Parameter, path: str | None) -> None:
         if path:

@@ -130,6 +130,48 @@ def test_json_and_secrets_in_the_environment() -> None:
     assert sample == Sample(overrides={"a": [1]}, key="s3cret", keys=("a", "b"))
 
 
+@pytest.mark.parametrize("given", ["flag", "environment", "file"])
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ('["https://a.example", "b c"]', ("https://a.example", "b c")),
+        ("[]", ()),
+        ("[4, 5]", ("4", "5")),
+        ("[::1]:50051", ("[::1]:50051",)),
+    ],
+)
+def test_a_json_list_stands_for_its_items(tmp_path: Path, given: str, text: str, values: tuple[str, ...]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps({"names": text}))
+    ways: dict[str, Any] = {
+        "flag": lambda: parse("--names", text),
+        "environment": lambda: parse(env={"QUIRE_NAMES": text}),
+        "file": lambda: parse("--config", str(config)),
+    }
+    assert ways[given]().names == values
+
+
+def test_json_lists_of_numbers_and_beside_repetition() -> None:
+    assert parse("--ports", "[1, 2]", "--ports", "2k").ports == (1, 2, 2000)
+    assert "a JSON list" in refuse("--names", '["https://a.example"')
+    assert "not an integer" in refuse("--ports", '["x"]')
+
+
+def test_what_kubernetes_sets_for_a_service_of_that_name_is_no_port() -> None:
+    parsed = Parsed({"server": GrpcServerOptions})
+    result = parsed.run(env={"QUIRE_PORT": "tcp://10.96.0.1:8000", "QUIRE_METRICS_PORT": "9"})
+    assert result.exit_code == 0, result.output
+    assert parsed.values["server"] == GrpcServerOptions(metrics_port=9)
+    assert "QUIRE_PORT=tcp://10.96.0.1:8000 is passed over" in result.output
+    assert "not an integer" in Parsed({"server": GrpcServerOptions}).run(env={"QUIRE_PORT": "http"}).output
+
+
+def test_a_variable_that_names_a_flag_that_quire_lacks_is_refused() -> None:
+    output = refuse(env={"QUIRE_ENABLE_LORA": "1"})
+    assert "QUIRE_ENABLE_LORA is an option of vLLM that Quire does not implement" in output
+    assert parse(env={"QUIRE_ENABLE_LORA": "", "QUIRE_MODEL_DIR": "/m"}) == Sample()
+
+
 def test_config_file_takes_an_object_and_a_single_value_for_a_list(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("overrides: {a: 1}\nnames: just-one\nports: 8\nlimit: 4k\n")
@@ -226,6 +268,7 @@ def test_groups_share_an_option_of_the_same_name() -> None:
 
 
 words = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_categories=["Cc", "Cs"]), min_size=1)
+lists = st.sampled_from(["[1]", '["a"]', "[]", "[::1]:80", '["a", ', "[a b]"])  # like JSON lists, but values
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -240,11 +283,11 @@ samples = st.builds(
     eager=st.booleans(),
     caching=st.booleans(),
     mode=st.sampled_from(["fast", "slow"]),
-    names=st.lists(words, max_size=3).map(tuple),
+    names=st.lists(words | lists, max_size=3).map(tuple),
     ports=st.lists(st.integers(0, 65535), max_size=3).map(tuple),
     overrides=st.dictionaries(st.text(max_size=5), json_values, max_size=3),
     key=st.none() | words,
-    keys=st.lists(words.filter(lambda word: word.split() == [word]), max_size=3).map(tuple),
+    keys=st.lists(words | lists, max_size=3).map(tuple),
 )
 
 
@@ -258,7 +301,7 @@ def test_a_child_process_parses_the_same_options(sample: Sample) -> None:
 def test_secrets_stay_out_of_the_arguments() -> None:
     arguments, environment = to_arguments(Sample(key="hush", keys=("a", "b"), count=4))
     assert arguments == ["--count", "4"]
-    assert environment == {"QUIRE_KEY": "hush", "QUIRE_KEYS": "a b"}
+    assert environment == {"QUIRE_KEY": "hush", "QUIRE_KEYS": '["a", "b"]'}
 
 
 @pytest.mark.parametrize(

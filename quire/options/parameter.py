@@ -1,0 +1,69 @@
+"""An option as click parses it, with what Quire adds: JSON lists, and an eye for what Kubernetes sets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+# Kubernetes sets QUIRE_PORT=tcp://10.0.0.1:8000 in every pod beside a service called `quire`.
+_LINK = re.compile(r"(tcp|udp|sctp)://")
+
+
+class Parameter(click.Option):
+    """An option. Where it takes several values, one that is a JSON list stands for its items."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """The variable's value, unless Kubernetes made it up for a service of that name."""
+        value = super().resolve_envvar_value(ctx)
+        if value and str(self.envvar).endswith("_PORT") and _LINK.match(value):
+            click.echo(
+                f"warning: {self.envvar}={value} is passed over: it is no port but what Kubernetes sets for a service "
+                f"of that name. Rename the service, or set enableServiceLinks: false in the pod.", err=True,
+            )  # fmt: skip
+            return None
+        return value
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """The variable's values: a JSON list, or words between white space."""
+        value = self.resolve_envvar_value(ctx) if self.multiple else None
+        if value is not None and _json_list(value) is not None:
+            return [value]
+        return super().value_from_envvar(ctx)
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """The values, with lists spread out."""
+        if self.multiple and value is not None:
+            value = [item for given in value for item in self._spread(given, ctx)]
+        return super().type_cast_value(ctx, value)
+
+    def _spread(self, given: Any, ctx: click.Context) -> Sequence[Any]:
+        if not isinstance(given, str):
+            return [given]
+        items = _json_list(given)
+        if items is None and re.match(r'\[\s*"', given):
+            raise click.BadParameter(f"{given!r} begins like a JSON list and is none.", ctx, self)
+        return [given] if items is None else items
+
+
+def as_value(item: Any) -> str:
+    """One value of an option as text that stands for itself, and for no list."""
+    text = str(item)
+    return json.dumps([text]) if text.startswith("[") else text
+
+
+def _json_list(text: str) -> list[Any] | None:
+    """The items of a JSON list of strings and numbers; None for any other text, such as `[::1]:8000`."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        items = json.loads(text)
+    except ValueError:
+        return None
+    plain = isinstance(items, list) and all(
+        isinstance(item, str | int | float) and not isinstance(item, bool) for item in items
+    )
+    return items if plain else None
