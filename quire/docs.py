@@ -10,11 +10,11 @@ _HEAD = """# Options
 
 Every option is a flag, an environment variable and a key of a `--config` YAML file (the flag without its dashes). The
 flag wins over the variable, the variable over the file, the file over the default. `quire serve` takes the options of
-all services. Numbers may be written `32K` (32,768) or `25.6k` (25,600). Options that take several values are repeated, or
-given one JSON list (`--allowed-origins '["https://a.example", "https://b.example"]'`); their variables also take words.
+all services. Numbers may be written `32K` (32,768) or `25.6k` (25,600). Options that take several values are repeated,
+or given one JSON list (`--allowed-origins '["https://a.example", "https://b.example"]'`); variables also take words.
 
-A variable that names an option of vLLM that Quire lacks (`QUIRE_ENABLE_LORA=1`) is refused, as the flag is. Do not call a
-Kubernetes service `quire`: its link variable, `QUIRE_PORT=tcp://…`, is passed over with a warning.
+A variable that names an option of vLLM that Quire lacks (`QUIRE_ENABLE_LORA=1`) is refused, as the flag is. Do not call
+a Kubernetes service `quire`: its link variable, `QUIRE_PORT=tcp://…`, is passed over with a warning.
 
 This page is made by `make docs` from the declarations in `quire/options/`.
 """
