@@ -38,6 +38,15 @@ def client(stack: Stack) -> openai.OpenAI:
 
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError, match="tiny"):
+        client.models.retrieve("some/other")
+
+
+def test_a_context_that_is_too_long_is_known_by_its_words(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 1024 tokens") as told:
+        client.completions.create(model="tiny", prompt=[5] * 1024)
+    assert told.value.code == "context_length_exceeded"
 
 
 def test_chat_equals_transformers(client: openai.OpenAI, stack: Stack) -> None:
