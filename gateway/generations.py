@@ -173,11 +173,12 @@ class Generations:
             if delta.is_final:  # the router has forgotten it: there is nothing left to abort
                 self._take_away(stream)
                 stream.usage = delta.usage
-            choice = stream.choices[delta.choice_index]
-            if not choice.ended:
-                choice.delivered.extend(delta.token_ids)
-                choice.finished = bool(delta.finish_reason)
-                self._on_delta(choice, delta)
+            aborted = delta.finish_reason == common_pb2.FINISH_REASON_ABORT
+            for choice in stream.choices if aborted else [stream.choices[delta.choice_index]]:
+                if not (choice.ended or choice.finished):
+                    choice.delivered.extend(delta.token_ids)
+                    choice.finished = bool(delta.finish_reason)
+                    self._on_delta(choice, delta)
             if delta.is_final:
                 self._finish(stream)
 

@@ -20,12 +20,18 @@ from gateway.statistics import HISTOGRAMS, RequestStatistics
 
 PREFIXES = ("vllm:", "quire_")
 _OWN = "Of this gateway's requests."
-# What the names do not say.
 _TEXTS = {
     "time_to_first_token_seconds": "Time until a request's first token.",
     "time_per_output_token_seconds": "Time for each token of a choice after its first one.",
     "inter_token_latency_seconds": "Time between two events of a choice that bring tokens.",
+    "e2e_request_latency_seconds": "Time from a request's start to the end of its text.",
     "request_queue_time_seconds": "Time in the queues of router and engine.",
+    "request_prefill_time_seconds": "Time from a prompt's first step to its first token.",
+    "request_decode_time_seconds": "Time from a prompt's first token to its last one.",
+    "request_inference_time_seconds": "Time from a prompt's first step to its last token.",
+    "request_params_n": "Choices that a request asked for.",
+    "request_params_max_tokens": "max_tokens of the requests that set it.",
+    "request_prompt_tokens": "Tokens of a request's prompts.",
     "time_in_queue_requests": "Time in the queues of router and engine.",
     "request_generation_tokens": "Tokens that a request's choices got together.",
     "request_max_num_generation_tokens": "Tokens that the longest of a request's choices got.",
@@ -64,4 +70,4 @@ class GatewayCollector(Collector):
         for name in (*HISTOGRAMS, *aliases):
             source = aliases.get(name, name)
             snapshots = {model: entry.histograms[source].snapshot() for model, entry in models.items()}
-            yield histogram_family(prefix + name, f"{_TEXTS.get(name, name)} {_OWN}", snapshots)
+            yield histogram_family(prefix + name, f"{_TEXTS[name]} {_OWN}", snapshots)

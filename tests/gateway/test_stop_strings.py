@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quire.v1 import common_pb2
 from tests.gateway.conftest import StartReplicas
 from tests.support.fake_engine import FakeOptions
 from tests.support.gateway_stack import Gateway, running_gateway
@@ -91,6 +92,19 @@ async def test_an_answer_whose_cost_nobody_tells(start_replicas: StartReplicas, 
         assert (usage["completion_tokens"], usage["prompt_tokens_details"]) == (3, {"cached_tokens": 0})
         assert not other.state.started
         await eventually(lambda: ending == "killed" or owner.state.aborted, "it is not told to stop")
+
+
+async def test_an_abort_ends_all_choices(start_replicas: StartReplicas) -> None:
+    """Somebody else's, at the engine: it says so once."""
+    async with start_replicas(1) as replicas:
+        (router,) = replicas.routers
+        router.state.outputs, router.state.hold = await spell(replicas.gateway, "abcd", "abcd", "a"), 2
+        reader = Reader(replicas.gateway, "/v1/completions", {"prompt": "A", "n": 3, "max_tokens": 40})
+        await eventually(lambda: reader.choices[1]["text"] == "ab" and reader.choices[2]["finish"])
+        ((session,), (stream,)), abort = (router.outboxes, router.live), common_pb2.FINISH_REASON_ABORT
+        session.post().deltas.add(stream_id=stream.stream_id, finish_reason=abort, is_final=True)
+        choices, _ = await reader.result()
+        assert [choices[index]["finish"] for index in range(3)] == ["abort", "abort", "length"]
 
 
 async def test_a_request_of_several_prompts(start_replicas: StartReplicas) -> None:
