@@ -56,7 +56,10 @@ class GatewayOptions:
     max_connections: int = option(4096, "Most connections at a time; more are answered with 503.", minimum=1)
     header_timeout_seconds: float = option(10.0, "Time for a request's headers to come.", minimum=0.1)
     body_timeout_seconds: float = option(30.0, "Time for a request's body to come.", minimum=0.1)
-    drain_timeout_seconds: float = option(90.0, "After SIGTERM, time for running requests to finish.", minimum=0.0)
+    drain_timeout_seconds: float = option(
+        90.0, "After SIGTERM, time for running requests to finish; a second signal ends it. Those that have not "
+        "finished then get an error: 503, or an event at the end of their stream.", minimum=0.0,
+    )  # fmt: skip
 
     def check(self) -> None:
         """Refuses to expose an open server.
