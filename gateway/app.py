@@ -108,4 +108,3 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     for job in jobs:
         job.cancel()
     await asyncio.gather(*jobs, return_exceptions=True)
-    await context.tokenizer.close()

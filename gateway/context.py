@@ -38,7 +38,7 @@ class GatewayContext:
         elif not self.fleet.ready:
             states = sorted({worker.reason or "unknown" for worker in self.fleet.workers})
             reasons.append(f"no engine worker is ready ({'; '.join(states) or 'none is known'})")
-        if not self.pipeline.texts.connected:
+        if not self.pipeline.texts.replicas.connected:
             reasons.append("the tokenizer service cannot be reached")
         return reasons
 

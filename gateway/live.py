@@ -18,13 +18,16 @@ MAX_WAITING_EVENTS = 16384
 USAGE_SECONDS = 2.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LiveChoice:
     """One sequence. Its deltas wait in `pending` for their text, in order."""
 
     stream: LiveStream
     index: int  # prompt * n + choice
-    text_id: int = 0  # its stream id at the tokenizer service
+    # Its number in the session with the replica of the tokenizer service that it is at; 0 while it is at none.
+    text_id: int = 0
+    # When its text must have gone on, by the monotonic clock; None while nothing is wrong.
+    text_deadline: float | None = None
     pending: deque[common_pb2.GenerationDelta] = field(default_factory=deque)
     # Tokens that are the client's, and whether they are all of them.
     num_tokens: int = 0

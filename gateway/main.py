@@ -19,11 +19,13 @@ from gateway.http_protocol import limited_protocol
 from gateway.pipeline import Pipeline
 from gateway.services import Fleet, Tokenizer
 from gateway.statistics import RequestStatistics
+from gateway.tokenizers import FLAG as TOKENIZER_FLAG
 from quire.errors import StartupError
 from quire.log import setup_logging
 from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions
 from quire.options.server import RpcSecurityOptions
+from quire.rpc.discovery import check_addresses
 from quire.supervised import Stage, report
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ def main(gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions)
     setup_logging("gateway", log)
     logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
     gateway.check()
+    check_addresses("--router-address", gateway.router_address)
+    check_addresses(TOKENIZER_FLAG, gateway.tokenizer_address)
     listener = _listen(gateway)
     uvloop.run(_serve(gateway, security, listener))
 
@@ -76,11 +80,12 @@ class _Server(uvicorn.Server):
 def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> GatewayContext:
     """The gateway's parts; they connect once the application starts. To be called inside the event loop."""
     statistics = RequestStatistics()
+    pipeline = Pipeline(options.router_address, options.tokenizer_address, security, statistics)
     return GatewayContext(
         options,
         Fleet(options.router_address, security),
-        Tokenizer(options.tokenizer_address, security),
-        Pipeline(options.router_address, options.tokenizer_address, security, statistics),
+        Tokenizer(pipeline.texts.replicas),
+        pipeline,
         statistics,
     )
 

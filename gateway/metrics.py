@@ -56,6 +56,11 @@ class GatewayCollector(Collector):
             "Generations that went on at another router, because theirs was lost or refused them.",
             value=self._statistics.streams_moved,
         )
+        yield CounterMetricFamily(
+            "quire_gateway_texts_moved",
+            "Choices whose text went on in another session with the tokenizer service, because theirs was lost.",
+            value=self._statistics.texts_moved,
+        )
 
     def _request_metrics(self, prefix: str) -> Iterator[Metric]:
         models = self._statistics.models

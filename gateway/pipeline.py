@@ -1,8 +1,8 @@
 """The path of tokens: router → tokenizer service → client, one frame at a time for all streams together.
 
-The gateway has one session with each router and one with the tokenizer service. A router frame with the new tokens of
-all streams becomes one frame for the tokenizer service; its answer, with the text of all streams, is sorted to the
-clients. No task runs per token and stream but the one that writes to the client.
+The gateway has one session with each router and one with each replica of the tokenizer service. A router frame with
+the new tokens of all streams becomes one frame for the tokenizer service; its answer, with the text of all streams, is
+sorted to the clients. No task runs per token and stream but the one that writes to the client.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.room import ChoiceRoom
 from gateway.statistics import RequestStatistics
 from gateway.texts import Texts
 from quire.options.server import RpcSecurityOptions
-from quire.rpc.settings import CONNECT_SECONDS
+from quire.rpc.settings import CALL_SECONDS
 from quire.v1 import common_pb2, tokenizer_pb2
 
 # Choices that are opened before others have their turn.
@@ -37,12 +37,12 @@ class Pipeline:
     def __init__(
         self,
         router_addresses: Sequence[str],
-        tokenizer_address: str,
+        tokenizer_addresses: Sequence[str],
         security: RpcSecurityOptions,
         statistics: RequestStatistics,
     ) -> None:
         self._statistics = statistics
-        self.texts = Texts(tokenizer_address, security, self._on_text)
+        self.texts = Texts(tokenizer_addresses, security, statistics, self._on_text)
         self.generations = Generations(router_addresses, security, statistics, self.texts.add)
         self._room = ChoiceRoom()
 
@@ -62,7 +62,7 @@ class Pipeline:
             Unavailable: the tokenizer service cannot be reached.
             Overloaded: it does not read, or too many choices run already.
         """
-        await self.texts.wait_connected(CONNECT_SECONDS)
+        await self.texts.replicas.wait_up(min(CALL_SECONDS, job.timeout_seconds))
         self._room.enter(job.tenant, job.choices)
         request = LiveRequest(job, self._release)
         self._statistics.started(request)

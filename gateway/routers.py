@@ -6,20 +6,18 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from gateway.replica import Replica
 from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
-from quire.rpc.session import SessionLink
 from quire.v1 import common_pb2, router_pb2, router_pb2_grpc
 
-# Streams go on at another replica, so a silent one is given up sooner than peers that nobody replaces.
-LOST_SECONDS = 2.0
 # A conversation stays with its router until that has more streams than so many times its share and a few: a prompt that
 # all requests begin with is no reason to leave the other routers idle.
 _SHARES, _SLACK = 1.25, 16
 
 
-class RouterSession:
+class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.RouterServiceSessionResponse]):
     """One replica and the session with it."""
 
     def __init__(
@@ -30,36 +28,13 @@ class RouterSession:
         on_lost: Callable[[RouterSession, QuireError], None],
     ) -> None:
         self.address = address
-        # Streams that it works on; kept by the owner.
-        self.live = 0
-        self._on_frame = on_frame
-        self._on_lost = on_lost
-        self._heard = False
-        self._channel = open_channel(address, security)
-        stub = router_pb2_grpc.RouterServiceStub(self._channel)
-        self._link: SessionLink[router_pb2.RouterServiceSessionRequest, router_pb2.RouterServiceSessionResponse]
-        self._link = SessionLink(
-            "The router", lambda: stub.Session(metadata=call_metadata(security)),
-            router_pb2.RouterServiceSessionRequest, self._take_frame, lambda error: self._on_lost(self, error),
-            on_connected=self._begin, lost_seconds=LOST_SECONDS,
+        channel = open_channel(address, security)
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        super().__init__(
+            "The router", channel, lambda: stub.Session(metadata=call_metadata(security)),
+            router_pb2.RouterServiceSessionRequest, lambda frame: on_frame(self, frame),
+            lambda error: on_lost(self, error),
         )  # fmt: skip
-
-    @property
-    def connected(self) -> bool:
-        """Whether the session is up. It counts from its first frame on: a frozen process accepts connections too."""
-        return self._link.connected and self._heard
-
-    @property
-    def up(self) -> bool:
-        """Whether it gets requests: none while its heartbeat is late."""
-        return self.connected and not self._link.late
-
-    async def run(self) -> None:
-        """Keeps the session up until cancelled."""
-        try:
-            await self._link.run()
-        finally:
-            await self._channel.close()
 
     def start(
         self, stream_id: int, generation: common_pb2.Generation, progress: Iterable[common_pb2.ChoiceProgress]
@@ -72,28 +47,21 @@ class RouterSession:
         """
         progress = list(progress)
         size = generation.ByteSize() + sum(each.ByteSize() for each in progress)
-        started = self._link.post(num_bytes=size).starts.add(stream_id=stream_id).generation
+        started = self.link.post(num_bytes=size).starts.add(stream_id=stream_id).generation
         started.CopyFrom(generation)
         started.progress.extend(progress)
 
     def abort(self, stream_id: int) -> None:
         """Ends a generation; a session that is gone has ended it already."""
         with contextlib.suppress(Unavailable):
-            self._link.post(0).abort_stream_ids.append(stream_id)
+            self.link.post(0).abort_stream_ids.append(stream_id)
 
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
         """Ends one sequence of a generation; a session that is gone has ended all of it."""
         with contextlib.suppress(Unavailable):
-            self._link.post(0).stops.add(
+            self.link.post(0).stops.add(
                 stream_id=stream_id, choice_index=choice_index, num_output_tokens=num_output_tokens
             )
-
-    def _begin(self) -> None:
-        self._heard = False
-
-    def _take_frame(self, frame: router_pb2.RouterServiceSessionResponse) -> None:
-        self._heard = True
-        self._on_frame(self, frame)
 
 
 def pick(routers: Sequence[RouterSession], key: str, avoid: Collection[str]) -> RouterSession | None:

@@ -10,13 +10,12 @@ from typing import Any
 import grpc
 import msgspec
 
-from quire.errors import NotFound, QuireError, Unavailable
+from gateway.tokenizers import Tokenizers
+from quire.errors import NotFound, Unavailable
 from quire.fleet_counters import FleetCounters
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
-from quire.rpc.settings import CALL_SECONDS
-from quire.rpc.status import from_rpc_error
-from quire.v1 import common_pb2, router_pb2, router_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
+from quire.v1 import common_pb2, router_pb2, router_pb2_grpc, tokenizer_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -138,14 +137,8 @@ def _ready(workers: Sequence[router_pb2.Worker]) -> list[router_pb2.Worker]:
 class Tokenizer:
     """The unary calls of the tokenizer service."""
 
-    def __init__(self, address: str, security: RpcSecurityOptions) -> None:
-        self._security = security
-        self._channel = open_channel(address, security)
-        self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(self._channel)
-
-    async def close(self) -> None:
-        """Closes the connection."""
-        await self._channel.close()
+    def __init__(self, replicas: Tokenizers) -> None:
+        self._replicas = replicas
 
     async def encode(
         self,
@@ -160,18 +153,18 @@ class Tokenizer:
             texts=texts, add_special_tokens=add_special_tokens, return_token_strings=strings,
             block_size=block_size, cache_salt=cache_salt,
         )  # fmt: skip
-        return list((await self._call(self._stub.Encode, request)).sequences)
+        return list((await self._replicas.call("Encode", request)).sequences)
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of token ids."""
         request = tokenizer_pb2.DecodeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        return str((await self._call(self._stub.Decode, request)).text)
+        return str((await self._replicas.call("Decode", request)).text)
 
     async def token_bytes(self, token_ids: Sequence[int]) -> dict[int, bytes]:
         """The bytes of each token by itself."""
         unique = sorted(set(token_ids))
         request = tokenizer_pb2.DecodeRequest(token_ids=unique, return_token_bytes=True)
-        return dict(zip(unique, (await self._call(self._stub.Decode, request)).token_bytes, strict=True))
+        return dict(zip(unique, (await self._replicas.call("Decode", request)).token_bytes, strict=True))
 
     async def render_chat(
         self,
@@ -198,24 +191,11 @@ class Tokenizer:
             block_size=block_size,
             cache_salt=cache_salt,
         )
-        sequence: tokenizer_pb2.TokenSequence = (await self._call(self._stub.RenderChat, request)).sequence
+        sequence: tokenizer_pb2.TokenSequence = (await self._replicas.call("RenderChat", request)).sequence
         return sequence
 
     async def info(self) -> tokenizer_pb2.GetTokenizerInfoResponse:
         """What the service has loaded."""
         answer: tokenizer_pb2.GetTokenizerInfoResponse
-        answer = await self._call(self._stub.GetTokenizerInfo, tokenizer_pb2.GetTokenizerInfoRequest())
+        answer = await self._replicas.call("GetTokenizerInfo", tokenizer_pb2.GetTokenizerInfoRequest())
         return answer
-
-    async def _call(self, method: Any, request: Any) -> Any:
-        try:
-            return await method(request, metadata=call_metadata(self._security), timeout=CALL_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise _translated(from_rpc_error(error)) from error
-
-
-def _translated(error: QuireError) -> QuireError:
-    """A connection error in words for a client of the gateway; others as they are."""
-    if isinstance(error, Unavailable):
-        return Unavailable("The tokenizer service cannot be reached; try again in a moment.")
-    return error

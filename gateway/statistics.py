@@ -67,6 +67,8 @@ class RequestStatistics:
         self.models: dict[str, ModelStatistics] = {}
         # Generations that went on at another router.
         self.streams_moved = 0
+        # Choices whose text went on in another session with the tokenizer service.
+        self.texts_moved = 0
         self._clocks: dict[LiveRequest, _Clock] = {}
 
     @property

@@ -1,125 +1,205 @@
-"""The text of live choices: their tokens go to the tokenizer service, and what became text comes back."""
+"""The text of live choices: their tokens go to the tokenizer service, and what became text comes back.
+
+A choice is at one replica of that service. When it is lost, the choice goes on at another, or at the same once that is
+back: the service is told what was answered of the choice, gets the tokens after that again, and goes on exactly where
+the lost session stood.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from gateway.live import LiveChoice
-from quire.errors import Internal, QuireError, Unavailable
+from gateway.statistics import RequestStatistics
+from gateway.tokenizers import TextFrame, TokenizerReplica, Tokenizers
+from quire.errors import DeadlineExceeded, Internal, Overloaded, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
-from quire.rpc.channel import call_metadata, open_channel
-from quire.rpc.session import SessionLink
-from quire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from quire.v1 import common_pb2, tokenizer_pb2
 
 logger = logging.getLogger(__name__)
 
 # Tokens of the prompt that the tokenizer service gets as context for the first token's spacing.
 _PROMPT_TAIL = 6
-
-TextLink = SessionLink[tokenizer_pb2.DetokenizeSessionRequest, tokenizer_pb2.DetokenizeSessionResponse]
+# A choice whose text does not go on for so long after a loss fails its request; a service that is started anew takes
+# some seconds on a busy machine.
+RESUME_SECONDS = 30.0
+_RETRY_SECONDS = 0.02
+# Choices that go on elsewhere at a time: each has its service work through some of its history.
+_REOPENED_AT_ONCE = 64
 
 
 class Texts:
-    """Owner of the session with the tokenizer service. Used from the event loop only.
+    """Owner of all live choices' text. Used from the event loop only.
 
-    Contract: each delta of a choice comes back by `on_text` once and in order, with its text; a choice that cannot go
-    on fails its request.
+    Contract: the tokens of each choice come back by `on_text` once and in order, with their text; deltas that waited
+    for a replica come as one. A choice that cannot go on fails its request. A choice has another number at each replica
+    that it was at, so that nothing of an earlier session is taken for a later one's.
     """
 
     def __init__(
         self,
-        address: str,
+        addresses: Sequence[str],
         security: RpcSecurityOptions,
+        statistics: RequestStatistics,
         on_text: Callable[[LiveChoice, common_pb2.GenerationDelta, tokenizer_pb2.TextDelta], None],
     ) -> None:
+        self.replicas = Tokenizers(addresses, security, self._on_frame, self._on_lost)
+        self._statistics = statistics
         self._on_text = on_text
-        self._choices: dict[int, LiveChoice] = {}
+        self._placed: dict[int, tuple[LiveChoice, TokenizerReplica]] = {}
+        self._waiting: dict[LiveChoice, None] = {}
+        self._some_wait = asyncio.Event()
         self._ids = itertools.count(1)
-        self._channel = open_channel(address, security)
-        tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(self._channel)
-        self.link: TextLink = SessionLink(
-            "The tokenizer service", lambda: tokenizer.DetokenizeSession(metadata=call_metadata(security)),
-            tokenizer_pb2.DetokenizeSessionRequest, self._on_frame, self._on_lost, heartbeats=False,
-        )  # fmt: skip
-
-    @property
-    def connected(self) -> bool:
-        """Whether the tokenizer service is there."""
-        return self.link.connected
 
     @property
     def num_open(self) -> int:
         """Choices under way."""
-        return len(self._choices)
+        return len(self._placed) + len(self._waiting)
 
     async def run(self) -> None:
-        """Keeps the session up until cancelled."""
-        try:
-            await self.link.run()
-        finally:
-            await self._channel.close()
-
-    async def wait_connected(self, timeout: float) -> None:
-        """Waits for the tokenizer service.
-
-        Raises:
-            Unavailable: it did not come in `timeout` seconds.
-        """
-        await self.link.wait_connected(timeout)
+        """Keeps the sessions up until cancelled."""
+        await asyncio.gather(self.replicas.run(), self._serve_waiting())
 
     def open(self, choice: LiveChoice) -> None:
         """Begins a choice, whose text can come from now on.
 
         Raises:
-            QuireError: there is no session, or its peer does not read.
+            Overloaded: too much waits for the tokenizer service.
         """
-        job = choice.stream.request.job
-        choice.text_id = next(self._ids)
-        opening = tokenizer_pb2.DetokenizeOpen(
-            stream_id=choice.text_id, skip_special_tokens=job.detokenize.skip_special_tokens,
-            stop_strings=job.detokenize.stop_strings, include_stop_string=job.detokenize.include_stop_string,
-            min_tokens=job.detokenize.min_tokens,
-            prompt_tail_token_ids=choice.stream.generation.prompt_token_ids[-_PROMPT_TAIL:],
-        )  # fmt: skip
-        self.link.post(1, opening.ByteSize()).opens.append(opening)
-        self._choices[choice.text_id] = choice
+        if not self._place(choice):
+            self._wait(choice)
 
     def add(self, choice: LiveChoice, delta: common_pb2.GenerationDelta) -> None:
         """Has a delta's tokens made text."""
-        try:
-            frame = self.link.post()
-        except QuireError as error:  # this request's trouble, not that of the session with the router
-            choice.stream.request.fail(error)
+        _, replica = self._placed.get(choice.text_id, (choice, None))
+        if replica is None and choice.pending:
+            choice.pending[-1].MergeFrom(delta)
             return
         choice.pending.append(delta)
-        tokens = frame.tokens.add(stream_id=choice.text_id, token_ids=delta.token_ids)
-        if delta.finish_reason:
-            tokens.is_last = True
-            keeps = choice.stream.request.job.detokenize.ends_with_stop_token
-            tokens.drop_last_token = delta.finish_reason == common_pb2.FINISH_REASON_STOP and not keeps
-        for position in delta.logprobs:
-            tokens.lookup_token_ids.extend(position.token_ids)
+        if replica is not None:
+            _fill(replica.add(choice.text_id, delta.ByteSize()), choice, delta)
 
     def close(self, choice: LiveChoice) -> None:
         """Forgets a choice, whether it has ended or not."""
-        if self._choices.pop(choice.text_id, None) and not choice.ended and self.link.connected:
-            self.link.post(0).close_stream_ids.append(choice.text_id)
+        self._waiting.pop(choice, None)
+        text_id = choice.text_id
+        replica = self._take_away(choice)
+        if replica and not choice.ended:
+            replica.close(text_id)
 
-    def _on_frame(self, frame: tokenizer_pb2.DetokenizeSessionResponse) -> None:
+    def _place(self, choice: LiveChoice) -> bool:
+        """Opens the choice, as far as it has come, at a replica; False when none is up.
+
+        Raises:
+            Overloaded: too much waits for that replica.
+        """
+        replica = self.replicas.pick()
+        if replica is None:
+            return False
+        text_id = next(self._ids)
+        replica.open(_opening(choice, text_id))
+        replica.live += 1
+        choice.text_id = text_id
+        self._placed[text_id] = choice, replica
+        if not choice.pending:
+            choice.text_deadline = None
+        for delta in choice.pending:
+            _fill(replica.add(text_id, delta.ByteSize()), choice, delta)
+        return True
+
+    def _take_away(self, choice: LiveChoice) -> TokenizerReplica | None:
+        """Where the choice was; it is nowhere then."""
+        _, replica = self._placed.pop(choice.text_id, (choice, None))
+        choice.text_id = 0
+        if replica is not None:
+            replica.live -= 1
+        return replica
+
+    def _wait(self, choice: LiveChoice) -> None:
+        """Has the choice wait for a replica; what it waits with becomes one delta."""
+        if choice.text_deadline is None:
+            choice.text_deadline = min(choice.stream.deadline, time.monotonic() + RESUME_SECONDS)
+        while len(choice.pending) > 1:
+            last = choice.pending.pop()
+            choice.pending[-1].MergeFrom(last)
+        self._waiting[choice] = None
+        self._some_wait.set()
+
+    async def _serve_waiting(self) -> None:
+        while True:
+            await self._some_wait.wait()
+            self._place_waiting()
+            self._fail_late(time.monotonic())
+            if not self._waiting:
+                self._some_wait.clear()
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _place_waiting(self) -> None:
+        for choice in list(itertools.islice(self._waiting, _REOPENED_AT_ONCE)):
+            try:
+                if not self._place(choice):
+                    return
+            except Overloaded:
+                return
+            del self._waiting[choice]
+
+    def _fail_late(self, now: float) -> None:
+        for choice in [choice for choice in self._waiting if now >= (choice.text_deadline or 0.0)]:
+            if now >= choice.stream.deadline:
+                error: QuireError = DeadlineExceeded("The request did not finish within its time.")
+            else:
+                error = Unavailable(
+                    "The tokenizer service is gone. The answer is not complete; send the request again."
+                )
+            choice.stream.request.fail(error)
+
+    def _on_frame(self, frame: TextFrame) -> None:
         for text in frame.deltas:
-            choice = self._choices.get(text.stream_id)
+            choice, _ = self._placed.get(text.stream_id, (None, None))
             if choice is None:
                 continue
             if text.error:
                 choice.stream.request.fail(Internal(text.error))
                 continue
+            choice.text_deadline = None
             self._on_text(choice, choice.pending.popleft(), text)
 
-    def _on_lost(self, error: QuireError) -> None:
-        """The state of what is text already and what is not yet is gone: no request can go on."""
-        logger.warning("the tokenizer service is lost with %d sequences: %s", len(self._choices), error.message)
-        message = "The tokenizer service was lost. The answer is not complete; send the request again."
-        for choice in list(self._choices.values()):
-            choice.stream.request.fail(Unavailable(message))
+    def _on_lost(self, replica: TokenizerReplica, error: QuireError) -> None:
+        lost = [choice for choice, owner in self._placed.values() if owner is replica]
+        if lost:
+            logger.warning(
+                "tokenizer service %s is lost with %d sequences: %s", replica.address, len(lost), error.message
+            )
+        self._statistics.texts_moved += len(lost)
+        for choice in lost:
+            self._take_away(choice)
+            self._wait(choice)
+
+
+def _opening(choice: LiveChoice, text_id: int) -> tokenizer_pb2.DetokenizeOpen:
+    """The choice as it stands after all that was answered."""
+    options = choice.stream.request.job.detokenize
+    answered = len(choice.delivered) - sum(len(delta.token_ids) for delta in choice.pending)
+    return tokenizer_pb2.DetokenizeOpen(
+        stream_id=text_id,
+        skip_special_tokens=options.skip_special_tokens,
+        stop_strings=options.stop_strings,
+        include_stop_string=options.include_stop_string,
+        min_tokens=options.min_tokens,
+        prompt_tail_token_ids=choice.stream.generation.prompt_token_ids[-_PROMPT_TAIL:],
+        history_token_ids=choice.delivered[:answered],
+    )
+
+
+def _fill(tokens: tokenizer_pb2.DetokenizeTokens, choice: LiveChoice, delta: common_pb2.GenerationDelta) -> None:
+    tokens.token_ids.extend(delta.token_ids)
+    if delta.finish_reason:
+        tokens.is_last = True
+        keeps = choice.stream.request.job.detokenize.ends_with_stop_token
+        tokens.drop_last_token = delta.finish_reason == common_pb2.FINISH_REASON_STOP and not keeps
+    for position in delta.logprobs:
+        tokens.lookup_token_ids.extend(position.token_ids)

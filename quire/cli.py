@@ -64,7 +64,7 @@ for command in (
             "log": LogOptions,
         },
         _main_of("quire.serve.stack"),
-        {"router_address": (), "tokenizer_address": ""},
+        {"router_address": (), "tokenizer_address": ()},
     ),
     OptionsCommand(
         "gateway",

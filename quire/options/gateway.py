@@ -43,7 +43,10 @@ class GatewayOptions:
         ("127.0.0.1:50051",), "The router (host:port). Repeatable, for its replicas: each gets a share of the "
         "requests, and takes over those of one that is lost.",
     )  # fmt: skip
-    tokenizer_address: str = option("127.0.0.1:50052", "The tokenizer service (host:port).")
+    tokenizer_address: tuple[str, ...] = option(
+        ("127.0.0.1:50052",), "The tokenizer service (host:port). Repeatable, for its replicas, and every address "
+        "behind a name is one: they share the work, and take over that of one that is lost.",
+    )  # fmt: skip
     request_timeout_seconds: float = option(3600.0, "Longest time that a request may take.", minimum=0.1)
     max_body_bytes: int = option(8 * 2**20, "Largest request body.", minimum=1024)
     max_choices_per_request: int = option(

@@ -11,8 +11,12 @@ from quire.rpc.context import outgoing_metadata
 from quire.rpc.settings import CHANNEL_ARGUMENTS
 
 
-def open_channel(address: str, security: RpcSecurityOptions) -> grpc.aio.Channel:
-    """A channel to host:port with the deployment's keepalive and TLS. It connects when first used."""
+def open_channel(address: str, security: RpcSecurityOptions, server_name: str = "") -> grpc.aio.Channel:
+    """A channel to host:port with the deployment's keepalive and TLS. It connects when first used.
+
+    Args:
+        server_name: whose certificate the peer shows, where that is not the host: `address` was found by name.
+    """
     if not security.tls:
         return grpc.aio.insecure_channel(address, options=CHANNEL_ARGUMENTS)
     credentials = grpc.ssl_channel_credentials(
@@ -20,7 +24,8 @@ def open_channel(address: str, security: RpcSecurityOptions) -> grpc.aio.Channel
         private_key=_read(security.grpc_tls_keyfile),
         certificate_chain=_read(security.grpc_tls_certfile),
     )
-    return grpc.aio.secure_channel(address, credentials, options=CHANNEL_ARGUMENTS)
+    named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
+    return grpc.aio.secure_channel(address, credentials, options=(*CHANNEL_ARGUMENTS, *named))
 
 
 def call_metadata(security: RpcSecurityOptions) -> tuple[tuple[str, str], ...]:

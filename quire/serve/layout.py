@@ -49,7 +49,7 @@ class Layout:
     """
 
     router: tuple[str, ...]
-    tokenizer: str
+    tokenizer: tuple[str, ...]
     own: dict[str, str]
     metrics: dict[str, int]
 
@@ -74,7 +74,7 @@ def choose_layout(options: StackOptions) -> Layout:
         own["router"] = f"127.0.0.1:{options.serve.router_port}"
     return Layout(
         options.gateway.router_address or (own["router"],),
-        options.gateway.tokenizer_address or own["tokenizer"],
+        options.gateway.tokenizer_address or (own["tokenizer"],),
         own,
         dict(zip(names, ports[len(names) :], strict=True)),
     )

@@ -171,7 +171,7 @@ async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str
     async with open_channel(layout.router[0], options.security) as channel:
         router = router_pb2_grpc.RouterServiceStub(channel)
         answer = await router.ListWorkers(router_pb2.ListWorkersRequest(), metadata=metadata, timeout=CALL_SECONDS)
-    async with open_channel(layout.tokenizer, options.security) as channel:
+    async with open_channel(layout.tokenizer[0], options.security) as channel:
         tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         info = await tokenizer.GetTokenizerInfo(
             tokenizer_pb2.GetTokenizerInfoRequest(), metadata=metadata, timeout=CALL_SECONDS

@@ -75,7 +75,9 @@ def start_replicas(tokenizer: GrpcServer) -> StartReplicas:
                 routers.append(await FakeRouter().start())
                 stack.push_async_callback(routers[-1].close)
             addresses = [router.address for router in routers]
-            gateway = await stack.enter_async_context(gateway_before(addresses, tokenizer.port, **options))
+            gateway = await stack.enter_async_context(
+                gateway_before(addresses, [f"127.0.0.1:{tokenizer.port}"], **options)
+            )
             yield Replicas(gateway, routers)
             assert gateway.context.pipeline.num_live == 0
             assert gateway.context.pipeline.generations.num_placed == 0

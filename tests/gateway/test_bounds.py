@@ -99,25 +99,25 @@ async def test_a_session_that_fills_midway(small: GatewayStack, monkeypatch: pyt
     assert small.context.pipeline.generations.num_placed == 0
 
 
-async def test_text_that_cannot_be_sent_on_fails_its_request_alone(
+async def test_a_tokenizer_service_that_does_not_read_is_given_up_and_its_text_goes_on(
     small: GatewayStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = small.context.pipeline.texts.link
-    post = link.post
+    replica = small.context.pipeline.texts.replicas.pick()
+    assert replica
+    link, post, refusals = replica.link, replica.link.post, [Overloaded("Full.")]
 
     def full(items: int = 1, num_bytes: int = 0) -> Any:
-        if items and not num_bytes:  # tokens, neither an opening nor an end
-            raise Overloaded("Full.")
+        if refusals and small.engine.live:  # tokens, not what opens a sequence
+            raise refusals.pop()
         return post(items, num_bytes)
 
     with monkeypatch.context() as patch:
         patch.setattr(link, "post", full)
-        response = await small.post("/v1/completions", COMPLETION)
-        assert response.status_code == 503, response.text
-        assert response.headers["retry-after"]
-        assert small.context.ready
-    assert (await small.complete())["choices"][0]["finish_reason"] == "length"
-    assert not small.context.statistics.streams_moved
+        answer = await small.complete(max_tokens=20)
+    assert not refusals
+    assert answer["choices"][0]["text"] == (await small.complete(max_tokens=20))["choices"][0]["text"]
+    statistics = small.context.statistics
+    assert (statistics.texts_moved, statistics.streams_moved) == (1, 0)
 
 
 async def test_nobody_takes_the_room_of_others() -> None:

@@ -85,16 +85,16 @@ async def running_gateway(
         stack.push_async_callback(router.close)
         tokenizer = await stack.enter_async_context(running_tokenizer(folder))
         front = await stack.enter_async_context(
-            gateway_before([f"127.0.0.1:{router.server.port}"], tokenizer.port, **options)
+            gateway_before([f"127.0.0.1:{router.server.port}"], [f"127.0.0.1:{tokenizer.port}"], **options)
         )
         yield GatewayStack(front.context, front.client, front.port, engine, router, tokenizer)
 
 
 @contextlib.asynccontextmanager
-async def gateway_before(routers: Sequence[str], tokenizer_port: int, **options: Any) -> AsyncIterator[Gateway]:
+async def gateway_before(routers: Sequence[str], tokenizers: Sequence[str], **options: Any) -> AsyncIterator[Gateway]:
     """A gateway alone, once it is ready."""
     chosen = GatewayOptions(
-        router_address=tuple(routers), tokenizer_address=f"127.0.0.1:{tokenizer_port}", **options
+        router_address=tuple(routers), tokenizer_address=tuple(tokenizers), **options
     )  # fmt: skip
     context = make_context(chosen, SECURITY)
     limits = httpx.Limits(max_connections=300)
@@ -106,11 +106,16 @@ async def gateway_before(routers: Sequence[str], tokenizer_port: int, **options:
         yield Gateway(context, client, port)
 
 
+def save_tokenizer(folder: Path) -> None:
+    """The folder gets the tokenizer if it has none."""
+    if not (folder / "tokenizer.json").exists():
+        byte_tokenizer(8192).save_pretrained(folder)
+
+
 @contextlib.asynccontextmanager
 async def running_tokenizer(folder: Path) -> AsyncIterator[GrpcServer]:
     """A tokenizer service; the folder gets the tokenizer if it has none."""
-    if not (folder / "tokenizer.json").exists():
-        byte_tokenizer(8192).save_pretrained(folder)
+    save_tokenizer(folder)
     options = TokenizerOptions()
     renderer = ChatRenderer({"default": TEMPLATE}, {}, timeout_seconds=5, max_chars=100_000)
     await renderer.start()

@@ -1,0 +1,67 @@
+"""One replica of a service behind the gateway: the session with it, and whether it gets anything new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import grpc
+
+from quire.errors import QuireError
+from quire.rpc.session import SessionLink
+from quire.rpc.settings import FAILOVER_SECONDS
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+
+
+class Replica(Generic[Out, In]):
+    """Keeps the session with one replica up; what it carried can go on at another when it is lost."""
+
+    def __init__(
+        self,
+        name: str,
+        channel: grpc.aio.Channel,
+        open_session: Callable[[], grpc.aio.StreamStreamCall],
+        new_frame: Callable[[], Out],
+        on_frame: Callable[[In], None],
+        on_lost: Callable[[QuireError], None],
+    ) -> None:
+        """
+        Args:
+            name: of the service, for logs and errors.
+            channel: closed when `run` ends.
+        """
+        # What it works on; kept by the owner.
+        self.live = 0
+        self._channel = channel
+        self._on_frame = on_frame
+        self._heard = False
+        self.link: SessionLink[Out, In] = SessionLink(
+            name, open_session, new_frame, self._take_frame, on_lost, on_connected=self._begin,
+            lost_seconds=FAILOVER_SECONDS,
+        )  # fmt: skip
+
+    @property
+    def connected(self) -> bool:
+        """Whether the session is up. It counts from its first frame on: a frozen process accepts connections too."""
+        return self.link.connected and self._heard
+
+    @property
+    def up(self) -> bool:
+        """Whether it gets anything new: nothing while its heartbeat is late."""
+        return self.connected and not self.link.late
+
+    async def run(self) -> None:
+        """Keeps the session up until cancelled."""
+        try:
+            await self.link.run()
+        finally:
+            await self._channel.close()
+
+    def _begin(self) -> None:
+        self._heard = False
+
+    def _take_frame(self, frame: In) -> None:
+        self._heard = True
+        self._on_frame(frame)

@@ -1,0 +1,229 @@
+"""The replicas of the tokenizer service: found by address or by name, with a session and the unary calls of each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import grpc
+
+from gateway.replica import Replica
+from quire.errors import Overloaded, QuireError, Unavailable
+from quire.options.server import RpcSecurityOptions
+from quire.rpc.channel import call_metadata, open_channel
+from quire.rpc.discovery import DnsSource, Resolver, resolve_host, split_address
+from quire.rpc.settings import CALL_SECONDS
+from quire.rpc.status import from_rpc_error
+from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+FLAG = "--tokenizer-address"
+MAX_REPLICAS = 256
+_LOOK_UP_SECONDS = 3.0
+_RETRY_SECONDS = 0.05
+
+TextFrame = tokenizer_pb2.DetokenizeSessionResponse
+
+
+class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame]):
+    """One replica of the tokenizer service."""
+
+    def __init__(
+        self,
+        address: str,
+        server_name: str,
+        security: RpcSecurityOptions,
+        on_frame: Callable[[TextFrame], None],
+        on_lost: Callable[[TokenizerReplica, QuireError], None],
+    ) -> None:
+        """
+        Args:
+            server_name: the name that it was found by, if any; its certificate is that name's.
+        """
+        self.address = address
+        # It is about to stop, or its name does not stand for it any more: others are asked while there are any.
+        self.draining = False
+        self.retired = False
+        self._security = security
+        channel = open_channel(address, security, server_name)
+        self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        super().__init__(
+            "The tokenizer service", channel,
+            lambda: self._stub.DetokenizeSession(metadata=call_metadata(security)),
+            tokenizer_pb2.DetokenizeSessionRequest, on_frame, lambda error: on_lost(self, error),
+        )  # fmt: skip
+
+    def open(self, opening: tokenizer_pb2.DetokenizeOpen) -> None:
+        """Opens a sequence.
+
+        Raises:
+            Unavailable: there is no connection.
+            Overloaded: too much waits to be sent to it.
+        """
+        self.link.post(num_bytes=opening.ByteSize()).opens.append(opening)
+
+    def add(self, stream_id: int, num_bytes: int) -> tokenizer_pb2.DetokenizeTokens:
+        """Tokens of a sequence that is open there, to be filled in. Where they cannot be sent, the session is lost or
+        is given up: a sequence must not go on without some of its tokens."""
+        try:
+            return self.link.post(num_bytes=num_bytes).tokens.add(stream_id=stream_id)
+        except Overloaded:
+            self.link.give_up("does not read what it is sent")
+        except Unavailable:
+            pass
+        return tokenizer_pb2.DetokenizeTokens()
+
+    def close(self, stream_id: int) -> None:
+        """Forgets a sequence; a session that is gone has forgotten it already."""
+        with contextlib.suppress(Unavailable):
+            self.link.post(0).close_stream_ids.append(stream_id)
+
+    async def call(self, method: str, request: Any, timeout: float) -> Any:
+        """One of the unary calls.
+
+        Raises:
+            QuireError: it failed.
+        """
+        self.live += 1
+        try:
+            return await getattr(self._stub, method)(request, metadata=call_metadata(self._security), timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            self.live -= 1
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.draining = False
+
+    def _take_frame(self, frame: TextFrame) -> None:
+        self.draining = frame.draining
+        super()._take_frame(frame)
+
+
+class Tokenizers:
+    """Owner of the sessions with all replicas. Used from the event loop only."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        security: RpcSecurityOptions,
+        on_frame: Callable[[TextFrame], None],
+        on_lost: Callable[[TokenizerReplica, QuireError], None],
+        resolve: Resolver = resolve_host,
+    ) -> None:
+        """
+        Args:
+            addresses: host:port; every address of a host that is a name is a replica.
+        """
+        self._addresses = addresses
+        self._security = security
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._resolve = resolve
+        self._replicas: dict[str, TokenizerReplica] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._announced: dict[str, frozenset[str]] = {}
+        self._heard = asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a replica."""
+        return any(replica.connected for replica in self._replicas.values())
+
+    async def run(self) -> None:
+        """Looks names up and keeps the sessions up until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for address in self._addresses:
+                host, _ = split_address(address)
+                if _is_literal(host):
+                    self._announce(group, "", address, [address])
+                else:
+                    announce = functools.partial(self._announce, group, host)
+                    group.create_task(DnsSource(FLAG, address, announce, _LOOK_UP_SECONDS, self._resolve).run())
+
+    def pick(self, avoid: Collection[TokenizerReplica] = ()) -> TokenizerReplica | None:
+        """The least busy replica, with those to avoid and those that stop or are gone last; None when none is up."""
+        return min(
+            (replica for replica in self._replicas.values() if replica.up),
+            key=lambda replica: (replica in avoid, replica.draining or replica.retired, replica.live),
+            default=None,
+        )
+
+    async def wait_up(self, seconds: float, avoid: Collection[TokenizerReplica] = ()) -> TokenizerReplica:
+        """Waits for a replica to be up, and picks one.
+
+        Raises:
+            Unavailable: none was within `seconds`.
+        """
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                while not (replica := self.pick(avoid)):
+                    self._heard.clear()
+                    await self._heard.wait()
+                return replica
+        except TimeoutError:
+            raise Unavailable("The tokenizer service cannot be reached; try again in a moment.") from None
+
+    async def call(self, method: str, request: Any) -> Any:
+        """One of the unary calls, at whatever replica answers it within CALL_SECONDS: all of them may be repeated.
+
+        Raises:
+            QuireError: it failed.
+        """
+        deadline = time.monotonic() + CALL_SECONDS
+        failed: list[TokenizerReplica] = []
+        while True:
+            replica = await self.wait_up(deadline - time.monotonic(), failed)
+            try:
+                return await replica.call(method, request, deadline - time.monotonic())
+            except Unavailable as error:
+                logger.debug("tokenizer service %s: %s failed: %s", replica.address, method, error.message)
+                failed.append(replica)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def _announce(self, group: asyncio.TaskGroup, name: str, source: str, found: Iterable[str]) -> None:
+        """Replaces what `source` stands for by the addresses found.
+
+        Raises:
+            Overloaded: there are too many.
+        """
+        chosen = frozenset(found)
+        if len(self._replicas.keys() | chosen) > MAX_REPLICAS:
+            raise Overloaded(f"there are more addresses than the {MAX_REPLICAS} that a gateway keeps up with")
+        self._announced[source] = chosen
+        for address in sorted(chosen - self._replicas.keys()):
+            logger.debug("tokenizer service at %s", address)
+            replica = TokenizerReplica(address, name, self._security, self._take_frame, self._on_lost)
+            self._replicas[address] = replica
+            self._running[address] = group.create_task(replica.run())
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Lets go of replicas that no name stands for any more and that have nothing left."""
+        announced = frozenset().union(*self._announced.values())
+        for address, replica in list(self._replicas.items()):
+            replica.retired = address not in announced
+            if replica.retired and not replica.live:
+                logger.debug("no tokenizer service at %s any more", address)
+                del self._replicas[address]
+                self._running.pop(address).cancel()
+
+    def _take_frame(self, frame: TextFrame) -> None:
+        self._heard.set()
+        self._on_frame(frame)
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

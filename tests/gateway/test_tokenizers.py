@@ -1,0 +1,98 @@
+"""Replicas of the tokenizer service that are found by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from gateway import tokenizers as tokenizers_module
+from gateway.main import main
+from gateway.tokenizers import TokenizerReplica, Tokenizers
+from quire.errors import StartupError
+from quire.options.gateway import GatewayOptions
+from quire.options.log import LogOptions
+from quire.options.server import RpcSecurityOptions
+from tests.support.waiting import eventually
+
+
+class Names:
+    """A resolver whose answers tests change."""
+
+    def __init__(self, *found: str) -> None:
+        self.found: Sequence[str] = found
+
+    async def __call__(self, host: str) -> Sequence[str]:
+        assert host == "tokenizers"
+        if not self.found:
+            raise socket.gaierror("no such name")
+        return self.found
+
+
+@contextlib.asynccontextmanager
+async def running(names: Names, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Tokenizers]:
+    monkeypatch.setattr(tokenizers_module, "_LOOK_UP_SECONDS", 0.02)
+    replicas = Tokenizers(
+        ["tokenizers:50052"], RpcSecurityOptions(), lambda frame: None, lambda replica, error: None, names
+    )
+    task = asyncio.create_task(replicas.run())
+    yield replicas
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def known(replicas: Tokenizers) -> list[str]:
+    return sorted(address for address, replica in replicas._replicas.items() if not replica.retired)
+
+
+async def test_every_address_behind_a_name_is_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names()
+    async with running(names, monkeypatch) as replicas:
+        await asyncio.sleep(0.1)
+        assert known(replicas) == []
+        names.found = ["127.0.0.2", "127.0.0.3", "::1"]
+        await eventually(lambda: known(replicas) == ["127.0.0.2:50052", "127.0.0.3:50052", "[::1]:50052"])
+        busy = replicas._replicas["127.0.0.3:50052"]
+        busy.live += 1
+        names.found = ["127.0.0.2"]
+        await eventually(lambda: known(replicas) == ["127.0.0.2:50052"])
+        assert set(replicas._replicas) == {"127.0.0.2:50052", "127.0.0.3:50052"}  # what it has may come to its end
+        names.found = ["127.0.0.2", "127.0.0.3"]
+        await eventually(lambda: len(known(replicas)) == 2)
+        assert replicas._replicas["127.0.0.3:50052"] is busy
+        names.found = []  # no answer changes nothing
+        await asyncio.sleep(0.1)
+        assert len(known(replicas)) == 2
+        busy.live -= 1
+        names.found = ["127.0.0.2"]
+        await eventually(lambda: set(replicas._replicas) == {"127.0.0.2:50052"})
+        assert len(replicas._running) == 1
+
+
+async def test_those_that_stop_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = Tokenizers([], RpcSecurityOptions(), lambda frame: None, lambda replica, error: None)
+    assert replicas.pick() is None
+    ups = [
+        TokenizerReplica(f"127.0.0.1:{port}", "", RpcSecurityOptions(), lambda frame: None, lambda replica, error: None)
+        for port in (1, 2, 3)
+    ]
+    monkeypatch.setattr(TokenizerReplica, "up", True)
+    replicas._replicas = {replica.address: replica for replica in ups}
+    first, second, third = ups
+    first.live = 5
+    assert replicas.pick() is second
+    second.draining = True
+    assert replicas.pick() is third
+    third.retired = True
+    assert replicas.pick() is first
+    assert replicas.pick([first]) in (second, third)
+    assert replicas.pick(ups) is first
+
+
+def test_a_malformed_address() -> None:
+    options = GatewayOptions(tokenizer_address=("127.0.0.1:50052", "tokenizer"))
+    with pytest.raises(StartupError, match="--tokenizer-address 'tokenizer' is not host:port"):
+        main(options, RpcSecurityOptions(), LogOptions())
