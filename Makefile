@@ -17,16 +17,19 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_model
 
+# Half of a test's time is waiting for processes and timers: one for each core side by side.
+PARALLEL := --numprocesses auto --dist worksteal
+
 .PHONY: serve test test-fast lint format protos docs bench bench-compare bench-gpu bench-router-fleet bench-router-simulation lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow" --ignore tests/integration $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" --ignore tests/integration $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)

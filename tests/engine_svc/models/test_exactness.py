@@ -300,8 +300,8 @@ def test_sharded_checkpoint(model_folder: ModelFolder) -> None:
         ({"dtype": "bfloat16"}, 0.12),
         ({"dtype": "bfloat16", "cpu_kernels": "torch", "attention_backend": "cpu"}, 0.12),
         ({"dtype": "float16"}, 0.02),
-        ({"dtype": "bfloat16", "quantization": "int8"}, 0.25),
-        ({"dtype": "float32", "quantization": "int8"}, 0.25),
+        ({"dtype": "bfloat16", "quantization": "int8"}, 0.4),
+        ({"dtype": "float32", "quantization": "int8"}, 0.4),
     ],
 )
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "mixtral", "gemma2", "phi3-partial"])
@@ -318,7 +318,10 @@ def test_less_precision_is_close(
     expected = reference_logprobs(folder, prompt + output.token_ids)[len(prompt) - 1 : -1]
     found = torch.tensor([position.logprobs[0] for position in output.logprobs])
     exact = expected.gather(1, torch.tensor(output.token_ids)[:, None])[:, 0].float()
-    assert (found - exact).abs().max() < tolerance
+    error = (found - exact).abs()
+    # Which token is furthest off is the kernels' business: they round in different places.
+    assert error.max() < tolerance
+    assert error.mean() < tolerance / 4
 
 
 def test_logprobs(model_folder: ModelFolder) -> None:
