@@ -8,6 +8,7 @@ from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.plan import SamplingPlan
 from engine_svc.request import SamplingParameters
 from engine_svc.scheduler.sequence import LiveRequest, Sequence
+from quire.bounds import is_greedy
 
 _MASK = 2**64 - 1
 
@@ -54,7 +55,7 @@ def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int
 def _sampling_plan(sampling: SamplingParameters, seed: int, live: LiveRequest, wants_prompt: bool) -> SamplingPlan:
     stops = live.eos_token_ids | live.stop_token_ids if sampling.min_tokens else frozenset()
     return SamplingPlan(
-        temperature=sampling.temperature,
+        temperature=0.0 if is_greedy(sampling.temperature) else sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,

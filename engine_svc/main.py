@@ -17,7 +17,7 @@ from engine_svc.metrics import EngineCollector
 from engine_svc.model_info import ModelInfo
 from engine_svc.service.registration import advertised_address, keep_registered
 from engine_svc.service.servicer import EngineServicer
-from engine_svc.watchdog import watch_steps
+from engine_svc.watchdog import EXIT_ENGINE_DIED, StepLimits, end_process, watch_steps
 from engine_svc.worker import EngineWorker
 from quire.log import setup_logging
 from quire.metrics import new_registry, serve_metrics
@@ -31,8 +31,6 @@ from quire.v1 import engine_pb2, engine_pb2_grpc
 logger = logging.getLogger(__name__)
 
 GRPC_SERVICE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
-# The supervisor restarts a worker that ends so.
-EXIT_ENGINE_DIED = 70
 
 
 def main(
@@ -116,7 +114,8 @@ async def _companions(
 ) -> AsyncIterator[None]:
     """What runs beside a worker that serves: the step watchdog and the registrations."""
     address = advertised_address(server.host, grpc_server.port, engine.advertise_address)
-    jobs = [watch_steps(worker.loop.step_age, engine.step_timeout_seconds, grpc_server.set_serving)]
+    limits = StepLimits(engine.step_timeout_seconds, engine.step_grace_seconds)
+    jobs = [watch_steps(worker.loop.step_age, limits, grpc_server.set_serving, end_process)]
     jobs += [keep_registered(router, address, security) for router in engine.register_with]
     tasks = [asyncio.create_task(job) for job in jobs]
     try:

@@ -3,27 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
+import os
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.25
+# The supervisor restarts a worker that ends so.
+EXIT_ENGINE_DIED = 70
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """How long a step may take, in seconds."""
+
+    timeout: float  # before the worker says that it does not serve
+    grace: float  # and then before it is given up
 
 
 async def watch_steps(
-    step_age: Callable[[], float], timeout_seconds: float, set_serving: Callable[[bool], Awaitable[None]]
+    step_age: Callable[[], float],
+    limits: StepLimits,
+    set_serving: Callable[[bool], Awaitable[None]],
+    give_up: Callable[[float], None],
 ) -> None:
     """Until cancelled: NOT_SERVING while a step takes longer than it may, SERVING again when it has ended.
 
     Args:
         step_age: seconds that the current step runs; 0 between steps.
+        give_up: called with that when the step has not ended by the end of the grace. It is counted from when lateness
+            was noticed: a process that was frozen for an hour is not late by an hour.
     """
-    wedged = False
+    late_since: float | None = None
     while True:
         await asyncio.sleep(_CHECK_SECONDS)
-        late = step_age() > timeout_seconds
-        if late != wedged:
-            wedged = late
-            logger.error("a step takes longer than %g s", timeout_seconds) if late else logger.warning("steps go on")
-            await set_serving(not late)
+        age = step_age()
+        if (late_since is not None) != (age > limits.timeout):
+            late_since = time.monotonic() if late_since is None else None
+            if late_since is None:
+                logger.warning("steps go on")
+            else:
+                logger.error("a step takes longer than %g s", limits.timeout)
+            await set_serving(late_since is None)
+        elif late_since is not None and time.monotonic() - late_since >= limits.grace:
+            give_up(age)
+
+
+def end_process(step_age: float) -> None:
+    """Ends this process at once: a thread that hangs in a step cannot be ended, and would hold up an orderly exit."""
+    faulthandler.dump_traceback()
+    logger.critical(
+        "the engine has been in one step for %.0f s and is given up; the process ends with code %d, to be started anew "
+        "(--step-timeout-seconds, --step-grace-seconds)",
+        step_age,
+        EXIT_ENGINE_DIED,
+    )
+    logging.shutdown()
+    os._exit(EXIT_ENGINE_DIED)

@@ -18,6 +18,7 @@ from gateway.job import Job
 from gateway.live import LiveChoice, LiveStream
 from gateway.routers import RouterSession, pick
 from gateway.statistics import RequestStatistics
+from quire.bounds import is_greedy
 from quire.errors import DeadlineExceeded, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.context import current_traceparent
@@ -236,7 +237,7 @@ def new_generation(job: Job, number: int) -> common_pb2.Generation:
     sampling = generation.sampling
     if sampling.HasField("max_tokens"):  # a default may be more than fits behind this prompt
         sampling.max_tokens = min(sampling.max_tokens, job.max_model_len - len(prompt.token_ids))
-    greedy = sampling.HasField("temperature") and sampling.temperature == 0
+    greedy = sampling.HasField("temperature") and is_greedy(sampling.temperature)
     if not (greedy or sampling.HasField("seed")):
         sampling.seed = secrets.randbits(63)
     return generation

@@ -17,6 +17,7 @@ from quire.bounds import (
     PRIORITY_BOUND,
     SAMPLING_BOUNDS,
     check_token_ids,
+    is_greedy,
 )
 from quire.errors import InvalidRequest
 from quire.rpc.context import is_request_id
@@ -60,8 +61,12 @@ def check_generation(body: GenerationFields, model: common_pb2.ModelInfo) -> Non
         if value is not None and not (name == "top_k" and value == -1):
             bound.check(name, value)
     PRIORITY_BOUND.check("priority", body.priority)
-    if (body.n or 1) > 1 and body.temperature == 0:
-        raise InvalidRequest("n is more than 1 with temperature 0: all choices would be the same.", parameter="n")
+    if (body.n or 1) > 1 and body.temperature is not None and is_greedy(body.temperature):
+        raise InvalidRequest(
+            f"n is {body.n} with temperature {body.temperature:g}: below 1e-5 all choices are the same. Leave n out "
+            "or raise the temperature.",
+            parameter="n",
+        )
     check_logprobs("prompt_logprobs", body.prompt_logprobs, model.max_logprobs)
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs are not available in streams.", parameter="prompt_logprobs")

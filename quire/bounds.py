@@ -62,6 +62,7 @@ SAMPLING_BOUNDS: Mapping[str, Bound] = MappingProxyType(
         "seed": Bound(-(2**63), 2**63 - 1),
     }
 )
+_LEAST_TEMPERATURE = 9.9999e-6  # 1e-5, or what it is in the 32 bits of the wire
 LOGIT_BIAS_BOUND = Bound(-100, 100)
 BLOCK_SIZE_BOUND = Bound(1, 1024)
 PRIORITY_BOUND = Bound(-(2**31), 2**31 - 1)
@@ -105,3 +106,8 @@ def check_token_ids(parameter: str, token_ids: Sequence[int], vocab_size: int) -
         f"model's vocabulary size is {vocab_size}: ids go from 0 to {vocab_size - 1}.",
         parameter=parameter,
     )
+
+
+def is_greedy(temperature: float) -> bool:
+    """Whether it means the likeliest token, always: below 1e-5 it does, as in vLLM."""
+    return temperature < _LEAST_TEMPERATURE

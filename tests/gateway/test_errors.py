@@ -24,6 +24,7 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 0}, "n", "at least 1"),
     ({"n": 129}, "n", "128"),
     ({"n": 2, "temperature": 0}, "n", "temperature 0"),
+    ({"n": 2, "temperature": 1e-38}, "n", "temperature 1e-38"),
     ({"presence_penalty": -3}, "presence_penalty", "-3"),
     ({"frequency_penalty": 2.1}, "frequency_penalty", "2.1"),
     ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),

@@ -84,7 +84,8 @@ async def test_seeds(alone: Replicas) -> None:
     assert seeds[0] != seeds[1]
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert (await ask(alone, seed=-5)).sampling.seed == -5
-    assert not (await ask(alone, temperature=0)).sampling.HasField("seed")
+    for greedy in (0, 1e-38, 9e-6):
+        assert not (await ask(alone, temperature=greedy)).sampling.HasField("seed")
     await ask(alone, prompt=["A", "A"])
     first, second = (generation.sampling.seed for generation in alone.routers[0].state.started[-2:])
     assert first != second  # as two requests would have

@@ -468,6 +468,13 @@ def test_seeds_are_mixed() -> None:
     assert sequence_seed(7, 1) == sequence_seed(7, 1)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-38, 9e-6])
+def test_temperatures_that_are_greedy(temperature: float) -> None:
+    engine = make_engine()
+    engine.add(0, request([1, 2], temperature=temperature, seed=3, max_tokens=8))
+    assert run(engine).tokens[0, 0] == expected([1, 2], 8)
+
+
 def test_unset_seeds_differ() -> None:
     engine = make_engine()
     for key in range(2):

@@ -15,9 +15,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from engine_svc.main import EXIT_ENGINE_DIED
 from engine_svc.service.registration import advertised_address, keep_registered
-from engine_svc.watchdog import watch_steps
+from engine_svc.watchdog import EXIT_ENGINE_DIED, StepLimits, watch_steps
 from quire.options.server import RpcSecurityOptions
 from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc, router_pb2, router_pb2_grpc
 
@@ -25,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 TIMEOUT = 30.0
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, sys, time
 from engine_svc.main import serve, EXIT_ENGINE_DIED
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
@@ -38,12 +37,15 @@ port, mode = int(sys.argv[1]), sys.argv[2]
 def on_step(plan):
     if mode == "die" and plan.step >= 3:
         raise ValueError("kernel")
+    if mode == "hang" and plan.step >= 3:
+        time.sleep(1000)
 
+limits = {"step_timeout_seconds": 1.0, "step_grace_seconds": 0.5} if mode == "hang" else {}
 executor = FakeExecutor(
     step_seconds=0.01, on_step=on_step, available_bytes=1024 if mode == "small" else 2**22
 )
 try:
-    died = asyncio.run(serve(executor, ModelOptions(model="tests"), EngineOptions(max_num_seqs=1),
+    died = asyncio.run(serve(executor, ModelOptions(model="tests"), EngineOptions(max_num_seqs=1, **limits),
                              GrpcServerOptions(port=port), RpcSecurityOptions()))
 except StartupError as error:
     sys.exit(str(error))
@@ -136,6 +138,17 @@ async def test_a_dead_engine_ends_the_process() -> None:
         assert await asyncio.wait_for(process.wait(), TIMEOUT) == EXIT_ENGINE_DIED
 
 
+async def test_an_engine_that_hangs_ends_the_process() -> None:
+    async with worker_process("hang") as (process, stub, channel):
+        await wait_serving(channel)
+        assert await _outcome(stub) is grpc.StatusCode.UNAVAILABLE
+        assert await asyncio.wait_for(process.wait(), TIMEOUT) == EXIT_ENGINE_DIED
+        assert process.stderr is not None
+        lines = (await process.stderr.read()).decode().splitlines()
+        assert "on_step" in "".join(lines)  # where it hangs
+        assert "the process ends with code 70" in lines[-1]
+
+
 async def _outcome(stub: Any) -> grpc.StatusCode:
     call = generate(stub, 40)
     with contextlib.suppress(grpc.aio.AioRpcError):
@@ -204,10 +217,24 @@ def test_advertised_address() -> None:
 async def test_watchdog_follows_the_steps() -> None:
     age = [5.0]
     states: asyncio.Queue[bool] = asyncio.Queue()
-    job = asyncio.create_task(watch_steps(lambda: age[0], 1.0, states.put))
+    given_up: asyncio.Queue[float] = asyncio.Queue()
+    limits = StepLimits(timeout=1.0, grace=1000.0)
+    job = asyncio.create_task(watch_steps(lambda: age[0], limits, states.put, given_up.put_nowait))
     assert await asyncio.wait_for(states.get(), TIMEOUT) is False
     age[0] = 0.0
     assert await asyncio.wait_for(states.get(), TIMEOUT) is True
+    assert given_up.empty()
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+
+
+async def test_watchdog_gives_up_a_step_that_does_not_end() -> None:
+    states: asyncio.Queue[bool] = asyncio.Queue()
+    given_up: asyncio.Queue[float] = asyncio.Queue()
+    job = asyncio.create_task(watch_steps(lambda: 5.0, StepLimits(1.0, 0.0), states.put, given_up.put_nowait))
+    assert await asyncio.wait_for(given_up.get(), TIMEOUT) == 5.0
+    assert states.get_nowait() is False
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
         await job

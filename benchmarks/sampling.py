@@ -1,0 +1,120 @@
+"""What sampling a step costs, by what the requests ask for: `python -m benchmarks.sampling`.
+
+With `--against TREE`, another checkout of Quire is measured in turn with this one (A B A B), because the speed of a
+shared machine drifts: only the ratios count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_VOCABULARY = 152_000
+_PROMPT, _OUTPUT = 512, 128  # tokens of each sequence
+_REPEATS = 5
+_PLAIN = "greedy"
+
+
+def cases() -> dict[str, dict[str, Any]]:
+    """What the plans of a step's rows are like."""
+    bias = tuple((token_id, 1.0) for token_id in range(0, 3000, 10))
+    sampled = {"temperature": 1.0, "top_p": 0.95}
+    return {
+        _PLAIN: {},
+        "presence penalty": {"presence_penalty": 0.5},
+        "all penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+        "300 biases": {"logit_bias": bias},
+        "min tokens": {"min_tokens": 1000, "suppress_token_ids": (1, 2)},
+        "temperature, top-p": sampled,
+        "temperature, top-p, presence": sampled | {"presence_penalty": 0.5},
+    }
+
+
+def measure(rows: int, threads: int) -> dict[str, float]:
+    """Milliseconds of a step of so many rows, the least of some that are interleaved with those of the other cases."""
+    import torch
+
+    from engine_svc.plan import SamplingPlan
+    from engine_svc.sampling.sampler import Sampler
+
+    choose = random.Random(0)
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    ranks = torch.stack([torch.randperm(_VOCABULARY) for _ in range(rows)])
+    logits = -1.5 * (ranks + 1).log()  # the likeliest thousand hold most of the mass, as a language model's do
+    slots, lengths = list(range(rows)), [_PROMPT + _OUTPUT] * rows
+    samplers = {}
+    for name, fields in cases().items():
+        samplers[name] = Sampler(rows, _VOCABULARY, torch.device("cpu"))
+        for slot in slots:
+            token_ids = [choose.randrange(_VOCABULARY) for _ in range(lengths[slot])]
+            plan = SamplingPlan(**({"temperature": 0.0, "seed": slot} | fields))
+            samplers[name].add(slot, plan, token_ids, _PROMPT)
+    best = dict.fromkeys(samplers, float("inf"))
+    for _ in range(_REPEATS):
+        for name, sampler in samplers.items():
+            step = logits.clone()
+            start = time.perf_counter()
+            sampler.sample(step, slots, lengths)
+            best[name] = min(best[name], (time.perf_counter() - start) * 1e3)
+    return best
+
+
+def in_tree(tree: Path, rows: int, threads: int) -> dict[str, float]:
+    """`measure` in a process of its own, with the code of that checkout."""
+    script = str(Path(__file__).resolve())
+    environment = os.environ | {"PYTHONPATH": str(tree)}
+    command = [sys.executable, script, "--measure", str(rows), "--threads", str(threads)]
+    answer = subprocess.run(command, env=environment, cwd=tree, check=True, capture_output=True)
+    figures: dict[str, float] = json.loads(answer.stdout)
+    return figures
+
+
+def report(rows: int, threads: int, trees: dict[str, Path], rounds: int) -> None:
+    """A table of one batch size."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
+    for _ in range(rounds):
+        for name, tree in trees.items():
+            found[name].append(in_tree(tree, rows, threads))
+    print(f"\n{rows} rows x {_VOCABULARY} tokens, {threads} threads\n")
+    print(f"| requests | ms | x {_PLAIN} |" + (" ms before | before / now |" if len(trees) > 1 else ""))
+    print("|---|---|---|" + ("---|---|" if len(trees) > 1 else ""))
+    for case in cases():
+        now = [figures[case] for figures in found["now"]]
+        over = statistics.median(figures[case] / figures[_PLAIN] for figures in found["now"])
+        line = f"| {case} | {statistics.median(now):.1f} | {over:.2f} |"
+        if before := [figures[case] for figures in found.get("before", [])]:
+            ratio = statistics.median(one / other for one, other in zip(before, now, strict=True))
+            line += f" {statistics.median(before):.1f} | {ratio:.2f} |"
+        print(line)
+
+
+def main() -> None:
+    """Prints a table for each batch size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--against", type=Path, metavar="TREE", help="another checkout, measured in turn with this one")
+    parser.add_argument("--rows", type=int, nargs="+", default=[32, 256])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="of torch's operations")
+    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(arguments.measure, arguments.threads)))
+        return
+    trees = {"now": Path(__file__).resolve().parents[1]}
+    if arguments.against:
+        trees["before"] = arguments.against.resolve()
+    for rows in arguments.rows:
+        report(rows, arguments.threads, trees, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
