@@ -41,11 +41,13 @@ class GatewayOptions:
     response_role: str = option("assistant", "Role of the answers of chat completions.")
     router_address: tuple[str, ...] = option(
         ("127.0.0.1:50051",), "The router (host:port). Repeatable, for its replicas: each gets a share of the "
-        "requests, and takes over those of one that is lost.",
+        "requests, and takes over those of one that is lost. Under `quire serve`: used, with its engines, in place of "
+        "local ones.",
     )  # fmt: skip
     tokenizer_address: tuple[str, ...] = option(
         ("127.0.0.1:50052",), "The tokenizer service (host:port). Repeatable, for its replicas, and every address "
-        "behind a name is one: they share the work, and take over that of one that is lost.",
+        "behind a name is one: they share the work, and take over that of one that is lost. Under "
+        "`quire serve`: used in place of a local one.",
     )  # fmt: skip
     request_timeout_seconds: float = option(3600.0, "Longest time that a request may take.", minimum=0.1)
     max_body_bytes: int = option(8 * 2**20, "Largest request body.", minimum=1024)

@@ -7,10 +7,12 @@ import os
 import secrets
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from quire.errors import StartupError
 from quire.options.base import ENVIRONMENT_PREFIX, fields_of, to_arguments
 from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
@@ -20,8 +22,11 @@ from quire.options.router import RouterOptions
 from quire.options.serve import ServeOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
+from quire.serve.devices import count_gpus, devices_of_engines
 from quire.serve.ports import check_port_free, free_ports
 from quire.serve.supervisor import ProcessSpec
+
+_OF_THE_STACK = ("startup_timeout_seconds",)
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,10 @@ def choose_layout(options: StackOptions) -> Layout:
     """Which services this stack has, on free ports.
 
     Raises:
-        StartupError: a port that the user named is taken.
+        StartupError: a port that the user named is taken, or an option is for a service that is not started.
     """
+    _check_used("--router-address", options.gateway.router_address, options.serve, options.router, options.engine)
+    _check_used("--tokenizer-address", options.gateway.tokenizer_address, options.tokenizer)
     names = [] if options.gateway.router_address else [*_engine_names(options.serve.engines), "router"]
     names += [] if options.gateway.tokenizer_address else ["tokenizer"]
     ports = free_ports(2 * len(names))
@@ -78,6 +85,20 @@ def choose_layout(options: StackOptions) -> Layout:
         own,
         dict(zip(names, ports[len(names) :], strict=True)),
     )
+
+
+def _check_used(flag: str, addresses: Sequence[str], *groups: Any) -> None:
+    """
+    Raises:
+        StartupError: the services of these options run elsewhere, so that those that are set have no effect.
+    """
+    changed = [field.flag for group in groups for field in fields_of(type(group))
+               if getattr(group, field.name) != field.default and field.name not in _OF_THE_STACK]  # fmt: skip
+    if addresses and changed:
+        raise StartupError(
+            f"{flag} names services that run already, with options of their own: {', '.join(changed)} would have no "
+            "effect. Leave it out."
+        )
 
 
 def _engine_names(count: int) -> list[str]:
@@ -98,7 +119,11 @@ def with_derived(options: StackOptions) -> StackOptions:
 
 
 def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
-    """The processes of the stack, engines first; their options are the user's, with the addresses filled in."""
+    """The processes of the stack, engines first; their options are the user's, with the addresses filled in.
+
+    Raises:
+        StartupError: there are GPUs, but not for each engine.
+    """
     workers = (*options.router.workers, *(layout.own[name] for name in layout.engines))
     commands: dict[str, Sequence[Any]] = {
         **dict.fromkeys(layout.engines, ("engine", options.model, options.engine)),
@@ -108,23 +133,31 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
     gateway = dataclasses.replace(options.gateway, router_address=layout.router, tokenizer_address=layout.tokenizer)
     shared = (options.security, options.log)
     drain = options.gateway.drain_timeout_seconds
+    devices = _devices(options, layout.engines)
     specs = []
     for name, address in layout.own.items():
         command, *groups = commands[name]
         server = GrpcServerOptions(
             port=int(address.rpartition(":")[2]), metrics_port=layout.metrics[name], drain_timeout_seconds=drain
         )
-        specs.append(_spec(name, command, *groups, server, *shared))
+        specs.append(_spec(name, command, *groups, server, *shared, environment=devices.get(name, {})))
     return [*specs, _spec("gateway", "gateway", gateway, *shared)]
 
 
-def _spec(name: str, command: str, *groups: Any) -> ProcessSpec:
+def _devices(options: StackOptions, engines: Sequence[str]) -> dict[str, Mapping[str, str]]:
+    """Name of each engine → environment that shows it its own GPUs."""
+    gpus = count_gpus() if len(engines) > 1 and options.engine.device != "cpu" else 0
+    ranks = options.engine.tensor_parallel_size
+    return dict(zip(engines, devices_of_engines(len(engines), ranks, gpus, os.environ), strict=True))
+
+
+def _spec(name: str, command: str, *groups: Any, environment: Mapping[str, str] = MappingProxyType({})) -> ProcessSpec:
     arguments = [sys.executable, "-m", "quire", command]
-    environment = _neutral_environment()
+    environment = {**_neutral_environment(), **environment}
     for group in groups:
         more_arguments, more_environment = to_arguments(group)
         arguments += more_arguments
-        environment |= more_environment
+        environment = {**environment, **more_environment}
     return ProcessSpec(name, arguments, environment, has_peers=command == "engine")
 
 

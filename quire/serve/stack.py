@@ -34,14 +34,15 @@ def main(**groups: Any) -> None:
     Raises:
         StartupError: it cannot start, or a service dies again and again.
     """
-    options = with_derived(StackOptions(**groups))
+    chosen = StackOptions(**groups)
+    layout, options = choose_layout(chosen), with_derived(chosen)
     options.gateway.check()
     check_port_free(options.gateway.host, options.gateway.port, "--port")
     log_file = choose_log_file(options.log, options.gateway.port)
     options = dataclasses.replace(
         options, log=dataclasses.replace(options.log, log_file=str(log_file.path) if log_file else "-")
     )
-    asyncio.run(_serve(options, choose_layout(options), log_file))
+    asyncio.run(_serve(options, layout, log_file))
 
 
 async def _serve(options: StackOptions, layout: Layout, log_file: LogFile | None) -> None:
@@ -184,7 +185,7 @@ async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str
         seconds=seconds,
         url=f"{scheme}://{options.gateway.host}:{options.gateway.port}",
         router=layout.router[0],
-        metrics={name: f"http://127.0.0.1:{port}/metrics" for name, port in layout.metrics.items()},
+        services={name: (address, layout.metrics[name]) for name, address in layout.own.items()},
         has_chat_template=info.has_chat_template,
         api_key=bool(options.gateway.api_key),
         log=options.log.log_file or "",

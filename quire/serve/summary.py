@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import click
 
@@ -11,8 +12,8 @@ from quire.v1 import common_pb2
 
 
 def format_summary(
-    model: common_pb2.ModelInfo, *, workers: int, seconds: float, url: str, router: str, metrics: dict[str, str],
-    has_chat_template: bool, api_key: bool, log: str,
+    model: common_pb2.ModelInfo, *, workers: int, seconds: float, url: str, router: str,
+    services: Mapping[str, tuple[str, int]], has_chat_template: bool, api_key: bool, log: str,
 ) -> str:  # fmt: skip
     """The start-up summary, one fact a line.
 
@@ -20,7 +21,7 @@ def format_summary(
         seconds: from the command to readiness.
         url: of the gateway, without path.
         router: host:port of the router's gRPC service.
-        metrics: service → URL of its Prometheus endpoint.
+        services: name → host:port of its gRPC service, and port of its metrics.
         has_chat_template: whether the example is a chat.
         api_key: whether the API asks for a key.
         log: file of all log lines; "-" is the terminal.
@@ -35,8 +36,11 @@ def format_summary(
         "concurrency": f"{concurrency:.1f} x {model.max_model_len:,} tokens a request at full length, "
         f"at most {model.max_num_seqs} sequences",
         "API": f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
-        "gRPC": f"router at {router}    fleet: quire workers --router-address {router}",
-        **{f"{service} metrics": address for service, address in metrics.items()},
+        "fleet": f"quire workers --router-address {router}",
+        **{
+            name: f"gRPC {address}    metrics http://127.0.0.1:{port}/metrics"
+            for name, (address, port) in services.items()
+        },
         **({} if log == "-" else {"log": log}),
         "try": _curl(model.served_model_names[0], url, has_chat_template, api_key),
     }

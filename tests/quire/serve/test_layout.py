@@ -1,0 +1,90 @@
+"""Which processes a local stack has, and what they are told."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+from quire.options.gateway import GatewayOptions
+from quire.options.log import LogOptions
+from quire.options.model import ModelOptions
+from quire.options.router import RouterOptions
+from quire.options.serve import ServeOptions
+from quire.options.server import RpcSecurityOptions
+from quire.options.tokenizer import TokenizerOptions
+from quire.serve.layout import StackOptions, choose_layout, process_specs, with_derived
+from quire.serve.supervisor import ProcessSpec
+
+
+def stack_options(serve: ServeOptions = ServeOptions(), **gateway: Any) -> StackOptions:
+    here: dict[str, Any] = {"router_address": (), "tokenizer_address": ()}
+    return StackOptions(
+        serve, ModelOptions("m"), GatewayOptions(**here | gateway), TokenizerOptions(), RouterOptions(),
+        EngineOptions(), RpcSecurityOptions(), LogOptions(),
+    )  # fmt: skip
+
+
+def specs_of(options: StackOptions) -> dict[str, ProcessSpec]:
+    return {spec.name: spec for spec in process_specs(options, choose_layout(options))}
+
+
+def values(spec: ProcessSpec, flag: str) -> list[str]:
+    return [spec.command[index + 1] for index, word in enumerate(spec.command) if word == flag]
+
+
+def test_everything_is_local_by_default() -> None:
+    specs = specs_of(stack_options(ServeOptions(engines=2)))
+    assert list(specs) == ["engine-0", "engine-1", "router", "tokenizer", "gateway"]
+    engines = [f"127.0.0.1:{values(specs[name], '--port')[0]}" for name in ("engine-0", "engine-1")]
+    assert values(specs["router"], "--workers") == engines
+    assert values(specs["gateway"], "--router-address") == [f"127.0.0.1:{values(specs['router'], '--port')[0]}"]
+    assert values(specs["gateway"], "--tokenizer-address") == [f"127.0.0.1:{values(specs['tokenizer'], '--port')[0]}"]
+
+
+def test_a_router_that_is_named_is_used_with_the_engines_that_it_has() -> None:
+    specs = specs_of(stack_options(router_address=("r:1", "r:2")))
+    assert list(specs) == ["tokenizer", "gateway"]
+    assert values(specs["gateway"], "--router-address") == ["r:1", "r:2"]
+
+
+def test_a_tokenizer_that_is_named_is_used() -> None:
+    specs = specs_of(stack_options(tokenizer_address=("t:1",)))
+    assert list(specs) == ["engine", "router", "gateway"]
+    assert values(specs["gateway"], "--tokenizer-address") == ["t:1"]
+
+
+def test_options_of_services_that_run_elsewhere_are_refused() -> None:
+    with pytest.raises(StartupError, match=r"--router-address .*: --engines, --router-port would have no effect"):
+        choose_layout(stack_options(ServeOptions(engines=2, router_port=5), router_address=("r:1",)))
+    elsewhere = dataclasses.replace(
+        stack_options(tokenizer_address=("t:1",)), tokenizer=TokenizerOptions(chat_template="x")
+    )
+    with pytest.raises(StartupError, match=r"--tokenizer-address .*: --chat-template would"):
+        choose_layout(elsewhere)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 600.0])
+def test_all_services_have_the_time_to_drain_that_was_asked_for(seconds: float) -> None:
+    specs = specs_of(stack_options(drain_timeout_seconds=seconds))
+    assert {values(spec, "--drain-timeout-seconds")[0] for spec in specs.values()} == {str(seconds)}
+
+
+def test_options_in_the_environment_are_nobodys_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """QUIRE_PORT is the gateway's port, and flags win over it; the services must not take it for theirs."""
+    for name in ("QUIRE_PORT", "QUIRE_HOST", "QUIRE_CONFIG", "QUIRE_METRICS_PORT"):
+        monkeypatch.setenv(name, "9")
+    monkeypatch.setenv("HF_HOME", "/hub")
+    for spec in specs_of(stack_options()).values():
+        assert spec.environment["HF_HOME"] == "/hub"
+        assert not [name for name in spec.environment if name.startswith("QUIRE_")]
+
+
+def test_keys_travel_by_environment_and_close_the_services_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = specs_of(with_derived(stack_options(api_key=("secret",))))
+    assert specs["gateway"].environment["QUIRE_API_KEY"] == '["secret"]'
+    assert len({spec.environment["QUIRE_GRPC_TOKEN"] for spec in specs.values()}) == 1
+    assert not [spec for spec in specs.values() if "secret" in " ".join(spec.command)]
