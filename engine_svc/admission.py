@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.plan import SamplingPlan
 from engine_svc.request import SamplingParameters
@@ -25,17 +23,17 @@ def sequence_seed(seed: int, choice_index: int) -> int:
     return (mixed ^ (mixed >> 31)) >> 1
 
 
-def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int) -> list[Sequence]:
+def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int, seed: int) -> list[Sequence]:
     """The request's n sequences but those that another worker has finished, none of them scheduled yet.
 
     Args:
         order: rank and arrival, see Sequence.order.
         max_model_len: bounds the output where max_tokens does not.
+        seed: the request's own, or one drawn for it.
     """
     sampling, progress = live.request.sampling, live.request.progress
     prompt = len(live.request.prompt_token_ids)
     wanted = max_model_len if sampling.max_tokens is None else prompt + sampling.max_tokens
-    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     unfinished = [choice for choice in range(sampling.n) if not (progress and progress[choice].finished)]
     # The prompt's log-probabilities went out with choice 0's first token, if it has one.
     told = bool(progress) and (progress[0].finished or bool(progress[0].token_ids))

@@ -23,6 +23,7 @@ from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.scheduler import Scheduler, SchedulerOptions
 from engine_svc.scheduler.sequence import LiveRequest
 from quire.errors import DeadlineExceeded, Internal, QuireError
+from quire.seeds import SeedSource
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class EngineConfig(SchedulerOptions):
     scheduling_policy: str = "fcfs"
     async_scheduling: bool = True
     eos_token_ids: frozenset[int] = frozenset()
+    seed: int | None = None  # of the seeds of requests that bring none; None: at random
 
 
 class Engine:
@@ -70,6 +72,7 @@ class Engine:
         self._statistics = EngineStatistics()
         self._processor = StepProcessor(self._scheduler, self._kv_cache, self._ledger, self._statistics, clock)
         self._arrivals = itertools.count()
+        self._seeds = SeedSource(config.seed)
         self._failures = 0
         self._in_flight: deque[Batch] = deque()
         self._max_in_flight = executor.max_in_flight if config.async_scheduling else 1
@@ -94,7 +97,8 @@ class Engine:
         arrival = self._clock() if arrival_time is None else arrival_time
         live = LiveRequest(key, request, self._config.eos_token_ids, arrival)
         order = (self._policy.rank(request.priority), next(self._arrivals))
-        live.sequences = make_sequences(live, order, self._config.max_model_len)
+        seed = self._seeds.draw() if request.sampling.seed is None else request.sampling.seed
+        live.sequences = make_sequences(live, order, self._config.max_model_len, seed)
         self._ledger.enter(live)
         self._scheduler.add(live.sequences[0])
 

@@ -38,8 +38,8 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
         "calculate_kv_scales": options.calculate_kv_scales, "block_size": spec.block_size,
         "attention_backend": spec.attention_backend, "cpu_kernels": options.cpu_kernels,
         "tensor_parallel_size": options.tensor_parallel_size, "device": spec.device,
-        "instructions": _instructions() if spec.device == "cpu" else "", "seed": options.seed if is_random else None,
-        "eos_token_ids": sorted(eos_token_ids),
+        "instructions": _instructions() if spec.device == "cpu" else "", "eos_token_ids": sorted(eos_token_ids),
+        "seed": (options.seed or 0) if is_random else None,
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     config = folder / "config.json"

@@ -98,4 +98,5 @@ def _engine_config(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize, option
         async_scheduling=options.async_scheduling,
         windows=spec.windows,
         eos_token_ids=frozenset(info.eos_token_ids),
+        seed=options.seed,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from quire.options.server import RpcSecurityOptions
 from quire.rpc.context import current_traceparent
 from quire.rpc.settings import CONNECT_SECONDS
 from quire.rpc.status import from_request_error
+from quire.seeds import SeedSource
 from quire.v1 import common_pb2, router_pb2
 
 logger = logging.getLogger(__name__)
@@ -218,8 +218,12 @@ class Generations:
         self._place(stream, error)
 
 
-def new_generation(job: Job, number: int) -> common_pb2.Generation:
-    """What the routers get for one of a job's prompts."""
+def new_generation(job: Job, number: int, seeds: SeedSource) -> common_pb2.Generation:
+    """What the routers get for one of a job's prompts.
+
+    Args:
+        seeds: for a request that brings none, so that any router and engine go on with the same noise.
+    """
     prompt = job.prompts[number]
     generation = common_pb2.Generation(
         request_id=job.request_id if len(job.prompts) == 1 else f"{job.request_id}-{number}",
@@ -239,7 +243,7 @@ def new_generation(job: Job, number: int) -> common_pb2.Generation:
         sampling.max_tokens = min(sampling.max_tokens, job.max_model_len - len(prompt.token_ids))
     greedy = sampling.HasField("temperature") and is_greedy(sampling.temperature)
     if not (greedy or sampling.HasField("seed")):
-        sampling.seed = secrets.randbits(63)
+        sampling.seed = seeds.draw()
     return generation
 
 

@@ -26,6 +26,7 @@ from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.discovery import check_addresses
+from quire.seeds import SeedSource
 from quire.supervised import Stage, report
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,8 @@ class _Server(uvicorn.Server):
 def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> GatewayContext:
     """The gateway's parts; they connect once the application starts. To be called inside the event loop."""
     statistics = RequestStatistics()
-    pipeline = Pipeline(options.router_address, options.tokenizer_address, security, statistics)
+    seeds = SeedSource(options.seed)
+    pipeline = Pipeline(options.router_address, options.tokenizer_address, security, statistics, seeds)
     return GatewayContext(
         options,
         Fleet(options.router_address, security),

@@ -20,6 +20,7 @@ from gateway.statistics import RequestStatistics
 from gateway.texts import Texts
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.settings import CALL_SECONDS
+from quire.seeds import SeedSource
 from quire.v1 import common_pb2, tokenizer_pb2
 
 # Choices that are opened before others have their turn.
@@ -40,8 +41,10 @@ class Pipeline:
         tokenizer_addresses: Sequence[str],
         security: RpcSecurityOptions,
         statistics: RequestStatistics,
+        seeds: SeedSource,
     ) -> None:
         self._statistics = statistics
+        self._seeds = seeds
         self.texts = Texts(tokenizer_addresses, security, statistics, self._on_text)
         self.generations = Generations(router_addresses, security, statistics, self.texts.add)
         self._room = ChoiceRoom()
@@ -82,7 +85,7 @@ class Pipeline:
     def _open_stream(self, request: LiveRequest, number: int) -> LiveStream:
         """The stream of one of the job's prompts, whose text can come from now on."""
         job = request.job
-        stream = LiveStream(request, new_generation(job, number), time.monotonic() + job.timeout_seconds)
+        stream = LiveStream(request, new_generation(job, number, self._seeds), time.monotonic() + job.timeout_seconds)
         request.streams.append(stream)
         for index in range(job.n):
             choice = LiveChoice(stream, number * job.n + index)

@@ -32,6 +32,8 @@ _DTYPES = {
 }  # fmt: skip
 
 
+# Of GPUs that have the type e4m3: the first are Ada's and Hopper's.
+_E4M3_CAPABILITY = (8, 9)
 _CACHE_DTYPES = {
     "auto": None, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
@@ -70,10 +72,24 @@ def load_model(folder: Path, options: EngineOptions, group: ParallelGroup, devic
     """
     if options.calculate_kv_scales and options.kv_cache_dtype == "auto":
         raise StartupError("--calculate-kv-scales is about a KV cache in 8 bits: it needs --kv-cache-dtype fp8.")
+    if device.type == "cuda":
+        check_cache_dtype(options.kv_cache_dtype, torch.cuda.get_device_capability(device))
     config = read_config(folder, options.hf_overrides)
     if options.model_impl == "transformers" or (options.model_impl == "auto" and not is_ours(config)):
         return _load_from_transformers(folder, config, options, group, device)
     return _load_ours(folder, config_for(config), options, group, device)
+
+
+def check_cache_dtype(name: str, capability: tuple[int, int]) -> None:
+    """
+    Raises:
+        StartupError: a GPU of this compute capability has no such type.
+    """
+    if _CACHE_DTYPES[name] is torch.float8_e4m3fn and capability < _E4M3_CAPABILITY:
+        raise StartupError(
+            f"--kv-cache-dtype {name} is the type e4m3, which GPUs have from compute capability 8.9 on; this one has "
+            f"{capability[0]}.{capability[1]}. --kv-cache-dtype fp8_e5m2 works here."
+        )
 
 
 def _load_ours(
@@ -89,7 +105,7 @@ def _load_ours(
         raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
     report(Stage.LOADING)
     if options.load_format == "dummy":
-        randomize_weights(model, options.seed)
+        randomize_weights(model, options.seed or 0)
     else:
         load_weights(model, folder, options.use_tqdm_on_load and group.rank == 0)
     num_weights = sum(parameter.numel() for parameter in model.parameters())

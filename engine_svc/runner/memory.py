@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,6 +12,8 @@ from quire.options.engine import EngineOptions
 
 _CPU_SHARE = 0.1
 _CPU_MOST = 4 * 2**30
+# Of a GPU's memory: left where others leave no more, for CUDA graphs and the workspaces of libraries.
+_SPARE = 1 / 64
 
 
 def kv_cache_bytes(options: EngineOptions, device: torch.device) -> int:
@@ -25,16 +28,46 @@ def kv_cache_bytes(options: EngineOptions, device: torch.device) -> int:
         return min(_CPU_MOST, int(_CPU_SHARE * free_host_bytes()))
     free, total = torch.cuda.mem_get_info(device)
     # What torch keeps for reuse is ours; its peak is what a largest step needs besides the cache.
-    ours = torch.cuda.max_memory_reserved(device)
-    others = total - free - torch.cuda.memory_reserved(device)
-    available = int(total * options.gpu_memory_utilization) - ours - others
-    if available <= 0:
-        raise StartupError(
-            f"No GPU memory is left for the KV cache: weights and activations take {ours / 2**30:.1f} GiB of the "
-            f"{total * options.gpu_memory_utilization / 2**30:.1f} GiB allowed. Raise --gpu-memory-utilization, or "
-            "lower --max-num-batched-tokens."
-        )
-    return available
+    held, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)
+    return gpu_budget(GpuMemory(total, free, held, peak), options.gpu_memory_utilization)
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Bytes of one GPU."""
+
+    total: int
+    free: int
+    held: int  # by this process
+    peak: int  # what it needs at most, without a cache
+
+    @property
+    def others(self) -> int:
+        """Held by other processes, and by the driver for this one."""
+        return self.total - self.free - self.held
+
+
+def gpu_budget(memory: GpuMemory, utilization: float) -> int:
+    """Bytes for the KV cache: this process's share of the GPU, whatever others hold, and never more than is free.
+
+    Raises:
+        StartupError: nothing is left; says who holds what.
+    """
+    own = int(memory.total * utilization) - memory.peak
+    room = memory.free - (memory.peak - memory.held) - int(memory.total * _SPARE)
+    if min(own, room) > 0:
+        return min(own, room)
+    allowed, total = _gib(memory.total * utilization), _gib(memory.total)
+    fix = "raise --gpu-memory-utilization" if own <= room else "end what else runs on this GPU"
+    raise StartupError(
+        f"No GPU memory is left for the KV cache: --gpu-memory-utilization allows this process {allowed} of {total}, "
+        f"its weights and activations need {_gib(memory.peak)}, other processes and the driver hold "
+        f"{_gib(memory.others)}, and {_gib(memory.free)} are free. Lower --max-num-batched-tokens, or {fix}."
+    )
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB"
 
 
 def token_budget(device: torch.device) -> int:

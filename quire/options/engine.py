@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.options.base import option
+from quire.options.seed import seed_option
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
 
@@ -20,7 +21,7 @@ class EngineOptions:
         None, "Longest sequence, prompt and output together, in tokens. Default: what the model's configuration says.",
         minimum=1,
     )  # fmt: skip
-    seed: int = option(0, "Seed of dummy weights. Requests that bring no seed draw theirs at random.", minimum=0)
+    seed: int | None = seed_option()
     generation_config: str = option(
         "auto",
         "Where sampling defaults come from: auto (the model's generation_config.json), vllm (neutral) or a folder. Its "
@@ -65,7 +66,11 @@ class EngineOptions:
     # KV cache
     block_size: int | None = option(None, "Tokens in one KV block. Default: 16.", minimum=1, maximum=512)
     gpu_memory_utilization: float = option(
-        0.9, "Share of the GPU's memory for weights, activations and KV cache.", minimum=0.01, maximum=1.0
+        0.9,
+        "Share of the GPU's memory for this worker's weights, activations and KV cache, whatever others hold: two "
+        "workers of 0.5 fit one GPU.",
+        minimum=0.01,
+        maximum=1.0,
     )
     kv_cache_memory_bytes: int | None = option(
         None, "Size of the KV cache in bytes, in place of gpu-memory-utilization. On a CPU the default is a tenth of "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.errors import StartupError
 from quire.options.base import option
+from quire.options.seed import seed_option
 from quire.options.server import LOOPBACK
 
 
@@ -49,6 +50,7 @@ class GatewayOptions:
         "behind a name is one: they share the work, and take over that of one that is lost. Under "
         "`quire serve`: used in place of a local one.",
     )  # fmt: skip
+    seed: int | None = seed_option()
     request_timeout_seconds: float = option(3600.0, "Longest time that a request may take.", minimum=0.1)
     max_body_bytes: int = option(8 * 2**20, "Largest request body.", minimum=1024)
     max_choices_per_request: int = option(

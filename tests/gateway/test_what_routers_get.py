@@ -93,6 +93,15 @@ async def test_seeds(alone: Replicas) -> None:
     assert str(alone.routers[0].state.started[-1].sampling.seed) not in str(answer)
 
 
+async def test_a_gateway_with_a_seed_draws_the_same_again(start_replicas: StartReplicas) -> None:
+    found = []
+    for seed in (7, 7, 8):
+        async with start_replicas(1, seed=seed) as replicas:
+            found.append([(await ask(replicas, **fields)).sampling.seed for fields in ({}, {"seed": 3}, {}, {"n": 2})])
+    assert found[0] == found[1] != found[2]
+    assert len(set(found[0])) == 4
+
+
 async def test_tenants_by_key(start_replicas: StartReplicas) -> None:
     async with start_replicas(1, api_key=KEYS) as replicas:
         tenants = [

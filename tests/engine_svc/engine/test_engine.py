@@ -483,6 +483,16 @@ def test_unset_seeds_differ() -> None:
     assert collected.tokens[0, 0] != collected.tokens[1, 0]
 
 
+def test_a_server_with_a_seed_says_the_same_again() -> None:
+    engines = [make_engine(seed=seed) for seed in (7, 7, 8)]
+    for engine in engines:
+        for key in range(3):
+            engine.add(key, request([1, 2], temperature=1.0, max_tokens=8))
+    found = [run(engine).tokens for engine in engines]
+    assert found[0] == found[1] != found[2]
+    assert found[0][0, 0] != found[0][1, 0]
+
+
 def test_missing_tokens_are_noticed() -> None:
     class Forgetful(FakeExecutor):
         def step(self, plan: StepPlan) -> StepResult:

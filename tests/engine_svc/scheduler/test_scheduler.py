@@ -15,7 +15,7 @@ from engine_svc.scheduler.sequence import LiveRequest, Sequence, SequenceState
 def sequence(arrival: int, prompt: int, rank: int = 0) -> Sequence:
     request = GenerationRequest("r", list(range(arrival * 100, arrival * 100 + prompt)), SamplingParameters())
     live = LiveRequest(arrival, request, frozenset(), 0.0)
-    live.sequences = make_sequences(live, (rank, arrival), 1000)
+    live.sequences = make_sequences(live, (rank, arrival), 1000, seed=0)
     return live.sequences[0]
 
 
@@ -81,7 +81,7 @@ def test_a_second_partial_prefill_waits() -> None:
 def test_a_batch_knows_who_samples_and_who_only_computes_a_prompt() -> None:
     batch = Batch(0, 100)
     request = GenerationRequest("r", [1, 2, 3], SamplingParameters(max_tokens=0))
-    (prompt_only,) = make_sequences(LiveRequest(0, request, frozenset(), 0.0), (0, 0), 1000)
+    (prompt_only,) = make_sequences(LiveRequest(0, request, frozenset(), 0.0), (0, 0), 1000, seed=0)
     samples, partial = sequence(1, 5), sequence(2, 5)
     for slot, (each, count) in enumerate(((samples, 5), (partial, 4), (prompt_only, 3))):
         each.slot = slot

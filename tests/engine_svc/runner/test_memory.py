@@ -1,0 +1,52 @@
+"""What of a GPU's memory a worker takes for its KV cache, and what it refuses to start with."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_svc.loader.model import check_cache_dtype
+from engine_svc.runner.memory import GpuMemory, gpu_budget
+from quire.errors import StartupError
+
+GIB = 2**30
+
+
+def memory(free: float, held: float, peak: float) -> GpuMemory:
+    return GpuMemory(total=80 * GIB, free=int(free * GIB), held=int(held * GIB), peak=int(peak * GIB))
+
+
+def test_alone_on_a_gpu() -> None:
+    assert gpu_budget(memory(free=62.5, held=17, peak=20), 0.9) == 52 * GIB
+
+
+def test_two_workers_share_a_gpu() -> None:
+    """The second finds the first one's half taken, and gets its own but for what the driver holds."""
+    first = gpu_budget(memory(free=62.5, held=17, peak=20), 0.5)
+    assert first == 20 * GIB
+    second = gpu_budget(memory(free=80 - 40 - 1 - 17, held=17, peak=20), 0.5)
+    assert 0.85 * first < second < first
+    assert second + 3 * GIB < 22 * GIB
+
+
+def test_never_more_than_is_free() -> None:
+    assert gpu_budget(memory(free=10, held=10, peak=12), 0.9) < 8 * GIB
+
+
+def test_who_holds_what() -> None:
+    with pytest.raises(StartupError, match=r"allows this process 16.0 GiB of 80.0 GiB.* need 20.0 GiB.* or raise"):
+        gpu_budget(memory(free=60, held=18, peak=20), 0.2)
+    with pytest.raises(StartupError, match=r"the driver hold 60.0 GiB, and 2.0 GiB are free.* or end what else"):
+        gpu_budget(memory(free=2, held=18, peak=20), 0.9)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_e4m3_needs_a_gpu_that_has_it(name: str) -> None:
+    check_cache_dtype(name, (8, 9))
+    check_cache_dtype(name, (9, 0))
+    with pytest.raises(StartupError, match=r"this one has 8.0. --kv-cache-dtype fp8_e5m2 works here"):
+        check_cache_dtype(name, (8, 0))
+
+
+@pytest.mark.parametrize("name", ["auto", "fp8_e5m2"])
+def test_other_types_of_caches_run_on_older_gpus(name: str) -> None:
+    check_cache_dtype(name, (8, 0))
