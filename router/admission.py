@@ -31,6 +31,8 @@ class _Tenant(Generic[T]):
     """The requests of one tenant, the most urgent and oldest first."""
 
     served: float  # tokens let in, counted from where the others were when it began to wait
+    arrived: int  # among tenants alike, the first one goes first
+    turn: int = 0  # the number of its valid turn in the queue's heap; 0 while it has none
     heap: list[tuple[int, int, Entry[T]]] = field(default_factory=list)
     tokens: int = 0
     waiting: int = 0
@@ -48,7 +50,10 @@ class FairQueue(Generic[T]):
         self._max_tokens = max_tokens
         self._tenants: dict[str, _Tenant[T]] = {}
         self._front: deque[Entry[T]] = deque()
-        self._order = itertools.count()
+        self._order = itertools.count(1)
+        # (priority, tokens let in, arrival, number of the turn, tenant), the next one first. What changes a tenant's turn
+        # adds another one; those that have become void are dropped as they come up.
+        self._turns: list[tuple[int, float, int, int, _Tenant[T]]] = []
         self._served = 0.0  # of the tenant that was served last, when it was
         self._waiting = 0
         self.tokens = 0
@@ -79,10 +84,12 @@ class FairQueue(Generic[T]):
             self.remove(newest)
             mine = self._tenants.get(tenant)
         if mine is None:
-            mine = self._tenants[tenant] = _Tenant(self._served)
+            mine = self._tenants[tenant] = _Tenant(self._served, next(self._order))
         heapq.heappush(mine.heap, (priority, next(self._order), entry))
         mine.tokens += tokens
         mine.waiting += 1
+        if mine.heap[0][2] is entry:
+            self._add_turn(mine)
         self._waiting += 1
         self.tokens += tokens
         return entry, victim
@@ -109,12 +116,19 @@ class FairQueue(Generic[T]):
         tenant.waiting -= 1
         if not tenant.waiting:
             del self._tenants[entry.tenant]
-        elif len(tenant.heap) > 2 * tenant.waiting + 16:
+            tenant.turn = 0
+            return
+        turn_changes = not tenant.turn or tenant.heap[0][2] is entry
+        if len(tenant.heap) > 2 * tenant.waiting + 16:
             tenant.heap = [held for held in tenant.heap if not held[2].gone]
             heapq.heapify(tenant.heap)
+        while tenant.heap[0][2].gone:
+            heapq.heappop(tenant.heap)
+        if turn_changes:
+            self._add_turn(tenant)
 
     def peek(self) -> T:
-        """Who goes next.
+        """Who goes next. Asked on each frame of a worker, so that it must not look at all tenants.
 
         Raises:
             IndexError: nobody waits.
@@ -123,7 +137,9 @@ class FairQueue(Generic[T]):
             return self._front[0].item
         if not self._tenants:
             raise IndexError("nobody waits")
-        return min(self._tenants.values(), key=self._turn).heap[0][2].item
+        while self._turns[0][3] != self._turns[0][4].turn:
+            heapq.heappop(self._turns)
+        return self._turns[0][4].heap[0][2].item
 
     def let_in(self, entry: Entry[T]) -> None:
         """It waits no longer, and its tenant's next turn is the later for it."""
@@ -131,9 +147,13 @@ class FairQueue(Generic[T]):
         if tenant is not None and entry.tokens:
             self._served = tenant.served
             tenant.served += entry.tokens
+            tenant.turn = 0  # void: it gets another one below
         self.remove(entry)
 
-    def _turn(self, tenant: _Tenant[T]) -> tuple[int, float]:
-        while tenant.heap[0][2].gone:
-            heapq.heappop(tenant.heap)
-        return tenant.heap[0][0], tenant.served
+    def _add_turn(self, tenant: _Tenant[T]) -> None:
+        """Puts a tenant in its place among the others, by its first request and what it was served."""
+        if len(self._turns) > 2 * len(self._tenants) + 16:
+            self._turns = [each for each in self._turns if each[3] == each[4].turn]
+            heapq.heapify(self._turns)
+        tenant.turn = next(self._order)
+        heapq.heappush(self._turns, (tenant.heap[0][0], tenant.served, tenant.arrived, tenant.turn, tenant))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.admission import Entry, FairQueue
+from router.admission import Entry, FairQueue, _Tenant
 
 
 def let_in(queue: FairQueue[str], entries: dict[str, Entry[str]], count: int) -> list[str]:
@@ -20,6 +20,17 @@ def let_in(queue: FairQueue[str], entries: dict[str, Entry[str]], count: int) ->
 def fill(queue: FairQueue[str], *items: tuple[str, int, int]) -> dict[str, Entry[str]]:
     """Items by name, whose letters before the number are the tenant: (name, priority, tokens)."""
     return {name: queue.push(name, name.rstrip("0123456789"), priority, tokens)[0] for name, priority, tokens in items}
+
+
+def slow_peek(queue: FairQueue[int]) -> int:
+    """Who goes next, by the rule alone: the lost, then of all tenants the one whose turn it is."""
+    if queue._front:
+        return queue._front[0].item
+
+    def first(tenant: _Tenant[int]) -> tuple[int, int, Entry[int]]:
+        return min(held for held in tenant.heap if not held[2].gone)
+
+    return first(min(queue._tenants.values(), key=lambda each: (first(each)[0], each.served)))[2].item
 
 
 def test_tenants_take_turns_whoever_came_with_more() -> None:
@@ -67,6 +78,22 @@ def test_tokens_are_bounded_too_and_a_single_long_one_may_wait() -> None:
     assert queue.push("b1", "b", 0, 10)[1] == "a1"
 
 
+def test_a_tenant_whose_urgent_request_has_gone_is_not_urgent_any_more() -> None:
+    """Also where its heap is made anew at the same time, as many have gone before."""
+    queue: FairQueue[str] = FairQueue(100, 10**6)
+    entries = fill(queue, ("a0", 0, 1), *((f"a{n}", 5, 1) for n in range(1, 41)), ("b1", 3, 1))
+    for number in (*range(13, 41), 0):
+        queue.remove(entries[f"a{number}"])
+        assert queue.peek() == ("a0" if number else "b1")
+
+
+def test_a_tenant_that_is_let_in_out_of_turn_has_its_next_turn_later() -> None:
+    queue: FairQueue[str] = FairQueue(100, 10**6)
+    entries = fill(queue, ("a1", 0, 10), ("a2", 0, 500), ("b1", 0, 10))
+    queue.let_in(entries["a2"])
+    assert queue.peek() == "b1"
+
+
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["push", "front", "let in", "remove"]), st.integers(0, 3), st.integers(0, 50)),
@@ -93,6 +120,9 @@ def test_nothing_is_lost_or_let_in_twice(steps: list[tuple[str, int, int]]) -> N
         assert len(queue) == len(entries)
         assert queue.tokens == sum(tokens[item] for item in entries)
         assert sum(queue.waiting_by_tenant().values()) <= len(entries) <= 20 + len(steps)
+        assert len(queue._turns) <= 2 * len(queue._tenants) + 17
+        if entries:
+            assert queue.peek() == slow_peek(queue)
     while entries:
         queue.let_in(entries.pop(queue.peek()))
     assert (len(queue), queue.tokens, queue.waiting_by_tenant()) == (0, 0, {})

@@ -1,0 +1,185 @@
+"""Whether one client's large requests hold up another one's stream: `python -m benchmarks.hold_ups`.
+
+One client streams without an end while another one sends large requests of one kind after the other. What counts is
+the longest time that the stream stands still, and how long `/livez` takes at worst.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import running_stack
+from quire.serve.ports import free_ports
+
+_HOST = "127.0.0.1"
+_LIVEZ_SECONDS = 0.02
+_CALM_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of large request."""
+
+    name: str
+    path: str
+    body: Callable[[], dict[str, Any]]
+
+
+@dataclass
+class Longest:
+    """The longest of the waits so far, in seconds."""
+
+    seconds: float = 0.0
+
+    def see(self, seconds: float) -> None:
+        self.seconds = max(self.seconds, seconds)
+
+
+def _completion(**fields: Any) -> dict[str, Any]:
+    return {"max_tokens": 1, "temperature": 1, "ignore_eos": True} | fields
+
+
+def _prompts(count: int, length: int) -> list[list[int]]:
+    """Token ids of which no two prompts begin alike."""
+    return [[(prompt * 37 + position * 11) % 4000 + 10 for position in range(length)] for prompt in range(count)]
+
+
+_WORDS = "It was a dark and stormy night; the rain fell in torrents. "
+_LONG = (_WORDS * 70_000)[:4_000_000]
+KINDS = (
+    Kind("nothing", "", dict),
+    Kind("24 prompts x 1,900 tokens", "/v1/completions", lambda: _completion(prompt=_prompts(24, 1900))),
+    Kind(
+        "the same, 20 prompt logprobs",
+        "/v1/completions",
+        lambda: _completion(prompt=_prompts(24, 1900), prompt_logprobs=20),
+    ),
+    Kind("/tokenize, 4 million characters", "/tokenize", lambda: {"prompt": _LONG}),
+    Kind(
+        "the same, with strings", "/tokenize",
+        lambda: {"prompt": _LONG, "return_token_strs": True},
+    ),
+    Kind("/detokenize, 2 million ids", "/detokenize", lambda: {"tokens": [97 + n % 20 for n in range(2_000_000)]}),
+    Kind("a prompt of 4 million characters", "/v1/completions", lambda: _completion(prompt=_LONG)),
+    Kind(
+        "a chat of 4 million characters", "/v1/chat/completions",
+        lambda: {"max_tokens": 1, "messages": [{"role": "user", "content": _LONG[:3_900_000]}]},
+    ),
+    Kind(
+        "a chat of 4,096 messages", "/v1/chat/completions",
+        lambda: {"max_tokens": 1, "messages": [{"role": "user", "content": _WORDS * 25}] * 4096},
+    ),
+    Kind("1,024 choices", "/v1/completions", lambda: _completion(prompt=["A"] * 8, n=128, max_tokens=2)),
+    Kind("1,024 prompts", "/v1/completions", lambda: _completion(prompt=[_WORDS * 20] * 1024)),
+    Kind("a prompt of 2 million ids", "/v1/completions", lambda: _completion(prompt=[1] * 2_000_000)),
+)  # fmt: skip
+
+
+async def ask(port: int, path: str, body: bytes, method: str = "POST") -> tuple[int, int]:
+    """(status, bytes of the answer)."""
+    reader, writer = await asyncio.open_connection(_HOST, port)
+    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+    status = int((await reader.readline()).split()[1])
+    size = 0
+    while data := await reader.read(2**20):
+        size += len(data)
+    writer.close()
+    return status, size
+
+
+async def stream(port: int, gaps: Longest) -> None:
+    """One endless stream after the other, until cancelled; the time between two chunks of one is a gap."""
+    body = json.dumps(_completion(prompt="Once upon a time", max_tokens=1900, stream=True)).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    )
+    while True:
+        reader, writer = await asyncio.open_connection(_HOST, port)
+        writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        last = time.perf_counter()  # the wait for the first token counts too
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                now = time.perf_counter()
+                gaps.see(now - last)
+                last = now
+        writer.close()
+
+
+async def watch_livez(port: int, waits: Longest) -> None:
+    """Asks for `/livez` all the time, until cancelled."""
+    while True:
+        begin = time.perf_counter()
+        await ask(port, "/livez", b"", "GET")
+        waits.see(time.perf_counter() - begin)
+        await asyncio.sleep(_LIVEZ_SECONDS)
+
+
+async def measure(port: int, kind: Kind, times: int) -> tuple[float, float, str]:
+    """(longest gap, longest wait for /livez, what the requests were answered), in seconds."""
+    gaps, waits = Longest(), Longest()
+    body = json.dumps(await asyncio.to_thread(kind.body), separators=(",", ":")).encode()
+    tasks = [asyncio.create_task(stream(port, gaps)), asyncio.create_task(watch_livez(port, waits))]
+    await asyncio.sleep(1.0)
+    gaps.seconds = waits.seconds = 0.0
+    answers = ""
+    if kind.path:
+        begin = time.perf_counter()
+        for _ in range(times):
+            status, size = await ask(port, kind.path, body)
+        answers = f"{status}, {size / 2**20:.1f} MiB, {(time.perf_counter() - begin) / times:.1f} s"
+    else:
+        await asyncio.sleep(_CALM_SECONDS)
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    return gaps.seconds, waits.seconds, answers
+
+
+def peak_megabytes(services: Mapping[str, list[int]], service: str) -> float:
+    """The most memory that a service has had, in MiB."""
+    status = Path(f"/proc/{services[service][0]}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def processor() -> str:
+    """The processor's name."""
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return found[1] if found else "an unknown processor"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="demo_model/quire-demo")
+    parser.add_argument("--times", type=int, default=2, help="Requests of each kind, one after the other.")
+    parser.add_argument("--only", default="", help="Measures the kinds whose name has this in it.")
+    arguments = parser.parse_args()
+    port = free_ports(1)[0]
+    print(
+        f"`{Path(arguments.model).name}`, {os.cpu_count()} cores of {processor()}; {arguments.times} requests a row.\n"
+    )
+    print("| beside | longest gap, s | longest /livez, s | answer | gateway, peak MiB | tokenizer, peak MiB |")
+    print("|---|---|---|---|---|---|", flush=True)
+    for kind in KINDS:
+        if arguments.only not in kind.name:
+            continue
+        with running_stack(arguments.model, ["--port", str(port)]) as services:
+            gap, livez, answer = asyncio.run(measure(port, kind, arguments.times))
+            peaks = [peak_megabytes(services, service) for service in ("gateway", "tokenizer")]
+        print(f"| {kind.name} | {gap:.2f} | {livez:.2f} | {answer} | {peaks[0]:.0f} | {peaks[1]:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
