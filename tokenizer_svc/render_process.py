@@ -17,6 +17,7 @@ from tokenizer_svc.chat_template import ChatTemplates, TemplateRejection
 
 HEADER = struct.Struct("!I")
 
+MAX_MESSAGES = 4096
 _MAX_MEMORY_BYTES = 2**30
 # Beyond the parent's own time limit: for a parent that is not there any more.
 _GRACE_SECONDS = 1.0
@@ -42,9 +43,22 @@ def main() -> None:
 
 def _answer(templates: ChatTemplates, request: dict[str, Any]) -> dict[str, str]:
     try:
-        return {"text": templates.render(request.pop("messages"), request.pop("tools"), **request)}
+        return {"text": templates.render(_messages(request.pop("messages_json")), request.pop("tools"), **request)}
     except TemplateRejection as error:
         return {"error": str(error)[:2000]}
+
+
+def _messages(text: str) -> list[dict[str, Any]]:
+    """Parsed here and not where the request came in: it takes long for a long conversation."""
+    try:
+        messages = json.loads(text)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise TemplateRejection(f"messages is not valid JSON: {error}") from error
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise TemplateRejection("messages must be a list of objects.")
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise TemplateRejection(f"There are {len(messages)} messages; 1 to {MAX_MESSAGES} can be rendered.")
+    return messages
 
 
 def pack(message: dict[str, Any]) -> bytes:

@@ -101,13 +101,20 @@ class ChatRenderer:
             child.kill()
             await child.wait()
 
-    async def render(self, **request: Any) -> str:
+    async def render(self, messages_json: bytes, **request: Any) -> str:
         """See `ChatTemplates.render`.
+
+        Args:
+            messages_json: the conversation, which goes to the process as it is.
 
         Raises:
             InvalidRequest: the template cannot render this conversation, or takes too long or too much.
             Overloaded: too many conversations wait already.
         """
+        try:
+            request["messages_json"] = messages_json.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"messages is not UTF-8: {error}", parameter="messages") from None
         if self._waiting >= _MAX_WAITING:
             raise Overloaded("Too many conversations wait to be rendered; try again in a moment.")
         try:
@@ -177,6 +184,6 @@ class ChatRenderer:
 
 
 _PROBE: Mapping[str, Any] = {
-    "messages": [{"role": "user", "content": ""}], "tools": None, "add_generation_prompt": False,
+    "messages_json": '[{"role": "user", "content": ""}]', "tools": None, "add_generation_prompt": False,
     "continue_final_message": False, "variables": {}, "template": "ready",
 }  # fmt: skip

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
-from quire.block_hash import block_keys
 from quire.bounds import BLOCK_SIZE_BOUND, MAX_CACHE_SALT_LENGTH
-from quire.errors import FailedPrecondition, InvalidRequest, Overloaded
+from quire.errors import FailedPrecondition, InvalidRequest
 from quire.options.tokenizer import TokenizerOptions
-from quire.rpc.settings import HEARTBEAT_SECONDS
+from quire.rpc.settings import HEARTBEAT_SECONDS, MAX_MESSAGE_BYTES
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from tokenizer_svc.encoder import Encoded, EncodeOptions, Encoder
 from tokenizer_svc.files import TokenizerFiles
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
@@ -22,10 +23,8 @@ from tokenizer_svc.session import DetokenizeSession
 from tokenizer_svc.text import TextCodec
 
 MAX_TEXTS = 1024
-MAX_MESSAGES = 4096
-# Shorter texts are encoded at once: going to a thread and back costs as much.
-_INLINE_CHARS = 2000
-_MAX_WAITING_ENCODES = 256
+# Fewer are decoded, or put into a message, at once: going to a thread and back costs as much.
+_INLINE_TOKENS = 500
 
 # Both say in the same fields what is wanted with the token ids.
 _EncodeOptions = tokenizer_pb2.EncodeRequest | tokenizer_pb2.RenderChatRequest
@@ -52,7 +51,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._renderer = renderer
         self._options = options
         self._metrics = metrics
-        self._encodes = 0
+        self._encoder = Encoder(self._codec)
         self._draining = False
         self.sessions: set[DetokenizeSession] = set()
 
@@ -61,22 +60,21 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> tokenizer_pb2.EncodeResponse:
         if len(request.texts) > MAX_TEXTS:
             raise InvalidRequest(f"{len(request.texts)} texts are too many; at most {MAX_TEXTS}.", parameter="texts")
-        return tokenizer_pb2.EncodeResponse(sequences=await self._encode(request.texts, request))
+        return _fitting(tokenizer_pb2.EncodeResponse(sequences=await self._encode(request.texts, request)), "texts")
 
     async def Decode(
         self, request: tokenizer_pb2.DecodeRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.DecodeResponse:
-        answer = tokenizer_pb2.DecodeResponse(text=self._codec.decode(request.token_ids, request.skip_special_tokens))
-        if request.return_token_bytes:
-            answer.token_bytes.extend(map(self._codec.token_bytes, request.token_ids))
-        return answer
+        if len(request.token_ids) <= _INLINE_TOKENS:
+            return self._decode(request)
+        return _fitting(await self._encoder.pool.run(self._decode, request), "token_ids")
 
     async def RenderChat(
         self, request: tokenizer_pb2.RenderChatRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.RenderChatResponse:
         text = await self._render(request)
         (sequence,) = await self._encode([text], request)
-        return tokenizer_pb2.RenderChatResponse(text=text, sequence=sequence)
+        return _fitting(tokenizer_pb2.RenderChatResponse(text=text, sequence=sequence), "messages")
 
     async def DetokenizeSession(
         self,
@@ -137,12 +135,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             raise FailedPrecondition(
                 "The model has no chat template: use /v1/completions, or start the server with --chat-template."
             )
-        messages = _parse(request.messages_json, "messages", list)
-        if not 1 <= len(messages) <= MAX_MESSAGES or not all(isinstance(message, dict) for message in messages):
-            raise InvalidRequest(f"messages must be 1 to {MAX_MESSAGES} objects.", parameter="messages")
         add_prompt = request.add_generation_prompt if request.HasField("add_generation_prompt") else True
         text = await self._renderer.render(
-            messages=messages,
+            messages_json=request.messages_json,
             tools=_parse(request.tools_json or b"null", "tools", (list, type(None))),
             add_generation_prompt=add_prompt and not request.continue_final_message,
             continue_final_message=request.continue_final_message,
@@ -161,33 +156,27 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 parameter="prompt",
             )
         _check_block_keys(wanted)
-        if num_chars <= _INLINE_CHARS:
-            encoded = self._sequences(texts, wanted)
-        else:
-            encoded = await self._encode_in_thread(texts, wanted)
-        self._metrics.encoded_tokens.inc(sum(len(sequence.token_ids) for sequence in encoded))
-        return encoded
+        options = EncodeOptions(wanted.add_special_tokens, wanted.block_size, wanted.cache_salt, wanted.max_tokens)
+        encoded = await self._encoder.encode(texts, options)
+        num_tokens = sum(len(each.token_ids) for each in encoded)
+        self._metrics.encoded_tokens.inc(num_tokens)
+        if num_tokens <= _INLINE_TOKENS:
+            return _sequences(encoded)
+        return await self._encoder.pool.run(_sequences, encoded)
 
-    async def _encode_in_thread(
-        self, texts: Sequence[str], wanted: _EncodeOptions
-    ) -> list[tokenizer_pb2.TokenSequence]:
-        if self._encodes >= _MAX_WAITING_ENCODES:
-            raise Overloaded("Too many texts wait to be encoded; try again in a moment.")
-        self._encodes += 1
-        try:
-            return await asyncio.to_thread(self._sequences, texts, wanted)
-        finally:
-            self._encodes -= 1
+    def _decode(self, request: tokenizer_pb2.DecodeRequest) -> tokenizer_pb2.DecodeResponse:
+        size = self._codec.text_bytes(request.token_ids)
+        _check_size(size * (2 if request.return_token_bytes else 1), "token_ids")
+        answer = tokenizer_pb2.DecodeResponse(text=self._codec.decode(request.token_ids, request.skip_special_tokens))
+        if request.return_token_bytes:
+            answer.token_bytes.extend(map(self._codec.token_bytes, request.token_ids))
+        if request.return_token_strings:
+            answer.token_strings.extend(self._codec.token_strings(request.token_ids))
+        return answer
 
-    def _sequences(self, texts: Sequence[str], wanted: _EncodeOptions) -> list[tokenizer_pb2.TokenSequence]:
-        return [
-            tokenizer_pb2.TokenSequence(
-                token_ids=token_ids,
-                token_strings=self._codec.token_strings(token_ids) if wanted.return_token_strings else (),
-                block_keys=block_keys(token_ids, wanted.block_size, wanted.cache_salt) if wanted.block_size else (),
-            )
-            for token_ids in self._codec.encode(texts, wanted.add_special_tokens)
-        ]
+
+def _sequences(encoded: Sequence[Encoded]) -> list[tokenizer_pb2.TokenSequence]:
+    return [tokenizer_pb2.TokenSequence(token_ids=each.token_ids, block_keys=each.block_keys) for each in encoded]
 
 
 def _check_block_keys(wanted: _EncodeOptions) -> None:
@@ -208,3 +197,23 @@ def _parse(text: bytes, parameter: str, kind: type | tuple[type, ...]) -> Any:
     if not isinstance(value, kind):
         raise InvalidRequest(f"{parameter} has the wrong JSON type.", parameter=parameter)
     return value
+
+
+M = TypeVar("M", bound=Message)
+
+
+def _fitting(answer: M, parameter: str) -> M:
+    """
+    Raises:
+        InvalidRequest: the answer is larger than a message may be.
+    """
+    _check_size(answer.ByteSize(), parameter)
+    return answer
+
+
+def _check_size(num_bytes: int, parameter: str) -> None:
+    if num_bytes > MAX_MESSAGE_BYTES:
+        raise InvalidRequest(
+            f"The answer would have {num_bytes} bytes, of at most {MAX_MESSAGE_BYTES}: ask for less at a time.",
+            parameter=parameter,
+        )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tokenizer_svc.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from tokenizer_svc.files import TokenizerFiles
+from tokenizer_svc.pieces import text_pieces
 from tokenizer_svc.sequence import TextSequence
 from tokenizer_svc.stop_strings import StopMatcher
 from tokenizer_svc.token_bytes import make_token_bytes
@@ -25,6 +26,8 @@ class TextCodec:
         self._token_bytes = make_token_bytes(files.tokenizer, files.definition)
         added = files.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.pieces = text_pieces(files.tokenizer, files.definition)
+        self._around = self._special_tokens_around()
         self.vocab_size = files.tokenizer.get_vocab_size(with_added_tokens=True)
 
     def token_id(self, token: str | None) -> int | None:
@@ -36,13 +39,36 @@ class TextCodec:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def encode_pieces(self, text: str, add_special_tokens: bool, size: int) -> Iterator[list[int]]:
+        """Token ids of a long text, those of about `size` characters at a time where it can be cut."""
+        if not self.pieces.can_cut:
+            yield from self.encode([text], add_special_tokens)
+            return
+        before, after = self._around if add_special_tokens else ([], [])
+        yield before
+        for piece in self.pieces.cut(text, size):
+            yield from self.encode([piece], add_special_tokens=False)
+        yield after
+
+    def _special_tokens_around(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer adds before and after a text."""
+        encoding = self._tokenizer.encode("a", add_special_tokens=True)
+        own = [index for index, special in enumerate(encoding.special_tokens_mask) if not special]
+        return (encoding.ids[: own[0]], encoding.ids[own[-1] + 1 :]) if own else ([], [])
+
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """The text of a whole sequence; ids past the vocabulary have none."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        """The text of a whole sequence; ids past the vocabulary have none. Does not hold the GIL."""
+        return self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
+
+    def text_bytes(self, token_ids: Sequence[int]) -> int:
+        """About how many bytes the text of token ids has."""
+        if self._token_bytes is None:
+            return sum(map(len, self.token_strings(token_ids)))
+        return sum(map(len, map(self._token_bytes.__getitem__, token_ids)))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token by itself; it may be part of a character."""

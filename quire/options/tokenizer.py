@@ -27,5 +27,8 @@ class TokenizerOptions:
         2.0, "Longest time that rendering one conversation may take.", minimum=0.05, maximum=30.0
     )
     max_prompt_chars: int = option(
-        4_000_000, "Longest text to encode, and longest rendered conversation, in characters.", minimum=1
+        4_000_000,
+        "Longest text to encode, and longest rendered conversation, in characters.",
+        minimum=1,
+        maximum=4_000_000,
     )

@@ -7,18 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("texts", "add_special_tokens", "return_token_strings", "block_size", "cache_salt")
+    __slots__ = ("texts", "add_special_tokens", "block_size", "cache_salt", "max_tokens")
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    RETURN_TOKEN_STRINGS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
     add_special_tokens: bool
-    return_token_strings: bool
     block_size: int
     cache_salt: str
-    def __init__(self, texts: _Optional[_Iterable[str]] = ..., add_special_tokens: _Optional[bool] = ..., return_token_strings: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    max_tokens: int
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("sequences",)
@@ -27,35 +27,37 @@ class EncodeResponse(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
-    __slots__ = ("token_ids", "token_strings", "block_keys")
+    __slots__ = ("token_ids", "block_keys")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_STRINGS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    token_strings: _containers.RepeatedScalarFieldContainer[str]
     block_keys: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., token_strings: _Optional[_Iterable[str]] = ..., block_keys: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., block_keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("token_ids", "skip_special_tokens", "return_token_bytes")
+    __slots__ = ("token_ids", "skip_special_tokens", "return_token_bytes", "return_token_strings")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TOKEN_STRINGS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     skip_special_tokens: bool
     return_token_bytes: bool
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., skip_special_tokens: _Optional[bool] = ..., return_token_bytes: _Optional[bool] = ...) -> None: ...
+    return_token_strings: bool
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., skip_special_tokens: _Optional[bool] = ..., return_token_bytes: _Optional[bool] = ..., return_token_strings: _Optional[bool] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
-    __slots__ = ("text", "token_bytes")
+    __slots__ = ("text", "token_bytes", "token_strings")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_STRINGS_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, text: _Optional[str] = ..., token_bytes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    token_strings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., token_strings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenderChatRequest(_message.Message):
-    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "return_token_strings", "block_size", "cache_salt")
+    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "block_size", "cache_salt", "max_tokens")
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -63,9 +65,9 @@ class RenderChatRequest(_message.Message):
     TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    RETURN_TOKEN_STRINGS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     messages_json: bytes
     tools_json: bytes
     add_generation_prompt: bool
@@ -73,10 +75,10 @@ class RenderChatRequest(_message.Message):
     template_kwargs_json: bytes
     chat_template: str
     add_special_tokens: bool
-    return_token_strings: bool
     block_size: int
     cache_salt: str
-    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., return_token_strings: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    max_tokens: int
+    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class RenderChatResponse(_message.Message):
     __slots__ = ("text", "sequence")

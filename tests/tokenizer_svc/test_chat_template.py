@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -54,7 +55,8 @@ async def render(target: ChatRenderer, **changes: Any) -> str:
         "messages": MESSAGES, "tools": None, "add_generation_prompt": True, "continue_final_message": False,
         "variables": {}, "template": None,
     }  # fmt: skip
-    return await target.render(**(request | changes))
+    changed = request | changes
+    return await target.render(json.dumps(changed.pop("messages")).encode(), **changed)
 
 
 @pytest.mark.parametrize(

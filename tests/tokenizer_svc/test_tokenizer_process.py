@@ -65,15 +65,12 @@ async def fails(call: Any, code: grpc.StatusCode, *parts: str) -> None:
 
 
 async def test_its_calls(service: Service) -> None:
-    encoded = await service.stub.Encode(
-        tokenizer_pb2.EncodeRequest(texts=["hello", "größe"], return_token_strings=True), timeout=SECONDS
-    )
+    encoded = await service.stub.Encode(tokenizer_pb2.EncodeRequest(texts=["hello", "größe"]), timeout=SECONDS)
     ids = [list(sequence.token_ids) for sequence in encoded.sequences]
-    assert all(len(sequence.token_strings) == len(sequence.token_ids) for sequence in encoded.sequences)
-    decoded = await service.stub.Decode(
-        tokenizer_pb2.DecodeRequest(token_ids=ids[1], return_token_bytes=True), timeout=SECONDS
-    )
+    request = tokenizer_pb2.DecodeRequest(token_ids=ids[1], return_token_bytes=True, return_token_strings=True)
+    decoded = await service.stub.Decode(request, timeout=SECONDS)
     assert decoded.text == "größe"
+    assert len(decoded.token_strings) == len(ids[1])
     assert b"".join(decoded.token_bytes).decode() == "größe"
     messages = json.dumps([{"role": "user", "content": "hi"}]).encode()
     chat = await service.stub.RenderChat(tokenizer_pb2.RenderChatRequest(messages_json=messages), timeout=SECONDS)
@@ -96,6 +93,24 @@ async def test_bad_requests(service: Service) -> None:
         )
     own = tokenizer_pb2.RenderChatRequest(messages_json=b'[{"role":"user"}]', chat_template="x")
     await fails(stub.RenderChat(own, timeout=SECONDS), bad, "--trust-request-chat-template")
+
+
+async def test_more_tokens_than_are_wanted(service: Service) -> None:
+    bad = grpc.StatusCode.INVALID_ARGUMENT
+    for texts in (["one two three four"], ["one", "one two " * 400]):
+        call = service.stub.Encode(tokenizer_pb2.EncodeRequest(texts=texts, max_tokens=3), timeout=SECONDS)
+        await fails(call, bad, "maximum context length is 3 tokens")
+    messages = b'[{"role":"user","content":"one two three four"}]'
+    chat = tokenizer_pb2.RenderChatRequest(messages_json=messages, max_tokens=3)
+    await fails(service.stub.RenderChat(chat, timeout=SECONDS), bad, "maximum context length is 3 tokens")
+
+
+async def test_an_answer_that_no_message_holds(service: Service) -> None:
+    """Its text would be hundreds of megabytes; it is not even made."""
+    longest = (await service.stub.Encode(tokenizer_pb2.EncodeRequest(texts=["added word"]), timeout=SECONDS)).sequences
+    token_ids = [longest[0].token_ids[0]] * 2_000_000
+    call = service.stub.Decode(tokenizer_pb2.DecodeRequest(token_ids=token_ids), timeout=SECONDS)
+    await fails(call, grpc.StatusCode.INVALID_ARGUMENT, "20000000 bytes", "less at a time")
 
 
 async def test_keys_of_full_blocks(service: Service) -> None:
