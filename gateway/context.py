@@ -12,6 +12,7 @@ from gateway.protocol.unknown import UnknownFields
 from gateway.services import Fleet, Tokenizer
 from gateway.statistics import RequestStatistics
 from quire.options.gateway import GatewayOptions
+from quire.work_pool import WorkPool
 
 
 @dataclass
@@ -23,6 +24,8 @@ class GatewayContext:
     tokenizer: Tokenizer
     pipeline: Pipeline
     statistics: RequestStatistics
+    # Threads for requests and answers of megabytes.
+    large_requests: WorkPool = field(default_factory=lambda: WorkPool("large requests", 2, 64))
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     draining: bool = False
     start_time: int = field(default_factory=lambda: int(time.time()))

@@ -82,6 +82,11 @@ def make_job(
     )
 
 
+def context_bound(body: GenerationFields, model: common_pb2.ModelInfo) -> int:
+    """The most tokens that a prompt may come to; 0 for any number, where it is truncated."""
+    return 0 if body.truncate_prompt_tokens is not None else model.max_model_len
+
+
 def sampling_params(body: GenerationFields, defaults: common_pb2.SamplingParams) -> common_pb2.SamplingParams:
     """The request's sampling; what it leaves open comes from the model's generation config."""
     sampling = common_pb2.SamplingParams()

@@ -54,8 +54,18 @@ def error_response(error: QuireError) -> Response:
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """The answer that holds a value."""
+    return json_text_response(json_bytes(content), status, headers)
+
+
+def json_bytes(content: Any) -> bytes:
     """Any value that msgspec encodes, as JSON."""
-    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+    return msgspec.json.encode(content)
+
+
+def json_text_response(text: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """What is JSON already."""
+    return Response(text, status, headers, media_type="application/json")
 
 
 def plain_error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:

@@ -11,15 +11,16 @@ from gateway.validate import MAX_MESSAGES
 from quire.errors import InvalidRequest
 
 
-def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with text parts joined and the arguments of tool calls parsed; the rest goes through as it is.
+def template_messages(messages: Sequence[Mapping[str, Any]]) -> bytes:
+    """The messages as JSON, with text parts joined and the arguments of tool calls parsed; the rest goes through as it
+    is.
 
     Raises:
         InvalidRequest: a message has no role, or content that is not text.
     """
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise InvalidRequest(f"messages needs 1 to {MAX_MESSAGES} entries.", parameter="messages")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return msgspec.json.encode([_message(message, f"messages[{index}]") for index, message in enumerate(messages)])
 
 
 def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from gateway.job import ChoiceEvent, FailureEvent, Finish, TokenScore
+from gateway.context import context_of
+from gateway.job import ChoiceEvent, FailureEvent, Finish, Job, TokenScore
 from gateway.live import LiveRequest
 from gateway.protocol.common import PromptTokensDetails, Usage
 from quire.errors import Cancelled, QuireError
@@ -59,6 +61,35 @@ async def collect(live: LiveRequest, http: Request) -> list[ChoiceOutcome]:
     if any(outcome.finish is None for outcome in outcomes):
         raise Cancelled("The client has gone.")
     return outcomes
+
+
+def answer_size(outcomes: Sequence[ChoiceOutcome], job: Job, with_ids: bool) -> int:
+    """About how many tokens the answer tells of, alternatives counted.
+
+    Args:
+        with_ids: each choice has its prompt's token ids.
+    """
+    size = sum(len(prompt.token_ids) for prompt in job.prompts) * job.n if with_ids else 0
+    for outcome in outcomes:
+        size += len(outcome.token_ids) + sum(len(score.token_ids) for score in outcome.scores)
+        if outcome.prompt_scores:
+            size += len(outcome.prompt_scores) * len(outcome.prompt_scores[0].token_ids)
+    return size
+
+
+async def prompt_texts(
+    http: Request, outcomes: Sequence[ChoiceOutcome], others: Iterable[int] = ()
+) -> Mapping[int, bytes]:
+    """The bytes of each token that is in the prompts' scores, and of the others."""
+    context = context_of(http)
+    ids = set(others)
+    if any(outcome.prompt_scores for outcome in outcomes):
+        ids |= await context.large_requests.run(_scored_ids, outcomes)
+    return await context.tokenizer.token_bytes(ids) if ids else {}
+
+
+def _scored_ids(outcomes: Sequence[ChoiceOutcome]) -> set[int]:
+    return {token_id for outcome in outcomes for score in outcome.prompt_scores for token_id in score.token_ids}
 
 
 async def watch_disconnect(http: Request, live: LiveRequest) -> None:

@@ -23,8 +23,6 @@ from quire.rpc.settings import CALL_SECONDS
 from quire.seeds import SeedSource
 from quire.v1 import common_pb2, tokenizer_pb2
 
-# Choices that are opened before others have their turn.
-_OPENED_AT_ONCE = 64
 _FINISH = {
     common_pb2.FINISH_REASON_STOP: Finish.STOP,
     common_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
@@ -75,8 +73,7 @@ class Pipeline:
                     break
                 stream = self._open_stream(request, number)
                 self.generations.start(stream)
-                if (number + 1) * job.n % _OPENED_AT_ONCE < job.n:
-                    await asyncio.sleep(0)  # others have their turn, and no service gets all in one frame
+                await asyncio.sleep(0)  # others have their turn, and no service gets all in one frame
         except BaseException:
             request.cancel()
             raise

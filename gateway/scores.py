@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
+
+import msgspec
 
 from gateway.job import TokenScore
 from gateway.protocol.chat import ChatLogprobs, ChatTokenLogprob, TopLogprob
@@ -12,6 +15,7 @@ from quire.v1 import common_pb2
 
 # JSON has no infinity.
 _LEAST = -9999.0
+_encoder = msgspec.json.Encoder()
 
 
 def token_text(token_id: int, raw: bytes, as_ids: bool) -> str:
@@ -83,17 +87,18 @@ def score_of(position: common_pb2.TokenLogprobs, texts: Mapping[int, bytes]) -> 
 
 
 def prompt_logprobs(positions: Sequence[common_pb2.TokenLogprobs], texts: Mapping[int, bytes]) -> PromptLogprobs:
-    """vLLM's `prompt_logprobs`: nothing for the first token, then token id → entry."""
-    result: PromptLogprobs = [None]
-    for position in positions:
-        own, *others = position.token_ids
-        ranks = {token_id: rank for rank, token_id in enumerate(others, 1)} | {own: position.rank}
-        result.append(
-            {
-                str(token_id): PromptLogprob(
-                    max(logprob, _LEAST), ranks[token_id], texts[token_id].decode("utf-8", "replace")
-                )
-                for token_id, logprob in zip(position.token_ids, position.logprobs, strict=True)
-            }
-        )
-    return result
+    """vLLM's `prompt_logprobs`: nothing for the first token, then token id → entry.
+
+    JSON already, position by position: together they are millions of objects.
+    """
+    found = (_encoder.encode(_position(position, texts)) for position in positions)
+    return cast("PromptLogprobs", msgspec.Raw(b"[null" + b"".join(b"," + entry for entry in found) + b"]"))
+
+
+def _position(position: common_pb2.TokenLogprobs, texts: Mapping[int, bytes]) -> dict[str, PromptLogprob]:
+    own, *others = position.token_ids
+    ranks = {token_id: rank for rank, token_id in enumerate(others, 1)} | {own: position.rank}
+    return {
+        str(token_id): PromptLogprob(max(logprob, _LEAST), ranks[token_id], texts[token_id].decode("utf-8", "replace"))
+        for token_id, logprob in zip(position.token_ids, position.logprobs, strict=True)
+    }

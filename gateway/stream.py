@@ -25,6 +25,8 @@ PING_SECONDS = 15.0
 STALL_SECONDS = 60.0
 # For the last words of a stream that is cut.
 _LAST_WORDS_SECONDS = 1.0
+# More goes out in several pieces.
+_PIECE_BYTES = 256 * 1024
 _PING = b": ping\n\n"
 _DONE = b"data: [DONE]\n\n"
 _HEADERS = [
@@ -103,18 +105,27 @@ class EventStream:
             return
         self._begun = True
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        body = b"".join(sse(chunk) for chunk in self._opening)
+        body = b""
+        for chunk in self._opening:
+            body += sse(chunk)
+            if len(body) >= _PIECE_BYTES:  # prompts that many choices repeat
+                await self._send(send, body)
+                body = b""
         failed = False
         while batch != []:
             body += _PING if batch is None else b"".join(self._encode(event) for event in batch)
             failed = failed or (batch is not None and first_error(batch) is not None)
-            async with asyncio.timeout(STALL_SECONDS):
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._send(send, body)
             body = b""
             batch = await self._live.next_batch(PING_SECONDS)
         if not failed:
             body = b"".join(sse(chunk) for chunk in self._closing())
         await send({"type": "http.response.body", "body": body + _DONE})
+
+    async def _send(self, send: Send, body: bytes) -> None:
+        async with asyncio.timeout(STALL_SECONDS):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await asyncio.sleep(0)  # sending to a client that reads does not wait, and others are to have their turn
 
     def _encode(self, event: ChoiceEvent | FailureEvent) -> bytes:
         if isinstance(event, FailureEvent):

@@ -51,8 +51,8 @@ class FairQueue(Generic[T]):
         self._tenants: dict[str, _Tenant[T]] = {}
         self._front: deque[Entry[T]] = deque()
         self._order = itertools.count(1)
-        # (priority, tokens let in, arrival, number of the turn, tenant), the next one first. What changes a tenant's turn
-        # adds another one; those that have become void are dropped as they come up.
+        # (priority, tokens let in, arrival, number of the turn, tenant), the next one first. What changes a tenant's
+        # turn adds another one; those that have become void are dropped as they come up.
         self._turns: list[tuple[int, float, int, int, _Tenant[T]]] = []
         self._served = 0.0  # of the tenant that was served last, when it was
         self._waiting = 0

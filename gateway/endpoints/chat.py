@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import large
 from gateway.caller import caller_of
 from gateway.context import GatewayContext, context_of
-from gateway.convert import make_job, tokenized
-from gateway.errors import json_response
+from gateway.convert import context_bound, make_job, tokenized
 from gateway.job import ChoiceEvent, Job
+from gateway.large import beside
 from gateway.live import LiveRequest
 from gateway.messages import template_messages
-from gateway.outcome import ChoiceOutcome, collect, usage_of
+from gateway.outcome import ChoiceOutcome, answer_size, collect, prompt_texts, usage_of
 from gateway.protocol.chat import (
     ChatChoice,
     ChatChunkChoice,
@@ -43,7 +44,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     check_choices(1, body.n, context.options.max_choices_per_request)
     caller = caller_of(request, body)
     sequence = await context.tokenizer.render_chat(
-        template_messages(body.messages),
+        await beside(request, template_messages, body.messages),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=body.add_special_tokens,
@@ -51,9 +52,10 @@ async def chat_completions(request: Request) -> Response | EventStream:
         kwargs=body.chat_template_kwargs,
         block_size=model.block_size,
         cache_salt=caller.cache_salt,
+        max_tokens=context_bound(body, model),
     )
     job = make_job(
-        body, [tokenized(sequence)], model,
+        body, [await beside(request, tokenized, sequence)], model,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
@@ -63,7 +65,10 @@ async def chat_completions(request: Request) -> Response | EventStream:
     answer = _Answer(context, body, job, live)
     if body.stream:
         return EventStream(live, answer.opening(), answer.chunks, answer.closing)
-    return json_response(await answer.whole(await collect(live, request)))
+    outcomes = await collect(live, request)
+    texts = await prompt_texts(request, outcomes)
+    size = answer_size(outcomes, job, bool(body.return_token_ids))
+    return await large.answer(request, size, lambda: answer.whole(outcomes, texts))
 
 
 def _check(body: ChatCompletionRequest, model: common_pb2.ModelInfo) -> None:
@@ -138,10 +143,13 @@ class _Answer:
             self._id, "chat.completion.chunk", self._created, self._job.answering_model, list(choices), usage
         )
 
-    async def whole(self, outcomes: list[ChoiceOutcome]) -> ChatCompletion:
-        """The answer in one piece."""
+    def whole(self, outcomes: list[ChoiceOutcome], texts: Mapping[int, bytes]) -> ChatCompletion:
+        """The answer in one piece.
+
+        Args:
+            texts: the bytes of the tokens in the prompt's scores.
+        """
         scores = outcomes[0].prompt_scores
-        texts = await self._context.tokenizer.token_bytes([i for s in scores for i in s.token_ids]) if scores else {}
         with_ids = self._body.return_token_ids
         return ChatCompletion(
             self._id, "chat.completion", self._created, self._job.answering_model,

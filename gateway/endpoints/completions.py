@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import large
 from gateway.caller import Caller, caller_of
 from gateway.context import GatewayContext, context_of
-from gateway.convert import make_job, tokenized
-from gateway.errors import json_response
+from gateway.convert import context_bound, make_job, tokenized
 from gateway.job import ChoiceEvent, Job, TokenizedPrompt
+from gateway.large import beside
 from gateway.live import LiveRequest
-from gateway.outcome import ChoiceOutcome, collect, usage_of
+from gateway.outcome import ChoiceOutcome, answer_size, collect, prompt_texts, usage_of
 from gateway.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from gateway.protocol.decode import read_json
 from gateway.scores import CompletionScores, merge, prompt_logprobs, score_of
-from gateway.services import Tokenizer
+from gateway.services import decode_request
 from gateway.stream import EventStream
 from gateway.validate import check_choices, check_generation, check_logprobs
-from quire.bounds import check_token_ids
+from quire.bounds import check_context_length, check_token_ids
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2
 
@@ -45,21 +47,25 @@ async def completions(request: Request) -> Response | EventStream:
     model = context.fleet.model(body.model)
     _check(body, model)
     caller = caller_of(request, body)
-    tokens = await _tokenized(body, context.tokenizer, model, caller, context.options.max_choices_per_request)
+    tokens = await _tokenized(request, body, model, caller)
     job = make_job(
         body, tokens, model, max_tokens=body.max_tokens, default_max_tokens=_DEFAULT_MAX_TOKENS,
         logprobs=body.logprobs, prompt_logprobs=_prompt_logprobs(body), caller=caller,
         options=context.options,
     )  # fmt: skip
     prompts = [
-        Prompt(prompt.token_ids, await context.tokenizer.decode(prompt.token_ids) if body.echo else "")
+        Prompt(prompt.token_ids, await context.tokenizer.decode(decode_request(prompt.token_ids)) if body.echo else "")
         for prompt in job.prompts
     ]
     live = await context.pipeline.start(job)
     answer = _Answer(context, body, job, prompts, live)
     if body.stream:
         return EventStream(live, answer.opening(), answer.chunks, answer.closing)
-    return json_response(await answer.whole(await collect(live, request)))
+    outcomes = await collect(live, request)
+    first_ids = (prompt.token_ids[0] for prompt in prompts if body.echo and body.logprobs is not None)
+    texts = await prompt_texts(request, outcomes, first_ids)
+    size = answer_size(outcomes, job, bool(body.return_token_ids))
+    return await large.answer(request, size, lambda: answer.whole(outcomes, texts))
 
 
 def _check(body: CompletionRequest, model: common_pb2.ModelInfo) -> None:
@@ -83,30 +89,43 @@ def _prompt_logprobs(body: CompletionRequest) -> int | None:
 
 
 async def _tokenized(
-    body: CompletionRequest, tokenizer: Tokenizer, model: common_pb2.ModelInfo, caller: Caller, max_choices: int
+    request: Request, body: CompletionRequest, model: common_pb2.ModelInfo, caller: Caller
 ) -> list[TokenizedPrompt]:
     """Each prompt as token ids.
 
     Raises:
         InvalidRequest: prompts of several kinds, none, or too many.
+        ContextTooLong: one that does not fit the model.
     """
-    prompt = body.prompt
-    if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
-        prompt = [prompt]  # type: ignore[list-item]  # narrowed by all()
-    prompts = [prompt] if isinstance(prompt, str) else prompt
-    check_choices(len(prompts), body.n, max_choices)
+    context, prompt = context_of(request), body.prompt
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        prompt = [prompt]  # type: ignore[list-item]  # one prompt, as text or as ids, which are checked below
+    prompts = cast("list[str | list[int]]", prompt)
+    check_choices(len(prompts), body.n, context.options.max_choices_per_request)
     if texts := [item for item in prompts if isinstance(item, str)]:
         if len(texts) != len(prompts):
             raise InvalidRequest("prompt mixes texts and token ids; send one kind.", parameter="prompt")
-        sequences = await tokenizer.encode(
-            texts, body.add_special_tokens, block_size=model.block_size, cache_salt=caller.cache_salt
-        )
-        return [tokenized(sequence) for sequence in sequences]
-    lists = [item for item in prompts if isinstance(item, list)]
-    if len(lists) != len(prompts):
-        raise InvalidRequest("prompt mixes token ids and lists of them; send one kind.", parameter="prompt")
+        sequences = await context.tokenizer.encode(
+            texts, body.add_special_tokens, block_size=model.block_size, cache_salt=caller.cache_salt,
+            max_tokens=context_bound(body, model),
+        )  # fmt: skip
+        return await beside(request, lambda: [tokenized(sequence) for sequence in sequences])
+    return await beside(request, _checked, prompts, model.vocab_size, context_bound(body, model))
+
+
+def _checked(lists: Sequence[Any], vocab_size: int, max_tokens: int) -> list[TokenizedPrompt]:
+    """Prompts that came as token ids.
+
+    Raises:
+        InvalidRequest: one is no list of token ids.
+        ContextTooLong: one does not fit the model.
+    """
     for token_ids in lists:
-        check_token_ids("prompt", token_ids, model.vocab_size)
+        if max_tokens and isinstance(token_ids, list):
+            check_context_length(len(token_ids), 0, max_tokens)  # before its ids are looked at
+        if not isinstance(token_ids, list) or not set(map(type, token_ids)) <= {int}:
+            raise InvalidRequest("prompt mixes token ids and lists of them; send one kind.", parameter="prompt")
+        check_token_ids("prompt", token_ids, vocab_size)
     return [TokenizedPrompt(tuple(token_ids)) for token_ids in lists]
 
 
@@ -167,12 +186,12 @@ class _Answer:
         usage = usage_of(self._live, False) if self._usage_always else UNSET
         return Completion(self._id, "text_completion", self._created, self._job.answering_model, list(choices), usage)
 
-    async def whole(self, outcomes: list[ChoiceOutcome]) -> Completion:
-        """The answer in one piece."""
-        ids = [i for outcome in outcomes for score in outcome.prompt_scores for i in score.token_ids]
-        if self._body.echo and self._body.logprobs is not None:
-            ids += [prompt.token_ids[0] for prompt in self._prompts]
-        texts = await self._context.tokenizer.token_bytes(ids) if ids else {}
+    def whole(self, outcomes: list[ChoiceOutcome], texts: Mapping[int, bytes]) -> Completion:
+        """The answer in one piece.
+
+        Args:
+            texts: the bytes of the tokens in the prompts' scores.
+        """
         answer = self._chunk(*(self._choice(index, outcomes, texts) for index in range(len(outcomes))))
         answer.usage = usage_of(self._live, self._context.options.enable_prompt_tokens_details)
         return answer

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import large
 from gateway.context import GatewayContext, context_of
 from gateway.errors import json_response
+from gateway.large import beside
 from gateway.messages import template_messages
 from gateway.protocol.decode import read_json
 from gateway.protocol.tokens import (
@@ -19,7 +23,7 @@ from gateway.protocol.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from gateway.services import Tokenizer
+from gateway.services import Tokenizer, decode_request
 from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2, tokenizer_pb2
@@ -50,25 +54,30 @@ async def tokenize(request: Request) -> Response:
     model = context.fleet.model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Send either prompt or messages.", parameter="prompt")
-    sequence = await _sequence(body, context.tokenizer)
-    strings = list(sequence.token_strings) if body.return_token_strs else None
-    token_ids = list(sequence.token_ids)
-    return json_response(TokenizeResponse(len(token_ids), model.max_model_len, token_ids, strings))
+    sequence = await _sequence(request, body, context.tokenizer)
+    strings: Mapping[int, str] | None = None
+    if body.return_token_strs:
+        strings = await context.tokenizer.token_strings(await beside(request, set, sequence.token_ids))
+
+    def make() -> TokenizeResponse:
+        token_ids = list(sequence.token_ids)
+        spelled = [strings[token_id] for token_id in token_ids] if strings is not None else None
+        return TokenizeResponse(len(token_ids), model.max_model_len, token_ids, spelled)
+
+    return await large.answer(request, len(sequence.token_ids), make)
 
 
-async def _sequence(body: TokenizeRequest, tokenizer: Tokenizer) -> tokenizer_pb2.TokenSequence:
-    strings = bool(body.return_token_strs)
+async def _sequence(request: Request, body: TokenizeRequest, tokenizer: Tokenizer) -> tokenizer_pb2.TokenSequence:
     if body.messages is None:
         special = body.add_special_tokens is not False
-        return (await tokenizer.encode([body.prompt or ""], special, strings))[0]
+        return (await tokenizer.encode([body.prompt or ""], special))[0]
     return await tokenizer.render_chat(
-        template_messages(body.messages),
+        await beside(request, template_messages, body.messages),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=bool(body.add_special_tokens),
         template=body.chat_template,
         kwargs=body.chat_template_kwargs,
-        strings=strings,
     )
 
 
@@ -77,8 +86,9 @@ async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, DetokenizeRequest)
     model = context.fleet.model(body.model)
-    check_token_ids("tokens", body.tokens, model.vocab_size)
-    return json_response(DetokenizeResponse(await context.tokenizer.decode(body.tokens)))
+    await beside(request, check_token_ids, "tokens", body.tokens, model.vocab_size)
+    text = await context.tokenizer.decode(await beside(request, decode_request, body.tokens))
+    return await large.answer(request, len(body.tokens), lambda: DetokenizeResponse(text))
 
 
 async def tokenizer_info(request: Request) -> Response:

@@ -10,10 +10,12 @@ from starlette.requests import Request
 
 from gateway.context import context_of
 from gateway.errors import HttpError
+from gateway.large import beside
 from quire.errors import InvalidRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+MAX_BRACKETS = 200_000
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 
 
@@ -31,7 +33,7 @@ async def read_json(request: Request, kind: type[T]) -> T:
         raise HttpError(415, "Compressed request bodies are not accepted; send the JSON as it is.")
     context = context_of(request)
     content = await _read_body(request, context.options.max_body_bytes)
-    body = decode_json(content, kind)
+    body = await beside(request, decode_json, content, kind)
     context.unknown_fields.look(content, kind)
     return body
 
@@ -49,6 +51,9 @@ async def _read_body(request: Request, limit: int) -> bytes:
 
 def decode_json(body: bytes, kind: type[T]) -> T:
     """The JSON text as `kind`. Where a key stands twice, the last one counts."""
+    # Hundreds of thousands of small objects take long, and nothing else is done meanwhile.
+    if (brackets := body.count(b"{") + body.count(b"[")) > MAX_BRACKETS:
+        raise InvalidRequest(f"The body has {brackets} opening brackets; at most {MAX_BRACKETS} are allowed.")
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

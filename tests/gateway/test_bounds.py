@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest_asyncio
 from gateway.room import ChoiceRoom
 from quire.errors import Overloaded
 from quire.rpc import session as session_module
+from quire.v1 import tokenizer_pb2
 from tests.support.gateway_stack import GatewayStack, running_gateway
 from tests.support.waiting import eventually
 
@@ -84,19 +86,39 @@ async def test_tokens_are_counted_over_all_choices(
     await refused(small, path, body, parameter, total, "5000", "--max-tokens-per-request")
 
 
-async def test_a_session_that_fills_midway(small: GatewayStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request is told to come later, the others go on, and neither service is left with what was begun."""
-    monkeypatch.setattr(session_module, "MAX_PENDING_ITEMS", 8)
-    for stream in (True, False):
-        response = await small.post("/v1/completions", COMPLETION | {"n": 20, "stream": stream})
-        assert response.status_code == 503, response.text
-        assert response.headers["retry-after"]
-        response = await small.post("/v1/completions", COMPLETION | {"prompt": ["A"] * 20, "stream": stream})
-        assert response.status_code == 503, response.text
-        assert (await small.complete())["choices"][0]["finish_reason"] == "length"
+@pytest.mark.parametrize("many", [{"n": 20}, {"prompt": ["A"] * 20}])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_session_that_fills_midway(
+    small: GatewayStack, monkeypatch: pytest.MonkeyPatch, many: dict[str, Any], stream: bool
+) -> None:
+    """The request is told to come later, the others go on, and no service is left with what was begun."""
+    replica = small.context.pipeline.texts.replicas.pick()
+    assert replica
+    open_sequence, opened = replica.open, itertools.count()
+
+    def filling(opening: tokenizer_pb2.DetokenizeOpen) -> None:
+        if next(opened) >= 9:
+            raise Overloaded("Full.")
+        open_sequence(opening)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replica, "open", filling)
+        response = await small.post("/v1/completions", COMPLETION | many | {"stream": stream, "max_tokens": 40})
+    assert response.status_code == 503, response.text
+    assert response.headers["retry-after"]
+    assert (await small.complete())["choices"][0]["finish_reason"] == "length"
     await eventually(lambda: not small.engine.live, "the engine was left with what was begun")
     assert small.context.pipeline.num_live == 0
     assert small.context.pipeline.generations.num_placed == 0
+
+
+async def test_a_full_outbox_forgets_what_it_was_given(small: GatewayStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing what was opened cannot fail where opening more did."""
+    monkeypatch.setattr(session_module, "MAX_PENDING_ITEMS", 8)
+    response = await small.post("/v1/completions", COMPLETION | {"n": 20})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert (await small.complete())["choices"][0]["finish_reason"] == "length"
+    assert small.context.pipeline.num_live == 0
 
 
 async def test_a_tokenizer_service_that_does_not_read_is_given_up_and_its_text_goes_on(
