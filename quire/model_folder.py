@@ -22,13 +22,11 @@ def model_folder(model: str, revision: str | None, download_dir: str | None, pat
     Raises:
         StartupError: there is no such folder, or the hub does not give the model.
     """
-    path = Path(model)
-    if path.is_dir():
-        return path
+    check_path(model)
+    if Path(model).is_dir():
+        return Path(model)
     if model == DEMO_MODEL:
         return Path(str(resources.files("demo_model") / DEMO_MODEL))
-    if path.is_absolute() or model.startswith("."):
-        raise StartupError(f"No model at {model}: there is no such folder. Check the path.")
     from huggingface_hub import snapshot_download  # slow to import, and not needed for folders
 
     try:
@@ -38,3 +36,13 @@ def model_folder(model: str, revision: str | None, download_dir: str | None, pat
             f"No model {model}: there is no such folder, and the hub did not give it ({error})."
         ) from error
     return Path(folder)
+
+
+def check_path(model: str) -> None:
+    """
+    Raises:
+        StartupError: it can only be a path, and there is no such folder.
+    """
+    path = Path(model)
+    if (path.is_absolute() or model.startswith(".")) and not path.is_dir():
+        raise StartupError(f"No model at {model}: there is no such folder. Check the path.")

@@ -1,9 +1,12 @@
-"""What must be set before torch and triton are imported."""
+"""What must be set before torch and triton are imported, and before any stack is started."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 # Without a GPU, Triton kernels run in Triton's interpreter.
 if not Path("/dev/nvidiactl").exists():
@@ -12,3 +15,11 @@ if not Path("/dev/nvidiactl").exists():
 # Beside each other, processes with a thread for each core spend their time waiting for one another.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Log files of stacks stay out of the developer's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield

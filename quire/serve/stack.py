@@ -14,6 +14,7 @@ import click
 import quire
 from quire.errors import StartupError
 from quire.log import setup_logging
+from quire.model_folder import check_path
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.settings import CALL_SECONDS
 from quire.serve.console import Console
@@ -37,6 +38,8 @@ def main(**groups: Any) -> None:
     chosen = StackOptions(**groups)
     layout, options = choose_layout(chosen), with_derived(chosen)
     options.gateway.check()
+    for place in (options.model.model, options.tokenizer.tokenizer):
+        check_path(place or "")
     check_port_free(options.gateway.host, options.gateway.port, "--port")
     log_file = choose_log_file(options.log, options.gateway.port)
     options = dataclasses.replace(

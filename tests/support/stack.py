@@ -76,13 +76,13 @@ def quire(*arguments: str) -> list[str]:
 
 
 def start_stack(model: Path | None, log: Path, *arguments: str) -> Stack:
-    """Starts `quire serve` with its output in `log` and its log file beside it; the caller waits and stops it."""
+    """Starts `quire serve` with its output in `log`; the caller waits and stops it."""
     port = free_port()
     with log.open("w") as output:
         process = subprocess.Popen(
             quire("serve", *([] if model is None else [str(model)]), "--port", str(port), *arguments),
             cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "XDG_STATE_HOME": str(log.parent)},
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
     return Stack(process, port, model, log)
 
