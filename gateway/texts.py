@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from gateway.live import LiveChoice
 from gateway.statistics import RequestStatistics
 from gateway.tokenizers import TextFrame, TokenizerReplica, Tokenizers
-from quire.errors import DeadlineExceeded, Internal, Overloaded, QuireError, Unavailable
+from quire.errors import DeadlineExceeded, Internal, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.v1 import common_pb2, tokenizer_pb2
 
@@ -143,7 +143,7 @@ class Texts:
             try:
                 if not self._place(choice):
                     return
-            except Overloaded:
+            except QuireError:
                 return
             del self._waiting[choice]
 

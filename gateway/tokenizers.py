@@ -187,7 +187,7 @@ class Tokenizers:
             except Unavailable as error:
                 logger.debug("tokenizer service %s: %s failed: %s", replica.address, method, error.message)
                 failed.append(replica)
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(min(1.0, _RETRY_SECONDS * 2 ** len(failed)))
 
     def _announce(self, group: asyncio.TaskGroup, name: str, source: str, found: Iterable[str]) -> None:
         """Replaces what `source` stands for by the addresses found.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,8 @@ from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions
 from quire.options.server import RpcSecurityOptions
+from quire.v1 import tokenizer_pb2
+from tests.support.gateway_stack import running_tokenizer
 from tests.support.waiting import eventually
 
 
@@ -96,3 +99,14 @@ def test_a_malformed_address() -> None:
     options = GatewayOptions(tokenizer_address=("127.0.0.1:50052", "tokenizer"))
     with pytest.raises(StartupError, match="--tokenizer-address 'tokenizer' is not host:port"):
         main(options, RpcSecurityOptions(), LogOptions())
+
+
+async def test_a_name_is_looked_up_and_asked(tokenizer_folder: Path) -> None:
+    async with running_tokenizer(tokenizer_folder) as server:
+        addresses = [f"localhost:{server.port}"]
+        replicas = Tokenizers(addresses, RpcSecurityOptions(), lambda frame: None, lambda replica, error: None)
+        task = asyncio.create_task(replicas.run())
+        answer = await replicas.call("Encode", tokenizer_pb2.EncodeRequest(texts=["ab"]))
+        assert len(answer.sequences[0].token_ids) == 2
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,10 +1,12 @@
-"""A hundred streams at once, a third of them cancelled midway: the others are right, and nothing leaks."""
+"""Many streams at once, some cancelled midway, or the tokenizer service killed: the others are right, nothing leaks."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
+import signal
 import urllib.request
 
 import openai
@@ -42,6 +44,33 @@ async def test_many_streams_with_cancellations(stack: Stack) -> None:
             )  # fmt: skip
             assert texts[index] == alone.choices[0].text
     await client.close()
+    await assert_all_freed(stack)
+
+
+async def test_streams_survive_the_death_of_the_tokenizer_service(stack: Stack) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=100)
+    begun: set[int] = set()
+
+    async def run(index: int) -> str:
+        stream = await client.completions.create(
+            model="tiny", prompt=[index, 7, 9], max_tokens=150, temperature=0, stream=True,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        text = ""
+        async for chunk in stream:
+            begun.add(index)
+            text += chunk.choices[0].text
+        return text
+
+    undisturbed = await asyncio.gather(*(run(index) for index in range(40)))
+    begun.clear()
+    streams = [asyncio.create_task(run(index)) for index in range(40)]
+    while len(begun) < 40:
+        await asyncio.sleep(0.01)
+    os.kill(stack.children()["tokenizer"], signal.SIGKILL)
+    assert await asyncio.gather(*streams) == undisturbed
+    await client.close()
+    assert re.search(r"^quire_gateway_texts_moved_total [1-9]", scrape(stack), re.M)
     await assert_all_freed(stack)
 
 

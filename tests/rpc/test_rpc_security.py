@@ -143,6 +143,15 @@ async def test_strangers_are_refused(start_server: StartServer, certificates: Pa
             assert await outcome(engine, channel) is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.parametrize(("name", "code"), [("localhost", "OK"), ("elsewhere", "UNAVAILABLE")])
+async def test_a_peer_that_was_found_by_name_shows_that_names_certificate(
+    start_server: StartServer, certificates: Path, name: str, code: str
+) -> None:
+    engine = await start_server(security_of(certificates, "engine"))
+    async with open_channel(engine.address, security_of(certificates, "router"), name) as channel:
+        assert (await outcome(engine, channel)).name == code
+
+
 async def test_a_server_of_another_authority_is_not_trusted(start_server: StartServer, certificates: Path) -> None:
     engine = await start_server(security_of(certificates / "other", "engine"))
     async with open_channel(engine.address, security_of(certificates, "router")) as channel:
