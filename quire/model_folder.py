@@ -27,10 +27,15 @@ def model_folder(model: str, revision: str | None, download_dir: str | None, pat
         return Path(model)
     if model == DEMO_MODEL:
         return Path(str(resources.files("demo_model") / DEMO_MODEL))
-    from huggingface_hub import snapshot_download  # slow to import, and not needed for folders
+    # Slow to import, and not needed for folders.
+    from huggingface_hub import snapshot_download
+
+    from quire.download_bar import DownloadBar
 
     try:
-        folder = snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=list(patterns))
+        folder = snapshot_download(
+            model, revision=revision, cache_dir=download_dir, allow_patterns=list(patterns), tqdm_class=DownloadBar
+        )
     except Exception as error:
         raise StartupError(
             f"No model {model}: there is no such folder, and the hub did not give it ({error})."

@@ -27,6 +27,7 @@ class Stage(StrEnum):
     """How far a process is."""
 
     STARTING = "starting"
+    DOWNLOADING = "downloading"
     COMPILING = "compiling kernels"
     LOADING = "loading weights"  # the options go together and the configuration is sound: what is left takes time
     WARMING_UP = "warming up"
