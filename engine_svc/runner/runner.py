@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from typing import Any
 
+import msgspec
 import torch
 
 from engine_svc.attention.base import AttentionMetadata
@@ -27,6 +29,8 @@ from engine_svc.transfer import to_device, to_host
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 
+logger = logging.getLogger(__name__)
+
 _SCORED_ROWS = 256
 # Smaller models run on one core of a CPU: the threads of a parallel region wait for the next one by spinning,
 # which takes more from the services beside the engine than it gives to so short a step.
@@ -43,6 +47,7 @@ class Runner:
         """
         self._options = options
         self._device = device
+        self._world_size = group.world_size
         if device.type == "cpu":
             torch.set_num_threads(options.cpu_threads or max(1, (os.cpu_count() or 1) // group.world_size))
         loaded = load_model(weights_folder(model), options, group, device)
@@ -137,9 +142,7 @@ class Runner:
         for sequence in plan.new_sequences:
             self._add(sequence, failed)
         batch = self._buffers.flatten(plan)
-        hidden = self._graphs.run(batch) if self._graphs else None
-        if hidden is None:
-            hidden = self._forward(batch.token_ids, batch.positions, batch.metadata)()
+        hidden = self._compute_rows(plan, batch, failed)
         timer.mark()
         prompt_scores = self._score_prompts(batch, hidden, failed) if self._prompts else {}
         sampling = [index for index, sequence in enumerate(plan.scheduled) if sequence.samples]
@@ -148,6 +151,42 @@ class Runner:
         broken = self._find_broken(batch, hidden, rest) if rest else None
         timer.mark()
         return PendingStep(timer, outputs, prompt_scores, failed, broken)
+
+    def _compute_rows(self, plan: StepPlan, batch: Batch, failed: dict[int, str]) -> torch.Tensor:
+        """The hidden states of a batch, all at once; where that raises, of each sequence apart.
+
+        What only some of them raise then is their own fault; the others go on. Several ranks would lose each other.
+        """
+        try:
+            return self._compute(batch)
+        except Exception as error:
+            if len(plan.scheduled) == 1 or self._world_size > 1:
+                raise
+            logger.error("%d sequences cannot run together; each now runs alone", len(plan.scheduled), exc_info=error)
+            found = self._compute_apart(plan, failed)
+            if not found:
+                raise
+        some = next(iter(found.values()))
+        return torch.cat([
+            found[sequence.slot] if sequence.slot in found else some.new_zeros(sequence.num_new_tokens, some.shape[1])
+            for sequence in plan.scheduled
+        ])  # fmt: skip
+
+    def _compute_apart(self, plan: StepPlan, failed: dict[int, str]) -> dict[int, torch.Tensor]:
+        """By slot, the hidden states of the sequences that do not raise. Their blocks are in the tables already."""
+        found = {}
+        for sequence in plan.scheduled:
+            alone = msgspec.structs.replace(sequence, new_block_ids=[])
+            try:
+                found[sequence.slot] = self._compute(self._buffers.flatten(StepPlan(plan.step, [], [alone]))).clone()
+            except Exception as error:
+                failed[sequence.slot] = blame(sequence.slot, "the model cannot run it", error)
+        return found
+
+    def _compute(self, batch: Batch) -> torch.Tensor:
+        """[tokens, hidden_size]; of a graph, only until it runs again."""
+        hidden = self._graphs.run(batch) if self._graphs else None
+        return self._forward(batch.token_ids, batch.positions, batch.metadata)() if hidden is None else hidden
 
     def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: list[AttentionMetadata]) -> Forward:
         """A forward pass over these inputs, ready to run."""

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_svc.engine import Engine
+from engine_svc.models.decoder import Decoder
 from engine_svc.outputs import SequenceDelta
 from engine_svc.plan import SamplingPlan
 from engine_svc.request import GenerationRequest, RequestLimits, SamplingParameters
@@ -152,6 +153,52 @@ def test_rows_that_cannot_be_sampled_fail_alone(
     usage = found[1][-1].usage
     assert usage is not None
     assert usage.cached_prompt_tokens == 32
+
+
+def test_a_row_that_the_model_cannot_run_fails_alone(
+    folder: Path, undisturbed: dict[int, list[SequenceDelta]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More often than steps may fail in a row, in a prompt of several steps and in the midst of decoding."""
+    bad, forward = VOCAB_SIZE - 1, Decoder.forward
+
+    def refuse(self: Decoder, token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if bad in token_ids:
+            raise ValueError("kernel")
+        return forward(self, token_ids, *rest)
+
+    prompt = [token % bad for token in random_prompts(40)[0]]
+    decoding = replace(NEIGHBOUR, logit_bias=((bad, 100.0),), temperature=0.0, min_tokens=0)
+    broken = [*([*prompt[:length], bad, *prompt[length:]] for length in (0, 1, 20, 39)), prompt]
+    with running_engine(folder, max_num_batched_tokens=48) as engine:
+        run(engine, neighbours())
+        monkeypatch.setattr(Decoder, "forward", refuse)
+        found = run(
+            engine,
+            {**neighbours(), **{7 + key: GenerationRequest("r", p, decoding) for key, p in enumerate(broken)}},
+        )
+    for key in range(7, 7 + len(broken)):
+        error = found[key][-1].error
+        assert error is not None
+        assert error.reason == "REQUEST_FAULT"
+        assert "ValueError" in error.message
+        assert "kernel" not in error.message
+    assert tokens(found[7 + len(broken) - 1]) == [bad]
+    for key, deltas in undisturbed.items():
+        assert tokens(found[key]) == tokens(deltas)
+    usage = found[1][-1].usage
+    assert usage is not None
+    assert usage.cached_prompt_tokens == 32
+
+
+def test_what_no_row_can_run_is_no_rows_fault(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_engine(folder) as engine:
+
+        def refuse(*arguments: Any) -> torch.Tensor:
+            raise RuntimeError("device lost")
+
+        monkeypatch.setattr(Decoder, "forward", refuse)
+        found = run(engine, neighbours())
+        assert {getattr(deltas[-1].error, "reason", None) for deltas in found.values()} == {"ENGINE_FAULT"}
 
 
 def test_rows_are_sampled_apart_from_logits_that_are_whole() -> None:
