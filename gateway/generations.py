@@ -21,7 +21,6 @@ from quire.bounds import is_greedy
 from quire.errors import DeadlineExceeded, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.context import current_traceparent
-from quire.rpc.settings import CONNECT_SECONDS
 from quire.rpc.status import from_request_error
 from quire.seeds import SeedSource
 from quire.v1 import common_pb2, router_pb2
@@ -29,6 +28,8 @@ from quire.v1 import common_pb2, router_pb2
 logger = logging.getLogger(__name__)
 
 MAX_MOVES = 3
+# A stream waits so long for a router to come up: one that is started anew takes a few seconds on a slow machine.
+ROUTER_SECONDS = 10.0
 
 
 class Generations:
@@ -115,7 +116,7 @@ class Generations:
 
     async def _place_later(self, stream: LiveStream, error: QuireError) -> None:
         try:
-            async with asyncio.timeout(min(CONNECT_SECONDS, max(0.0, stream.deadline - time.monotonic()))):
+            async with asyncio.timeout(min(ROUTER_SECONDS, max(0.0, stream.deadline - time.monotonic()))):
                 while not self._try_place(stream):
                     self._heard.clear()
                     await self._heard.wait()

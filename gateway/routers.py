@@ -28,12 +28,19 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
         on_lost: Callable[[RouterSession, QuireError], None],
     ) -> None:
         self.address = address
+        # It knew ready workers when it was heard last.
+        self.has_workers = False
         channel = open_channel(address, security)
         stub = router_pb2_grpc.RouterServiceStub(channel)
+
+        def take(frame: router_pb2.RouterServiceSessionResponse) -> None:
+            if frame.HasField("load"):
+                self.has_workers = frame.load.total_kv_blocks > 0
+            on_frame(self, frame)
+
         super().__init__(
             "The router", channel, lambda: stub.Session(metadata=call_metadata(security)),
-            router_pb2.RouterServiceSessionRequest, lambda frame: on_frame(self, frame),
-            lambda error: on_lost(self, error),
+            router_pb2.RouterServiceSessionRequest, take, lambda error: on_lost(self, error),
         )  # fmt: skip
 
     def start(
@@ -72,6 +79,8 @@ def pick(routers: Sequence[RouterSession], key: str, avoid: Collection[str]) -> 
         avoid: addresses that are out of the question.
     """
     candidates = [router for router in routers if router.up and router.address not in avoid]
+    # One that has no worker now lets its requests wait for one.
+    candidates = [router for router in candidates if router.has_workers] or candidates
     if not candidates:
         return None
     if key:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -23,6 +24,9 @@ _TEXTS_AT_ONCE = 1024  # of one call
 _POLL_SECONDS = 0.5
 _FAST_POLL_SECONDS = 0.1  # while nothing is ready
 _HEARD = (router_pb2.WORKER_STATE_READY, router_pb2.WORKER_STATE_DRAINING, router_pb2.WORKER_STATE_EJECTED)
+# Models stay known for so long after a router told of them last. Whether somebody will serve a request for one, the
+# router knows better: it lets it wait, or refuses it.
+_REMEMBERED_SECONDS = 60.0
 _LIST_SECONDS = 2.0  # a router that takes longer is as good as gone, and the next one is asked
 
 
@@ -36,6 +40,8 @@ class Fleet:
         self._routers = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._channels]
         self._told = router_pb2.ListWorkersResponse()
         self._counters: dict[str, FleetCounters] = {}
+        self._aliases: Sequence[router_pb2.ModelAlias] = ()
+        self._remembered: dict[str, tuple[common_pb2.ModelInfo, float]] = {}  # main name → model, when it was told
 
     @property
     def workers(self) -> Sequence[router_pb2.Worker]:
@@ -47,7 +53,7 @@ class Fleet:
         """Polls the routers until cancelled. While none answers, no worker counts as ready."""
         try:
             while True:
-                self._told = await self._ask()
+                self._take(await self._ask())
                 self._count()
                 await asyncio.sleep(_POLL_SECONDS if self.ready else _FAST_POLL_SECONDS)
         finally:
@@ -70,6 +76,17 @@ class Fleet:
                 return answer
             found = found if found.workers else answer
         return found
+
+    def _take(self, told: router_pb2.ListWorkersResponse) -> None:
+        now = time.monotonic()
+        self._told = told
+        self._aliases = told.aliases if told.workers else self._aliases
+        for worker in (*told.workers, *self.ready):  # of several workers of one name, a ready one is the better judge
+            for name in worker.model_info.served_model_names[:1]:
+                self._remembered[name] = worker.model_info, now
+        self._remembered = {
+            name: (info, when) for name, (info, when) in self._remembered.items() if now - when < _REMEMBERED_SECONDS
+        }
 
     async def _list_workers(self, router: router_pb2_grpc.RouterServiceStub) -> router_pb2.ListWorkersResponse:
         metadata = call_metadata(self._security)
@@ -103,20 +120,26 @@ class Fleet:
 
     @property
     def models(self) -> Mapping[str, common_pb2.ModelInfo]:
-        """Served name → model, the main names first; an alias stands for the first of its models that is ready."""
-        infos = [worker.model_info for worker in self.ready]
-        models = {name: info for info in reversed(infos) for name in info.served_model_names}
-        for alias in self._told.aliases:
-            ready = [models[name] for name in alias.models if name in models]
-            if ready:
-                models.setdefault(alias.name, ready[0])
+        """Served name → model, ready ones and main names first; those that were ready a moment ago are among them.
+
+        An alias stands for the first of its models.
+        """
+        infos = [*(worker.model_info for worker in self.ready), *(info for info, _ in self._remembered.values())]
+        models: dict[str, common_pb2.ModelInfo] = {}
+        for info in infos:
+            for name in info.served_model_names:
+                models.setdefault(name, info)
+        for alias in self._aliases:
+            known = [models[name] for name in alias.models if name in models]
+            if known:
+                models.setdefault(alias.name, known[0])
         return models
 
     def model(self, name: str | None) -> common_pb2.ModelInfo:
         """The model of that name; the first one for no name.
 
         Raises:
-            Unavailable: no worker is ready.
+            Unavailable: no worker has told its model, or not for long.
             NotFound: none serves that name.
         """
         models = self.models

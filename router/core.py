@@ -43,7 +43,7 @@ class RouterCore:
         """
         self.aliases = Aliases.parse(options.model_alias)
         self.index = PrefixIndex(options.max_index_blocks, clock.time)
-        self._roster = Roster(workers)
+        self._roster = Roster(workers, clock.time, options.max_absence_seconds)
         self._outliers = Outliers(workers, clock.time, metrics.ejections.inc)
         self.table = PlacementTable(
             self._roster, self.index, options.routing_policy, make_policy(options, random), clock, metrics

@@ -232,9 +232,9 @@ class Dispatcher:
             self._table.require_ready(model)
             behind_others = not stream.attempts and self.waiting.has_waiting(model)
             if behind_others or not self._place(stream):
-                self.waiting.enter(stream, None)
+                self.waiting.enter(stream)
         except Unavailable as error:
-            self.waiting.enter(stream, error)
+            self.waiting.enter(stream, error, self._table.patience(model))
         except QuireError as error:
             self._fail(stream, error)
 

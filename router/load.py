@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from quire.v1 import common_pb2
 from router.speed import WorkerSpeed
+from router.step_times import StepTimes
 
-# A step may take so long, or so many times as long as the worker's longest should.
+# A step may take so long, or so many times as long as the worker's longest should and its long ones do.
 _STALL_SECONDS = 2.0
 _STALL_STEPS = 10
 
@@ -18,9 +19,9 @@ class LoadTracker:
     """
 
     __slots__ = (
-        "_foreign_prefill_tokens", "_foreign_sequences", "_progress_time", "facts", "inflight_requests", "kv_usage",
-        "last", "max_sequences", "own_prefill_tokens", "own_prompt_tokens", "own_sequences", "prefill_tokens",
-        "sequences", "speed",
+        "_foreign_prefill_tokens", "_foreign_sequences", "_progress_time", "_step_times", "facts", "inflight_requests",
+        "kv_usage", "last", "max_sequences", "own_prefill_tokens", "own_prompt_tokens", "own_sequences",
+        "prefill_tokens", "sequences", "speed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class LoadTracker:
         self.max_sequences = 0  # that it runs at once; 0 where it does not tell
         self.kv_usage = 0.0  # share of the KV blocks that live sequences hold
         self.speed = WorkerSpeed()
+        self._step_times = StepTimes()
         self.last: common_pb2.EngineLoad | None = None
         self._progress_time = 0.0  # at which a step was last seen to have ended, or nothing to do
         # As Candidate lists them, from `sequences` to `seconds_per_token`.
@@ -73,6 +75,7 @@ class LoadTracker:
         self._foreign_prefill_tokens = max(0, load.waiting_prefill_tokens - self.own_prompt_tokens)
         self.kv_usage = load.used_kv_blocks / load.total_kv_blocks if load.total_kv_blocks else 0.0
         self.speed.heartbeat(load.counters, now)
+        self._step_times.heartbeat(load.counters.model_execute_milliseconds, now)
         self._sum_up()
 
     def stalled(self, now: float, most_tokens: int) -> float:
@@ -83,7 +86,9 @@ class LoadTracker:
         """
         if self.last is None or not self.last.busy:
             return 0.0
-        longest = self.speed.seconds_per_step + self.speed.seconds_per_token * most_tokens
+        longest = max(
+            self.speed.seconds_per_step + self.speed.seconds_per_token * most_tokens, self._step_times.p99_seconds
+        )
         times = (now - self._progress_time) / max(_STALL_SECONDS, _STALL_STEPS * longest)
         return times if times > 1 else 0.0
 

@@ -60,6 +60,10 @@ class PlacementTable:
         """
         self._roster.ready(model)
 
+    def patience(self, model: str) -> float:
+        """Seconds that a new request may wait where no worker is ready."""
+        return self._roster.patience(model)
+
     def add(self, stream: Stream) -> bool:
         """Sends the request to the worker that the policy picks; False when all are full.
 

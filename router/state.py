@@ -57,13 +57,16 @@ class Condition:
 
     state: State
     reason: str = ""
+    # It answers, and is on its way to take requests: worth waiting for, however long it has been away.
+    coming: bool = False
 
 
 def assess(facts: Facts) -> Condition:
     """The state that the facts amount to."""
     if not facts.connected:
         state = State.UNREACHABLE if facts.was_connected else State.STARTING
-        return Condition(state, facts.trouble or "no connection yet")
+        loads = facts.health is Health.NOT_SERVING and not facts.was_serving
+        return Condition(state, facts.trouble or "no connection yet", coming=loads or facts.health is Health.SERVING)
     if facts.late:
         return Condition(State.UNREACHABLE, f"no heartbeat for more than {LATE_SECONDS:g} s")
     if facts.stalled:
@@ -73,9 +76,9 @@ def assess(facts: Facts) -> Condition:
     if facts.health is Health.NOT_SERVING and facts.was_serving:
         return Condition(State.DRAINING, "its health became NOT_SERVING: it drains or is stuck")
     if facts.health is Health.NOT_SERVING:
-        return Condition(State.STARTING, "its health is NOT_SERVING: it loads the model")
+        return Condition(State.STARTING, "its health is NOT_SERVING: it loads the model", coming=True)
     if facts.health is Health.UNKNOWN:
         return Condition(State.STARTING, facts.trouble or "its health is not known yet")
     if not facts.has_model:
-        return Condition(State.STARTING, facts.trouble or "it has not told its model yet")
-    return Condition(State.EJECTED, facts.ejected) if facts.ejected else Condition(State.READY)
+        return Condition(State.STARTING, facts.trouble or "it has not told its model yet", coming=True)
+    return Condition(State.EJECTED if facts.ejected else State.READY, facts.ejected, coming=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from quire.errors import DeadlineExceeded, Overloaded, QuireError, Unavailable
@@ -9,8 +10,6 @@ from router.admission import FairQueue
 from router.clock import Clock
 from router.sessions import Stream
 
-# A new request waits so long for a worker to become ready where none is; one that lost its worker, as long as any.
-_UNREADY_SECONDS = 2.0
 _MOST_MODELS = 64
 
 
@@ -59,11 +58,12 @@ class WaitingRoom:
         """Whether a new request for the model has to wait behind others."""
         return model in self._queues
 
-    def enter(self, stream: Stream, why_unready: QuireError | None) -> None:
+    def enter(self, stream: Stream, why_unready: QuireError | None = None, patience: float = math.inf) -> None:
         """Lets a request wait.
 
         Args:
             why_unready: no worker is ready, and this is what the request is told in the end.
+            patience: seconds that it waits at most if it is new; one that lost its worker waits as long as any.
         """
         request, victim = stream.request, None
         if request.model not in self._queues:
@@ -89,8 +89,7 @@ class WaitingRoom:
                 ),
             )
         if stream.entry is not None:
-            unready = why_unready is not None and not stream.attempts
-            seconds = min(self._max_seconds, _UNREADY_SECONDS) if unready else self._max_seconds
+            seconds = self._max_seconds if stream.attempts else min(self._max_seconds, patience)
             when = self._clock.time() + seconds
             if stream.deadline is not None:
                 when = min(when, stream.deadline)

@@ -30,7 +30,7 @@ from quire.v1 import common_pb2, tokenizer_pb2
 
 
 async def list_models(request: Request) -> Response:
-    """The models that ready workers serve."""
+    """The models that workers serve, or served a moment ago."""
     context = context_of(request)
     return json_response(ModelList([_card(context, name, info) for name, info in context.fleet.models.items()]))
 

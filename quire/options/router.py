@@ -49,3 +49,7 @@ class RouterOptions:
     )
     max_queued_tokens: int = option(8_000_000, "Prompt tokens of those.", minimum=0)
     max_queue_seconds: float = option(60.0, "Longest wait of a request for a worker.", minimum=0)
+    max_absence_seconds: float = option(
+        60.0, "Where no worker of a model has been ready for longer than this and none is loading, new requests are "
+        "refused at once instead of waiting for one.", minimum=0,
+    )  # fmt: skip

@@ -72,7 +72,8 @@ class RouterServiceServicer:
     """
 
     def Generate(self, request, context):
-        """As EngineService.Generate, at the worker that the policy picks. UNAVAILABLE when no worker is ready.
+        """As EngineService.Generate, at the worker that the policy picks. UNAVAILABLE when no worker is ready
+        and none is expected, or none has become so for as long as a request may wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -189,13 +189,14 @@ async def test_an_engine_that_dies_in_the_middle_of_a_stream(tokenizer_folder: P
         assert (await stack.client.get("/health")).status_code == 503
         response = await stack.post("/v1/completions", ENDLESS)
         assert response.status_code == 503
-        assert "no engine worker is ready" in response.json()["error"]["message"]
+        assert "no engine worker is ready" in response.json()["error"]["message"].lower()
 
 
 @pytest.mark.parametrize("service", ["router", "tokenizer"])
 async def test_a_service_that_vanishes(tokenizer_folder: Path, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "RESUME_SECONDS", 0.3)
     monkeypatch.setattr(tokenizers, "CALL_SECONDS", 0.3)
+    monkeypatch.setattr("gateway.generations.ROUTER_SECONDS", 1.0)
     async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.02)) as stack:
         waiting = asyncio.create_task(stack.post("/v1/completions", ENDLESS))
         await eventually(lambda: stack.engine.live, "the request does not reach the engine")

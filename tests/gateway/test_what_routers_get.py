@@ -188,6 +188,7 @@ class Place:
     address: str
     live: int = 0
     up: bool = True
+    has_workers: bool = True
 
 
 async def test_picking() -> None:
@@ -207,6 +208,11 @@ async def test_picking() -> None:
     others[1].live = 49
     assert pick(places, "key", ()) is others[1]  # type: ignore[arg-type]
     assert pick(places, "", ()) is others[1]  # type: ignore[arg-type]
+    for place in places:
+        place.has_workers = place is chosen
+    assert pick(places, "key", ()) is chosen  # type: ignore[arg-type]
+    chosen.has_workers = False
+    assert pick(places, "key", ()) is others[1]  # type: ignore[arg-type]
     for place in places:
         place.up = False
     assert pick(places, "key", ()) is None  # type: ignore[arg-type]

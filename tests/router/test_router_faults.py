@@ -313,7 +313,8 @@ async def test_a_draining_worker_finishes_what_it_has(start_engine: StartEngine,
 
 async def test_health_that_comes_and_goes(start_engine: StartEngine, start_router: StartRouter) -> None:
     engine = await start_engine()
-    running = await start_router(engine.address)
+    running = await start_router(engine.address, max_absence_seconds=0)
+    assert await running.client.generate(generation([1], 1)) == expected_tokens([1], 1)
     await engine.rpc.set_serving(False)
     await running.client.wait_state(engine.address, router_pb2.WORKER_STATE_DRAINING)
     async with running.client.session() as session:

@@ -11,6 +11,7 @@ from router.budget import RetryBudget
 from router.fleet import add_gauges
 from router.load import LoadTracker
 from router.state import Facts, Health, State, assess
+from router.step_times import StepTimes
 
 
 def beat(running: int = 0, waiting: int = 0, prefill: int = 0) -> common_pb2.EngineLoad:
@@ -71,6 +72,35 @@ def test_a_worker_that_ends_no_step_though_it_has_work_is_stalled() -> None:
         load.speed.line.observe(100, 3.0)  # a model whose steps take three seconds
     assert at(140.0, 8) > 1
     assert load.stalled(140.0, most_tokens=100) == 0
+
+
+def test_what_counts_as_stalled_follows_the_steps_that_the_worker_takes() -> None:
+    """A starved machine: one step in fifty takes nearly a second."""
+    load = LoadTracker()
+    histogram = common_pb2.Histogram(bounds=[100, 1000], counts=[0, 0, 0])
+    for beat_number in range(20):
+        histogram.counts[0] += 49
+        histogram.counts[1] += 1
+        counters = common_pb2.EngineCounters(model_execute_milliseconds=histogram)
+        load.heartbeat(common_pb2.EngineLoad(step=50 * beat_number, busy=True, counters=counters), beat_number / 4)
+    last = 19 / 4
+    assert not load.stalled(last + 9.9, most_tokens=0)
+    assert load.stalled(last + 10.1, most_tokens=0)
+
+
+def test_step_times_fade_and_begin_anew_with_the_process() -> None:
+    def p99(now: float, *counts: int) -> float:
+        times.heartbeat(common_pb2.Histogram(bounds=[100, 1000], counts=counts), now)
+        return times.p99_seconds
+
+    times = StepTimes()
+    assert p99(0.0, 0, 0, 0) == 0
+    assert p99(1.0, 0, 10, 0) == 1
+    assert p99(2.0, 1000, 10, 0) == 0.1
+    assert p99(3.0, 1000, 20, 10) == 1
+    assert p99(600.0, 2000, 20, 10) == 0.1  # ten minutes of good behaviour
+    assert p99(601.0, 0, 3, 0) == 1  # another process
+    assert p99(602.0) == 0  # one that does not tell
 
 
 def test_gauges_add_up() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from quire.errors import DeadlineExceeded, Overloaded, Unavailable
+from quire.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
+from quire.options.server import GrpcServerOptions
+from quire.v1 import router_pb2
 from tests.router.conftest import StartEngine, StartRouter
-from tests.support.fake_engine import FakeOptions, expected_tokens
+from tests.support.engine_process import engine_process, free_port
+from tests.support.fake_engine import FakeEngine, FakeOptions, expected_tokens
 from tests.support.router_client import generation
 from tests.support.waiting import eventually
 
@@ -127,21 +130,100 @@ async def test_who_leaves_the_queue_is_not_served(start_engine: StartEngine, sta
     assert sorted(request.request_id for request in engine.record.started) == ["r0", "r1", "r2", "r9"]
 
 
-async def test_a_new_request_waits_a_moment_for_a_worker_that_comes_back(
+async def test_new_requests_wait_for_a_worker_that_restarts(start_router: StartRouter) -> None:
+    """Killed, gone and back again; what waits is bounded, and deadlines hold."""
+    port = free_port()
+    with engine_process(port) as first:
+        running = await start_router(first.address, max_queued_requests=20)
+        first.kill()
+    async with running.client.session() as session:
+        await running.client.wait_state(first.address, router_pb2.WORKER_STATE_UNREACHABLE)
+        outputs = [await session.start(number, generation([number], 3)) for number in range(19)]
+        hasty = await session.start(100, generation([1], 3, timeout_ms=50))
+        too_many = await session.start(101, generation([1], 3))
+        refused = (await too_many.wait_ended()).error
+        assert isinstance(refused, Overloaded)
+        assert refused.reason == "QUEUE_FULL"
+        assert isinstance((await hasty.wait_ended()).error, DeadlineExceeded)
+        with engine_process(port):
+            for number, output in enumerate(outputs):
+                await output.wait_ended()
+                assert (output.error, output.tokens[0]) == (None, expected_tokens([number], 3))
+
+
+async def test_new_requests_wait_while_the_only_worker_stalls_and_while_it_drains(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    engine = await start_engine()
+    engine = await start_engine(max_num_batched_tokens=256)
     running = await start_router(engine.address)
-    await engine.rpc.set_serving(False)
-    await eventually(lambda: not next(iter(running.router.registry.workers)).ready)
+    (worker,) = running.router.registry.workers
     async with running.client.session() as session:
-        output = await session.start(1, generation([1], 3))
-        await eventually(lambda: running.router.dispatcher.waiting.waiting == 1)
+        engine.options = FakeOptions(wedged=True, max_num_batched_tokens=256)
+        await session.start(1, generation([1], 3))
+        await running.client.wait_state(engine.address, router_pb2.WORKER_STATE_UNREACHABLE)
+        assert "step" in worker.condition.reason
+        late = await session.start(2, generation([2], 3))
+        await eventually(lambda: running.router.dispatcher.waiting.waiting)
+        engine.options = FakeOptions()
+        assert (await late.wait_ended()).error is None
+        await eventually(lambda: worker.ready)
+        await engine.rpc.set_serving(False)
+        await eventually(lambda: not worker.ready)
+        output = await session.start(3, generation([3], 3))
+        await eventually(lambda: running.router.dispatcher.waiting.waiting)
         await engine.rpc.set_serving(True)
         assert (await output.wait_ended()).error is None
-        await engine.rpc.set_serving(False)
-        await eventually(lambda: not next(iter(running.router.registry.workers)).ready)
-        async with asyncio.timeout(5):
-            gone = await (await session.start(2, generation([2], 3))).wait_ended()
-        assert isinstance(gone.error, Unavailable)
-        assert engine.address in gone.error.message
+        assert (await session.outputs[1].wait_ended()).error is None
+
+
+async def test_a_fleet_that_is_gone_refuses_at_once(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine()
+    running = await start_router(engine.address, max_absence_seconds=0.5)
+    assert await running.client.generate(generation([1], 3)) == expected_tokens([1], 3)
+    await engine.rpc.set_serving(False)
+    await running.client.wait_state(engine.address, router_pb2.WORKER_STATE_DRAINING)
+    await asyncio.sleep(0.6)
+    async with running.client.session() as session:
+        gone = (await (await session.start(2, generation([2], 3))).wait_ended()).error
+        assert isinstance(gone, Unavailable)
+        assert engine.address in gone.message
+
+
+async def test_new_requests_wait_for_a_worker_that_loads_however_long_it_was_away(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    port = free_port()
+    with engine_process(port) as first:
+        running = await start_router(first.address, max_absence_seconds=0)
+    await running.client.wait_state(first.address, router_pb2.WORKER_STATE_UNREACHABLE)
+    reborn = FakeEngine(server=GrpcServerOptions(port=port))
+    await reborn.rpc.start()  # listens, NOT_SERVING
+    (worker,) = running.router.registry.workers
+    await eventually(lambda: worker.condition.coming)
+    async with running.client.session() as session:
+        output = await session.start(1, generation([1], 3))
+        await eventually(lambda: running.router.dispatcher.waiting.waiting)
+        await reborn.begin()
+        assert (await output.wait_ended()).error is None
+    await reborn.close()
+
+
+async def test_new_requests_wait_for_a_model_whose_worker_has_just_left(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """As one does that restarts for longer than its lease; others do not make its model an unknown one."""
+    old, other = await start_engine(models=("old",)), await start_engine(models=("other",))
+    running = await start_router(other.address)
+    registry = running.router.registry
+    registry.announce("test", [old.address])
+    await running.client.wait_ready(old.address)
+    async with running.client.session() as session:
+        await (await session.start(1, generation([1], 3, model="old"))).wait_ended()
+        registry.announce("test", [])
+        assert len(registry.workers) == 1
+        output = await session.start(2, generation([2], 3, model="old"))
+        unknown = await (await session.start(3, generation([2], 3, model="unknown"))).wait_ended()
+        assert isinstance(unknown.error, NotFound)
+        assert running.router.dispatcher.waiting.waiting == 1
+        registry.announce("test", [old.address])
+        assert (await output.wait_ended()).error is None

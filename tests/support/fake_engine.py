@@ -138,9 +138,13 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
     async def start(self) -> FakeEngine:
         await self.rpc.start()
+        await self.begin()
+        return self
+
+    async def begin(self) -> None:
+        """Its model is loaded."""
         await self.rpc.set_serving(True)
         self._steps = asyncio.create_task(self._run_steps())
-        return self
 
     async def close(self) -> None:
         if self._steps:
