@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Iterable
@@ -60,12 +61,11 @@ class Console:
     def write(self, text: str) -> None:
         """Writes text that ends with a newline, as a stream for logging does."""
         self._erase()
-        self._stream.write(text)
+        self._put(text)
         self.refresh()
 
     def flush(self) -> None:
-        """What streams have."""
-        self._stream.flush()
+        """What streams have; `write` has done it."""
 
     def refresh(self) -> None:
         """Draws the live lines anew, for the time that passes."""
@@ -73,20 +73,23 @@ class Console:
             self._erase()
             width = shutil.get_terminal_size().columns - 1
             lines = [self._line(report)[:width] for report in self._reports.values()]
-            self._stream.write("".join(f"{line}\n" for line in lines))
+            self._put("".join(f"{line}\n" for line in lines))
             self._drawn = len(lines)
-        self._stream.flush()
 
     def close(self) -> None:
         """Takes the live lines away."""
         self._erase()
         self._open = False
-        self._stream.flush()
 
     def _erase(self) -> None:
         if self._drawn:
-            self._stream.write(f"\x1b[{self._drawn}A\x1b[J")  # up, and clear to the end
+            self._put(f"\x1b[{self._drawn}A\x1b[J")  # up, and clear to the end
             self._drawn = 0
+
+    def _put(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a terminal that was closed; the services go on without it
+            self._stream.write(text)
+            self._stream.flush()
 
     def _line(self, report: Report) -> str:
         width = max(map(len, self._reports))

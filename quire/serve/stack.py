@@ -97,8 +97,9 @@ class _Stack:
         Raises:
             StartupError: see `main`.
         """
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal was closed
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         keeping = asyncio.create_task(self._keep_house())
         try:
             if await self._start():
@@ -109,7 +110,7 @@ class _Stack:
         finally:
             self._console.close()
             if not self._hurry.is_set():
-                click.echo(_stopping(self._options.gateway.drain_timeout_seconds), err=True)
+                self._console.write(_stopping(self._options.gateway.drain_timeout_seconds))
             # The gateway's clients first, then those who call the router themselves.
             await self._supervisor.stop(
                 (("gateway",), ("router",)), self._options.gateway.drain_timeout_seconds, self._hurry
@@ -167,7 +168,7 @@ class _Stack:
 
 
 def _stopping(seconds: float) -> str:
-    return f"Stopping… Running requests have {seconds:g} s to finish; a second Ctrl-C ends them at once."
+    return f"Stopping… Running requests have {seconds:g} s to finish; a second Ctrl-C ends them at once.\n"
 
 
 async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str:

@@ -108,7 +108,8 @@ class Supervisor:
         self._on_report = on_report
         self._children: dict[str, _Child] = {}
         self._started = False
-        self._folder = tempfile.mkdtemp(prefix="quire-")
+        # A socket's path has about 100 characters at most.
+        self._folder = tempfile.mkdtemp(prefix="quire-", dir="/tmp" if len(tempfile.gettempdir()) > 70 else None)  # noqa: S108
         self._socket = str(Path(self._folder) / "reports")
         self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._reports.setblocking(False)
@@ -167,7 +168,10 @@ class Supervisor:
         """Runs a process, and another one when it has died, until it is to stop."""
         try:
             while not child.stopping:
-                await self._run(child)
+                try:
+                    await self._run(child)
+                except OSError as error:  # no memory or no process left, for now
+                    child.failure = str(error)
                 if not child.stopping:
                     await asyncio.sleep(self._pause(child))
         except StartupError as error:

@@ -77,7 +77,7 @@ def test_a_killed_service_comes_back(tiny_llama: Path, tmp_path: Path) -> None:
             wait_for(lambda: chat(running).returncode == 0)
         children = [int(pid) for pid in running.children().values()]
     finally:
-        code = stop_stack(running)
+        code = stop_stack(running, signal.SIGHUP)  # the terminal was closed
     assert code == 0, running.log.read_text()
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
 

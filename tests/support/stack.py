@@ -87,8 +87,8 @@ def start_stack(model: Path | None, log: Path, *arguments: str) -> Stack:
     return Stack(process, port, model, log)
 
 
-def stop_stack(stack: Stack) -> int:
-    """Ctrl-C; returns the exit code."""
+def stop_stack(stack: Stack, number: signal.Signals = signal.SIGINT) -> int:
+    """Ctrl-C, or another signal; returns the exit code."""
     if stack.process.poll() is None:
-        stack.process.send_signal(signal.SIGINT)
+        stack.process.send_signal(number)
     return stack.process.wait(STOP_SECONDS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import re
 
 import pytest
@@ -52,6 +54,15 @@ def test_a_closed_console_leaves_only_what_was_written(output: io.StringIO) -> N
     console.report(Report("engine", Stage.READY))
     console.write("two\n")
     assert screen(output.getvalue()) == ["one", "two"]
+
+
+def test_a_terminal_that_was_closed_is_done_without() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "w", encoding="utf-8") as closed:
+        console = Console(closed, [ENGINE], live=True)
+        console.write("nobody reads this\n")
+        console.close()
 
 
 def test_long_lines_do_not_wrap(output: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,15 @@ async def test_a_death_while_starting_says_why(make: Callable[..., Stack]) -> No
     assert await other.failure() == "No such model."
 
 
+async def test_a_process_that_the_system_refuses_counts_as_dead(make: Callable[..., Stack]) -> None:
+    stack = make()
+    stack.supervisor.settle()
+    stack.supervisor.start([ProcessSpec("router", ["/nowhere/python"], {})])
+    assert (
+        "router died 3 times in a row: giving up. The last time it could not start: [Errno 2]" in await stack.failure()
+    )
+
+
 async def test_a_service_that_dies_for_ever_ends_the_stack(make: Callable[..., Stack]) -> None:
     stack = make()
     stack.start("router", READY + "import os; os.abort()")
