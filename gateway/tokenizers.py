@@ -8,7 +8,7 @@ import functools
 import ipaddress
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, ValuesView
 from typing import Any
 
 import grpc
@@ -74,11 +74,9 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
         is given up: a sequence must not go on without some of its tokens."""
         try:
             return self.link.post(num_bytes=num_bytes).tokens.add(stream_id=stream_id)
-        except Overloaded:
+        except QuireError:
             self.link.give_up("does not read what it is sent")
-        except Unavailable:
-            pass
-        return tokenizer_pb2.DetokenizeTokens()
+            return tokenizer_pb2.DetokenizeTokens()
 
     def close(self, stream_id: int) -> None:
         """Forgets a sequence; a session that is gone has forgotten it already."""
@@ -134,9 +132,14 @@ class Tokenizers:
         self._heard = asyncio.Event()
 
     @property
+    def known(self) -> ValuesView[TokenizerReplica]:
+        """All replicas, whether they are up or not."""
+        return self._replicas.values()
+
+    @property
     def connected(self) -> bool:
         """Whether there is a replica."""
-        return any(replica.connected for replica in self._replicas.values())
+        return any(replica.connected for replica in self.known)
 
     async def run(self) -> None:
         """Looks names up and keeps the sessions up until cancelled."""
@@ -152,7 +155,7 @@ class Tokenizers:
     def pick(self, avoid: Collection[TokenizerReplica] = ()) -> TokenizerReplica | None:
         """The least busy replica, with those to avoid and those that stop or are gone last; None when none is up."""
         return min(
-            (replica for replica in self._replicas.values() if replica.up),
+            (replica for replica in self.known if replica.up),
             key=lambda replica: (replica in avoid, replica.draining or replica.retired, replica.live),
             default=None,
         )

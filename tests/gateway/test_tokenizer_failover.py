@@ -51,8 +51,8 @@ class Stack:
 
     def owner(self) -> TokenizerProcess:
         """The tokenizer that has most of the text."""
-        replicas = self.pipeline.texts.replicas._replicas
-        address = max(replicas.values(), key=lambda replica: replica.live).address
+        replicas = self.pipeline.texts.replicas.known
+        address = max(replicas, key=lambda replica: replica.live).address
         return next(tokenizer for tokenizer in self.tokenizers if tokenizer.address == address)
 
     async def hold(self, bodies: list[dict[str, Any]], cuts: list[int]) -> list[Reader]:
@@ -97,12 +97,12 @@ def start_stack(tokenizer_folder: Path) -> StartStack:
             stack.push_async_callback(router.close)
             addresses = [process.address for process in processes]
             gateway = await stack.enter_async_context(gateway_before([router.address], addresses, **options))
-            replicas = gateway.context.pipeline.texts.replicas._replicas
-            await eventually(lambda: all(replica.up for replica in replicas.values()), "not all tokenizers are up")
+            replicas = gateway.context.pipeline.texts.replicas.known
+            await eventually(lambda: all(replica.up for replica in replicas), "not all tokenizers are up")
             yield Stack(gateway, router, processes)
             assert gateway.context.pipeline.num_live == 0
             assert gateway.context.statistics.num_live == 0
-            assert not any(replica.live for replica in replicas.values())
+            assert not any(replica.live for replica in replicas)
 
     return start
 
@@ -164,7 +164,7 @@ async def test_every_cut(start_stack: StartStack) -> None:
         expected = await undisturbed(stack, bodies)
         cuts = [*range(1, 22), len(stack.router.state.outputs[0]) - 1]
         readers = await stack.hold(bodies, cuts)
-        (replica,) = stack.pipeline.texts.replicas._replicas.values()
+        (replica,) = stack.pipeline.texts.replicas.known
         replica.link.give_up()
         stack.release()
         assert await asyncio.gather(*(reader.result() for reader in readers)) == expected * len(cuts)
@@ -181,18 +181,18 @@ async def test_requests_go_to_a_replica_that_is_up(start_stack: StartStack) -> N
         assert (await stack.gateway.client.get("/health")).status_code == 200
         first.signal(signal.SIGCONT)
         replicas = stack.pipeline.texts.replicas
-        await eventually(lambda: all(replica.up for replica in replicas._replicas.values()))
+        await eventually(lambda: all(replica.up for replica in replicas.known))
         second.kill()
         await asyncio.gather(*(stack.gateway.complete() for _ in range(8)))
         second.restart()
-        await eventually(lambda: all(replica.up for replica in replicas._replicas.values()))
+        await eventually(lambda: all(replica.up for replica in replicas.known))
         (reader,) = await stack.hold([COMPLETION], [3])
         stopping = stack.owner()
         stopping.signal(signal.SIGTERM)
-        await eventually(lambda: any(replica.draining for replica in replicas._replicas.values()))
+        await eventually(lambda: any(replica.draining for replica in replicas.known))
         stack.router.state.hold = None
         await asyncio.gather(*(stack.gateway.complete() for _ in range(8)))
-        assert [replica.live for replica in replicas._replicas.values() if replica.draining] == [1]
+        assert [replica.live for replica in replicas.known if replica.draining] == [1]
         stack.release()
         await reader.result()
         await asyncio.to_thread(stopping.process.wait, 10)  # its drain is over
