@@ -28,8 +28,8 @@ _PROMPT_TAIL = 6
 # some seconds on a busy machine.
 RESUME_SECONDS = 30.0
 _RETRY_SECONDS = 0.02
-# Choices that go on elsewhere at a time: each has its service read its history and work through some of it, while others'
-# text waits (0.15 s at most, where 2,000 choices of 4,000 tokens move; with 64 at a time it was 0.4 s).
+# Choices that go on elsewhere at a time: each has its service read its history and work through some of it, while
+# others' text waits (0.15 s at most, where 2,000 choices of 4,000 tokens move; with 64 at a time it was 0.4 s).
 _REOPENED_AT_ONCE = 32
 
 
