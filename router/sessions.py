@@ -102,11 +102,12 @@ class CallerSession:
     def forward(self, frame: engine_pb2.EngineServiceSessionResponse) -> None:
         """Sends all deltas of a worker's frame, whose stream ids are the caller's by now."""
         # The two frames have the same fields. Bytes are merged in a quarter of the time that copying messages takes.
-        self._post(len(frame.deltas)).MergeFromString(frame.SerializeToString())
+        data = frame.SerializeToString()
+        self._post(len(frame.deltas), len(data)).MergeFromString(data)
 
     def deliver(self, deltas: list[common_pb2.GenerationDelta]) -> None:
         """Sends some deltas."""
-        self._post(len(deltas)).deltas.extend(deltas)
+        self._post(len(deltas), sum(delta.ByteSize() for delta in deltas)).deltas.extend(deltas)
 
     def deliver_error(self, stream_id: int, error: QuireError) -> None:
         """Ends a request with an error."""
@@ -128,9 +129,9 @@ class CallerSession:
         """Lets `next_frame` return, so that a change of the session is noticed."""
         self._post(0)
 
-    def _post(self, items: int) -> router_pb2.RouterServiceSessionResponse:
+    def _post(self, items: int, num_bytes: int = 0) -> router_pb2.RouterServiceSessionResponse:
         try:
-            return self._outbox.post(items)
+            return self._outbox.post(items, num_bytes)
         except Overloaded as error:
             # The caller does not read. What was meant for it goes nowhere; the dispatcher ends its requests.
             self.failure = error

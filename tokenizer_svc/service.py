@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -25,6 +25,11 @@ from tokenizer_svc.text import TextCodec
 MAX_TEXTS = 1024
 # Fewer are decoded, or put into a message, at once: going to a thread and back costs as much.
 _INLINE_TOKENS = 500
+_FILLED_AT_ONCE = 100_000
+
+P = ParamSpec("P")
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 # Both say in the same fields what is wanted with the token ids.
 _EncodeOptions = tokenizer_pb2.EncodeRequest | tokenizer_pb2.RenderChatRequest
@@ -60,7 +65,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> tokenizer_pb2.EncodeResponse:
         if len(request.texts) > MAX_TEXTS:
             raise InvalidRequest(f"{len(request.texts)} texts are too many; at most {MAX_TEXTS}.", parameter="texts")
-        return _fitting(tokenizer_pb2.EncodeResponse(sequences=await self._encode(request.texts, request)), "texts")
+        encoded = await self._encode(request.texts, request)
+        return await self._beside(encoded, _encode_response, encoded)
 
     async def Decode(
         self, request: tokenizer_pb2.DecodeRequest, context: grpc.aio.ServicerContext
@@ -73,8 +79,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request: tokenizer_pb2.RenderChatRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.RenderChatResponse:
         text = await self._render(request)
-        (sequence,) = await self._encode([text], request)
-        return _fitting(tokenizer_pb2.RenderChatResponse(text=text, sequence=sequence), "messages")
+        encoded = await self._encode([text], request)
+        return await self._beside(encoded, _render_response, text, encoded[0])
 
     async def DetokenizeSession(
         self,
@@ -147,7 +153,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._metrics.rendered_conversations.inc()
         return text
 
-    async def _encode(self, texts: Sequence[str], wanted: _EncodeOptions) -> list[tokenizer_pb2.TokenSequence]:
+    async def _encode(self, texts: Sequence[str], wanted: _EncodeOptions) -> list[Encoded]:
         num_chars = sum(map(len, texts))
         if num_chars > self._options.max_prompt_chars:
             raise InvalidRequest(
@@ -158,11 +164,14 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         _check_block_keys(wanted)
         options = EncodeOptions(wanted.add_special_tokens, wanted.block_size, wanted.cache_salt, wanted.max_tokens)
         encoded = await self._encoder.encode(texts, options)
-        num_tokens = sum(len(each.token_ids) for each in encoded)
-        self._metrics.encoded_tokens.inc(num_tokens)
-        if num_tokens <= _INLINE_TOKENS:
-            return _sequences(encoded)
-        return await self._encoder.pool.run(_sequences, encoded)
+        self._metrics.encoded_tokens.inc(_num_tokens(encoded))
+        return encoded
+
+    async def _beside(self, encoded: Sequence[Encoded], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The answer that `make` makes of what was encoded: in a thread, where it is large."""
+        if _num_tokens(encoded) <= _INLINE_TOKENS:
+            return make(*args, **kwargs)
+        return await self._encoder.pool.run(make, *args, **kwargs)
 
     def _decode(self, request: tokenizer_pb2.DecodeRequest) -> tokenizer_pb2.DecodeResponse:
         size = self._codec.text_bytes(request.token_ids)
@@ -175,8 +184,28 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         return answer
 
 
-def _sequences(encoded: Sequence[Encoded]) -> list[tokenizer_pb2.TokenSequence]:
-    return [tokenizer_pb2.TokenSequence(token_ids=each.token_ids, block_keys=each.block_keys) for each in encoded]
+def _num_tokens(encoded: Sequence[Encoded]) -> int:
+    return sum(len(each.token_ids) for each in encoded)
+
+
+def _encode_response(encoded: Sequence[Encoded]) -> tokenizer_pb2.EncodeResponse:
+    answer = tokenizer_pb2.EncodeResponse()
+    for each in encoded:
+        _fill(answer.sequences.add(), each)
+    return _fitting(answer, "texts")
+
+
+def _render_response(text: str, encoded: Encoded) -> tokenizer_pb2.RenderChatResponse:
+    answer = tokenizer_pb2.RenderChatResponse(text=text)
+    _fill(answer.sequence, encoded)
+    return _fitting(answer, "messages")
+
+
+def _fill(sequence: tokenizer_pb2.TokenSequence, encoded: Encoded) -> None:
+    """A part at a time: each call keeps Python's lock."""
+    for start in range(0, len(encoded.token_ids), _FILLED_AT_ONCE):
+        sequence.token_ids.extend(encoded.token_ids[start : start + _FILLED_AT_ONCE])
+    sequence.block_keys.extend(encoded.block_keys)
 
 
 def _check_block_keys(wanted: _EncodeOptions) -> None:
@@ -197,9 +226,6 @@ def _parse(text: bytes, parameter: str, kind: type | tuple[type, ...]) -> Any:
     if not isinstance(value, kind):
         raise InvalidRequest(f"{parameter} has the wrong JSON type.", parameter=parameter)
     return value
-
-
-M = TypeVar("M", bound=Message)
 
 
 def _fitting(answer: M, parameter: str) -> M:
