@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 from typing import Any
@@ -48,6 +49,7 @@ class Runner:
         self._options = options
         self._device = device
         self._world_size = group.world_size
+        self._isolates = False  # one sequence's fault from the others: not while it warms up, and one rank only
         if device.type == "cpu":
             torch.set_num_threads(options.cpu_threads or max(1, (os.cpu_count() or 1) // group.world_size))
         loaded = load_model(weights_folder(model), options, group, device)
@@ -97,6 +99,7 @@ class Runner:
         self._allocate(num_blocks, num_host_blocks)
         if self._device.type == "cuda" and isinstance(self._model, Decoder) and not self._options.enforce_eager:
             self.make_graphs(CudaCapture())
+        self._isolates = self._world_size == 1
 
     def _allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """The cache, and a prefill and a decode over it."""
@@ -155,22 +158,28 @@ class Runner:
     def _compute_rows(self, plan: StepPlan, batch: Batch, failed: dict[int, str]) -> torch.Tensor:
         """The hidden states of a batch, all at once; where that raises, of each sequence apart.
 
-        What only some of them raise then is their own fault; the others go on. Several ranks would lose each other.
+        What only some of them raise then is their own fault, and the others go on; and so is what all of them raise, if
+        the model still runs a token of no meaning. Several ranks would lose each other: they raise.
         """
         try:
             return self._compute(batch)
         except Exception as error:
-            if len(plan.scheduled) == 1 or self._world_size > 1:
+            if not self._isolates:
                 raise
             logger.error("%d sequences cannot run together; each now runs alone", len(plan.scheduled), exc_info=error)
-            found = self._compute_apart(plan, failed)
-            if not found:
-                raise
-        some = next(iter(found.values()))
+        found = self._compute_apart(plan, failed)
+        some = next(iter(found.values())) if found else self._probe(plan.scheduled[0])
         return torch.cat([
             found[sequence.slot] if sequence.slot in found else some.new_zeros(sequence.num_new_tokens, some.shape[1])
             for sequence in plan.scheduled
         ])  # fmt: skip
+
+    def _probe(self, sequence: ScheduledSequence) -> torch.Tensor:
+        """Hidden states of token 0 where a sequence that has failed would have had its last one."""
+        last = sequence.num_computed_tokens + sequence.num_new_tokens - 1
+        where = msgspec.structs.replace(sequence, num_computed_tokens=last, num_new_tokens=1, new_block_ids=[])
+        batch = self._buffers.flatten(StepPlan(0, [], [where]))
+        return self._compute(dataclasses.replace(batch, token_ids=torch.zeros_like(batch.token_ids)))
 
     def _compute_apart(self, plan: StepPlan, failed: dict[int, str]) -> dict[int, torch.Tensor]:
         """By slot, the hidden states of the sequences that do not raise. Their blocks are in the tables already."""

@@ -176,6 +176,9 @@ def test_a_row_that_the_model_cannot_run_fails_alone(
             engine,
             {**neighbours(), **{7 + key: GenerationRequest("r", p, decoding) for key, p in enumerate(broken)}},
         )
+        for prompt in broken:  # with nobody beside it that could be well
+            (alone,) = run(engine, {0: GenerationRequest("r", prompt, decoding)}).values()
+            assert getattr(alone[-1].error, "reason", None) == "REQUEST_FAULT"
     for key in range(7, 7 + len(broken)):
         error = found[key][-1].error
         assert error is not None
@@ -224,3 +227,16 @@ def test_a_device_that_is_lost_is_no_rows_fault() -> None:
     sampler = Sampler(2, 3, torch.device("cpu"))
     with pytest.raises(RuntimeError, match="meta"):
         sample_rows(sampler, torch.zeros(2, 3, device="meta"), [0, 1], [1, 1])
+
+
+def test_a_fault_while_warming_up_stops_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = Decoder.forward
+
+    def refuse(self: Decoder, token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if len(token_ids) > 1:
+            raise torch.OutOfMemoryError
+        return forward(self, token_ids, *rest)
+
+    monkeypatch.setattr(Decoder, "forward", refuse)
+    with pytest.raises(torch.OutOfMemoryError), running_engine(folder):
+        pass
