@@ -66,10 +66,10 @@ class EngineWorker:
     def _build(self) -> Engine:
         """Runs in the engine's thread, as all calls of the executor do."""
         try:
-            spec = self._executor.load(self._model, self._options)
-            size = size_kv_cache(spec, self._options)
             folder = weights_folder(self._model)
             defaults = read_generation_defaults(folder, self._options)
+            spec = self._executor.load(self._model, self._options)
+            size = size_kv_cache(spec, self._options)
             info = make_model_info(folder, self._model, self._options, spec, size, defaults)
             report(Stage.WARMING_UP)
             self._executor.allocate(size.num_blocks, size.num_host_blocks)

@@ -48,6 +48,7 @@ def tensors(folder: Path, progress: bool) -> Iterator[tuple[str, TensorSlice]]:
         progress: shows a bar on a terminal, one step per file, and tells a supervisor.
     """
     files = checkpoint_files(folder)
+    report(Stage.LOADING)
     bar = tqdm(files, desc="Loading weights", unit="file", disable=not (progress and sys.stderr.isatty()))
     for number, file in enumerate(bar):
         try:

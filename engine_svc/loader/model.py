@@ -103,8 +103,8 @@ def _load_ours(
         model = Decoder(config, context, attention, longest)
     except ValueError as error:
         raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
-    report(Stage.LOADING)
     if options.load_format == "dummy":
+        report(Stage.LOADING)
         randomize_weights(model, options.seed or 0)
     else:
         load_weights(model, folder, options.use_tqdm_on_load and group.rank == 0)

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import StartupError
+from quire.serve.output import Output
 from quire.supervised import Report, Stage, supervised_environment
 
 logger = logging.getLogger(__name__)
 
-_LAST_WORDS_SECONDS = 1.0
 _REPEAT_SECONDS = 0.1
-_MAX_LINE_BYTES = 2**20
 _MAX_REPORT_BYTES = 2**16
 
 
@@ -180,32 +179,25 @@ class Supervisor:
 
     async def _run(self, child: _Child) -> None:
         child.ready_at, child.failure = None, ""
-        child.process = process = await asyncio.create_subprocess_exec(
-            *child.spec.command,
-            env={**child.spec.environment, **supervised_environment(child.spec.name, self._socket)},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            # Ctrl-C reaches the supervisor alone, which stops the services in order.
-            start_new_session=True,
-            limit=_MAX_LINE_BYTES,
-        )
-        if child.stopping:
-            process.terminate()
-        copying = asyncio.create_task(self._copy_output(process))
-        await process.wait()
-        await asyncio.wait([copying], timeout=_LAST_WORDS_SECONDS)
-        copying.cancel()
+        output = await Output.open(self._on_output)
+        try:
+            child.process = process = await asyncio.create_subprocess_exec(
+                *child.spec.command,
+                env={**child.spec.environment, **supervised_environment(child.spec.name, self._socket)},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output.write_end,
+                stderr=asyncio.subprocess.STDOUT,
+                # Ctrl-C reaches the supervisor alone, which stops the services in order.
+                start_new_session=True,
+            )
+            output.release()
+            if child.stopping:
+                process.terminate()
+            await process.wait()
+            await output.drain()
+        finally:
+            output.close()
         self._receive()  # its last report may say why it ended
-
-    async def _copy_output(self, process: asyncio.subprocess.Process) -> None:
-        if (output := process.stdout) is None:
-            return
-        while not output.at_eof():
-            with contextlib.suppress(ValueError):  # a line too long to be one
-                line = await output.readline()
-                if line:
-                    self._on_output(line.decode(errors="replace").rstrip("\n"))
 
     def _pause(self, child: _Child) -> float:
         """Seconds until the next start of a process that has died.

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from engine_svc.generation_config import read_generation_defaults
+from engine_svc.plan import KvCacheSpec
+from engine_svc.worker import EngineWorker
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+from tests.support.fake_executor import FakeExecutor
 
 
 @pytest.fixture
@@ -77,3 +81,13 @@ def test_missing_files_are_empty_and_broken_ones_are_told(tmp_path: Path) -> Non
 def test_null_takes_a_default_away(folder: Path) -> None:
     options = EngineOptions(override_generation_config={"max_new_tokens": None})
     assert read_generation_defaults(folder, options).sampling == {"temperature": 0.6, "top_k": 20}
+
+
+async def test_one_that_is_not_there_is_found_before_the_weights_are_read(tmp_path: Path) -> None:
+    class Unread(FakeExecutor):
+        def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
+            raise AssertionError("it reads the weights first")
+
+    options = EngineOptions(generation_config="/nowhere")
+    with pytest.raises(StartupError, match="--generation-config /nowhere"):
+        await EngineWorker(Unread(), ModelOptions(model=str(tmp_path)), options).load()

@@ -103,6 +103,15 @@ async def test_a_process_that_the_system_refuses_counts_as_dead(make: Callable[.
     )
 
 
+async def test_a_process_of_a_dead_service_holds_nothing_up(make: Callable[..., Stack]) -> None:
+    """It has the service's output open, as its children have."""
+    stack = make()
+    stack.supervisor.settle()
+    program = "import os, subprocess; subprocess.Popen(['sleep', '5']); print('up', flush=True); os._exit(1)"
+    stack.start("tokenizer", program)
+    await eventually(lambda: stack.lines.count("up") >= 2, "two starts", SECONDS)
+
+
 async def test_a_service_that_dies_for_ever_ends_the_stack(make: Callable[..., Stack]) -> None:
     stack = make()
     stack.start("router", READY + "import os; os.abort()")
