@@ -23,7 +23,7 @@ from quire.options.serve import ServeOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.serve.devices import count_gpus, devices_of_engines
-from quire.serve.ports import check_port_free, free_ports
+from quire.serve.ports import HeldPorts
 from quire.serve.supervisor import ProcessSpec
 
 _OF_THE_STACK = ("startup_timeout_seconds",)
@@ -64,7 +64,7 @@ class Layout:
         return tuple(name for name in self.own if name.startswith("engine"))
 
 
-def choose_layout(options: StackOptions) -> Layout:
+def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
     """Which services this stack has, on free ports.
 
     Raises:
@@ -74,16 +74,15 @@ def choose_layout(options: StackOptions) -> Layout:
     _check_used("--tokenizer-address", options.gateway.tokenizer_address, options.tokenizer)
     names = [] if options.gateway.router_address else [*_engine_names(options.serve.engines), "router"]
     names += [] if options.gateway.tokenizer_address else ["tokenizer"]
-    ports = free_ports(2 * len(names))
-    own = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=False)}
+    own = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports.hold_free(len(names)), strict=True)}
     if options.serve.router_port and "router" in own:
-        check_port_free("127.0.0.1", options.serve.router_port, "--router-port")
+        ports.hold("127.0.0.1", options.serve.router_port, "--router-port")
         own["router"] = f"127.0.0.1:{options.serve.router_port}"
     return Layout(
         options.gateway.router_address or (own["router"],),
         options.gateway.tokenizer_address or (own["tokenizer"],),
         own,
-        dict(zip(names, ports[len(names) :], strict=True)),
+        dict(zip(names, ports.hold_free(len(names)), strict=True)),
     )
 
 

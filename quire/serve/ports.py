@@ -8,17 +8,28 @@ import socket
 from quire.errors import StartupError
 
 
-def check_port_free(host: str, port: int, flag: str) -> None:
-    """Refuses a port that another process listens on, before a model is loaded in vain.
+class HeldPorts:
+    """Ports that are bound here and not listened on, for as long as the stack lives: only our own services, which set
+    SO_REUSEADDR as well, can then listen there, however late they start or start again."""
 
-    Raises:
-        StartupError: the port is taken, or the address is not this machine's.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self) -> HeldPorts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for held in self._sockets:
+            held.close()
+
+    def hold(self, host: str, port: int, flag: str) -> None:
+        """Takes a port before a model is loaded in vain.
+
+        Raises:
+            StartupError: another process listens on it, or the address is not this machine's.
+        """
         try:
-            probe.bind((host, port))
+            self._bind(host, port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise StartupError(
@@ -26,14 +37,21 @@ def check_port_free(host: str, port: int, flag: str) -> None:
                 ) from error
             raise StartupError(f"Cannot listen on {host}:{port}: {error.strerror}.") from error
 
+    def hold_free(self, count: int) -> list[int]:
+        """Takes ports of the loopback address that nobody uses."""
+        return [self._bind("127.0.0.1", 0) for _ in range(count)]
+
+    def _bind(self, host: str, port: int) -> int:
+        held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        self._sockets.append(held)
+        if port:  # the kernel's choice may be one that others let be used again
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((host, port))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return int(held.getsockname()[1])
+
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on."""
-    probes = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    """Ports of the loopback address that nobody listens on now."""
+    with HeldPorts() as ports:
+        return ports.hold_free(count)

@@ -20,7 +20,7 @@ from quire.rpc.settings import CALL_SECONDS
 from quire.serve.console import Console
 from quire.serve.layout import Layout, StackOptions, choose_layout, process_specs, with_derived
 from quire.serve.log_file import LogFile, choose_log_file
-from quire.serve.ports import check_port_free
+from quire.serve.ports import HeldPorts
 from quire.serve.summary import format_summary
 from quire.serve.supervisor import ProcessSpec, Supervisor
 from quire.supervised import Report, Stage
@@ -35,17 +35,16 @@ def main(**groups: Any) -> None:
     Raises:
         StartupError: it cannot start, or a service dies again and again.
     """
-    chosen = StackOptions(**groups)
-    layout, options = choose_layout(chosen), with_derived(chosen)
+    options = StackOptions(**groups)
     options.gateway.check()
     for place in (options.model.model, options.tokenizer.tokenizer):
         check_path(place or "")
-    check_port_free(options.gateway.host, options.gateway.port, "--port")
-    log_file = choose_log_file(options.log, options.gateway.port)
-    options = dataclasses.replace(
-        options, log=dataclasses.replace(options.log, log_file=str(log_file.path) if log_file else "-")
-    )
-    asyncio.run(_serve(options, layout, log_file))
+    with HeldPorts() as ports:
+        ports.hold(options.gateway.host, options.gateway.port, "--port")
+        layout = choose_layout(options, ports)
+        log_file = choose_log_file(options.log, options.gateway.port)
+        log = dataclasses.replace(options.log, log_file=str(log_file.path) if log_file else "-")
+        asyncio.run(_serve(dataclasses.replace(with_derived(options), log=log), layout, log_file))
 
 
 async def _serve(options: StackOptions, layout: Layout, log_file: LogFile | None) -> None:

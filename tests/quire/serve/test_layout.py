@@ -16,7 +16,8 @@ from quire.options.router import RouterOptions
 from quire.options.serve import ServeOptions
 from quire.options.server import RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
-from quire.serve.layout import StackOptions, choose_layout, process_specs, with_derived
+from quire.serve.layout import Layout, StackOptions, choose_layout, process_specs, with_derived
+from quire.serve.ports import HeldPorts
 from quire.serve.supervisor import ProcessSpec
 
 
@@ -29,7 +30,12 @@ def stack_options(serve: ServeOptions = ServeOptions(), **gateway: Any) -> Stack
 
 
 def specs_of(options: StackOptions) -> dict[str, ProcessSpec]:
-    return {spec.name: spec for spec in process_specs(options, choose_layout(options))}
+    return {spec.name: spec for spec in process_specs(options, layout_of(options))}
+
+
+def layout_of(options: StackOptions) -> Layout:
+    with HeldPorts() as ports:
+        return choose_layout(options, ports)
 
 
 def values(spec: ProcessSpec, flag: str) -> list[str]:
@@ -59,12 +65,12 @@ def test_a_tokenizer_that_is_named_is_used() -> None:
 
 def test_options_of_services_that_run_elsewhere_are_refused() -> None:
     with pytest.raises(StartupError, match=r"--router-address .*: --engines, --router-port would have no effect"):
-        choose_layout(stack_options(ServeOptions(engines=2, router_port=5), router_address=("r:1",)))
+        layout_of(stack_options(ServeOptions(engines=2, router_port=5), router_address=("r:1",)))
     elsewhere = dataclasses.replace(
         stack_options(tokenizer_address=("t:1",)), tokenizer=TokenizerOptions(chat_template="x")
     )
     with pytest.raises(StartupError, match=r"--tokenizer-address .*: --chat-template would"):
-        choose_layout(elsewhere)
+        layout_of(elsewhere)
 
 
 @pytest.mark.parametrize("seconds", [0.5, 600.0])
