@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
+from starlette.types import Receive, Scope, Send
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.errors import error_response
+from gateway.middleware.root_path import path_below_root
+from quire.errors import Overloaded
+
 MAX_HEADER_BYTES = 64 * 1024
+_LIVENESS = b"/livez"
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -40,6 +47,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._served = cycle
+        if app is service_unavailable:  # uvicorn's answer beyond its limit of connections, in plain text
+            scope: Any = cycle.scope
+            alive = path_below_root(scope) == _LIVENESS  # a full server must not be taken for a dead one
+            app = cast("ASGI3Application", self.app if alive else _too_many_connections)
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
@@ -113,6 +124,14 @@ class LimitedProtocol(HttpToolsProtocol):
 def limited_protocol(header_seconds: float, body_seconds: float) -> type[LimitedProtocol]:
     """The protocol class with these deadlines; uvicorn makes one instance per connection."""
     return type("Protocol", (LimitedProtocol,), {"header_seconds": header_seconds, "body_seconds": body_seconds})
+
+
+async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
+    response = error_response(
+        Overloaded("The server has as many connections as it takes (--max-connections); try again in a moment.")
+    )
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
 
 
 def _response(status: int, message: str) -> bytes:

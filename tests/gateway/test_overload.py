@@ -1,0 +1,110 @@
+"""What is full says so, wherever it is: 503 with Retry-After, never 500; and the next request is served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from quire.errors import Overloaded
+from tests.support.gateway_stack import GatewayStack, running_gateway
+from tests.support.waiting import eventually
+from tokenizer_svc.encoder import Encoder
+from tokenizer_svc.renderer import ChatRenderer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "A"}], "max_tokens": 2})
+COMPLETION = ("/v1/completions", {"prompt": "A", "max_tokens": 2})
+ECHO = ("/v1/completions", {"prompt": [65], "max_tokens": 2, "echo": True})
+MAX_CONNECTIONS = 20
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
+    options = {"max_connections": MAX_CONNECTIONS}
+    async with running_gateway(tokenizer_folder, router_options={"max_inflight_requests": 1}, **options) as running:
+        yield running
+        assert running.context.pipeline.num_live == 0
+
+
+async def overloaded(stack: GatewayStack, path: str, body: dict[str, Any]) -> str:
+    """The message of the error, whether a stream is asked for or not."""
+    messages = set()
+    streams = ({}, {"stream": True}) if path.startswith("/v1") else ({},)
+    for more in streams:
+        response = await stack.post(path, body | more)
+        assert (response.status_code, response.headers.get("retry-after")) == (503, "1"), response.text
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("ServiceUnavailableError", 503)
+        messages.add(error["message"])
+    (message,) = messages
+    return str(message)
+
+
+@contextlib.contextmanager
+def full(owner: Any, name: str) -> Any:
+    """A function that refuses as long as the context lasts."""
+
+    async def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise Overloaded("Full.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, refuse)
+        yield
+
+
+@pytest.mark.parametrize(("path", "body"), [COMPLETION, CHAT, ("/tokenize", {"prompt": "A"})])
+async def test_the_encoder_is_full(stack: GatewayStack, path: str, body: dict[str, Any]) -> None:
+    with full(Encoder, "encode"):
+        assert await overloaded(stack, path, body) == "Full."
+    assert (await stack.post(path, body)).status_code == 200
+
+
+async def test_the_renderer_is_full(stack: GatewayStack) -> None:
+    with full(ChatRenderer, "render"):
+        assert await overloaded(stack, *CHAT) == "Full."
+    assert (await stack.post(*CHAT)).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "body"), [ECHO, ("/detokenize", {"tokens": [65]})])
+async def test_decoding_is_full(stack: GatewayStack, path: str, body: dict[str, Any]) -> None:
+    with full(type(stack.context.tokenizer), "decode"):
+        assert await overloaded(stack, path, body) == "Full."
+    assert (await stack.post(path, body)).status_code == 200
+
+
+async def test_the_gateways_threads_are_full(stack: GatewayStack) -> None:
+    with full(stack.context.large_requests, "run"):
+        assert await overloaded(stack, "/v1/completions", {"prompt": [65] * 30_000}) == "Full."
+    assert (await stack.post(*COMPLETION)).status_code == 200
+
+
+async def test_the_router_is_full(stack: GatewayStack) -> None:
+    holding = asyncio.create_task(stack.post("/v1/completions", {"prompt": "A", "max_tokens": 4000}))
+    await eventually(lambda: stack.engine.live, "the request does not reach the engine")
+    assert "--max-inflight-requests" in await overloaded(stack, *COMPLETION)
+    holding.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await holding
+    await eventually(lambda: not stack.engine.live, "the request is not aborted")
+    assert (await stack.post(*COMPLETION)).status_code == 200
+
+
+async def test_more_connections_than_are_taken(stack: GatewayStack) -> None:
+    connections = [await asyncio.open_connection("127.0.0.1", stack.port) for _ in range(MAX_CONNECTIONS)]
+    try:
+        assert "--max-connections" in await overloaded(stack, *COMPLETION)
+        assert (await stack.client.get("/livez")).status_code == 200
+    finally:
+        for _, writer in connections:
+            writer.close()
+    await eventually(lambda: stack.context.ready, "not ready")
+    async with asyncio.timeout(10):
+        while (await stack.post(*COMPLETION)).status_code != 200:
+            await asyncio.sleep(0.05)
