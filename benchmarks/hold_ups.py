@@ -174,7 +174,8 @@ def main() -> None:
     arguments = parser.parse_args()
     port = free_ports(1)[0]
     print(
-        f"`{Path(arguments.model).name}`, {os.cpu_count()} cores of {processor()}; the calmest of {arguments.rounds} rounds.\n"
+        f"`{Path(arguments.model).name}`, {os.cpu_count()} cores of {processor()}; the calmest of "
+        f"{arguments.rounds} rounds.\n"
     )
     print("| beside | longest gap, s | longest /livez, s | answer | gateway, peak MiB | tokenizer, peak MiB |")
     print("|---|---|---|---|---|---|", flush=True)

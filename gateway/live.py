@@ -12,8 +12,10 @@ from gateway.job import Event, FailureEvent, Job
 from quire.errors import Overloaded, QuireError
 from quire.v1 import common_pb2
 
-# Events that wait for a client which does not read: far more than a healthy one ever has.
+# Events that wait for a client which does not read: far more than a healthy one ever has. In a step a request gets one
+# for each of its choices.
 MAX_WAITING_EVENTS = 16384
+MAX_WAITING_STEPS = 64
 # A client whose text is complete waits so long for what it cost, and gets an answer without it then.
 USAGE_SECONDS = 2.0
 
@@ -100,7 +102,7 @@ class LiveRequest:
 
     def push(self, event: Event) -> None:
         """Hands an event to the client's task."""
-        if len(self._events) >= MAX_WAITING_EVENTS:
+        if len(self._events) >= max(MAX_WAITING_EVENTS, MAX_WAITING_STEPS * self.job.choices):
             self.fail(Overloaded("The client does not read its stream; it is ended."))
             return
         self._events.append(event)

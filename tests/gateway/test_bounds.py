@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.job import ChoiceEvent, Job, TokenizedPrompt
+from gateway.live import MAX_WAITING_STEPS, LiveRequest
 from gateway.room import ChoiceRoom
 from quire.errors import Overloaded
 from quire.rpc import session as session_module
-from quire.v1 import tokenizer_pb2
+from quire.v1 import common_pb2, tokenizer_pb2
 from tests.support.gateway_stack import GatewayStack, running_gateway
 from tests.support.waiting import eventually
 
@@ -140,6 +142,18 @@ async def test_a_tokenizer_service_that_does_not_read_is_given_up_and_its_text_g
     assert answer["choices"][0]["text"] == (await small.complete(max_tokens=20))["choices"][0]["text"]
     statistics = small.context.statistics
     assert (statistics.texts_moved, statistics.streams_moved) == (1, 0)
+
+
+async def test_a_request_of_many_choices_may_fall_as_many_steps_behind_as_one_of_few() -> None:
+    ended: list[LiveRequest] = []
+    prompt, sampling = TokenizedPrompt((65,)), common_pb2.SamplingParams(n=64)
+    live = LiveRequest(Job("r", "m", "m", "m", (prompt,) * 16, sampling, timeout_seconds=1.0), ended.append)
+    for step in range(MAX_WAITING_STEPS):
+        for index in range(1024):
+            live.push(ChoiceEvent(index, "x", (step,)))
+    assert not live.closed
+    live.push(ChoiceEvent(0, "x", (1,)))
+    assert ended == [live]
 
 
 async def test_nobody_takes_the_room_of_others() -> None:
