@@ -52,17 +52,15 @@ class Console:
 
     def _is_news(self, report: Report) -> bool:
         stage, when = self._told.get(report.name, (None, 0.0))
-        if report.stage is Stage.FAILED:
-            return False  # told once, at the end
+        if report.stage in (Stage.STARTING, Stage.FAILED):
+            return False  # the one goes without saying, the other is told once, at the end
         if report.stage is not stage and report.stage is not Stage.WAITING:
             return True
         return report.stage is not Stage.READY and time.monotonic() - (when or self._start) >= _REPEAT_SECONDS
 
     def write(self, text: str) -> None:
         """Writes text that ends with a newline, as a stream for logging does."""
-        self._erase()
-        self._put(text)
-        self.refresh()
+        self._draw(text)
 
     def flush(self) -> None:
         """What streams have; `write` has done it."""
@@ -70,25 +68,23 @@ class Console:
     def refresh(self) -> None:
         """Draws the live lines anew, for the time that passes."""
         if self._live and self._open:
-            self._erase()
-            width = shutil.get_terminal_size().columns - 1
-            lines = [self._line(report)[:width] for report in self._reports.values()]
-            self._put("".join(f"{line}\n" for line in lines))
-            self._drawn = len(lines)
+            self._draw()
 
     def close(self) -> None:
         """Takes the live lines away."""
-        self._erase()
         self._open = False
+        self._draw()
 
-    def _erase(self) -> None:
-        if self._drawn:
-            self._put(f"\x1b[{self._drawn}A\x1b[J")  # up, and clear to the end
-            self._drawn = 0
-
-    def _put(self, text: str) -> None:
+    def _draw(self, text: str = "") -> None:
+        """Text, and the live lines below it: in one piece, as anything else flickers."""
+        above = f"\x1b[{self._drawn}A\x1b[J" if self._drawn else ""  # up, and clear to the end
+        lines: list[str] = []
+        if self._live and self._open:
+            width = shutil.get_terminal_size().columns - 1
+            lines = [f"{self._line(report)[:width]}\n" for report in self._reports.values()]
+        self._drawn = len(lines)
         with contextlib.suppress(OSError):  # a terminal that was closed; the services go on without it
-            self._stream.write(text)
+            self._stream.write("".join((above, text, *lines)))
             self._stream.flush()
 
     def _line(self, report: Report) -> str:

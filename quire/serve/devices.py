@@ -9,12 +9,17 @@ from collections.abc import Mapping, Sequence
 
 from quire.errors import StartupError
 
+_DRIVER = "libcuda.so.1"
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _SECONDS = 60.0
 
 
 def count_gpus() -> int:
     """GPUs that processes of this environment see. Asked in a process of its own, which lets go of the driver."""
+    try:
+        ctypes.CDLL(_DRIVER)
+    except OSError:
+        return 0
     command = [sys.executable, "-m", "quire.serve.devices"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)  # noqa: S603  (our own)
     return int(answer.stdout) if answer.returncode == 0 else 0
@@ -47,10 +52,7 @@ def devices_of_engines(
 
 
 def _ask_driver() -> int:
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
+    driver = ctypes.CDLL(_DRIVER)
     count = ctypes.c_int(0)
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0

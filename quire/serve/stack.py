@@ -128,6 +128,8 @@ class _Stack:
                 if self._engines:
                     self._supervisor.start(self._engines)
                     await self._until(self._sound)
+                for spec in self._others:
+                    self._console.report(Report(spec.name, Stage.STARTING))
                 self._supervisor.start(self._others)
                 await self._until(self._ready)
         except TimeoutError as error:

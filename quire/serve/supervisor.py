@@ -61,7 +61,7 @@ class _Child:
         self.deaths = 0  # in a row
         self.ready_at: float | None = None
         self.failure = ""  # what it said of its end
-        self.stopping = False
+        self.stop = asyncio.Event()  # it is to end, and not to be started again
         self.keeper: asyncio.Task[None] | None = None
 
     @property
@@ -69,10 +69,10 @@ class _Child:
         return self.process is not None and self.process.returncode is None
 
     def terminate(self) -> None:
+        """Has it end, or not start again."""
+        self.stop.set()
         if self.process is not None and self.running:
             self.process.terminate()
-        elif self.keeper:
-            self.keeper.cancel()  # it waits for its next start
 
     def kill(self) -> None:
         """Ends what does not end by itself."""
@@ -166,13 +166,15 @@ class Supervisor:
     async def _keep(self, child: _Child) -> None:
         """Runs a process, and another one when it has died, until it is to stop."""
         try:
-            while not child.stopping:
+            while not child.stop.is_set():
                 try:
                     await self._run(child)
                 except OSError as error:  # no memory or no process left, for now
                     child.failure = str(error)
-                if not child.stopping:
-                    await asyncio.sleep(self._pause(child))
+                if not child.stop.is_set():
+                    pause = self._pause(child)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(child.stop.wait(), pause)
         except StartupError as error:
             if not self.failed.done():
                 self.failed.set_exception(error)
@@ -191,7 +193,7 @@ class Supervisor:
                 start_new_session=True,
             )
             output.release()
-            if child.stopping:
+            if child.stop.is_set():
                 process.terminate()
             await process.wait()
             await output.drain()
@@ -244,7 +246,6 @@ async def _end(children: Sequence[_Child], timeout: float, kill_after: float, hu
     if not keepers:
         return
     for child in children:
-        child.stopping = True
         child.terminate()
     hurried: asyncio.Future[Any] = asyncio.create_task(hurry.wait())
     ending: asyncio.Future[Any] = asyncio.gather(*keepers, return_exceptions=True)

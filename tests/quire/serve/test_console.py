@@ -75,6 +75,7 @@ def test_long_lines_do_not_wrap(output: io.StringIO, monkeypatch: pytest.MonkeyP
 def test_without_a_terminal_each_event_is_a_line(output: io.StringIO) -> None:
     console = Console(output, [ENGINE, GATEWAY], live=False)
     for report in (
+        ENGINE,
         Report("engine", Stage.LOADING),
         Report("engine", Stage.LOADING, 0.5),  # too soon for another line
         Report("gateway", Stage.WAITING, message="the router cannot be reached"),  # as is to be expected
