@@ -201,7 +201,8 @@ class Generations:
         lost = [stream for stream, owner in self._placed.values() if owner is router]
         if lost:
             logger.warning("router %s is lost with %d requests: %s", router.address, len(lost), error.message)
-        for stream in lost:
+        # Together they wait least when those with the least to compute again go first.
+        for stream in sorted(lost, key=_known_tokens):
             self._take_away(stream)
             stream.refused_by = ()
             self._move(stream, Unavailable("The router was lost. The answer is not complete; send the request again."))
@@ -246,6 +247,10 @@ def new_generation(job: Job, number: int, seeds: SeedSource) -> common_pb2.Gener
     if not (greedy or sampling.HasField("seed")):
         sampling.seed = seeds.draw()
     return generation
+
+
+def _known_tokens(stream: LiveStream) -> int:
+    return len(stream.generation.prompt_token_ids) + sum(len(choice.delivered) for choice in stream.choices)
 
 
 def _progress(stream: LiveStream) -> list[common_pb2.ChoiceProgress]:

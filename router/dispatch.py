@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -172,7 +173,7 @@ class Dispatcher:
             self._outliers.failed(worker)
         message = f"The engine workers that ran this request were lost: {error.message}"
         suspects = self._suspects(worker)
-        for stream in lost:
+        for stream in sorted(lost, key=_known_tokens):  # together they wait least when the shortest go first
             if stream.worker is worker:  # or its session ended meanwhile
                 stream.suspicions += stream in suspects
                 self._move(stream, Unavailable(message, reason="WORKER_LOST"))
@@ -220,6 +221,7 @@ class Dispatcher:
             tenant=generation.tenant,
             session_id=generation.session_id,
             priority=generation.priority,
+            generated_tokens=sum(len(choice.token_ids) for choice in generation.progress),
         )
         now = self._clock.time()
         deadline = now + generation.timeout_ms / 1000 if generation.timeout_ms else None
@@ -230,7 +232,7 @@ class Dispatcher:
         model = stream.request.model
         try:
             self._table.require_ready(model)
-            behind_others = not stream.attempts and self.waiting.has_waiting(model)
+            behind_others = not stream.begun and self.waiting.has_waiting(model)
             if behind_others or not self._place(stream):
                 self.waiting.enter(stream)
         except Unavailable as error:
@@ -312,6 +314,7 @@ class Dispatcher:
             self._fail(stream, error)
             return
         stream.journal.write(stream.generation)
+        stream.request = dataclasses.replace(stream.request, generated_tokens=stream.journal.num_tokens)
         self._metrics.migrations.inc()
         if stream.suspicions < _SUSPICIONS:
             self._enter(stream)
@@ -401,3 +404,7 @@ class Dispatcher:
         self._metrics.count(outcome)
         if not any(session.streams for session in self.sessions):
             self._idle.set()
+
+
+def _known_tokens(stream: Stream) -> int:
+    return stream.request.prompt_tokens + stream.journal.num_tokens

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quire.block_hash import block_keys
+from quire.v1 import common_pb2
 from router.clock import Clock
 from router.decisions import Decision, Decisions
 from router.index.prefix_index import BlocksByBit, PrefixIndex
@@ -133,7 +134,7 @@ class PlacementTable:
                 device, host = self._index.cover(keys, sum(bits))
                 start, stop = self._index.computing(keys, device)
             # The last token is computed in any case: its logits are wanted.
-            most = (stream.request.prompt_tokens - 1) // block_size if block_size else 0
+            most = (stream.request.known_tokens - 1) // block_size if block_size else 0
         candidates = []
         for worker, bit in zip(workers, bits, strict=True):
             cached = device.get(bit, 0)
@@ -150,18 +151,13 @@ class PlacementTable:
         return candidates
 
     def _keys(self, stream: Stream, block_size: int) -> Sequence[int]:
-        """Of the prompt's full blocks; none for a request that may not use the cache."""
+        """Of the full blocks of prompt and output; none for a request that may not use the cache."""
         generation = stream.generation
         if stream.keys is None:
             if not block_size or generation.sampling.HasField("prompt_logprobs"):
                 stream.keys = ()
-            elif (
-                generation.prompt_block_size == block_size
-                and len(generation.prompt_block_keys) == stream.request.prompt_tokens // block_size
-            ):
-                stream.keys = generation.prompt_block_keys
             else:
-                stream.keys = block_keys(list(generation.prompt_token_ids), block_size, generation.cache_salt)
+                stream.keys = _block_keys(generation, block_size)
         return stream.keys
 
     def _start(self, stream: Stream, worker: WorkerPort, chosen: Candidate) -> None:
@@ -171,14 +167,14 @@ class PlacementTable:
         stream.attempts += 1
         worker.last_placed = stream_id
         stream.worker, stream.worker_stream_id, stream.started = worker, stream_id, False
-        stream.prompt_tokens = stream.request.prompt_tokens + stream.journal.num_tokens
+        stream.prompt_tokens = stream.request.known_tokens
         stream.prefill_tokens = max(1, stream.prompt_tokens - known)
         worker.load.placed(stream.request.sequences, stream.prompt_tokens, stream.prefill_tokens)
         self._streams[stream_id] = stream
         stream.make = worker.make
         if self._policy.uses_cache and stream.keys:
             block_size = worker.model_info.block_size if worker.model_info else 1
-            stream.predicted_tokens = known
+            stream.predicted_tokens = min(known, stream.request.prompt_tokens)
             stream.placed = self._index.expect(worker.blocks, stream.keys, known // block_size)
 
     def _settle(self, stream: Stream, computed: bool) -> None:
@@ -195,3 +191,14 @@ class PlacementTable:
         if stream.deadline is None:
             return 0
         return max(1, round((stream.deadline - self._clock.time()) * 1000))
+
+
+def _block_keys(generation: common_pb2.Generation, block_size: int) -> Sequence[int]:
+    """The caller's keys of the prompt's blocks if they fit, and those of the output that a single sequence has."""
+    prompt, given = generation.prompt_token_ids, generation.prompt_block_keys
+    fits = generation.prompt_block_size == block_size and len(given) == len(prompt) // block_size
+    output = generation.progress[0].token_ids if len(generation.progress) == 1 else ()
+    if fits and not output:
+        return given
+    found = block_keys([*prompt, *output], block_size, generation.cache_salt)
+    return [*given, *found[len(given) :]] if fits else found

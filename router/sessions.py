@@ -34,7 +34,7 @@ class Stream:
     # Clock time at which it came, and at which it is out of time; None without a deadline.
     arrived: float
     deadline: float | None
-    # Keys of the prompt's full blocks, once they were needed.
+    # Keys of the full blocks of all that is known of it, once they were needed.
     keys: Sequence[int] | None = None
     # Where it runs.
     worker: WorkerPort | None = None
@@ -68,6 +68,11 @@ class Stream:
     # Rings when it goes on, while it is kept from the workers.
     pause: Timer | None = None
     timer: Timer | None = None
+
+    @property
+    def begun(self) -> bool:
+        """It has been on a worker, of this router or of another one: it is not to be refused any more."""
+        return self.attempts > 0 or len(self.generation.progress) > 0
 
 
 class CallerSession:

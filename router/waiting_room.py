@@ -72,7 +72,7 @@ class WaitingRoom:
                 return
             self._queues[request.model] = FairQueue(self._max_requests, self._max_tokens)
         queue = self._queues[request.model]
-        if stream.attempts:
+        if stream.begun:
             stream.entry = queue.push_front(stream)
         else:
             stream.entry, victim = queue.push(stream, request.tenant, request.priority, request.prompt_tokens)
@@ -89,7 +89,7 @@ class WaitingRoom:
                 ),
             )
         if stream.entry is not None:
-            seconds = self._max_seconds if stream.attempts else min(self._max_seconds, patience)
+            seconds = self._max_seconds if stream.begun else min(self._max_seconds, patience)
             when = self._clock.time() + seconds
             if stream.deadline is not None:
                 when = min(when, stream.deadline)

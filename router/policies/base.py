@@ -27,6 +27,13 @@ class RouteRequest:
     # Names the conversation; empty when the caller did not.
     session_id: str = ""
     priority: int = 0
+    # That it has already; where it goes on, they are computed again with its prompt.
+    generated_tokens: int = 0
+
+    @property
+    def known_tokens(self) -> int:
+        """All that is computed, or found in a cache, before it goes on."""
+        return self.prompt_tokens + self.generated_tokens
 
 
 class Candidate(NamedTuple):

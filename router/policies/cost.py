@@ -19,7 +19,7 @@ def cost_seconds(request: RouteRequest, candidate: Candidate, weights: Weights) 
     first of them computes it, as they wait no longer there than anywhere else; once it is computed, load spreads it.
     """
     _, cached, host_cached, sequences, most, waiting_tokens, kv_usage, per_step, per_token, _, duplicates = candidate
-    tokens = request.prompt_tokens - cached - (1 - weights.host_tier) * host_cached
+    tokens = request.known_tokens - cached - (1 - weights.host_tier) * host_cached
     prefill = per_token * max(1.0, tokens)
     added = request.sequences
     own = per_token * waiting_tokens + prefill

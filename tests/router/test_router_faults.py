@@ -81,6 +81,25 @@ async def test_the_only_worker_dies_and_its_requests_wait_for_it(start_router: S
                     assert (output.error, output.tokens[0]) == (None, expected_tokens([number], 40))
 
 
+async def test_of_those_that_move_together_the_shortest_go_first(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    lengths = [300, 10, 200, 30, 100, 250]
+    with engine_process(free_port(), "--silent") as victim:
+        running = await start_router(victim.address)
+        async with running.client.session() as session:
+            for number, length in enumerate(lengths):
+                await session.start(number, generation([1] * length, 5))
+            await eventually(lambda: len(running.router.table) == len(lengths))
+            rescue = await start_engine()
+            running.router.registry.announce("test", [rescue.address])
+            await running.client.wait_ready(rescue.address)
+            victim.kill()
+            for number in range(len(lengths)):
+                await session.outputs[number].wait_ended()
+    assert [len(request.prompt_token_ids) for request in rescue.record.started] == sorted(lengths)
+
+
 async def test_requests_without_a_token_go_elsewhere_too(start_engine: StartEngine, start_router: StartRouter) -> None:
     with engine_process(free_port(), "--silent") as victim:
         running = await start_router(victim.address)

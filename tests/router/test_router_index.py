@@ -10,7 +10,7 @@ import pytest
 from quire.block_hash import block_keys
 from tests.router.conftest import Running, StartEngine, StartRouter
 from tests.support.fake_cache import HOST
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, expected_tokens
 from tests.support.router_client import generation
 from tests.support.waiting import eventually
 
@@ -206,3 +206,29 @@ async def test_why_a_request_went_where_it_did(start_engine: StartEngine, start_
     with pytest.raises(grpc.aio.AioRpcError) as unknown:
         await running.client.explain("r2")
     assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_request_that_has_begun_elsewhere_goes_where_its_output_is_cached(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """As at a router that takes over from another: the prompt alone is cached everywhere."""
+    engines = [await start_engine() for _ in range(3)]
+    prompt = [7] * 32
+    output = expected_tokens(prompt, 64)
+    for engine in engines:
+        engine.cache.store(block_keys(prompt, 16))
+    engines[1].cache.store(block_keys(prompt + output, 16)[2:])
+    running = await start_router(*(engine.address for engine in engines))
+    for engine in engines:
+        blocks = 6 if engine is engines[1] else 2
+        await eventually(
+            lambda engine=engine, blocks=blocks: (
+                coverage(running, engine, block_keys(prompt + output, 16)) == (blocks, 0)
+            )
+        )
+    request = generation(prompt, 80, request_id="begun", prompt_block_keys=block_keys(prompt, 16), prompt_block_size=16)
+    request.progress.add(token_ids=output)
+    assert await running.client.generate(request) == expected_tokens(prompt, 80)[64:]
+    assert [len(engine.record.started) for engine in engines] == [0, 1, 0]
+    explained = await running.client.explain("begun")
+    assert max(candidate.cached_tokens for candidate in explained.candidates) == 80

@@ -151,6 +151,25 @@ async def test_new_requests_wait_for_a_worker_that_restarts(start_router: StartR
                 assert (output.error, output.tokens[0]) == (None, expected_tokens([number], 3))
 
 
+async def test_what_another_router_has_begun_is_not_refused(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine()
+    running = await start_router(engine.address, max_queued_requests=0, max_absence_seconds=0)
+    await engine.rpc.set_serving(False)
+    await running.client.wait_state(engine.address, router_pb2.WORKER_STATE_DRAINING)
+    async with running.client.session() as session:
+        begun = generation([5], 4)
+        begun.progress.add(token_ids=expected_tokens([5], 2))
+        output = await session.start(1, begun)
+        await eventually(lambda: running.router.dispatcher.waiting.waiting)
+        refused = await (await session.start(2, generation([5], 4))).wait_ended()
+        assert isinstance(refused.error, Overloaded)
+        await engine.rpc.set_serving(True)
+        await output.wait_ended()
+        assert (output.error, output.tokens[0]) == (None, expected_tokens([5], 4)[2:])
+
+
 async def test_new_requests_wait_while_the_only_worker_stalls_and_while_it_drains(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
