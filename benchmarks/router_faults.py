@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import random
 import signal
+import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -27,14 +28,13 @@ from benchmarks.models import build
 from benchmarks.router_client import Answer, RouterClient, connect
 from quire.v1 import common_pb2
 
-_SHAPE = "tiny-llama"
 _VOCABULARY = 8192
 _PROMPT_TOKENS = 64
 _COMPANY = 4  # streams for each worker
 _COMPANY_TOKENS = 3000
 _COLUMNS = (
     "fault", "streams", "moved", "errors", "other tokens", "log-probabilities differ by", "longest gap, moved",
-    "longest gap, others", "KV blocks left", "goal",
+    "mean, moved", "longest gap, others", "KV blocks left", "goal",
 )  # fmt: skip
 
 
@@ -66,9 +66,10 @@ class Outcome:
 
 def main() -> None:
     arguments = _parse()
-    model = Path(".cache/models") / _SHAPE
-    build(_SHAPE, model)
-    options = ["--dtype", "float32", "--max-num-seqs", "16", "--kv-cache-memory-bytes", "64M"]
+    model = Path(".cache/models") / arguments.model
+    build(arguments.model, model)
+    seqs = str(arguments.max_num_seqs)
+    options = ["--dtype", "float32", "--max-num-seqs", seqs, "--kv-cache-memory-bytes", "64M"]
     policy = ["--routing-policy", "least_loaded"]  # so that each worker has as many streams as the others
     with engines(model, arguments.engines, options) as workers, router(workers, policy) as service:
         print(asyncio.run(_measure(workers, service, arguments)))
@@ -80,6 +81,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", default="tiny-llama", help="shape, as benchmarks/models.py names it")
+    parser.add_argument("--at", type=float, default=0.25, help="share of its tokens that each stream has at the fault")
+    parser.add_argument("--max-num-seqs", type=int, default=16, help="of an engine")
     return parser.parse_args()
 
 
@@ -92,7 +96,9 @@ async def _measure(workers: Sequence[Service], service: Service, arguments: argp
         for fault in (None, *FAULTS):
             name = fault.name if fault else "none"
             outcomes = [
-                await _run(client, workers, _requests(arguments, f"{name.replace(' ', '-')}-{number}"), fault)
+                await _run(
+                    client, workers, _requests(arguments, f"{name.replace(' ', '-')}-{number}"), fault, arguments.at
+                )
                 for number in range(arguments.rounds)
             ]
             lines.append(_row(name, fault.goal if fault else "", outcomes, reference))
@@ -130,17 +136,18 @@ def _company(num_workers: int, run: str) -> list[common_pb2.Generation]:
 
 
 async def _run(
-    client: RouterClient, workers: Sequence[Service], requests: Sequence[common_pb2.Generation], fault: Fault | None
-) -> Outcome:
-    """All streams at once; once each has a quarter of its tokens, the fault meets the worker with the most of them."""
+    client: RouterClient, workers: Sequence[Service], requests: Sequence[common_pb2.Generation], fault: Fault | None,
+    at: float = 0.0,
+) -> Outcome:  # fmt: skip
+    """All streams at once; once each has the share `at` of its tokens, a fault meets the worker with most of them."""
     company = [await client.start(request) for request in _company(len(workers), requests[0].request_id)]
     while not all(answer.token_ids for answer in company):
         await asyncio.sleep(0.005)
     answers = [await client.start(request) for request in requests]
     struck = None
     if fault:
-        quarter = requests[0].sampling.max_tokens // 4
-        while any(len(answer.token_ids) < quarter and not answer.error for answer in answers):
+        begun = int(at * requests[0].sampling.max_tokens)
+        while any(len(answer.token_ids) < begun and not answer.error for answer in answers):
             await asyncio.sleep(0.005)
         struck = await _busiest(client, workers, requests, answers)
         struck.signal(fault.number)
@@ -187,6 +194,7 @@ def _row(name: str, goal: str, outcomes: Sequence[Outcome], reference: Outcome) 
         sum(answer.token_ids != undisturbed.token_ids for answer, undisturbed, _ in pairs),
         f"{max(_difference(answer.logprobs, undisturbed.logprobs) for answer, undisturbed, _ in pairs):.1g}",
         _longest_gap([answer for answer, _, moved in pairs if moved]),
+        _mean_gap([answer for answer, _, moved in pairs if moved]),
         _longest_gap([answer for answer, _, moved in pairs if not moved]),
         sum(outcome.kv_blocks_left for outcome in outcomes),
         goal,
@@ -201,6 +209,11 @@ def _difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 def _longest_gap(answers: Sequence[Answer]) -> str:
     return f"{max(answer.longest_gap for answer in answers):.2f} s" if answers else ""
+
+
+def _mean_gap(answers: Sequence[Answer]) -> str:
+    """Of the longest ones of each."""
+    return f"{statistics.mean(answer.longest_gap for answer in answers):.2f} s" if answers else ""
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ class RouterOptions:
 
     workers: tuple[str, ...] = option((), "Engine workers (host:port), repeatable.")
     worker_dns: tuple[str, ...] = option(
-        (), "Name and port (host:port); every A and AAAA record of the name is a worker. Repeatable; for compose "
-        "--scale and headless services.",
+        (), "Name and port (host:port); every A record of the name is a worker, or every AAAA record where there is "
+        "no other. One that three answers in a row lack is gone. Repeatable; for compose --scale, headless services.",
     )  # fmt: skip
     worker_dns_interval_seconds: float = option(3.0, "Time between two look-ups of those names.", minimum=0.1)
     worker_lease_seconds: float = option(

@@ -6,11 +6,14 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 
 from quire.errors import Overloaded, StartupError
 
 logger = logging.getLogger(__name__)
+
+# An address is gone once so many answers in a row lack it: name servers give partial answers now and then.
+_MISSES = 3
 
 # Host → its addresses, version 4 and 6.
 Resolver = Callable[[str], Awaitable[Sequence[str]]]
@@ -68,6 +71,7 @@ class DnsSource:
         self._seconds = seconds
         self._resolve = resolve
         self._trouble = ""
+        self._misses: dict[str, int] = {}  # address → answers in a row that lacked it
 
     async def run(self) -> None:
         """Looks up and announces until cancelled. While the name cannot be resolved, what was found last stays."""
@@ -75,16 +79,28 @@ class DnsSource:
             try:
                 async with asyncio.timeout(max(self._seconds, 1.0)):
                     found = await self._resolve(self._host)
-                self._announce(self._name, {join_address(host, self._port) for host in found})
+                self._announce(self._name, self._take({join_address(host, self._port) for host in one_family(found)}))
                 self._trouble = ""
             except (OSError, Overloaded) as error:  # TimeoutError is an OSError
                 self._log_once(str(error) or "timed out")
             await asyncio.sleep(self._seconds)
 
+    def _take(self, found: Set[str]) -> Set[str]:
+        """What counts after an answer: what it has, and what answers had a moment ago."""
+        misses = {address: 0 if address in found else self._misses.get(address, 0) + 1 for address in self._misses}
+        self._misses = {address: count for address, count in misses.items() if count < _MISSES}
+        self._misses.update((address, 0) for address in found)
+        return self._misses.keys()
+
     def _log_once(self, trouble: str) -> None:
         if trouble != self._trouble:
             self._trouble = trouble
             logger.warning("%s: %s; keeping what was found before", self._name, trouble)
+
+
+def one_family(hosts: Sequence[str]) -> Sequence[str]:
+    """Those of version 4, and all where there are none: a machine with an address of each version is one."""
+    return [host for host in hosts if ":" not in host] or hosts
 
 
 def join_address(host: str, port: int) -> str:

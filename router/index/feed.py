@@ -64,6 +64,8 @@ class KvFeed:
         self._epoch = ""
         self._sequence = 0
         self._in_snapshot = False
+        self._stream: asyncio.Timeout | None = None  # around the subscription, for `_renew` to end it
+        index.on_refined.append(self._renew)
         self._begin()
 
     def _begin(self) -> None:
@@ -72,6 +74,7 @@ class KvFeed:
 
     def close(self) -> None:
         """Takes the worker out of the index."""
+        self._index.on_refined.remove(self._renew)
         self._index.leave(self.blocks)
 
     async def run(self, subscribe: Subscribe) -> None:
@@ -82,20 +85,30 @@ class KvFeed:
                 from_sequence=self._sequence + 1 if self._epoch else 0, epoch=self._epoch
             )
             try:
-                async for batch in subscribe(request):
-                    trouble = ""
-                    await self._take(batch)
+                async with asyncio.timeout(None) as self._stream:
+                    async for batch in subscribe(request):
+                        trouble = ""
+                        await self._take(batch)
                 reason = "it ended the stream"
+            except TimeoutError:
+                self._epoch, self._in_snapshot, reason = "", False, "a snapshot is wanted"
             except _OutOfStep as error:
                 self._on_out_of_step()
                 logger.warning("cache events of worker %s: %s; asking for a snapshot", self._name, error)
                 self._epoch, self._in_snapshot, reason = "", False, str(error)
             except grpc.aio.AioRpcError as error:
                 reason = from_rpc_error(error).message
+            self._stream = None
             if reason != trouble:
                 trouble = reason
                 logger.debug("cache events of worker %s: %s", self._name, reason)
             await asyncio.sleep(_RETRY_SECONDS)
+
+    def _renew(self) -> None:
+        """Asks for a snapshot."""
+        if self._stream is not None:
+            self._stream.reschedule(0.0)
+            self._stream = None
 
     async def _take(self, batch: engine_pb2.SubscribeKvEventsResponse) -> None:
         if batch.is_snapshot:

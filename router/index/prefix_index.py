@@ -10,6 +10,9 @@ from router.index.block_index import BlockIndex, Holders, match
 
 # A placement's blocks are counted on for so long after its first token: by then the worker has told of them.
 _CONFIRM_SECONDS = 2.0
+# Where less than this share of the room is taken, more blocks are kept again; seconds between two such changes.
+_ROOMY = 0.25
+_REFINE_SECONDS = 30.0
 
 
 # Worker's bit → blocks.
@@ -56,6 +59,9 @@ class PrefixIndex:
         self._host = BlockIndex(max_blocks)
         self.expected: dict[int, int] = {}  # key → mask, of blocks that placed requests will leave
         self._confirming: deque[tuple[float, Placed]] = deque()
+        # Called when all that is known of each worker's blocks is needed anew.
+        self.on_refined: list[Callable[[], None]] = []
+        self._refined = clock()
 
     def __len__(self) -> int:
         return len(self.device) + len(self._host)
@@ -92,6 +98,7 @@ class PrefixIndex:
     def clean(self) -> bool:
         """A slice of the housekeeping; returns whether there is more to do."""
         self._forget_confirmed()
+        self._refine()
         if self._cleaner is None and self._left:
             self._cleaner = self._clean_of(self._left)
         if self._cleaner is not None and next(self._cleaner, self) is self:
@@ -156,6 +163,19 @@ class PrefixIndex:
         yield from self._host.clean(bits)
         self._left &= ~bits
         self._free_bits += _by_bit([(0, bits)])
+
+    def _refine(self) -> None:
+        """Keeps twice the share of all blocks where there is room for it again. Workers must tell of them first."""
+        now = self._clock()
+        tiers = [tier for tier in (self.device, self._host) if tier.sampling > 1]
+        roomy = [tier for tier in tiers if len(tier) < _ROOMY * self._max_blocks]
+        if not roomy or now - self._refined < _REFINE_SECONDS:
+            return
+        self._refined = now
+        for tier in roomy:
+            tier.sampling //= 2
+        for ask in list(self.on_refined):
+            ask()
 
     def _device_holders(self) -> Holders:
         if not self.expected:

@@ -232,3 +232,19 @@ async def test_a_request_that_has_begun_elsewhere_goes_where_its_output_is_cache
     assert [len(engine.record.started) for engine in engines] == [0, 1, 0]
     explained = await running.client.explain("begun")
     assert max(candidate.cached_tokens for candidate in explained.candidates) == 80
+
+
+async def test_an_index_that_was_full_gets_its_resolution_back(
+    start_engine: StartEngine, start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.index.prefix_index._REFINE_SECONDS", 0.0)
+    engine = await start_engine()
+    engine.cache.store(KEYS)
+    running = await start_router(engine.address, max_index_blocks=1024)
+    many = list(range(1000, 7000))
+    engine.cache.store(many)
+    await eventually(lambda: running.router.index.device.sampling > 1)
+    engine.cache.remove(many)
+    await eventually(lambda: running.router.index.device.sampling == 1)
+    await known(running, engine, len(KEYS))
+    assert resyncs(running) == 0

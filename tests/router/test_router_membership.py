@@ -36,12 +36,20 @@ class Names:
     def __init__(self, *hosts: str) -> None:
         self.answer: Sequence[str] | OSError = hosts
         self.asked: list[str] = []
+        self.again = asyncio.Event()
 
     async def __call__(self, host: str) -> Sequence[str]:
         self.asked.append(host)
+        self.again.set()
         if isinstance(self.answer, OSError):
             raise self.answer
         return self.answer
+
+    async def wait_asked(self, times: int) -> None:
+        """Until it has been asked so many times more."""
+        for _ in range(times):
+            self.again.clear()
+            await self.again.wait()
 
 
 def test_leases_end_unless_renewed() -> None:
@@ -141,6 +149,38 @@ async def test_dns_follows_the_records(start_engine: StartEngine, start_router: 
     names.answer = ("127.0.0.1",)
     await eventually(lambda: [w.address for w in running.router.registry.workers] == [engine.address])
     assert set(names.asked) == {"engines.test"}
+
+
+async def test_a_partial_answer_costs_no_worker_its_place(start_engine: StartEngine, start_router: StartRouter) -> None:
+    """Nor the router what it knows of the worker's cache."""
+    engine = await start_engine()
+    port = engine.address.rpartition(":")[2]
+    names = Names("127.0.0.1", "127.0.0.9")
+    running = await start_router(worker_dns=(f"engines.test:{port}",), worker_dns_interval_seconds=0.1, resolve=names)
+    await running.client.wait_ready(engine.address)
+    (worker,) = (worker for worker in running.router.registry.workers if worker.address == engine.address)
+    for _ in range(3):
+        names.answer = ("127.0.0.9",)
+        await names.wait_asked(2)
+        assert worker in running.router.registry.workers
+        assert worker.ready
+        names.answer = ("127.0.0.1", "127.0.0.9")
+        await names.wait_asked(2)
+    names.answer = ("127.0.0.9",)
+    await eventually(lambda: worker not in running.router.registry.workers)
+
+
+async def test_a_machine_with_addresses_of_both_versions_is_one_worker(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine()
+    port = engine.address.rpartition(":")[2]
+    names = Names("::1", "127.0.0.1")
+    running = await start_router(worker_dns=(f"engines.test:{port}",), worker_dns_interval_seconds=0.1, resolve=names)
+    await running.client.wait_ready(engine.address)
+    assert set(await running.client.workers()) == {engine.address}
+    names.answer = ("::1",)
+    await eventually(lambda: {worker.address for worker in running.router.registry.workers} == {f"[::1]:{port}"})
 
 
 async def test_the_systems_resolver_answers() -> None:
