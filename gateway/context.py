@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from gateway.answers.parser import AnswerParser
 from gateway.pipeline import Pipeline
 from gateway.protocol.unknown import UnknownFields
 from gateway.services import Fleet, Tokenizer
@@ -27,6 +29,8 @@ class GatewayContext:
     # Threads for requests and answers of megabytes.
     large_requests: WorkPool = field(default_factory=lambda: WorkPool("large requests", 2, 64))
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
+    # They read the text of chats, in this order.
+    parsers: Sequence[type[AnswerParser]] = ()
     draining: bool = False
     start_time: int = field(default_factory=lambda: int(time.time()))
 

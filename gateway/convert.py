@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.answers.parser import AnswerParser
 from gateway.caller import Caller
 from gateway.job import DetokenizeOptions, Job, TokenizedPrompt
 from gateway.protocol.common import GenerationFields
@@ -29,12 +30,14 @@ def make_job(
     prompt_logprobs: int | None,
     caller: Caller,
     options: GatewayOptions,
+    parsers: Sequence[type[AnswerParser]] = (),
 ) -> Job:
     """The job of a request.
 
     Args:
         max_tokens: what the request asks for, which must fit; it gets no more than the generation config allows.
         default_max_tokens: for one that asks for nothing, as far as they fit; None means as many as fit.
+        parsers: of the choices' text.
 
     Raises:
         InvalidRequest: a prompt is empty, min_tokens is more than may be generated, or the request may come to too many
@@ -66,6 +69,7 @@ def make_job(
         prompts=tuple(truncated),
         sampling=sampling,
         timeout_seconds=options.request_timeout_seconds,
+        wants_text=output != 0,
         detokenize=DetokenizeOptions(
             skip_special_tokens=body.skip_special_tokens,
             stop_strings=stop_strings(body),
@@ -73,6 +77,7 @@ def make_job(
             min_tokens=body.min_tokens or 0,
             ends_with_stop_token=body.include_stop_str_in_output,
         ),
+        parsers=tuple(parsers),
         priority=body.priority,
         cache_salt=caller.cache_salt,
         max_model_len=model.max_model_len,

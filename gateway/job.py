@@ -1,11 +1,10 @@
-"""What an endpoint asks of the services, free of HTTP and OpenAI: prompts in, events out."""
+"""What an endpoint asks of the services, free of HTTP and OpenAI: prompts in, updates out."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
-from quire.errors import QuireError
+from gateway.answers.parser import AnswerParser
 from quire.v1 import common_pb2
 
 
@@ -39,7 +38,9 @@ class Job:
     prompts: tuple[TokenizedPrompt, ...]
     sampling: common_pb2.SamplingParams
     timeout_seconds: float
+    wants_text: bool = True  # or token ids and scores alone
     detokenize: DetokenizeOptions = field(default_factory=DetokenizeOptions)
+    parsers: tuple[type[AnswerParser], ...] = ()  # of each choice's text, in order
     priority: int = 0
     cache_salt: str = ""
     max_model_len: int = 0  # an output that max_tokens leaves open ends here
@@ -56,44 +57,3 @@ class Job:
     def choices(self) -> int:
         """Sequences of all prompts."""
         return len(self.prompts) * self.n
-
-
-class Finish(enum.Enum):
-    """Why a choice ended, in OpenAI's words."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-
-
-@dataclass(frozen=True)
-class TokenScore:
-    """Log-probabilities at one position; the token itself comes first in all three."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    texts: tuple[bytes, ...]  # each token's own bytes
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceEvent:
-    """News of one choice."""
-
-    index: int  # prompt * n + choice
-    text: str
-    token_ids: tuple[int, ...]
-    scores: tuple[TokenScore, ...] = ()  # one for each token, if asked for
-    prompt_scores: tuple[common_pb2.TokenLogprobs, ...] = ()  # with the first event of a prompt's first choice
-    finish: Finish | None = None
-    stop_reason: str | int | None = None
-
-
-@dataclass(frozen=True)
-class FailureEvent:
-    """The request as a whole failed; nothing follows."""
-
-    error: QuireError
-
-
-Event = ChoiceEvent | FailureEvent

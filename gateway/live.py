@@ -8,14 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.job import Event, FailureEvent, Job
-from quire.errors import Overloaded, QuireError
+from gateway.answers.queue import AnswerQueue
+from gateway.job import Job
 from quire.v1 import common_pb2
 
-# Events that wait for a client which does not read: far more than a healthy one ever has. In a step a request gets one
-# for each of its choices.
-MAX_WAITING_EVENTS = 16384
-MAX_WAITING_STEPS = 64
 # A client whose text is complete waits so long for what it cost, and gets an answer without it then.
 USAGE_SECONDS = 2.0
 
@@ -66,23 +62,19 @@ class LiveStream:
         return all(choice.finished or choice.ended for choice in self.choices)
 
 
-class LiveRequest:
-    """One request of a client: iterate over `batches()`; call `cancel` when the client has gone."""
+class LiveRequest(AnswerQueue):
+    """One request of a client, with what has come of it and is not read yet."""
 
     def __init__(self, job: Job, release: Callable[[LiveRequest], None]) -> None:
         """
         Args:
             release: frees what the request holds elsewhere; called once.
         """
+        super().__init__(job.choices, job.parsers)
         self.job = job
         self.streams: list[LiveStream] = []
         self.open_choices = job.choices
-        # Tokens in what was written to the client.
-        self.completion_tokens = 0
         self._release = release
-        self._events: deque[Event] = deque()
-        self._ready = asyncio.Event()
-        self._closed = False
         self._settling: asyncio.TimerHandle | None = None
 
     @property
@@ -95,57 +87,17 @@ class LiveRequest:
         """Prompt tokens that came from the prefix cache, as far as the engines have told."""
         return sum(stream.usage.cached_prompt_tokens for stream in self.streams if stream.usage)
 
-    @property
-    def closed(self) -> bool:
-        """Whether it has ended, in whatever way."""
-        return self._closed
-
-    def push(self, event: Event) -> None:
-        """Hands an event to the client's task."""
-        if len(self._events) >= max(MAX_WAITING_EVENTS, MAX_WAITING_STEPS * self.job.choices):
-            self.fail(Overloaded("The client does not read its stream; it is ended."))
-            return
-        self._events.append(event)
-        self._ready.set()
-
-    def fail(self, error: QuireError) -> None:
-        """Ends the request with an error."""
-        if not self._closed:
-            self._events.append(FailureEvent(error))
-            self.close()
-
-    def cancel(self) -> None:
-        """The client has gone: ends the request without another event."""
-        self._events.clear()
-        self.close()
-
     def settle(self) -> None:
         """Ends the request once all is said and the routers have told what it cost. Call it when either comes."""
-        if self.open_choices or self._closed:
+        if self.open_choices or self.closed:
             return
         if all(stream.over for stream in self.streams):
             self.close()
         elif self._settling is None:
             self._settling = asyncio.get_running_loop().call_later(USAGE_SECONDS, self.close)
 
-    def close(self) -> None:
-        """Frees what the request holds; events that wait are still delivered. May be called twice."""
-        if not self._closed:
-            self._closed = True
-            if self._settling is not None:
-                self._settling.cancel()
-            self._release(self)
-            self._ready.set()
-
-    async def next_batch(self, timeout: float) -> list[Event] | None:
-        """All events that are ready, at least one; an empty list at the end; None when nothing came in time."""
-        if not self._events and not self._closed:
-            self._ready.clear()
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._ready.wait()
-            except TimeoutError:
-                return None
-        batch = list(self._events)
-        self._events.clear()
-        return batch
+    def release(self) -> None:
+        """Frees what the request holds elsewhere; called once."""
+        if self._settling is not None:
+            self._settling.cancel()
+        self._release(self)

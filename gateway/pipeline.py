@@ -12,8 +12,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, TokenScore
 from gateway.generations import Generations, new_generation
-from gateway.job import ChoiceEvent, Finish, Job, TokenScore
+from gateway.job import Job
 from gateway.live import LiveChoice, LiveRequest, LiveStream
 from gateway.room import ChoiceRoom
 from gateway.statistics import RequestStatistics
@@ -24,10 +25,11 @@ from quire.seeds import SeedSource
 from quire.v1 import common_pb2, tokenizer_pb2
 
 _FINISH = {
-    common_pb2.FINISH_REASON_STOP: Finish.STOP,
-    common_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
-    common_pb2.FINISH_REASON_ABORT: Finish.ABORT,
+    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    common_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
 }
+_NO_TEXT = tokenizer_pb2.TextDelta()
 
 
 class Pipeline:
@@ -44,12 +46,12 @@ class Pipeline:
         self._statistics = statistics
         self._seeds = seeds
         self.texts = Texts(tokenizer_addresses, security, statistics, self._on_text)
-        self.generations = Generations(router_addresses, security, statistics, self.texts.add)
+        self.generations = Generations(router_addresses, security, statistics, self._on_tokens)
         self._room = ChoiceRoom()
 
     @property
     def num_live(self) -> int:
-        """Sequences under way."""
+        """Sequences whose text is under way."""
         return self.texts.num_open
 
     async def run(self) -> None:
@@ -63,7 +65,8 @@ class Pipeline:
             Unavailable: the tokenizer service cannot be reached.
             Overloaded: it does not read, or too many choices run already.
         """
-        await self.texts.replicas.wait_up(min(CALL_SECONDS, job.timeout_seconds))
+        if job.wants_text:
+            await self.texts.replicas.wait_up(min(CALL_SECONDS, job.timeout_seconds))
         self._room.enter(job.tenant, job.choices)
         request = LiveRequest(job, self._release)
         self._statistics.started(request)
@@ -87,7 +90,8 @@ class Pipeline:
         for index in range(job.n):
             choice = LiveChoice(stream, number * job.n + index)
             stream.choices.append(choice)
-            self.texts.open(choice)
+            if job.wants_text:
+                self.texts.open(choice)
         return stream
 
     def _release(self, request: LiveRequest) -> None:
@@ -99,13 +103,19 @@ class Pipeline:
         self._room.leave(request.job.tenant, request.job.choices)
         self._statistics.ended(request)
 
+    def _on_tokens(self, choice: LiveChoice, delta: common_pb2.GenerationDelta) -> None:
+        if choice.stream.request.job.wants_text:
+            self.texts.add(choice, delta)
+        else:
+            self._on_text(choice, delta, _NO_TEXT)
+
     def _on_text(self, choice: LiveChoice, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> None:
-        event = _event(choice, delta, text)
+        update = _update(choice, delta, text)
         request = choice.stream.request
-        choice.num_tokens += len(event.token_ids)
-        self._statistics.progressed(request, event, time.monotonic())
-        request.push(event)
-        if event.finish:
+        choice.num_tokens += len(update.token_ids)
+        self._statistics.progressed(request, update, time.monotonic())
+        request.push(update)
+        if update.finish:
             self._end_choice(choice)
 
     def _end_choice(self, choice: LiveChoice) -> None:
@@ -118,18 +128,17 @@ class Pipeline:
         request.settle()
 
 
-def _event(choice: LiveChoice, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> ChoiceEvent:
+def _update(choice: LiveChoice, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> ChoiceUpdate:
+    deltas: tuple[Delta, ...] = (Content(text.text),) if text.text else ()
     if not (delta.finish_reason or delta.logprobs or delta.prompt_logprobs or text.HasField("stop_string")):
-        return ChoiceEvent(choice.index, text.text, tuple(delta.token_ids))
+        return ChoiceUpdate(choice.index, deltas, tuple(delta.token_ids))
     token_ids, scores = tuple(delta.token_ids), _scores(delta, text)
-    finish = _FINISH.get(delta.finish_reason)
-    stop_reason: str | int | None = delta.stop_token_id if delta.HasField("stop_token_id") else None
     if text.HasField("stop_string"):
-        finish, stop_reason = Finish.STOP, text.stop_string
+        deltas += (Finish(FinishReason.STOP, text.stop_string),)
         token_ids, scores = token_ids[: text.tokens_used], scores[: text.tokens_used]
-    return ChoiceEvent(
-        choice.index, text.text, token_ids, scores, tuple(delta.prompt_logprobs), finish, stop_reason
-    )  # fmt: skip
+    elif reason := _FINISH.get(delta.finish_reason):
+        deltas += (Finish(reason, delta.stop_token_id if delta.HasField("stop_token_id") else None),)
+    return ChoiceUpdate(choice.index, deltas, token_ids, scores, tuple(delta.prompt_logprobs))
 
 
 def _scores(delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> tuple[TokenScore, ...]:

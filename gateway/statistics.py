@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from gateway.job import ChoiceEvent
+from gateway.answers.deltas import ChoiceUpdate
 from gateway.live import LiveRequest
 from quire.histogram import Histogram
 from quire.v1 import common_pb2
@@ -84,23 +84,23 @@ class RequestStatistics:
         if request.job.sampling.HasField("max_tokens"):
             model.observe("request_params_max_tokens", request.job.sampling.max_tokens)
 
-    def progressed(self, request: LiveRequest, event: ChoiceEvent, now: float) -> None:
-        """An event is on its way to the client."""
+    def progressed(self, request: LiveRequest, update: ChoiceUpdate, now: float) -> None:
+        """An update is on its way to the client."""
         clock = self._clocks.get(request)
         if clock is None:
             return
         model = self.models[request.job.model]
-        if event.token_ids:
-            if event.index in clock.first:
-                model.observe("inter_token_latency_seconds", now - clock.last[event.index])
+        if update.token_ids:
+            if update.index in clock.first:
+                model.observe("inter_token_latency_seconds", now - clock.last[update.index])
             else:
                 if not clock.first:
                     model.observe("time_to_first_token_seconds", now - clock.start)
-                clock.first[event.index] = now
-            clock.last[event.index] = now
-        if event.finish:
+                clock.first[update.index] = now
+            clock.last[update.index] = now
+        if finish := update.finish:
             clock.end = now
-            model.finished[event.finish.value] += 1
+            model.finished[finish.reason.value] += 1
 
     def ended(self, request: LiveRequest) -> None:
         """A request ended, in whatever way."""

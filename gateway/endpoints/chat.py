@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import large
+from gateway.answers.collecting import CollectedChoice
+from gateway.answers.deltas import (
+    ChoiceUpdate,
+    Content,
+    Delta,
+    Finish,
+    FinishReason,
+    Reasoning,
+    ToolCall,
+    text_of,
+)
+from gateway.answers.events import event
+from gateway.answers.scores import chat_logprobs, prompt_logprobs
+from gateway.answers.stream import EventStream
 from gateway.caller import caller_of
 from gateway.context import GatewayContext, context_of
 from gateway.convert import context_bound, make_job, tokenized
-from gateway.job import ChoiceEvent, Job
+from gateway.endpoints.generation import GenerationAnswer
 from gateway.large import beside
 from gateway.live import LiveRequest
 from gateway.messages import template_messages
-from gateway.outcome import ChoiceOutcome, answer_size, collect, prompt_texts, usage_of
 from gateway.protocol.chat import (
     ChatChoice,
     ChatChunkChoice,
@@ -26,10 +36,11 @@ from gateway.protocol.chat import (
     ChatCompletionRequest,
     ChatDelta,
     ChatMessage,
+    ChatToolCall,
+    ChatToolCallPiece,
+    FunctionCall,
 )
 from gateway.protocol.decode import read_json
-from gateway.scores import chat_logprobs, prompt_logprobs
-from gateway.stream import EventStream
 from gateway.validate import check_choices, check_generation, check_logprobs
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2
@@ -59,16 +70,10 @@ async def chat_completions(request: Request) -> Response | EventStream:
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
-        caller=caller, options=context.options,
+        caller=caller, options=context.options, parsers=context.parsers,
     )  # fmt: skip
-    live = await context.pipeline.start(job)
-    answer = _Answer(context, body, job, live)
-    if body.stream:
-        return EventStream(live, answer.opening(), answer.chunks, answer.closing)
-    outcomes = await collect(live, request)
-    texts = await prompt_texts(request, outcomes)
-    size = answer_size(outcomes, job, bool(body.return_token_ids))
-    return await large.answer(request, size, lambda: answer.whole(outcomes, texts))
+    answer = _Answer(context, body, await context.pipeline.start(job))
+    return await answer.respond(request)
 
 
 def _check(body: ChatCompletionRequest, model: common_pb2.ModelInfo) -> None:
@@ -90,84 +95,95 @@ def _check(body: ChatCompletionRequest, model: common_pb2.ModelInfo) -> None:
         )
 
 
-class _Answer:
-    """One request's answer in either form."""
+class _Answer(GenerationAnswer[ChatCompletionRequest, ChatChunkChoice]):
+    """The answer to a conversation."""
 
-    def __init__(self, context: GatewayContext, body: ChatCompletionRequest, job: Job, live: LiveRequest) -> None:
-        self._context = context
-        self._body = body
-        self._job = job
-        self._live = live
-        self._id = f"chatcmpl-{job.request_id}"
-        self._created = int(time.time())
-        self._as_ids = bool(body.return_tokens_as_token_ids or context.options.return_tokens_as_token_ids)
-        options = body.stream_options
-        self._usage_at_end = context.options.enable_force_include_usage or bool(options and options.include_usage)
-        self._usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
+    def __init__(self, context: GatewayContext, body: ChatCompletionRequest, live: LiveRequest) -> None:
+        super().__init__(context, body, live, "chatcmpl")
+        self._role = context.options.response_role
         self._echo = _echo_text(body)
+        self._callers: set[int] = set()  # choices that call tools
 
-    def opening(self) -> Iterator[ChatCompletionChunk]:
+    def opening(self) -> Iterator[bytes]:
         """The role of each choice, and its echo."""
         for index in range(self._job.n):
-            delta = ChatDelta(role=self._context.options.response_role, content="")
-            chunk = self._chunk(ChatChunkChoice(index, delta))
-            if self._body.return_token_ids:
+            chunk = self._chunk(ChatChunkChoice(index, ChatDelta(role=self._role, content="")))
+            if self._with_ids:
                 chunk.prompt_token_ids = list(self._job.prompts[0].token_ids)
-            yield chunk
+            yield event(chunk)
             if self._echo:
-                yield self._chunk(ChatChunkChoice(index, ChatDelta(content=self._echo)))
+                yield event(self._chunk(ChatChunkChoice(index, ChatDelta(content=self._echo))))
 
-    def chunks(self, event: ChoiceEvent) -> Iterator[ChatCompletionChunk]:
-        """An event's chunk; none for one that has nothing to show."""
-        choice = ChatChunkChoice(event.index, ChatDelta(content=event.text))
-        if event.scores:
-            choice.logprobs = chat_logprobs(event.scores, self._as_ids)
-        if self._body.return_token_ids:
-            choice.token_ids = list(event.token_ids)
-        if event.finish:
-            choice.finish_reason = event.finish.value
-            choice.stop_reason = event.stop_reason
-        if event.text or event.finish or event.scores or self._body.return_token_ids:
-            yield self._chunk(choice)
-
-    def closing(self) -> Iterator[ChatCompletionChunk]:
-        """Usage, if asked for."""
-        if self._usage_at_end:
-            chunk = self._chunk()
-            chunk.usage = usage_of(self._live, self._context.options.enable_prompt_tokens_details)
-            yield chunk
+    def _choice(self, update: ChoiceUpdate) -> ChatChunkChoice:
+        choice = ChatChunkChoice(update.index, _delta(update.deltas))
+        if choice.delta.tool_calls:
+            self._callers.add(update.index)
+        if update.scores:
+            choice.logprobs = chat_logprobs(update.scores, self._as_ids)
+        return choice
 
     def _chunk(self, *choices: ChatChunkChoice) -> ChatCompletionChunk:
-        usage = usage_of(self._live, False) if self._usage_always else UNSET
         return ChatCompletionChunk(
-            self._id, "chat.completion.chunk", self._created, self._job.answering_model, list(choices), usage
-        )
-
-    def whole(self, outcomes: list[ChoiceOutcome], texts: Mapping[int, bytes]) -> ChatCompletion:
-        """The answer in one piece.
-
-        Args:
-            texts: the bytes of the tokens in the prompt's scores.
-        """
-        scores = outcomes[0].prompt_scores
-        with_ids = self._body.return_token_ids
-        return ChatCompletion(
-            self._id, "chat.completion", self._created, self._job.answering_model,
-            [self._choice(index, outcome) for index, outcome in enumerate(outcomes)],
-            usage_of(self._live, self._context.options.enable_prompt_tokens_details),
-            prompt_logprobs(scores, texts) if self._body.prompt_logprobs is not None else None,
-            list(self._job.prompts[0].token_ids) if with_ids else None,
+            self._id, "chat.completion.chunk", self._created, self._job.answering_model, list(choices),
+            self._usage_of_chunk(),
         )  # fmt: skip
 
-    def _choice(self, index: int, outcome: ChoiceOutcome) -> ChatChoice:
+    def _whole(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> ChatCompletion:
+        scores = choices[0].prompt_scores
+        return ChatCompletion(
+            self._id, "chat.completion", self._created, self._job.answering_model,
+            [self._whole_choice(index, choice) for index, choice in enumerate(choices)],
+            self._usage(),
+            prompt_logprobs(scores, texts) if self._body.prompt_logprobs is not None else None,
+            list(self._job.prompts[0].token_ids) if self._with_ids else None,
+        )  # fmt: skip
+
+    def _whole_choice(self, index: int, choice: CollectedChoice) -> ChatChoice:
+        if choice.tool_calls:
+            self._callers.add(index)
         return ChatChoice(
             index,
-            ChatMessage(self._context.options.response_role, self._echo + outcome.text),
-            chat_logprobs(outcome.scores, self._as_ids) if self._body.logprobs else None,
-            outcome.finish.value if outcome.finish else None,
-            outcome.stop_reason,
-            outcome.token_ids if self._body.return_token_ids else None,
+            _message(self._role, self._echo, choice),
+            chat_logprobs(choice.scores, self._as_ids) if self._body.logprobs else None,
+            self._reason(index, choice.finish),
+            choice.finish.stop_reason,
+            choice.token_ids if self._with_ids else None,
         )
+
+    def _reason(self, index: int, finish: Finish) -> str:
+        return "tool_calls" if index in self._callers and finish.reason is FinishReason.STOP else finish.reason.value
+
+
+def _message(role: str, echo: str, choice: CollectedChoice) -> ChatMessage:
+    """A choice's message; one that only calls tools has no content."""
+    message = ChatMessage(role, echo + choice.content)
+    if choice.reasoning:
+        message.reasoning = choice.reasoning
+    if choice.tool_calls:
+        message.tool_calls = [
+            ChatToolCall(call.id, FunctionCall(call.arguments, call.name)) for call in choice.tool_calls.values()
+        ]
+        message.content = message.content or None
+    return message
+
+
+def _delta(deltas: Sequence[Delta]) -> ChatDelta:
+    """What a chunk says of a choice; its content may be empty where it says nothing else."""
+    delta = ChatDelta()
+    if reasoning := text_of(deltas, Reasoning):
+        delta.reasoning = reasoning
+    if calls := [_call_piece(part) for part in deltas if isinstance(part, ToolCall)]:
+        delta.tool_calls = calls
+    content = text_of(deltas, Content)
+    if content or not (reasoning or calls):
+        delta.content = content
+    return delta
+
+
+def _call_piece(call: ToolCall) -> ChatToolCallPiece:
+    if not call.name:
+        return ChatToolCallPiece(call.index, FunctionCall(call.arguments))
+    return ChatToolCallPiece(call.index, FunctionCall(call.arguments, call.name), call.id, "function")
 
 
 def _echo_text(body: ChatCompletionRequest) -> str:

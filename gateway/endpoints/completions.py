@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import large
+from gateway.answers.collecting import CollectedChoice
+from gateway.answers.deltas import ChoiceUpdate, Content, text_of
+from gateway.answers.events import event
+from gateway.answers.scores import CompletionScores, merge, prompt_logprobs, score_of
+from gateway.answers.stream import EventStream
 from gateway.caller import Caller, caller_of
 from gateway.context import GatewayContext, context_of
 from gateway.convert import context_bound, make_job, tokenized
-from gateway.job import ChoiceEvent, Job, TokenizedPrompt
+from gateway.endpoints.generation import GenerationAnswer
+from gateway.job import TokenizedPrompt
 from gateway.large import beside
 from gateway.live import LiveRequest
-from gateway.outcome import ChoiceOutcome, answer_size, collect, prompt_texts, usage_of
 from gateway.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from gateway.protocol.decode import read_json
-from gateway.scores import CompletionScores, merge, prompt_logprobs, score_of
 from gateway.services import decode_request
-from gateway.stream import EventStream
 from gateway.validate import check_choices, check_generation, check_logprobs
 from quire.bounds import check_context_length, check_token_ids
 from quire.errors import InvalidRequest
@@ -57,15 +57,8 @@ async def completions(request: Request) -> Response | EventStream:
         Prompt(prompt.token_ids, await context.tokenizer.decode(decode_request(prompt.token_ids)) if body.echo else "")
         for prompt in job.prompts
     ]
-    live = await context.pipeline.start(job)
-    answer = _Answer(context, body, job, prompts, live)
-    if body.stream:
-        return EventStream(live, answer.opening(), answer.chunks, answer.closing)
-    outcomes = await collect(live, request)
-    first_ids = (prompt.token_ids[0] for prompt in prompts if body.echo and body.logprobs is not None)
-    texts = await prompt_texts(request, outcomes, first_ids)
-    size = answer_size(outcomes, job, bool(body.return_token_ids))
-    return await large.answer(request, size, lambda: answer.whole(outcomes, texts))
+    answer = _Answer(context, body, await context.pipeline.start(job), prompts)
+    return await answer.respond(request)
 
 
 def _check(body: CompletionRequest, model: common_pb2.ModelInfo) -> None:
@@ -129,93 +122,71 @@ def _checked(lists: Sequence[Any], vocab_size: int, max_tokens: int) -> list[Tok
     return [TokenizedPrompt(tuple(token_ids)) for token_ids in lists]
 
 
-class _Answer:
-    """One request's answer in either form."""
+class _Answer(GenerationAnswer[CompletionRequest, CompletionChoice]):
+    """The continuations of the prompts."""
 
     def __init__(
-        self, context: GatewayContext, body: CompletionRequest, job: Job, prompts: list[Prompt], live: LiveRequest
+        self, context: GatewayContext, body: CompletionRequest, live: LiveRequest, prompts: list[Prompt]
     ) -> None:
-        self._context = context
-        self._body = body
-        self._job = job
+        super().__init__(context, body, live, "cmpl")
         self._prompts = prompts
-        self._live = live
-        self._id = f"cmpl-{job.request_id}"
-        self._created = int(time.time())
-        self._as_ids = bool(body.return_tokens_as_token_ids or context.options.return_tokens_as_token_ids)
-        self._scores = [CompletionScores(self._as_ids) for _ in range(job.choices)]
+        self._scores = [CompletionScores(self._as_ids) for _ in range(self._job.choices)]
         self._begun: set[int] = set()
-        options = body.stream_options
-        self._usage_at_end = context.options.enable_force_include_usage or bool(options and options.include_usage)
-        self._usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
 
-    def opening(self) -> Iterator[Completion]:
+    def opening(self) -> Iterator[bytes]:
         """The prompts, if they are echoed."""
         if self._body.echo:
-            for index in range(len(self._scores)):
-                yield self._chunk(CompletionChoice(index, self._prompts[index // self._job.n].text))
+            for index in range(self._job.choices):
+                yield event(self._chunk(CompletionChoice(index, self._prompts[index // self._job.n].text)))
 
-    def chunks(self, event: ChoiceEvent) -> Iterator[Completion]:
-        """An event's chunk; none for one that has nothing to show.
+    def _shows(self, update: ChoiceUpdate) -> bool:
+        """A choice's first token shows even where it is no text yet (a part of a character): its client learns that the
+        prompt is computed."""
+        begins = update.index not in self._begun
+        self._begun.add(update.index)
+        return begins or super()._shows(update)
 
-        A choice's first token shows even where it is no text yet (a part of a character): its client learns that the
-        prompt is computed.
-        """
-        begins = event.index not in self._begun
-        if not (begins or event.text or event.finish or event.scores or self._body.return_token_ids):
-            return
-        self._begun.add(event.index)
-        choice = CompletionChoice(event.index, event.text)
-        if event.scores:
-            choice.logprobs = self._scores[event.index].take(event.scores)
-        if self._body.return_token_ids:
-            choice.token_ids = list(event.token_ids)
-        if event.finish:
-            choice.finish_reason = event.finish.value
-            choice.stop_reason = event.stop_reason
-        yield self._chunk(choice)
-
-    def closing(self) -> Iterator[Completion]:
-        """Usage, if asked for."""
-        if self._usage_at_end:
-            chunk = self._chunk()
-            chunk.usage = usage_of(self._live, self._context.options.enable_prompt_tokens_details)
-            yield chunk
+    def _choice(self, update: ChoiceUpdate) -> CompletionChoice:
+        choice = CompletionChoice(update.index, text_of(update.deltas, Content))
+        if update.scores:
+            choice.logprobs = self._scores[update.index].take(update.scores)
+        return choice
 
     def _chunk(self, *choices: CompletionChoice) -> Completion:
-        usage = usage_of(self._live, False) if self._usage_always else UNSET
-        return Completion(self._id, "text_completion", self._created, self._job.answering_model, list(choices), usage)
+        return Completion(
+            self._id, "text_completion", self._created, self._job.answering_model, list(choices),
+            self._usage_of_chunk(),
+        )  # fmt: skip
 
-    def whole(self, outcomes: list[ChoiceOutcome], texts: Mapping[int, bytes]) -> Completion:
-        """The answer in one piece.
+    def _looked_up(self) -> Iterator[int]:
+        return (prompt.token_ids[0] for prompt in self._prompts if self._body.echo and self._body.logprobs is not None)
 
-        Args:
-            texts: the bytes of the tokens in the prompts' scores.
-        """
-        answer = self._chunk(*(self._choice(index, outcomes, texts) for index in range(len(outcomes))))
-        answer.usage = usage_of(self._live, self._context.options.enable_prompt_tokens_details)
+    def _whole(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> Completion:
+        answer = self._chunk(*(self._whole_choice(index, choices, texts) for index in range(len(choices))))
+        answer.usage = self._usage()
         return answer
 
-    def _choice(self, index: int, outcomes: list[ChoiceOutcome], texts: Mapping[int, bytes]) -> CompletionChoice:
-        outcome, prompt = outcomes[index], self._prompts[index // self._job.n]
+    def _whole_choice(
+        self, index: int, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]
+    ) -> CompletionChoice:
+        choice, prompt = choices[index], self._prompts[index // self._job.n]
         # The engine scores a prompt once, with its first choice.
-        prompt_scores = outcomes[index - index % self._job.n].prompt_scores
-        with_ids = self._body.return_token_ids
+        prompt_scores = choices[index - index % self._job.n].prompt_scores
         return CompletionChoice(
             index,
-            prompt.text + outcome.text if self._body.max_tokens != 0 else prompt.text,
-            self._logprobs(index, outcome, prompt, prompt_scores, texts),
-            outcome.finish.value if outcome.finish else None,
-            outcome.stop_reason,
-            outcome.token_ids if with_ids else None,
+            prompt.text + choice.content,
+            self._logprobs(index, choice, prompt, prompt_scores, texts),
+            choice.finish.reason.value,
+            choice.finish.stop_reason,
+            choice.token_ids if self._with_ids else None,
             prompt_logprobs(prompt_scores, texts) if self._body.prompt_logprobs is not None else None,
-            list(prompt.token_ids) if with_ids else None,
+            list(prompt.token_ids) if self._with_ids else None,
         )
 
     def _logprobs(
         self,
         index: int,
-        outcome: ChoiceOutcome,
+        choice: CollectedChoice,
         prompt: Prompt,
         prompt_scores: tuple[common_pb2.TokenLogprobs, ...],
         texts: Mapping[int, bytes],
@@ -227,5 +198,5 @@ class _Answer:
         if self._body.echo:
             parts.append(scores.take_unscored(prompt.token_ids[0], texts[prompt.token_ids[0]]))
             parts.append(scores.take([score_of(position, texts) for position in prompt_scores]))
-        parts.append(scores.take(outcome.scores))
+        parts.append(scores.take(choice.scores))
         return merge(parts)

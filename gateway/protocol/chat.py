@@ -57,12 +57,38 @@ class ChatLogprobs(msgspec.Struct):
     content: list[ChatTokenLogprob]
 
 
+class FunctionCall(msgspec.Struct):
+    """Which function, with which arguments; in streams the name comes with the first piece."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ChatToolCall(msgspec.Struct):
+    """One call of a tool."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class ChatToolCallPiece(msgspec.Struct):
+    """What a chunk adds to a call."""
+
+    index: int
+    function: FunctionCall
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class ChatMessage(msgspec.Struct):
     """A whole answer."""
 
     role: str
     content: str | None
     refusal: str | None = None
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -94,6 +120,8 @@ class ChatDelta(msgspec.Struct):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCallPiece] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):

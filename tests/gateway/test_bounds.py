@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway.job import ChoiceEvent, Job, TokenizedPrompt
-from gateway.live import MAX_WAITING_STEPS, LiveRequest
+from gateway.answers.deltas import ChoiceUpdate, Content
+from gateway.answers.queue import MAX_WAITING_STEPS
+from gateway.job import Job, TokenizedPrompt
+from gateway.live import LiveRequest
 from gateway.room import ChoiceRoom
 from quire.errors import Overloaded
 from quire.rpc import session as session_module
@@ -150,9 +152,9 @@ async def test_a_request_of_many_choices_may_fall_as_many_steps_behind_as_one_of
     live = LiveRequest(Job("r", "m", "m", "m", (prompt,) * 16, sampling, timeout_seconds=1.0), ended.append)
     for step in range(MAX_WAITING_STEPS):
         for index in range(1024):
-            live.push(ChoiceEvent(index, "x", (step,)))
+            live.push(ChoiceUpdate(index, (Content("x"),), (step,)))
     assert not live.closed
-    live.push(ChoiceEvent(0, "x", (1,)))
+    live.push(ChoiceUpdate(0, (Content("x"),), (1,)))
     assert ended == [live]
 
 

@@ -89,7 +89,7 @@ class Request:
     def alive(self) -> list[int]:
         """Sequences that have not ended."""
         choices = enumerate(self.produced)
-        return [choice for choice, count in choices if count < self.limit and choice not in self.stopped]
+        return [choice for choice, count in choices if count < max(1, self.limit) and choice not in self.stopped]
 
     @property
     def completion_tokens(self) -> int:
@@ -307,12 +307,13 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         for choice in request.alive:
             produced = request.produced[choice]
             token = (sum(prompt) + 7 * produced + 31 * choice) % VOCAB_SIZE
-            delta = request.outbox.post().deltas.add(
-                stream_id=request.stream_id, choice_index=choice, token_ids=[token]
-            )
-            _score(request, delta, token)
-            request.produced[choice] += 1
-            self.counters.generation_tokens += 1
+            tokens = [token]
+            if not request.limit:  # the prompt alone is computed
+                tokens, request.stopped[choice] = [], 0
+            delta = request.outbox.post().deltas.add(stream_id=request.stream_id, choice_index=choice, token_ids=tokens)
+            _score(request, delta)
+            request.produced[choice] += len(tokens)
+            self.counters.generation_tokens += len(tokens)
             if produced + 1 >= request.limit:
                 delta.finish_reason = common_pb2.FINISH_REASON_LENGTH
         self._note_end(request, delta)
@@ -338,10 +339,10 @@ def _post_error(outbox: Outbox[engine_pb2.EngineServiceSessionResponse], stream_
     )
 
 
-def _score(request: Request, delta: common_pb2.GenerationDelta, token: int) -> None:
+def _score(request: Request, delta: common_pb2.GenerationDelta) -> None:
     """Made-up log-probabilities: -0.5 for the token itself, then -1, -2, ... for the ids after it."""
     sampling = request.generation.sampling
-    if sampling.HasField("logprobs"):
+    for token in delta.token_ids if sampling.HasField("logprobs") else ():
         others = range(1, sampling.logprobs + 1)
         delta.logprobs.add(
             token_ids=[token, *(token + other for other in others)],

@@ -7,7 +7,7 @@ from typing import cast
 
 import msgspec
 
-from gateway.job import TokenScore
+from gateway.answers.deltas import TokenScore
 from gateway.protocol.chat import ChatLogprobs, ChatTokenLogprob, TopLogprob
 from gateway.protocol.common import PromptLogprob, PromptLogprobs
 from gateway.protocol.completions import CompletionLogprobs

@@ -1,0 +1,1 @@
+"""From the tokens and texts of a request's choices to what its client reads: deltas, parsers, and how both are sent."""

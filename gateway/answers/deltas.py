@@ -1,0 +1,88 @@
+"""What an answer is made of: the same pieces, whether it is streamed or whole and whatever API it is for."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from quire.v1 import common_pb2
+
+
+class FinishReason(enum.Enum):
+    """Why the engine ended a choice, in OpenAI's words. An API may have further ones for what a parser has found."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text of the answer itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A piece of a call of a tool: `id` and `name` come with its first piece, and only then."""
+
+    index: int  # of the choice's calls
+    arguments: str = ""  # JSON
+    id: str = ""
+    name: str = ""
+
+    def with_more(self, piece: ToolCall) -> ToolCall:
+        """The call with a further piece of its arguments."""
+        return replace(self, arguments=self.arguments + piece.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a choice; nothing follows."""
+
+    reason: FinishReason
+    stop_reason: str | int | None = None  # the stop string or stop token that ended it
+
+
+Delta = Content | Reasoning | ToolCall | Finish
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """Log-probabilities at one position; the token itself comes first in all three."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    texts: tuple[bytes, ...]  # each token's own bytes
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceUpdate:
+    """What is new of one choice: tokens, and what has become certain of their text, which may be less or more."""
+
+    index: int  # prompt * n + choice
+    deltas: tuple[Delta, ...]
+    token_ids: tuple[int, ...]
+    scores: tuple[TokenScore, ...] = ()  # one for each token, if asked for
+    prompt_scores: tuple[common_pb2.TokenLogprobs, ...] = ()  # with the first update of a prompt's first choice
+
+    @property
+    def finish(self) -> Finish | None:
+        """The choice's end, if this is it."""
+        last = self.deltas[-1] if self.deltas else None
+        return last if isinstance(last, Finish) else None
+
+
+def text_of(deltas: Iterable[Delta], kind: type[Content] | type[Reasoning]) -> str:
+    """The text of all deltas of a kind."""
+    return "".join([delta.text for delta in deltas if isinstance(delta, kind)])

@@ -1,0 +1,105 @@
+"""What is on its way from the services to a request's client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from starlette.types import Receive
+
+from gateway.answers.deltas import ChoiceUpdate
+from gateway.answers.parser import AnswerParser, ParserChain
+from quire.errors import Overloaded, QuireError
+
+# Updates that wait for a client which does not read: far more than a healthy one ever has. In a step a request gets one
+# for each of its choices.
+MAX_WAITING_UPDATES = 16384
+MAX_WAITING_STEPS = 64
+
+
+class AnswerQueue:
+    """A request's updates: the services push them, the client's task reads them."""
+
+    def __init__(self, choices: int, parsers: Sequence[type[AnswerParser]] = ()) -> None:
+        """
+        Args:
+            choices: how many there are.
+            parsers: of the text of each; none where all of it is content.
+        """
+        # Why the request failed as a whole; nothing comes after the updates that wait then.
+        self.error: QuireError | None = None
+        self._chains = [ParserChain(parser() for parser in parsers) for _ in range(choices)] if parsers else []
+        self._most = max(MAX_WAITING_UPDATES, MAX_WAITING_STEPS * choices)
+        self._updates: deque[ChoiceUpdate] = deque()
+        self._ready = asyncio.Event()
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._closed
+
+    def push(self, update: ChoiceUpdate) -> None:
+        """Hands an update to the client's task."""
+        if len(self._updates) >= self._most:
+            self.fail(Overloaded("The client does not read its stream; it is ended."))
+            return
+        self._updates.append(update)
+        self._ready.set()
+
+    def fail(self, error: QuireError) -> None:
+        """Ends the request with an error."""
+        if not self._closed:
+            self.error = error
+            self.close()
+
+    def cancel(self) -> None:
+        """The client has gone: ends the request without another update."""
+        self._updates.clear()
+        self.close()
+
+    def close(self) -> None:
+        """Updates that wait are still delivered. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self.release()
+            self._ready.set()
+
+    def release(self) -> None:
+        """Frees what the request holds elsewhere; called once."""
+
+    async def next_batch(self, timeout: float) -> list[ChoiceUpdate] | None:
+        """All updates that are ready, at least one; an empty list at the end; None when nothing came in time."""
+        if not self._updates and not self._closed:
+            self._ready.clear()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._ready.wait()
+            except TimeoutError:
+                return None
+        batch = list(self._updates)
+        self._updates.clear()
+        return [self._parsed(update) for update in batch] if self._chains else batch
+
+    def _parsed(self, update: ChoiceUpdate) -> ChoiceUpdate:
+        return replace(update, deltas=tuple(self._chains[update.index].feed(update.deltas)))
+
+    @contextlib.asynccontextmanager
+    async def read_by(self, receive: Receive) -> AsyncIterator[None]:
+        """While a client reads: the request ends when it goes away, and with this context at the latest."""
+        watcher = asyncio.ensure_future(self._watch(receive))
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
+            self.cancel()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        self.cancel()

@@ -1,0 +1,111 @@
+"""A streamed answer: a response that writes what is ready in one go and stops when the client does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.answers.deltas import ChoiceUpdate
+from gateway.answers.events import PING
+from gateway.answers.queue import AnswerQueue
+from gateway.errors import error_response
+from gateway.middleware.stopping import stopping
+from quire.errors import QuireError
+
+logger = logging.getLogger(__name__)
+
+# Proxies and clients close connections on which nothing comes for long.
+PING_SECONDS = 15.0
+# A client that takes longer than this to read 64 KiB is not reading.
+STALL_SECONDS = 60.0
+# For the last words of a stream that is cut.
+_LAST_WORDS_SECONDS = 1.0
+# More goes out in several pieces.
+_PIECE_BYTES = 256 * 1024
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventWriter(Protocol):
+    """How an API tells an answer, in encoded events."""
+
+    def opening(self) -> Iterable[bytes]:
+        """What comes before any update."""
+
+    def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
+        """What an update comes to; nothing for one that has nothing to show."""
+
+    def closing(self, error: QuireError | None) -> Iterable[bytes]:
+        """What comes last: after all updates, or after the error that came in between."""
+
+
+class EventStream:
+    """ASGI response of a streaming request.
+
+    The head is sent with the first events and not before, so that a request which the engine refuses still gets its
+    proper status.
+    """
+
+    def __init__(self, queue: AnswerQueue, writer: EventWriter) -> None:
+        self._queue = queue
+        self._writer = writer
+        self._begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Streams until the request ends or the client goes."""
+        async with self._queue.read_by(receive):
+            try:
+                await self._stream(scope, receive, send)
+            except TimeoutError:
+                logger.info("the client has not read its stream for %g s; ending it", STALL_SECONDS)
+            except asyncio.CancelledError:
+                if not self._begun:
+                    raise
+                await self._end_early(send)
+
+    async def _end_early(self, send: Send) -> None:
+        """The server stops: no stream ends without a word."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await self._end(send, stopping())
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        batch = None
+        while batch is None:  # no head yet, so nothing can be said while the request waits in a queue
+            batch = await self._queue.next_batch(PING_SECONDS)
+        if self._queue.error:
+            await error_response(self._queue.error)(scope, receive, send)
+            return
+        self._begun = True
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        body = b""
+        for event in self._writer.opening():
+            body += event
+            if len(body) >= _PIECE_BYTES:  # prompts that many choices repeat
+                await self._send(send, body)
+                body = b""
+        while batch != []:
+            body += PING if batch is None else b"".join(self._encode(batch))
+            await self._send(send, body)
+            body = b""
+            batch = await self._queue.next_batch(PING_SECONDS)
+        await self._end(send, self._queue.error, body)
+
+    def _encode(self, batch: Iterable[ChoiceUpdate]) -> Iterable[bytes]:
+        return (event for update in batch for event in self._writer.update(update))
+
+    async def _send(self, send: Send, body: bytes) -> None:
+        async with asyncio.timeout(STALL_SECONDS):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await asyncio.sleep(0)  # sending to a client that reads does not wait, and others are to have their turn
+
+    async def _end(self, send: Send, error: QuireError | None, body: bytes = b"") -> None:
+        await send({"type": "http.response.body", "body": body + b"".join(self._writer.closing(error))})

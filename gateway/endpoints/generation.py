@@ -1,0 +1,146 @@
+"""What the endpoints that generate share: one request's answer, streamed or whole."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import large
+from gateway.answers.collecting import CollectedChoice, collect
+from gateway.answers.deltas import ChoiceUpdate, Finish
+from gateway.answers.events import DONE, event
+from gateway.answers.stream import EventStream
+from gateway.context import GatewayContext
+from gateway.errors import error_body
+from gateway.live import LiveRequest
+from gateway.protocol.chat import ChatChunkChoice, ChatCompletionChunk
+from gateway.protocol.common import GenerationFields, PromptTokensDetails, Usage
+from gateway.protocol.completions import Completion, CompletionChoice
+from quire.errors import QuireError
+
+Body = TypeVar("Body", bound=GenerationFields)
+Choice = TypeVar("Choice", bound=ChatChunkChoice | CompletionChoice)
+
+
+class GenerationAnswer(ABC, Generic[Body, Choice]):
+    """One request's answer. A file of its own says for each API what a choice, a chunk and the whole look like."""
+
+    def __init__(self, context: GatewayContext, body: Body, live: LiveRequest, kind: str) -> None:
+        """
+        Args:
+            kind: what its id begins with.
+        """
+        self._context = context
+        self._body = body
+        self._live = live
+        self._job = live.job
+        self._id = f"{kind}-{self._job.request_id}"
+        self._created = int(time.time())
+        self._as_ids = bool(body.return_tokens_as_token_ids or context.options.return_tokens_as_token_ids)
+        self._with_ids = bool(body.return_token_ids)
+        options = body.stream_options
+        self._usage_at_end = context.options.enable_force_include_usage or bool(options and options.include_usage)
+        self._usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
+        self._num_tokens = 0  # of what was written
+
+    @abstractmethod
+    def opening(self) -> Iterator[bytes]:
+        """Events that come before any token."""
+
+    @abstractmethod
+    def _choice(self, update: ChoiceUpdate) -> Choice:
+        """What is this API's own in a chunk's choice."""
+
+    @abstractmethod
+    def _chunk(self, *choices: Choice) -> ChatCompletionChunk | Completion:
+        """A chunk of the stream."""
+
+    @abstractmethod
+    def _whole(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> Any:
+        """The answer in one piece.
+
+        Args:
+            texts: the bytes of the tokens in the prompts' scores, and of those that are `_looked_up`.
+        """
+
+    def _looked_up(self) -> Iterable[int]:
+        """Tokens outside of the prompts' scores whose bytes the whole answer needs."""
+        return ()
+
+    async def respond(self, request: Request) -> Response | EventStream:
+        """The response, in the form that was asked for."""
+        if self._body.stream:
+            return EventStream(self._live, self)
+        choices = await collect(self._live, self._job.choices, request.receive)
+        self._num_tokens = sum(len(choice.token_ids) for choice in choices)
+        texts = await self._texts(choices)
+        return await large.answer(request, self._size(choices), lambda: self._whole(choices, texts))
+
+    def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
+        """An update's event; none for one that has nothing to show."""
+        self._num_tokens += len(update.token_ids)
+        if not self._shows(update):
+            return ()
+        choice = self._choice(update)
+        if self._with_ids:
+            choice.token_ids = list(update.token_ids)
+        if finish := update.finish:
+            choice.finish_reason = self._reason(update.index, finish)
+            choice.stop_reason = finish.stop_reason
+        return (event(self._chunk(choice)),)
+
+    def _reason(self, index: int, finish: Finish) -> str:
+        """Why a choice ended, in this API's words."""
+        return finish.reason.value
+
+    def _shows(self, update: ChoiceUpdate) -> bool:
+        return bool(update.deltas or update.scores or self._with_ids)
+
+    def closing(self, error: QuireError | None) -> Iterator[bytes]:
+        """The error, or usage if it is asked for; and the end."""
+        if error:
+            yield event(error_body(error))
+        elif self._usage_at_end:
+            chunk = self._chunk()
+            chunk.usage = self._usage()
+            yield event(chunk)
+        yield DONE
+
+    def _usage(self) -> Usage:
+        """What the request took."""
+        usage = self._usage_so_far()
+        if self._context.options.enable_prompt_tokens_details:
+            usage.prompt_tokens_details = PromptTokensDetails(self._live.cached_tokens)
+        return usage
+
+    def _usage_so_far(self) -> Usage:
+        prompt_tokens = self._live.prompt_tokens
+        return Usage(prompt_tokens, prompt_tokens + self._num_tokens, self._num_tokens)
+
+    def _usage_of_chunk(self) -> Usage | UnsetType:
+        return self._usage_so_far() if self._usage_always else UNSET
+
+    async def _texts(self, choices: Sequence[CollectedChoice]) -> Mapping[int, bytes]:
+        ids = set(self._looked_up())
+        if any(choice.prompt_scores for choice in choices):
+            ids |= await self._context.large_requests.run(_scored_ids, choices)
+        return await self._context.tokenizer.token_bytes(ids) if ids else {}
+
+    def _size(self, choices: Sequence[CollectedChoice]) -> int:
+        """About how many tokens the answer tells of, alternatives counted."""
+        size = self._live.prompt_tokens * self._job.n if self._with_ids else 0
+        for choice in choices:
+            size += len(choice.token_ids) + sum(len(score.token_ids) for score in choice.scores)
+            if choice.prompt_scores:
+                size += len(choice.prompt_scores) * len(choice.prompt_scores[0].token_ids)
+        return size
+
+
+def _scored_ids(choices: Sequence[CollectedChoice]) -> set[int]:
+    return {token_id for choice in choices for score in choice.prompt_scores for token_id in score.token_ids}
