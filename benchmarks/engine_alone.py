@@ -13,9 +13,10 @@ from benchmarks.load import Result, Timings, Workload
 from engine_svc.engine import Engine, EngineConfig
 from engine_svc.executor.base import create_executor
 from engine_svc.outputs import SequenceDelta
-from engine_svc.request import GenerationRequest, SamplingParameters
+from engine_svc.request import GenerationRequest
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from quire.sampling import SamplingParameters
 
 
 class EngineAlone:

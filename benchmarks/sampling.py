@@ -32,7 +32,7 @@ def cases() -> dict[str, dict[str, Any]]:
         "presence penalty": {"presence_penalty": 0.5},
         "all penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
         "300 biases": {"logit_bias": bias},
-        "min tokens": {"min_tokens": 1000, "suppress_token_ids": (1, 2)},
+        "min tokens": {"min_tokens": 1000},
         "temperature, top-p": sampled,
         "temperature, top-p, presence": sampled | {"presence_penalty": 0.5},
     }
@@ -44,6 +44,7 @@ def measure(rows: int, threads: int) -> dict[str, float]:
 
     from engine_svc.plan import SamplingPlan
     from engine_svc.sampling.sampler import Sampler
+    from quire.sampling import SamplingParameters
 
     choose = random.Random(0)
     torch.manual_seed(0)
@@ -56,7 +57,8 @@ def measure(rows: int, threads: int) -> dict[str, float]:
         samplers[name] = Sampler(rows, _VOCABULARY, torch.device("cpu"))
         for slot in slots:
             token_ids = [choose.randrange(_VOCABULARY) for _ in range(lengths[slot])]
-            plan = SamplingPlan(**({"temperature": 0.0, "seed": slot} | fields))
+            parameters = SamplingParameters(**({"temperature": 0.0} | fields))
+            plan = SamplingPlan(parameters, slot, (1, 2) if parameters.min_tokens else ())
             samplers[name].add(slot, plan, token_ids, _PROMPT)
     best = dict.fromkeys(samplers, float("inf"))
     for _ in range(_REPEATS):

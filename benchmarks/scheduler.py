@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from engine_svc.engine import Engine, EngineConfig
 from engine_svc.executor.base import Executor
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
-from engine_svc.request import GenerationRequest, SamplingParameters
+from engine_svc.request import GenerationRequest
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from quire.sampling import SamplingParameters
 
 BLOCK_SIZE = 16
 SEQUENCES = 256

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.plan import SamplingPlan
-from engine_svc.request import SamplingParameters
 from engine_svc.scheduler.sequence import LiveRequest, Sequence
-from quire.bounds import is_greedy
+from quire.sampling import SamplingParameters
 
 _MASK = 2**64 - 1
 
@@ -52,18 +51,4 @@ def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int
 
 def _sampling_plan(sampling: SamplingParameters, seed: int, live: LiveRequest, wants_prompt: bool) -> SamplingPlan:
     stops = live.eos_token_ids | live.stop_token_ids if sampling.min_tokens else frozenset()
-    return SamplingPlan(
-        temperature=0.0 if is_greedy(sampling.temperature) else sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        seed=seed,
-        min_tokens=sampling.min_tokens,
-        suppress_token_ids=tuple(sorted(stops)),
-        logit_bias=sampling.logit_bias,
-        num_logprobs=sampling.logprobs,
-        num_prompt_logprobs=sampling.prompt_logprobs if wants_prompt else None,
-    )
+    return SamplingPlan(sampling, seed, tuple(sorted(stops)), sampling.prompt_logprobs if wants_prompt else None)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine_svc.model_info import ModelInfo
 from engine_svc.outputs import FinishReason, Load, SequenceDelta, Usage
 from engine_svc.plan import PositionLogprobs
-from engine_svc.request import ChoiceProgress, GenerationRequest, SamplingParameters
+from engine_svc.request import ChoiceProgress, GenerationRequest
 from quire.histogram import HistogramSnapshot
 from quire.rpc.status import to_request_error
+from quire.sampling import SamplingParameters
 from quire.v1 import common_pb2
 
 FINISH_REASONS = {
@@ -39,29 +41,16 @@ def to_request(generation: common_pb2.Generation, request_id: str = "") -> Gener
     )
 
 
-def _to_sampling(sampling: common_pb2.SamplingParams) -> SamplingParameters:
-    return SamplingParameters(
-        n=sampling.n or 1,
-        max_tokens=_optional(sampling, "max_tokens", None),
-        min_tokens=sampling.min_tokens,
-        temperature=_optional(sampling, "temperature", 1.0),
-        top_p=_optional(sampling, "top_p", 1.0),
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=_optional(sampling, "repetition_penalty", 1.0),
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        seed=_optional(sampling, "seed", None),
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-        logit_bias=tuple(sorted(sampling.logit_bias.items())),
-        logprobs=_optional(sampling, "logprobs", None),
-        prompt_logprobs=_optional(sampling, "prompt_logprobs", None),
-    )
+def _to_sampling(message: common_pb2.SamplingParams) -> SamplingParameters:
+    """The fields that are set, by their names; the others have their neutral values (of `n`, 0 stands for 1)."""
+    return SamplingParameters(**{field.name: _plain(value) for field, value in message.ListFields()})
 
 
-def _optional(message: Any, field: str, default: Any) -> Any:
-    return getattr(message, field) if message.HasField(field) else default
+def _plain(value: Any) -> Any:
+    """A field's value; lists as tuples, and maps as the tuple of their entries by key."""
+    if isinstance(value, Mapping):
+        return tuple(sorted(value.items()))
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def add_delta(deltas: Any, delta: SequenceDelta, stream_id: int) -> None:

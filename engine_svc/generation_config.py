@@ -8,21 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.bounds import SAMPLING_BOUNDS, Bound
+from quire.bounds import Bound
 from quire.errors import InvalidRequest, StartupError
 from quire.options.engine import EngineOptions
+from quire.sampling import MODEL_DEFAULTS, SAMPLING_BOUNDS
 
 # Hugging Face's name -> ours, for the fields that are sampling defaults here.
-_FIELDS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "max_new_tokens": "max_tokens",
-}
+_FIELDS = {name: name for name in MODEL_DEFAULTS} | {"max_new_tokens": "max_tokens"}
 _WHOLE = ("top_k", "max_tokens")
 # An output limit of 0 would leave every answer empty.
 _BOUNDS = {**SAMPLING_BOUNDS, "max_tokens": Bound(1, SAMPLING_BOUNDS["max_tokens"].maximum)}

@@ -11,23 +11,16 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.sampling import SamplingParameters
+
 
 class SamplingPlan(msgspec.Struct, frozen=True, array_like=True):
-    """How the runner samples for one sequence: the request's parameters with every default filled in."""
+    """How the runner samples for one sequence: what the request wants, and what the engine adds to it."""
 
-    temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0
-    top_k: int = 0  # 0 keeps all
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int = 0  # 64-bit key of the counter-based noise; already mixed with the choice index
-    min_tokens: int = 0
+    parameters: SamplingParameters = SamplingParameters()
+    seed: int = 0  # 64-bit key of the counter-based noise: the request's seed, or a drawn one, mixed with the choice
     suppress_token_ids: tuple[int, ...] = ()  # ids not sampled before min_tokens are generated
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    num_logprobs: int | None = None  # None: none wanted; 0: the sampled token's only
-    num_prompt_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None  # as the request's, where this sequence is the one that tells them
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True):

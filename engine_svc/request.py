@@ -4,27 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True)
-class SamplingParameters:
-    """How to turn logits into tokens; the meaning of each field is told in protos/quire/v1/common.proto."""
-
-    n: int = 1
-    max_tokens: int | None = None  # None: as many as fit
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+from quire.sampling import SamplingParameters
 
 
 @dataclass(frozen=True)

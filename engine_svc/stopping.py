@@ -15,9 +15,12 @@ def stop_after(sequence: Sequence, token_id: int) -> Stop | None:
     """
     live = sequence.owner
     length = len(sequence.token_ids)
-    if token_id in live.eos_token_ids and length - sequence.num_prompt_tokens > sequence.sampling.min_tokens:
+    if token_id in live.eos_token_ids and length - sequence.num_prompt_tokens > sequence.sampling.parameters.min_tokens:
         return FinishReason.STOP, None
-    if token_id in live.stop_token_ids and length - sequence.num_prompt_tokens > sequence.sampling.min_tokens:
+    if (
+        token_id in live.stop_token_ids
+        and length - sequence.num_prompt_tokens > sequence.sampling.parameters.min_tokens
+    ):
         return FinishReason.STOP, token_id
     if length >= sequence.max_length:
         return FinishReason.LENGTH, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from engine_svc.request import ChoiceProgress, GenerationRequest, RequestLimits, SamplingParameters
+from engine_svc.request import ChoiceProgress, GenerationRequest, RequestLimits
 from quire.bounds import (
     LOGIT_BIAS_BOUND,
     MAX_CACHE_SALT_LENGTH,
@@ -14,12 +14,12 @@ from quire.bounds import (
     MAX_TIMEOUT_MS,
     PRIORITY_BOUND,
     REQUEST_ID_PATTERN,
-    SAMPLING_BOUNDS,
     Bound,
     check_context_length,
     check_token_ids,
 )
 from quire.errors import InvalidRequest, NotFound
+from quire.sampling import SAMPLING_BOUNDS, SamplingParameters
 
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 

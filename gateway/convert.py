@@ -13,10 +13,11 @@ from quire.bounds import check_context_length
 from quire.errors import InvalidRequest
 from quire.options.gateway import GatewayOptions
 from quire.rpc.context import current_request_id
+from quire.sampling import SAMPLING_BOUNDS
 from quire.v1 import common_pb2, tokenizer_pb2
 
-_OPTIONAL = ("temperature", "top_p", "repetition_penalty", "seed")
-_PLAIN = ("min_p", "presence_penalty", "frequency_penalty", "min_tokens")
+# The numbers that go as they come; the endpoints' names for max_tokens differ, see make_job.
+_NUMBERS = tuple(name for name in SAMPLING_BOUNDS if name != "max_tokens")
 
 
 def make_job(
@@ -96,12 +97,10 @@ def sampling_params(body: GenerationFields, defaults: common_pb2.SamplingParams)
     """The request's sampling; what it leaves open comes from the model's generation config."""
     sampling = common_pb2.SamplingParams()
     sampling.CopyFrom(defaults)
-    for name in (*_OPTIONAL, *_PLAIN, "n"):
+    for name in _NUMBERS:
         value = getattr(body, name)
         if value is not None:
-            setattr(sampling, name, value)
-    if body.top_k is not None:
-        sampling.top_k = max(0, body.top_k)  # -1 and 0 both keep all
+            setattr(sampling, name, max(0, value) if name == "top_k" else value)  # -1 and 0 both keep all
     sampling.ignore_eos = body.ignore_eos
     sampling.stop_token_ids.extend(body.stop_token_ids or ())
     for token_id, bias in (body.logit_bias or {}).items():

@@ -15,12 +15,12 @@ from quire.bounds import (
     MAX_LOGIT_BIAS_ENTRIES,
     MAX_STOP_TOKEN_IDS,
     PRIORITY_BOUND,
-    SAMPLING_BOUNDS,
     check_token_ids,
     is_greedy,
 )
 from quire.errors import InvalidRequest
 from quire.rpc.context import is_request_id
+from quire.sampling import SAMPLING_BOUNDS
 from quire.v1 import common_pb2
 
 MAX_STOP_STRINGS = 16

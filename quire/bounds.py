@@ -1,12 +1,11 @@
-"""Bounds of what a request may ask for. The gateway checks them first and the engine again, from this one table."""
+"""Bounds of what a request may ask for. The gateway checks them first and the engine again, from here."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from quire.errors import ContextTooLong, InvalidRequest
 
@@ -47,21 +46,6 @@ class Bound:
         return f"{low} and at most {self.maximum:g}" if math.isfinite(self.maximum) else f"{low} and finite"
 
 
-SAMPLING_BOUNDS: Mapping[str, Bound] = MappingProxyType(
-    {
-        "n": Bound(1, MAX_CHOICES),
-        "temperature": Bound(0, 2),
-        "top_p": Bound(0, 1, minimum_excluded=True),
-        "top_k": Bound(0, 2**31 - 1),
-        "min_p": Bound(0, 1),
-        "repetition_penalty": Bound(0, minimum_excluded=True),
-        "presence_penalty": Bound(-2, 2),
-        "frequency_penalty": Bound(-2, 2),
-        "min_tokens": Bound(0, 2**31 - 1),
-        "max_tokens": Bound(0, 2**31 - 1),
-        "seed": Bound(-(2**63), 2**63 - 1),
-    }
-)
 _LEAST_TEMPERATURE = 9.9999e-6  # 1e-5, or what it is in the 32 bits of the wire
 LOGIT_BIAS_BOUND = Bound(-100, 100)
 BLOCK_SIZE_BOUND = Bound(1, 1024)

@@ -8,10 +8,11 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from quire.bounds import MAX_CALLER_NAME_LENGTH, SAMPLING_BOUNDS
+from quire.bounds import MAX_CALLER_NAME_LENGTH
 from quire.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, QuireError, Unavailable
 from quire.options.router import RouterOptions
 from quire.rpc.status import from_request_error
+from quire.sampling import SAMPLING_BOUNDS
 from quire.v1 import common_pb2, engine_pb2
 from router.aliases import Aliases
 from router.budget import RetryBudget

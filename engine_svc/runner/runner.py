@@ -29,6 +29,7 @@ from engine_svc.sampling.sampler import BrokenRows, SampleOutput, Sampler
 from engine_svc.transfer import to_device, to_host
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from quire.sampling import SamplingParameters
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Runner:
         token_ids = torch.randint(
             self._facts.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)
         ).tolist()
-        prompt = NewSequence(0, token_ids, tokens, 0, blocks, SamplingPlan(temperature=0.0))
+        prompt = NewSequence(0, token_ids, tokens, 0, blocks, SamplingPlan(SamplingParameters(temperature=0.0)))
         with self._attention.calculate_scales() if self._options.calculate_kv_scales else contextlib.nullcontext():
             self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, True, [])]))
         self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, True, [])]))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine_svc.plan import SamplingPlan
 from engine_svc.sampling.edits import LogitEdits
 from engine_svc.sampling.slot import checked_ids
 from engine_svc.transfer import to_device
+from quire.sampling import SamplingParameters
 
 # Penalties keep finite logits within this, so that even the lowest temperature leaves them finite.
 _MOST = 1e30
@@ -45,11 +45,11 @@ class Penalties:
         self._counts = torch.zeros((max_num_seqs, 0), dtype=torch.int32, device=device)
 
     @staticmethod
-    def used(plan: SamplingPlan) -> bool:
+    def used(plan: SamplingParameters) -> bool:
         """Whether the plan has any penalty."""
         return plan.repetition_penalty != 1.0 or plan.presence_penalty != 0.0 or plan.frequency_penalty != 0.0
 
-    def add(self, slot: int, plan: SamplingPlan, token_ids: list[int], num_prompt_tokens: int) -> None:
+    def add(self, slot: int, plan: SamplingParameters, token_ids: list[int], num_prompt_tokens: int) -> None:
         """Counts a sequence's tokens anew.
 
         Raises:
@@ -67,7 +67,7 @@ class Penalties:
         self._counts[slot, : len(output)] = to_device(counts.astype(np.int32), self._device)
         self._lengths[slot] = len(seen)
 
-    def apply(self, edits: LogitEdits, plans: list[SamplingPlan], slots: list[int]) -> Entries | None:
+    def apply(self, edits: LogitEdits, plans: list[SamplingParameters], slots: list[int]) -> Entries | None:
         """Changes the logits of the rows that have penalties.
 
         Returns:

@@ -14,11 +14,11 @@ from engine_svc.sampling.logprobs import ScoredPositions, score_positions
 from engine_svc.sampling.noise import uniforms
 from engine_svc.sampling.penalties import Penalties
 from engine_svc.sampling.slot import SlotState, make_state
-from engine_svc.sampling.truncation import draw
+from engine_svc.sampling.truncation import DrawMethod, draw_method, draw_rows
 from engine_svc.transfer import to_device, to_host
+from quire.sampling import SamplingParameters
 
 OVERFLOW = "the model's values overflowed, or no token is left to sample"
-_CANDIDATES = (64, 1024)
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,11 @@ class Sampler:
         Raises:
             ValueError, OverflowError: the plan cannot be followed. The slot samples greedily until the next `add`.
         """
-        self._states[slot] = make_state(SamplingPlan(temperature=0.0), num_prompt_tokens, self._vocab_size)
+        self._states[slot] = make_state(
+            SamplingPlan(SamplingParameters(temperature=0.0)), num_prompt_tokens, self._vocab_size
+        )
         state = make_state(plan, num_prompt_tokens, self._vocab_size)
-        self._penalties.add(slot, plan, token_ids, num_prompt_tokens)
+        self._penalties.add(slot, plan.parameters, token_ids, num_prompt_tokens)
         self._states[slot] = state
 
     def sample(self, logits: torch.Tensor, slots: list[int], num_tokens: list[int]) -> SampleOutput:
@@ -86,8 +88,8 @@ class Sampler:
 
     def _sample(self, logits: torch.Tensor, edits: LogitEdits, slots: list[int], num_tokens: list[int]) -> SampleOutput:
         states = [self._states[slot] for slot in slots]
-        plans = [state.plan for state in states]
-        wanting = [row for row, plan in enumerate(plans) if plan.num_logprobs is not None]
+        plans = [state.plan.parameters for state in states]
+        wanting = [row for row, plan in enumerate(plans) if plan.logprobs is not None]
         raw = logits[self._index(wanting)] if wanting else None
         add_bias(edits, states)
         penalised = self._penalties.apply(edits, plans, slots)
@@ -99,7 +101,7 @@ class Sampler:
         token_ids.masked_fill_(broken, 0)
         scores = None
         if raw is not None:
-            counts = [plans[row].num_logprobs or 0 for row in wanting]
+            counts = [plans[row].logprobs or 0 for row in wanting]
             scores = score_positions(raw, token_ids[self._index(wanting)], counts)
         if penalised is not None:  # the last thing, for it cannot be taken back
             self._penalties.record(penalised, token_ids)
@@ -120,52 +122,20 @@ class Sampler:
     ) -> None:
         """Overwrites the greedy choice of the rows that sample.
 
-        Rows are drawn together that are drawn in the same way: each by its own plan, so that its token does not depend
-        on the rows beside it. On a GPU there is but one way.
+        Rows are drawn together that are drawn in the same way.
         """
-        on_cpu = self._device.type == "cpu"
-        ways: dict[tuple[bool, int | None], list[int]] = {}
+        methods: dict[DrawMethod, list[int]] = {}
         for row, state in enumerate(states):
-            if state.plan.temperature > 0:
-                way = (_truncates(state.plan), _candidates(state.plan)) if on_cpu else (True, None)
-                ways.setdefault(way, []).append(row)
-        for (_, candidates), rows in ways.items():
-            token_ids[self._index(rows)] = self._draw(
-                logits, [states[row] for row in rows], rows, num_tokens, candidates
+            if not state.plan.parameters.is_greedy:
+                methods.setdefault(draw_method(state.plan.parameters, self._device), []).append(row)
+        for method, rows in methods.items():
+            chosen = [states[row] for row in rows]
+            seeds = np.array([state.seed for state in chosen])
+            noise = uniforms(seeds, np.array([num_tokens[row] for row in rows], np.uint64))
+            index = self._index(rows)
+            token_ids[index] = draw_rows(
+                logits if len(rows) == len(logits) else logits[index],
+                [state.plan.parameters for state in chosen],
+                to_device(noise.astype(np.float32), self._device).clamp_(max=1 - 2**-24),
+                method,
             )
-
-    def _draw(
-        self,
-        logits: torch.Tensor,
-        states: list[SlotState],
-        rows: list[int],
-        num_tokens: list[int],
-        candidates: int | None,
-    ) -> torch.Tensor:
-        """A token for each of the rows, which are all drawn in the same way; see `draw`."""
-        plans = [state.plan for state in states]
-        seeds = np.array([state.seed for state in states])
-        noise = uniforms(seeds, np.array([num_tokens[row] for row in rows], np.uint64))
-
-        def column(values: list[float], neutral: float) -> torch.Tensor | None:
-            return None if all(v == neutral for v in values) else to_device(values, self._device)
-
-        top_k = [min(plan.top_k, self._vocab_size) for plan in plans]
-        return draw(
-            logits if len(rows) == len(logits) else logits[self._index(rows)],
-            to_device([plan.temperature for plan in plans], self._device),
-            to_device(top_k, self._device) if any(top_k) else None,
-            column([plan.top_p for plan in plans], 1.0),
-            column([plan.min_p for plan in plans], 0.0),
-            to_device(noise.astype(np.float32), self._device).clamp_(max=1 - 2**-24),
-            candidates,
-        )
-
-
-def _candidates(plan: SamplingPlan) -> int | None:
-    """How many of the most likely tokens hold what the plan's top-k leaves; None where that may be many."""
-    return next((count for count in _CANDIDATES if 0 < plan.top_k <= count), None)
-
-
-def _truncates(plan: SamplingPlan) -> bool:
-    return plan.top_k > 0 or plan.top_p < 1.0

@@ -25,7 +25,7 @@ class SlotState:
 
     def suppresses(self, num_tokens: int) -> bool:
         """Whether the token after `num_tokens`, prompt and output, must not end the sequence."""
-        return len(self.suppressed) > 0 and num_tokens - self.num_prompt_tokens < self.plan.min_tokens
+        return len(self.suppressed) > 0 and num_tokens - self.num_prompt_tokens < self.plan.parameters.min_tokens
 
 
 def make_state(plan: SamplingPlan, num_prompt_tokens: int, vocab_size: int) -> SlotState:
@@ -38,9 +38,9 @@ def make_state(plan: SamplingPlan, num_prompt_tokens: int, vocab_size: int) -> S
         plan=plan,
         num_prompt_tokens=num_prompt_tokens,
         seed=np.uint64(plan.seed),
-        bias_ids=checked_ids([token_id for token_id, _ in plan.logit_bias], vocab_size),
-        bias=np.array([bias for _, bias in plan.logit_bias], np.float32),
-        suppressed=checked_ids(plan.suppress_token_ids if plan.min_tokens else (), vocab_size),
+        bias_ids=checked_ids([token_id for token_id, _ in plan.parameters.logit_bias], vocab_size),
+        bias=np.array([bias for _, bias in plan.parameters.logit_bias], np.float32),
+        suppressed=checked_ids(plan.suppress_token_ids if plan.parameters.min_tokens else (), vocab_size),
     )
 
 

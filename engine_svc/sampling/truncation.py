@@ -2,10 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import torch
+
+from engine_svc.transfer import to_device
+from quire.sampling import SamplingParameters
 
 # So many of the most likely tokens are looked at first: to sort a whole vocabulary can take longer than the model does.
 _CANDIDATES = 1024
+# Where a top-k needs no more than one of these, nobody looks any further.
+_TOP_K_CANDIDATES = (64, 1024)
+
+
+@dataclass(frozen=True)
+class DrawMethod:
+    """How a row is drawn, as far as its token may depend on it. Rows of the same method are drawn together."""
+
+    truncates: bool = True
+    candidates: int | None = None  # no top-k is 0 or greater
+
+
+def draw_method(parameters: SamplingParameters, device: torch.device) -> DrawMethod:
+    """By a row's own parameters alone, so that its token does not depend on the rows beside it; one on a GPU."""
+    if device.type != "cpu":
+        return DrawMethod()
+    top_k = parameters.top_k
+    candidates = next((count for count in _TOP_K_CANDIDATES if 0 < top_k <= count), None)
+    return DrawMethod(top_k > 0 or parameters.top_p < 1.0, candidates)
+
+
+def draw_rows(
+    logits: torch.Tensor, parameters: Sequence[SamplingParameters], noise: torch.Tensor, method: DrawMethod
+) -> torch.Tensor:
+    """A token for each row, which all have the same method; see `draw`."""
+
+    def column(value: Callable[[SamplingParameters], float], neutral: float) -> torch.Tensor | None:
+        values = [value(each) for each in parameters]
+        return None if all(each == neutral for each in values) else to_device(values, logits.device)
+
+    size = logits.shape[-1]
+    return draw(
+        logits,
+        to_device([each.temperature for each in parameters], logits.device),
+        column(lambda each: min(each.top_k, size), 0),
+        column(lambda each: each.top_p, 1.0),
+        column(lambda each: each.min_p, 0.0),
+        noise,
+        method.candidates,
+    )
 
 
 def draw(

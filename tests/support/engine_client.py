@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
-from engine_svc.plan import SamplingPlan
 from quire.errors import QuireError
 from quire.rpc.status import from_rpc_error
 from quire.v1 import common_pb2, engine_pb2
 from tests.support.engine_server import RunningEngine
 from tests.support.fake_executor import expected_tokens
+from tests.support.plans import sampling_plan
 
 VOCABULARY = 1000
 TIMEOUT = 30.0
@@ -33,7 +33,7 @@ def generation(prompt: list[int], **fields: Any) -> common_pb2.Generation:
 
 def expected(prompt: list[int], count: int) -> list[int]:
     """Its output."""
-    return expected_tokens(prompt, count, VOCABULARY, SamplingPlan(temperature=0.0))
+    return expected_tokens(prompt, count, VOCABULARY, sampling_plan(temperature=0.0))
 
 
 async def generate(engine: RunningEngine, request: common_pb2.Generation) -> list[common_pb2.GenerationDelta]:

@@ -32,7 +32,7 @@ def _mix(state: int, token_id: int) -> int:
 
 def next_token(state: int, sampling: SamplingPlan, position: int, vocab_size: int) -> int:
     """The token after the context hashed to `state`; depends on the seed unless greedy, as a model's would."""
-    noise = _mix(sampling.seed, position) if sampling.temperature else 0
+    noise = _mix(sampling.seed, position) if not sampling.parameters.is_greedy else 0
     return ((state ^ noise) >> 7) % vocab_size
 
 
@@ -150,8 +150,8 @@ class FakeExecutor(Executor):
             if slot not in failed:
                 slots.append(slot)
                 tokens.append(token_id)
-                if row.sampling.num_logprobs is not None:
-                    logprobs[slot] = _position(token_id, row.sampling.num_logprobs)
+                if row.sampling.parameters.logprobs is not None:
+                    logprobs[slot] = _position(token_id, row.sampling.parameters.logprobs)
         return StepResult(slots, tokens, logprobs, prompt_logprobs, 0.5, 1.0, failed)
 
     def _new_row(self, new: NewSequence) -> _Row:

@@ -14,9 +14,10 @@ from engine_svc.executor.base import create_executor
 from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.outputs import FinishReason, Usage
 from engine_svc.plan import PositionLogprobs
-from engine_svc.request import GenerationRequest, SamplingParameters
+from engine_svc.request import GenerationRequest
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from quire.sampling import SamplingParameters
 from tests.support.tiny_models import VOCAB_SIZE
 
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=64, ignore_eos=True)

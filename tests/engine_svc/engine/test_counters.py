@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from engine_svc.engine import Engine, EngineConfig
 from engine_svc.outputs import Load
-from engine_svc.request import GenerationRequest, SamplingParameters
+from engine_svc.request import GenerationRequest
+from quire.sampling import SamplingParameters
 from tests.support.fake_executor import FakeExecutor
 
 

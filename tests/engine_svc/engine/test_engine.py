@@ -14,10 +14,12 @@ from engine_svc.admission import sequence_seed
 from engine_svc.engine import Engine, EngineConfig
 from engine_svc.executor.base import ExecutorDead
 from engine_svc.outputs import FinishReason, SequenceDelta
-from engine_svc.plan import SamplingPlan, StepPlan, StepResult
-from engine_svc.request import ChoiceProgress, GenerationRequest, SamplingParameters
+from engine_svc.plan import StepPlan, StepResult
+from engine_svc.request import ChoiceProgress, GenerationRequest
 from quire.errors import DeadlineExceeded, Internal, Unavailable
+from quire.sampling import SamplingParameters
 from tests.support.fake_executor import FakeExecutor, expected_tokens
+from tests.support.plans import sampling_plan
 
 VOCABULARY = 1000
 CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=200, max_num_seqs=8, max_num_batched_tokens=32)
@@ -42,7 +44,7 @@ def request(prompt: list[int], **sampling: Any) -> GenerationRequest:
 
 
 def expected(prompt: list[int], count: int) -> list[int]:
-    return expected_tokens(prompt, count, VOCABULARY, SamplingPlan(temperature=0.0))
+    return expected_tokens(prompt, count, VOCABULARY, sampling_plan(temperature=0.0))
 
 
 class Collected:
@@ -139,7 +141,7 @@ def test_choices_share_the_prompts_blocks(caching: bool, slots: int, blocks: int
     engine.add(0, request(prompt, n=4, max_tokens=10, temperature=1.0, seed=5))
     collected = run(engine)
     for choice in range(4):
-        plan = SamplingPlan(temperature=1.0, seed=sequence_seed(5, choice))
+        plan = sampling_plan(temperature=1.0, seed=sequence_seed(5, choice))
         assert collected.tokens[0, choice] == expected_tokens(prompt, 10, VOCABULARY, plan)
     assert sum(delta.is_final for delta in collected.deltas) == 1
     usage = collected.last[0].usage
@@ -184,7 +186,7 @@ def test_a_resumed_request_goes_on_as_if_it_had_not_moved(
         num_blocks=blocks * len(windows), max_model_len=60,
     )  # fmt: skip
     prompt, seed = list(range(18)), 5
-    plans = [SamplingPlan(temperature=1.0, seed=sequence_seed(seed, choice)) for choice in range(3)]
+    plans = [sampling_plan(temperature=1.0, seed=sequence_seed(seed, choice)) for choice in range(3)]
     whole = [expected_tokens(prompt, 20, VOCABULARY, plan) for plan in plans]
     for cut in range(20):
         progress = (ChoiceProgress(whole[0][:cut]), ChoiceProgress(whole[1][:7], True), ChoiceProgress())

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_svc.engine import Engine
-from engine_svc.request import GenerationRequest, SamplingParameters
+from engine_svc.request import GenerationRequest
 from quire.errors import QuireError
+from quire.sampling import SamplingParameters
 from tests.support.native import needs_native
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import VOCAB_SIZE, make_model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine_svc.engine import Engine
 from engine_svc.models.decoder import Decoder
 from engine_svc.outputs import SequenceDelta
-from engine_svc.plan import SamplingPlan
-from engine_svc.request import GenerationRequest, RequestLimits, SamplingParameters
+from engine_svc.request import GenerationRequest, RequestLimits
 from engine_svc.sampling.isolation import sample_rows
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.validation import validate
-from quire.bounds import SAMPLING_BOUNDS
 from quire.errors import InvalidRequest
+from quire.sampling import SAMPLING_BOUNDS, SamplingParameters
+from tests.support.plans import sampling_plan
 from tests.support.run_engine import random_prompts, running_engine
 from tests.support.tiny_models import VOCAB_SIZE, make_model
 
@@ -207,9 +207,9 @@ def test_what_no_row_can_run_is_no_rows_fault(folder: Path, monkeypatch: pytest.
 def test_rows_are_sampled_apart_from_logits_that_are_whole() -> None:
     """A batch that raises after penalties and biases were applied does not apply them twice."""
     plans = [
-        SamplingPlan(temperature=0.0, frequency_penalty=1.0, logit_bias=((1, 0.5),)),
-        SamplingPlan(temperature=0.0, num_logprobs=10**4),
-        SamplingPlan(temperature=0.0, suppress_token_ids=(0,), min_tokens=9),
+        sampling_plan(temperature=0.0, frequency_penalty=1.0, logit_bias=((1, 0.5),)),
+        sampling_plan(temperature=0.0, logprobs=10**4),
+        sampling_plan(temperature=0.0, suppress_token_ids=(0,), min_tokens=9),
     ]
     logits = torch.tensor([2.0, 1.9, 0.0]).repeat(3, 1)
     sampler = Sampler(3, 3, torch.device("cpu"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -18,10 +18,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine_svc.executor.base import create_executor
 from engine_svc.outputs import FinishReason
-from engine_svc.request import SamplingParameters
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from quire.sampling import SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import FAMILIES, LONGROPE, OTHERS, ROPES, reference_logprobs, reference_tokens

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from engine_svc.engine import Engine
-from engine_svc.request import ChoiceProgress, GenerationRequest, SamplingParameters
+from engine_svc.request import ChoiceProgress, GenerationRequest
+from quire.sampling import SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.run_engine import random_prompts, run, run_requests, running_engine
 

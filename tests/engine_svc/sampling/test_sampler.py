@@ -13,6 +13,7 @@ from engine_svc.plan import SamplingPlan
 from engine_svc.sampling.noise import uniforms
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.sampling.truncation import draw
+from tests.support.plans import sampling_plan
 
 VOCAB_SIZE = 12
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -2.0, -2.5, -3.0, -9.0])
@@ -66,7 +67,7 @@ def kept(warper: Any, temperature: float = 1.0) -> torch.Tensor:
 )
 def test_distribution(fields: dict[str, Any], keep: torch.Tensor | None) -> None:
     wanted = expected(fields.get("temperature", 1.0), keep)
-    found = frequencies(SamplingPlan(seed=11, **fields))
+    found = frequencies(sampling_plan(seed=11, **fields))
     assert (found[wanted == 0] == 0).all()
     deviation = (wanted * (1 - wanted) / DRAWS).sqrt()
     assert ((found - wanted).abs() <= 5 * deviation + 1e-9).all()
@@ -75,8 +76,8 @@ def test_distribution(fields: dict[str, Any], keep: torch.Tensor | None) -> None
 def test_rows_do_not_see_each_other() -> None:
     """The same slot state and position give the same token whatever else is in the batch."""
     plans = [
-        SamplingPlan(temperature=0.0), SamplingPlan(seed=5, top_k=4), SamplingPlan(seed=6, top_p=0.9, min_p=0.05),
-        SamplingPlan(seed=7, presence_penalty=1.0, logit_bias=((3, 2.0),)), SamplingPlan(seed=8),
+        sampling_plan(temperature=0.0), sampling_plan(seed=5, top_k=4), sampling_plan(seed=6, top_p=0.9, min_p=0.05),
+        sampling_plan(seed=7, presence_penalty=1.0, logit_bias=((3, 2.0),)), sampling_plan(seed=8),
     ]  # fmt: skip
     together = sampler_for(plans).sample(LOGITS.repeat(5, 1), [0, 1, 2, 3, 4], [9, 10, 11, 12, 13])
     for slot in range(5):
@@ -85,13 +86,13 @@ def test_rows_do_not_see_each_other() -> None:
 
 
 def test_greedy_takes_the_likeliest() -> None:
-    assert sampler_for([SamplingPlan(temperature=0.0)]).sample(LOGITS[None].clone(), [0], [1]).token_ids == 0
+    assert sampler_for([sampling_plan(temperature=0.0)]).sample(LOGITS[None].clone(), [0], [1]).token_ids == 0
 
 
 @pytest.mark.parametrize("penalty", [1.3, 0.7])
 def test_repetition_penalty_as_transformers(penalty: float) -> None:
     seen = [0, 5, 11]
-    plan = SamplingPlan(temperature=0.0, repetition_penalty=penalty, num_logprobs=0)
+    plan = sampling_plan(temperature=0.0, repetition_penalty=penalty, logprobs=0)
     logits = LOGITS[None].clone()
     sampler_for([plan], seen, num_prompt=2).sample(logits, [0], [3])
     processor = transformers.RepetitionPenaltyLogitsProcessor(penalty)
@@ -99,7 +100,7 @@ def test_repetition_penalty_as_transformers(penalty: float) -> None:
 
 
 def test_presence_and_frequency_count_output_only() -> None:
-    plan = SamplingPlan(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25)
+    plan = sampling_plan(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25)
     logits = LOGITS[None].clone()
     sampler_for([plan], [0, 0, 1, 2, 2], num_prompt=2).sample(logits, [0], [5])
     change = torch.zeros(VOCAB_SIZE)
@@ -108,20 +109,20 @@ def test_presence_and_frequency_count_output_only() -> None:
 
 
 def test_penalties_count_what_is_sampled() -> None:
-    sampler = sampler_for([SamplingPlan(temperature=0.0, frequency_penalty=2.0)])
+    sampler = sampler_for([sampling_plan(temperature=0.0, frequency_penalty=2.0)])
     found = [int(sampler.sample(LOGITS[None].clone(), [0], [position]).token_ids[0]) for position in range(1, 4)]
     assert found == [0, 1, 2]
 
 
 def test_logit_bias_and_suppressed_tokens() -> None:
-    plan = SamplingPlan(temperature=0.0, logit_bias=((4, 100.0), (5, 90.0)), suppress_token_ids=(4,), min_tokens=2)
+    plan = sampling_plan(temperature=0.0, logit_bias=((4, 100.0), (5, 90.0)), suppress_token_ids=(4,), min_tokens=2)
     sampler = sampler_for([plan])
     found = [int(sampler.sample(LOGITS[None].clone(), [0], [position]).token_ids[0]) for position in (1, 2, 3)]
     assert found == [5, 5, 4]
 
 
 def test_logprobs_are_of_the_unmodified_logits() -> None:
-    plan = SamplingPlan(temperature=0.0, logit_bias=((4, 100.0),), num_logprobs=2)
+    plan = sampling_plan(temperature=0.0, logit_bias=((4, 100.0),), logprobs=2)
     output = sampler_for([plan]).sample(LOGITS[None].clone(), [0], [1])
     logprobs = LOGITS.double().log_softmax(0)
     assert output.logprobs()[0].token_ids == [4, 0, 1]
@@ -132,7 +133,7 @@ def test_logprobs_are_of_the_unmodified_logits() -> None:
 def test_not_a_number_fails_its_sequence_only() -> None:
     logits = LOGITS.repeat(2, 1)
     logits[0, 3] = torch.nan
-    output = sampler_for([SamplingPlan(temperature=0.0)] * 2).sample(logits, [0, 1], [1, 1])
+    output = sampler_for([sampling_plan(temperature=0.0)] * 2).sample(logits, [0, 1], [1, 1])
     assert set(output.broken.read()) == {0}
     assert output.token_ids[1] == 0
 

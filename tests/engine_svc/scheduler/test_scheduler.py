@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from engine_svc.admission import make_sequences
 from engine_svc.kv_cache.manager import KvCacheManager
-from engine_svc.request import GenerationRequest, SamplingParameters
+from engine_svc.request import GenerationRequest
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.scheduler import Scheduler, SchedulerOptions
 from engine_svc.scheduler.sequence import LiveRequest, Sequence, SequenceState
+from quire.sampling import SamplingParameters
 
 
 def sequence(arrival: int, prompt: int, rank: int = 0) -> Sequence:

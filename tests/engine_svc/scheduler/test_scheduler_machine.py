@@ -10,9 +10,11 @@ from engine_svc.admission import sequence_seed
 from engine_svc.engine import Engine, EngineConfig
 from engine_svc.layer_groups import most_blocks
 from engine_svc.outputs import FinishReason
-from engine_svc.plan import SamplingPlan, StepPlan
-from engine_svc.request import GenerationRequest, SamplingParameters
+from engine_svc.plan import StepPlan
+from engine_svc.request import GenerationRequest
+from quire.sampling import SamplingParameters
 from tests.support.fake_executor import FakeExecutor, expected_tokens
+from tests.support.plans import sampling_plan
 
 VOCABULARY = 50
 BLOCK = 4
@@ -124,7 +126,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.load().used_kv_blocks == 0
         for (key, choice), tokens in self.tokens.items():
             sampling = self.requests[key].sampling
-            plan = SamplingPlan(seed=sequence_seed(sampling.seed or 0, choice))
+            plan = sampling_plan(seed=sequence_seed(sampling.seed or 0, choice))
             wanted = expected_tokens(self.requests[key].prompt_token_ids, sampling.max_tokens or 0, VOCABULARY, plan)
             end = next((index + 1 for index, token in enumerate(wanted) if token in END), len(wanted))
             cut_off = key in self.aborted or (key, choice) in self.stopped

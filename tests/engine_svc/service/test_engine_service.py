@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import generate_latest
 
 from engine_svc.admission import sequence_seed
-from engine_svc.plan import SamplingPlan, StepPlan
+from engine_svc.plan import StepPlan
 from engine_svc.service.session import EngineSession
 from quire.errors import ContextTooLong, DeadlineExceeded, Internal, InvalidRequest, NotFound, Overloaded, QuireError
 from quire.rpc.status import from_request_error, from_rpc_error
@@ -22,6 +22,7 @@ from quire.v1 import common_pb2, engine_pb2
 from tests.support.engine_client import TIMEOUT, VOCABULARY, expected, generate, generation, refusal, wait_free
 from tests.support.engine_server import RunningEngine, running_engine
 from tests.support.fake_executor import FakeExecutor, expected_tokens
+from tests.support.plans import sampling_plan
 
 
 class Client:
@@ -86,7 +87,7 @@ async def test_generate_choices_and_stop_tokens() -> None:
         for delta in deltas:
             tokens.setdefault(delta.choice_index, []).extend(delta.token_ids)
         for choice in range(3):
-            plan = SamplingPlan(temperature=1.0, seed=sequence_seed(9, choice))
+            plan = sampling_plan(temperature=1.0, seed=sequence_seed(9, choice))
             assert tokens[choice] == expected_tokens([1, 2, 3], 8, VOCABULARY, plan)
         assert [delta.is_final for delta in deltas].count(True) == 1
         stop = expected([5], 4)[3]

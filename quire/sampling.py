@@ -1,0 +1,60 @@
+"""How a request wants its tokens sampled: THE list of parameters, with their neutral values and bounds.
+
+The wire's `SamplingParams` and the gateway's request fields have the same names; conversions go by this list. So a new
+parameter is a field here, in the wire's message and among the gateway's fields, and a stage in `engine_svc/sampling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, get_type_hints
+
+import msgspec
+
+from quire.bounds import MAX_CHOICES, Bound, is_greedy
+
+_COUNT = Bound(0, 2**31 - 1)
+# Marks what a model's generation config may have another default for.
+_MODEL_DEFAULT = "model default"
+
+
+class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
+    """How to turn logits into tokens; the meaning of each field is told in protos/quire/v1/common.proto.
+
+    An array on the wires between the processes of a worker: all of them run the same code.
+    """
+
+    n: Annotated[int, Bound(1, MAX_CHOICES)] = 1
+    max_tokens: Annotated[int | None, _COUNT] = None  # None: as many as fit
+    min_tokens: Annotated[int, _COUNT] = 0
+    temperature: Annotated[float, Bound(0, 2), _MODEL_DEFAULT] = 1.0
+    top_p: Annotated[float, Bound(0, 1, minimum_excluded=True), _MODEL_DEFAULT] = 1.0
+    top_k: Annotated[int, _COUNT, _MODEL_DEFAULT] = 0  # 0 keeps all
+    min_p: Annotated[float, Bound(0, 1), _MODEL_DEFAULT] = 0.0
+    repetition_penalty: Annotated[float, Bound(0, minimum_excluded=True), _MODEL_DEFAULT] = 1.0
+    presence_penalty: Annotated[float, Bound(-2, 2), _MODEL_DEFAULT] = 0.0
+    frequency_penalty: Annotated[float, Bound(-2, 2), _MODEL_DEFAULT] = 0.0
+    seed: Annotated[int | None, Bound(-(2**63), 2**63 - 1)] = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None  # None: none wanted; 0: the sampled token's only
+    prompt_logprobs: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it takes the likeliest token, always."""
+        return is_greedy(self.temperature)
+
+
+def _notes() -> dict[str, tuple[object, ...]]:
+    """What stands beside the type of each field that has anything there."""
+    hints = get_type_hints(SamplingParameters, include_extras=True)
+    return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+
+
+SAMPLING_BOUNDS: Mapping[str, Bound] = MappingProxyType(
+    {name: note for name, notes in _notes().items() for note in notes if isinstance(note, Bound)}
+)
+MODEL_DEFAULTS = tuple(name for name, notes in _notes().items() if _MODEL_DEFAULT in notes)

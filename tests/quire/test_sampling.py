@@ -1,0 +1,67 @@
+"""One list of sampling parameters: the wire, the gateway and the engine go by its names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from engine_svc.convert import to_request
+from gateway.convert import sampling_params
+from gateway.protocol.chat import ChatCompletionRequest
+from gateway.protocol.common import GenerationFields
+from quire.sampling import MODEL_DEFAULTS, SAMPLING_BOUNDS, SamplingParameters
+from quire.v1 import common_pb2
+
+ROOT = Path(__file__).parents[2]
+EVERYTHING = SamplingParameters(
+    n=3, max_tokens=7, min_tokens=2, temperature=0.5, top_p=0.25, top_k=4, min_p=0.125, repetition_penalty=1.5,
+    presence_penalty=-1.0, frequency_penalty=2.0, seed=-5, stop_token_ids=(9, 8), ignore_eos=True,
+    logit_bias=((2, -1.0), (5, 4.0)), logprobs=0, prompt_logprobs=3,
+)  # fmt: skip
+
+
+def to_message(sampling: SamplingParameters) -> common_pb2.SamplingParams:
+    fields = msgspec.structs.asdict(sampling) | {"logit_bias": dict(sampling.logit_bias)}
+    return common_pb2.SamplingParams(**fields)
+
+
+def received(message: common_pb2.SamplingParams) -> SamplingParameters:
+    return to_request(common_pb2.Generation(prompt_token_ids=[1], sampling=message)).sampling
+
+
+def test_names_are_the_wires_and_the_gateways() -> None:
+    assert set(SamplingParameters.__struct_fields__) == set(common_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+    assert set(SAMPLING_BOUNDS) <= set(GenerationFields.__struct_fields__)
+    assert set(MODEL_DEFAULTS) < set(SAMPLING_BOUNDS)
+
+
+def test_every_field_arrives() -> None:
+    """Each as itself and not as its neutral value."""
+    neutral = msgspec.structs.asdict(SamplingParameters())
+    assert all(value != neutral[name] for name, value in msgspec.structs.asdict(EVERYTHING).items())
+    assert received(to_message(EVERYTHING)) == EVERYTHING
+    assert received(common_pb2.SamplingParams()) == SamplingParameters()
+
+
+def test_what_is_set_to_zero_is_not_what_is_unset() -> None:
+    zeros = {"max_tokens": 0, "temperature": 0.0, "seed": 0, "logprobs": 0, "prompt_logprobs": 0}
+    assert received(common_pb2.SamplingParams(**zeros)) == SamplingParameters(**zeros)  # type: ignore[arg-type]
+
+
+def test_every_number_passes_the_gateway() -> None:
+    numbers = {name: getattr(EVERYTHING, name) for name in SAMPLING_BOUNDS if name != "max_tokens"}
+    body = ChatCompletionRequest(messages=[], **numbers)
+    assert received(sampling_params(body, common_pb2.SamplingParams())) == SamplingParameters(**numbers)
+    defaults = common_pb2.SamplingParams(top_k=3, temperature=0.25)
+    body = ChatCompletionRequest(messages=[], top_k=-1)
+    assert received(sampling_params(body, defaults)) == SamplingParameters(temperature=0.25)
+
+
+def test_a_parameter_is_named_in_few_files() -> None:
+    """The wire, the gateway's fields, the list, and what obeys it (here a file and its kernel)."""
+    packages = ("protos", "quire", "gateway", "router", "tokenizer_svc", "engine_svc")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.*") if "_pb2" not in path.name]
+    found = [path for path in files if re.search(r"\bmin_p\b", path.read_text(encoding="utf-8", errors="ignore"))]
+    assert len(found) <= 5, found
