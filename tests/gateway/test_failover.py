@@ -230,7 +230,7 @@ async def test_a_router_that_comes_in_time(start_replicas: StartReplicas) -> Non
             router.state.closed = False
         assert await moved.result() == undisturbed
         assert await new.result() == undisturbed
-        assert replicas.moved == 1
+        assert replicas.moved in (1, 2)  # by way of the other router, if that one's session ended later
 
 
 @pytest.mark.parametrize("moved", [True, False])
