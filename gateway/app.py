@@ -21,7 +21,7 @@ from gateway.errors import (
     handle_quire_error,
     handle_unexpected,
 )
-from gateway.metrics import GatewayCollector
+from gateway.metrics.collector import GatewayCollector
 from gateway.middleware.authentication import AuthenticationMiddleware
 from gateway.middleware.request_id import RequestIdMiddleware
 from gateway.middleware.root_path import RootPathMiddleware

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from gateway.answers.parser import AnswerParser
 from gateway.pipeline import Pipeline
 from gateway.protocol.unknown import UnknownFields
-from gateway.services import Fleet, Tokenizer
-from gateway.statistics import RequestStatistics
+from gateway.requests.statistics import RequestStatistics
+from gateway.services.fleet import Fleet, Tokenizer
 from quire.options.gateway import GatewayOptions
 from quire.work_pool import WorkPool
 

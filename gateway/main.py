@@ -17,9 +17,9 @@ from gateway.app import create_app
 from gateway.context import GatewayContext
 from gateway.http_protocol import limited_protocol
 from gateway.pipeline import Pipeline
-from gateway.services import Fleet, Tokenizer
-from gateway.statistics import RequestStatistics
-from gateway.tokenizers import FLAG as TOKENIZER_FLAG
+from gateway.requests.statistics import RequestStatistics
+from gateway.services.fleet import Fleet, Tokenizer
+from gateway.services.tokenizers import FLAG as TOKENIZER_FLAG
 from quire.errors import StartupError
 from quire.log import setup_logging
 from quire.options.gateway import GatewayOptions

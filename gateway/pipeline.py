@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Sequence
 
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, TokenScore
-from gateway.generations import Generations, new_generation
-from gateway.job import Job
-from gateway.live import LiveChoice, LiveRequest, LiveStream
-from gateway.room import ChoiceRoom
-from gateway.statistics import RequestStatistics
-from gateway.texts import Texts
+from gateway.requests.choice_room import ChoiceRoom
+from gateway.requests.generation_request import Job
+from gateway.requests.state import LiveChoice, LiveRequest, LiveStream
+from gateway.requests.statistics import RequestStatistics
+from gateway.services.router_streams import Generations, new_generation
+from gateway.services.texts import Texts
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.settings import CALL_SECONDS
 from quire.seeds import SeedSource

@@ -21,13 +21,10 @@ from gateway.answers.deltas import (
 from gateway.answers.events import event
 from gateway.answers.scores import chat_logprobs, prompt_logprobs
 from gateway.answers.stream import EventStream
-from gateway.caller import caller_of
 from gateway.context import GatewayContext, context_of
-from gateway.convert import context_bound, make_job, tokenized
+from gateway.endpoints.body import read_json
 from gateway.endpoints.generation import GenerationAnswer
-from gateway.large import beside
-from gateway.live import LiveRequest
-from gateway.messages import template_messages
+from gateway.endpoints.large import beside
 from gateway.protocol.chat import (
     ChatChoice,
     ChatChunkChoice,
@@ -40,8 +37,11 @@ from gateway.protocol.chat import (
     ChatToolCallPiece,
     FunctionCall,
 )
-from gateway.protocol.decode import read_json
-from gateway.validate import check_choices, check_generation, check_logprobs
+from gateway.requests.caller import caller_of
+from gateway.requests.convert import context_bound, make_job, tokenized
+from gateway.requests.messages import template_messages
+from gateway.requests.state import LiveRequest
+from gateway.requests.validate import check_choices, check_generation, check_logprobs
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2
 

@@ -14,17 +14,17 @@ from gateway.answers.deltas import ChoiceUpdate, Content, text_of
 from gateway.answers.events import event
 from gateway.answers.scores import CompletionScores, merge, prompt_logprobs, score_of
 from gateway.answers.stream import EventStream
-from gateway.caller import Caller, caller_of
 from gateway.context import GatewayContext, context_of
-from gateway.convert import context_bound, make_job, tokenized
+from gateway.endpoints.body import read_json
 from gateway.endpoints.generation import GenerationAnswer
-from gateway.job import TokenizedPrompt
-from gateway.large import beside
-from gateway.live import LiveRequest
+from gateway.endpoints.large import beside
 from gateway.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from gateway.protocol.decode import read_json
-from gateway.services import decode_request
-from gateway.validate import check_choices, check_generation, check_logprobs
+from gateway.requests.caller import Caller, caller_of
+from gateway.requests.convert import context_bound, make_job, tokenized
+from gateway.requests.generation_request import TokenizedPrompt
+from gateway.requests.state import LiveRequest
+from gateway.requests.validate import check_choices, check_generation, check_logprobs
+from gateway.services.fleet import decode_request
 from quire.bounds import check_context_length, check_token_ids
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2

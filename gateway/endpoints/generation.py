@@ -11,17 +11,17 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import large
 from gateway.answers.collecting import CollectedChoice, collect
 from gateway.answers.deltas import ChoiceUpdate, Finish
 from gateway.answers.events import DONE, event
 from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext
+from gateway.endpoints import large
 from gateway.errors import error_body
-from gateway.live import LiveRequest
 from gateway.protocol.chat import ChatChunkChoice, ChatCompletionChunk
 from gateway.protocol.common import GenerationFields, PromptTokensDetails, Usage
 from gateway.protocol.completions import Completion, CompletionChoice
+from gateway.requests.state import LiveRequest
 from quire.errors import QuireError
 
 Body = TypeVar("Body", bound=GenerationFields)

@@ -9,12 +9,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import large
 from gateway.context import GatewayContext, context_of
+from gateway.endpoints import large
+from gateway.endpoints.body import read_json
+from gateway.endpoints.large import beside
 from gateway.errors import json_response
-from gateway.large import beside
-from gateway.messages import template_messages
-from gateway.protocol.decode import read_json
 from gateway.protocol.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -23,7 +22,8 @@ from gateway.protocol.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from gateway.services import Tokenizer, decode_request
+from gateway.requests.messages import template_messages
+from gateway.services.fleet import Tokenizer, decode_request
 from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2, tokenizer_pb2

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.caller import tenant_hash
 from gateway.errors import error_response
 from gateway.middleware.root_path import path_below_root
+from gateway.requests.caller import tenant_hash
 from quire.errors import Unauthenticated
 
 PUBLIC_PATHS = frozenset((b"/health", b"/livez", b"/readyz", b"/ping"))

@@ -12,9 +12,9 @@ import pytest_asyncio
 
 from gateway.answers.deltas import ChoiceUpdate, Content
 from gateway.answers.queue import MAX_WAITING_STEPS
-from gateway.job import Job, TokenizedPrompt
-from gateway.live import LiveRequest
-from gateway.room import ChoiceRoom
+from gateway.requests.choice_room import ChoiceRoom
+from gateway.requests.generation_request import Job, TokenizedPrompt
+from gateway.requests.state import LiveRequest
 from quire.errors import Overloaded
 from quire.rpc import session as session_module
 from quire.v1 import common_pb2, tokenizer_pb2

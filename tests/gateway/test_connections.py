@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway import texts, tokenizers
+from gateway.services import texts, tokenizers
 from quire.errors import Overloaded, Unavailable
 from tests.support.fake_engine import FakeOptions
 from tests.support.gateway_stack import GatewayStack, running_gateway
@@ -196,7 +196,7 @@ async def test_an_engine_that_dies_in_the_middle_of_a_stream(tokenizer_folder: P
 async def test_a_service_that_vanishes(tokenizer_folder: Path, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "RESUME_SECONDS", 0.3)
     monkeypatch.setattr(tokenizers, "CALL_SECONDS", 0.3)
-    monkeypatch.setattr("gateway.generations.ROUTER_SECONDS", 1.0)
+    monkeypatch.setattr("gateway.services.router_streams.ROUTER_SECONDS", 1.0)
     async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.02)) as stack:
         waiting = asyncio.create_task(stack.post("/v1/completions", ENDLESS))
         await eventually(lambda: stack.engine.live, "the request does not reach the engine")

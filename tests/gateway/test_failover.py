@@ -200,7 +200,7 @@ async def test_a_router_that_refuses(start_replicas: StartReplicas) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_no_router_is_up(start_replicas: StartReplicas, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.generations.ROUTER_SECONDS", 1.0)
+    monkeypatch.setattr("gateway.services.router_streams.ROUTER_SECONDS", 1.0)
     async with start_replicas() as replicas:
         reader, *_ = await hold(replicas, 3, "/v1/completions", COMPLETION)
         await close_sessions(replicas)

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.endpoints.body import decode_json
 from gateway.protocol import unknown
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.completions import CompletionRequest
-from gateway.protocol.decode import decode_json
 from gateway.protocol.unknown import UnknownFields
-from gateway.validate import UNSUPPORTED, check_unsupported
+from gateway.requests.validate import UNSUPPORTED, check_unsupported
 from tests.support.gateway_stack import GatewayStack
 
 CHAT = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 2}

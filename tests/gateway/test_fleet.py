@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.services import Fleet
+from gateway.services.fleet import Fleet
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.v1 import common_pb2, router_pb2
 from tests.support.fake_engine import FakeEngine, FakeOptions
@@ -52,7 +52,7 @@ def test_models_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
         return router_pb2.ListWorkersResponse(workers=workers, aliases=aliases)
 
     now = 100.0
-    monkeypatch.setattr("gateway.services.time.monotonic", lambda: now)
+    monkeypatch.setattr("gateway.services.fleet.time.monotonic", lambda: now)
     fleet = Fleet([], RpcSecurityOptions())
     fleet._take(told("a", "b"))
     fleet._take(router_pb2.ListWorkersResponse())  # the router is started anew, and knows nobody yet

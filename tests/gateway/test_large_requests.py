@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from gateway import large
-from gateway.large import LARGE_BODY
-from gateway.protocol import decode
-from gateway.protocol.decode import MAX_BRACKETS
+from gateway.endpoints import body, large
+from gateway.endpoints.body import MAX_BRACKETS
+from gateway.endpoints.large import LARGE_BODY
 from quire.errors import Overloaded
 from quire.work_pool import WorkPool
 from tests.support.gateway_stack import GatewayStack
@@ -51,7 +50,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 async def test_a_large_body_is_decoded_beside_the_event_loop(gateway: GatewayStack, watched: Watched) -> None:
-    watched.watch(decode, "decode_json")
+    watched.watch(body, "decode_json")
     assert (await gateway.post("/tokenize", {"prompt": "A" * LARGE_BODY})).status_code == 200
     assert watched.beside
     assert (await gateway.post("/tokenize", {"prompt": "A"})).status_code == 200
@@ -64,7 +63,7 @@ async def test_a_body_of_unknown_length_is_decoded_beside_the_event_loop(
     async def content() -> Any:
         yield json.dumps({"prompt": "A"}).encode()
 
-    watched.watch(decode, "decode_json")
+    watched.watch(body, "decode_json")
     response = await gateway.client.post("/tokenize", content=content(), headers={"content-type": "application/json"})
     assert response.status_code == 200
     assert watched.beside

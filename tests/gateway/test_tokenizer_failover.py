@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gateway import texts, tokenizers
 from gateway.pipeline import Pipeline
+from gateway.services import texts, tokenizers
 from tests.support.fake_router import FakeRouter
 from tests.support.gateway_stack import Gateway, gateway_before, save_tokenizer
 from tests.support.stream_reader import Reader

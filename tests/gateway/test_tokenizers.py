@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway import tokenizers as tokenizers_module
 from gateway.main import main
-from gateway.tokenizers import TokenizerReplica, Tokenizers
+from gateway.services import tokenizers as tokenizers_module
+from gateway.services.tokenizers import TokenizerReplica, Tokenizers
 from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway import routers as routers_module
-from gateway.routers import pick
+from gateway.services import routers as routers_module
+from gateway.services.routers import pick
 from quire.block_hash import block_keys
 from quire.v1 import common_pb2
 from tests.gateway.conftest import Replicas, StartReplicas

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from engine_svc.convert import to_request
-from gateway.convert import sampling_params
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.common import GenerationFields
+from gateway.requests.convert import sampling_params
 from quire.sampling import MODEL_DEFAULTS, SAMPLING_BOUNDS, SamplingParameters
 from quire.v1 import common_pb2
 

@@ -9,8 +9,8 @@ import msgspec
 from starlette.requests import Request
 
 from gateway.context import context_of
+from gateway.endpoints.large import beside
 from gateway.errors import HttpError
-from gateway.large import beside
 from quire.errors import InvalidRequest
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.validate import MAX_MESSAGES
+from gateway.requests.validate import MAX_MESSAGES
 from quire.errors import InvalidRequest
 
 

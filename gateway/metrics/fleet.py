@@ -17,8 +17,8 @@ from prometheus_client.core import (
     Metric,
 )
 
-from gateway.prometheus import MODEL_LABEL, histogram_family
-from gateway.services import Fleet
+from gateway.metrics.prometheus import MODEL_LABEL, histogram_family
+from gateway.services.fleet import Fleet
 from quire.histogram import HistogramSnapshot
 from quire.v1.common_pb2 import EngineCounters, EngineLoad
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from gateway.answers.deltas import ChoiceUpdate
-from gateway.live import LiveRequest
+from gateway.requests.state import LiveRequest
 from quire.histogram import Histogram
 from quire.v1 import common_pb2
 

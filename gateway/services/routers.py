@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from gateway.replica import Replica
+from gateway.services.replica import Replica
 from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel

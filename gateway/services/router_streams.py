@@ -13,10 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from gateway.job import Job
-from gateway.live import LiveChoice, LiveStream
-from gateway.routers import RouterSession, pick
-from gateway.statistics import RequestStatistics
+from gateway.requests.generation_request import Job
+from gateway.requests.state import LiveChoice, LiveStream
+from gateway.requests.statistics import RequestStatistics
+from gateway.services.routers import RouterSession, pick
 from quire.bounds import is_greedy
 from quire.errors import DeadlineExceeded, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions

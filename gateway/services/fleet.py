@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import msgspec
 
-from gateway.tokenizers import Tokenizers
+from gateway.services.tokenizers import Tokenizers
 from quire.errors import NotFound, Unavailable
 from quire.fleet_counters import FleetCounters
 from quire.options.server import RpcSecurityOptions

@@ -13,9 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from gateway.live import LiveChoice
-from gateway.statistics import RequestStatistics
-from gateway.tokenizers import TextFrame, TokenizerReplica, Tokenizers
+from gateway.requests.state import LiveChoice
+from gateway.requests.statistics import RequestStatistics
+from gateway.services.tokenizers import TextFrame, TokenizerReplica, Tokenizers
 from quire.errors import DeadlineExceeded, Internal, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.v1 import common_pb2, tokenizer_pb2

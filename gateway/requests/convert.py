@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.answers.parser import AnswerParser
-from gateway.caller import Caller
-from gateway.job import DetokenizeOptions, Job, TokenizedPrompt
 from gateway.protocol.common import GenerationFields
-from gateway.validate import stop_strings
+from gateway.requests.caller import Caller
+from gateway.requests.generation_request import DetokenizeOptions, Job, TokenizedPrompt
+from gateway.requests.validate import stop_strings
 from quire.bounds import check_context_length
 from quire.errors import InvalidRequest
 from quire.options.gateway import GatewayOptions

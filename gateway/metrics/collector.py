@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.fleet_metrics import fleet_metrics
-from gateway.generations import Generations
-from gateway.prometheus import MODEL_LABEL, histogram_family
-from gateway.services import Fleet
-from gateway.statistics import HISTOGRAMS, RequestStatistics
+from gateway.metrics.fleet import fleet_metrics
+from gateway.metrics.prometheus import MODEL_LABEL, histogram_family
+from gateway.requests.statistics import HISTOGRAMS, RequestStatistics
+from gateway.services.fleet import Fleet
+from gateway.services.router_streams import Generations
 
 PREFIXES = ("vllm:", "quire_")
 _OWN = "Of this gateway's requests."

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from gateway.replica import Replica
+from gateway.services.replica import Replica
 from quire.errors import Overloaded, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.answers.queue import AnswerQueue
-from gateway.job import Job
+from gateway.requests.generation_request import Job
 from quire.v1 import common_pb2
 
 # A client whose text is complete waits so long for what it cost, and gets an answer without it then.

@@ -1,0 +1,1 @@
+"""`/metrics`: figures of this gateway's requests and of the fleet, as Prometheus reads them."""

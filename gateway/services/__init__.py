@@ -1,0 +1,1 @@
+"""The services behind the gateway: sessions with their replicas, and what travels on them."""
