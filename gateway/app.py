@@ -81,7 +81,7 @@ def create_app(context: GatewayContext) -> Starlette:
     """The ASGI application."""
     options = context.options
     registry = new_registry()
-    registry.register(GatewayCollector(context.fleet, context.pipeline.generations, context.statistics))
+    registry.register(GatewayCollector(context.fleet, context.pipeline.router_streams, context.statistics))
     app = Starlette(
         routes=routes(options),
         middleware=middleware(options),

@@ -12,7 +12,8 @@ from gateway.answers.parser import AnswerParser
 from gateway.pipeline import Pipeline
 from gateway.protocol.unknown import UnknownFields
 from gateway.requests.statistics import RequestStatistics
-from gateway.services.fleet import Fleet, Tokenizer
+from gateway.services.fleet import Fleet
+from gateway.services.tokenizer import Tokenizer
 from quire.options.gateway import GatewayOptions
 from quire.work_pool import WorkPool
 
@@ -40,7 +41,7 @@ class GatewayContext:
         reasons = []
         if self.draining:
             reasons.append("the server is stopping")
-        if not self.pipeline.generations.connected:
+        if not self.pipeline.router_streams.connected:
             reasons.append("the router cannot be reached")
         elif not self.fleet.ready:
             states = sorted({worker.reason or "unknown" for worker in self.fleet.workers})

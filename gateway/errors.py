@@ -53,6 +53,11 @@ def error_response(error: QuireError) -> Response:
     return json_response(error_body(error), mapping_of(error).http_status, headers)
 
 
+def stopping() -> Unavailable:
+    """What a request that is cut gets, whole or inside its stream."""
+    return Unavailable("The server is stopping and did not finish this request; send it again.")
+
+
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """The answer that holds a value."""
     return json_text_response(json_bytes(content), status, headers)

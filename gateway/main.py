@@ -18,7 +18,8 @@ from gateway.context import GatewayContext
 from gateway.http_protocol import limited_protocol
 from gateway.pipeline import Pipeline
 from gateway.requests.statistics import RequestStatistics
-from gateway.services.fleet import Fleet, Tokenizer
+from gateway.services.fleet import Fleet
+from gateway.services.tokenizer import Tokenizer
 from gateway.services.tokenizers import FLAG as TOKENIZER_FLAG
 from quire.errors import StartupError
 from quire.log import setup_logging

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, TokenScore
 from gateway.requests.choice_room import ChoiceRoom
-from gateway.requests.generation_request import Job
-from gateway.requests.state import LiveChoice, LiveRequest, LiveStream
+from gateway.requests.generation_request import GenerationRequest
+from gateway.requests.state import ChoiceState, RequestState, StreamState
 from gateway.requests.statistics import RequestStatistics
-from gateway.services.router_streams import Generations, new_generation
+from gateway.services.router_streams import RouterStreams, new_generation
 from gateway.services.texts import Texts
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.settings import CALL_SECONDS
@@ -46,7 +46,7 @@ class Pipeline:
         self._statistics = statistics
         self._seeds = seeds
         self.texts = Texts(tokenizer_addresses, security, statistics, self._on_text)
-        self.generations = Generations(router_addresses, security, statistics, self._on_tokens)
+        self.router_streams = RouterStreams(router_addresses, security, statistics, self._on_tokens)
         self._room = ChoiceRoom()
 
     @property
@@ -56,79 +56,80 @@ class Pipeline:
 
     async def run(self) -> None:
         """Keeps the sessions up until cancelled."""
-        await asyncio.gather(self.generations.run(), self.texts.run())
+        await asyncio.gather(self.router_streams.run(), self.texts.run())
 
-    async def start(self, job: Job) -> LiveRequest:
+    async def start(self, request: GenerationRequest) -> RequestState:
         """Starts a request, which fails by and by if no router can be reached.
 
         Raises:
             Unavailable: the tokenizer service cannot be reached.
             Overloaded: it does not read, or too many choices run already.
         """
-        if job.wants_text:
-            await self.texts.replicas.wait_up(min(CALL_SECONDS, job.timeout_seconds))
-        self._room.enter(job.tenant, job.choices)
-        request = LiveRequest(job, self._release)
-        self._statistics.started(request)
+        if request.wants_text:
+            await self.texts.replicas.wait_up(min(CALL_SECONDS, request.timeout_seconds))
+        self._room.enter(request.tenant, request.choices)
+        state = RequestState(request, self._release)
+        self._statistics.started(state)
         try:
-            for number in range(len(job.prompts)):
-                if request.closed:
+            for number in range(len(request.prompts)):
+                if state.closed:
                     break
-                stream = self._open_stream(request, number)
-                self.generations.start(stream)
+                stream = self._open_stream(state, number)
+                self.router_streams.start(stream)
                 await asyncio.sleep(0)  # others have their turn, and no service gets all in one frame
         except BaseException:
-            request.cancel()
+            state.cancel()
             raise
-        return request
+        return state
 
-    def _open_stream(self, request: LiveRequest, number: int) -> LiveStream:
-        """The stream of one of the job's prompts, whose text can come from now on."""
-        job = request.job
-        stream = LiveStream(request, new_generation(job, number, self._seeds), time.monotonic() + job.timeout_seconds)
-        request.streams.append(stream)
-        for index in range(job.n):
-            choice = LiveChoice(stream, number * job.n + index)
+    def _open_stream(self, state: RequestState, number: int) -> StreamState:
+        """The stream of one of the request's prompts, whose text can come from now on."""
+        request = state.request
+        generation = new_generation(request, number, self._seeds)
+        stream = StreamState(state, generation, time.monotonic() + request.timeout_seconds)
+        state.streams.append(stream)
+        for index in range(request.n):
+            choice = ChoiceState(stream, number * request.n + index)
             stream.choices.append(choice)
-            if job.wants_text:
+            if request.wants_text:
                 self.texts.open(choice)
         return stream
 
-    def _release(self, request: LiveRequest) -> None:
+    def _release(self, state: RequestState) -> None:
         """Forgets a request that has ended, and stops what other services still do for it."""
-        for stream in request.streams:
-            self.generations.abort(stream)
+        for stream in state.streams:
+            self.router_streams.abort(stream)
             for choice in stream.choices:
                 self.texts.close(choice)
-        self._room.leave(request.job.tenant, request.job.choices)
-        self._statistics.ended(request)
+        self._room.leave(state.request.tenant, state.request.choices)
+        self._statistics.ended(state)
 
-    def _on_tokens(self, choice: LiveChoice, delta: common_pb2.GenerationDelta) -> None:
-        if choice.stream.request.job.wants_text:
+    def _on_tokens(self, choice: ChoiceState, delta: common_pb2.GenerationDelta) -> None:
+        if choice.stream.owner.request.wants_text:
             self.texts.add(choice, delta)
         else:
             self._on_text(choice, delta, _NO_TEXT)
 
-    def _on_text(self, choice: LiveChoice, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> None:
+    def _on_text(self, choice: ChoiceState, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> None:
         update = _update(choice, delta, text)
-        request = choice.stream.request
+        state = choice.stream.owner
         choice.num_tokens += len(update.token_ids)
-        self._statistics.progressed(request, update, time.monotonic())
-        request.push(update)
+        self._statistics.progressed(state, update, time.monotonic())
+        state.push(update)
         if update.finish:
             self._end_choice(choice)
 
-    def _end_choice(self, choice: LiveChoice) -> None:
+    def _end_choice(self, choice: ChoiceState) -> None:
         choice.ended = True
         self.texts.close(choice)
         if not choice.finished:
-            self.generations.stop(choice)
-        request = choice.stream.request
-        request.open_choices -= 1
-        request.settle()
+            self.router_streams.stop(choice)
+        state = choice.stream.owner
+        state.open_choices -= 1
+        state.settle()
 
 
-def _update(choice: LiveChoice, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> ChoiceUpdate:
+def _update(choice: ChoiceState, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> ChoiceUpdate:
     deltas: tuple[Delta, ...] = (Content(text.text),) if text.text else ()
     if not (delta.finish_reason or delta.logprobs or delta.prompt_logprobs or text.HasField("stop_string")):
         return ChoiceUpdate(choice.index, deltas, tuple(delta.token_ids))

@@ -14,6 +14,9 @@ SERVICES = ("gateway", "router", "tokenizer_svc", "engine_svc")
 PACKAGES = (*SERVICES, "quire")
 CONTROL_SIDE = ("engine_svc.scheduler", "engine_svc.kv_cache", "engine_svc.plan", "engine_svc.request",
                 "engine_svc.engine", "engine_svc.loop")  # fmt: skip
+# Rooms of the gateway: each imports those before it, and none after it.
+GATEWAY_ROOMS = ("protocol", "answers", "reasoning_parsers", "tool_parsers", "requests", "services", "metrics",
+                 "middleware", "endpoints")  # fmt: skip
 COMPUTE_SIDE = ("kernels", "attention", "layers", "models", "loader", "sampling", "parallel", "runner")
 
 
@@ -69,6 +72,13 @@ def test_no_import_cycle() -> None:
 
     for module in graph:
         visit(module, ())
+
+
+def test_the_gateways_rooms_import_one_way() -> None:
+    for number, room in enumerate(GATEWAY_ROOMS):
+        later = tuple(f"gateway.{name}" for name in GATEWAY_ROOMS[number + 1 :])
+        for module in (name for name in IMPORTS if under(name, f"gateway.{room}")):
+            assert not [name for name in IMPORTS[module] if under(name, *later)], module
 
 
 def test_the_control_side_does_not_reach_the_compute_side() -> None:

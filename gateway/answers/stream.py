@@ -13,8 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.answers.deltas import ChoiceUpdate
 from gateway.answers.events import PING
 from gateway.answers.queue import AnswerQueue
-from gateway.errors import error_response
-from gateway.middleware.stopping import stopping
+from gateway.errors import error_response, stopping
 from quire.errors import QuireError
 
 logger = logging.getLogger(__name__)

@@ -38,9 +38,9 @@ from gateway.protocol.chat import (
     FunctionCall,
 )
 from gateway.requests.caller import caller_of
-from gateway.requests.convert import context_bound, make_job, tokenized
+from gateway.requests.convert import context_bound, make_generation_request, tokenized
 from gateway.requests.messages import template_messages
-from gateway.requests.state import LiveRequest
+from gateway.requests.state import RequestState
 from gateway.requests.validate import check_choices, check_generation, check_logprobs
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2
@@ -65,14 +65,14 @@ async def chat_completions(request: Request) -> Response | EventStream:
         cache_salt=caller.cache_salt,
         max_tokens=context_bound(body, model),
     )
-    job = make_job(
+    generation = make_generation_request(
         body, [await beside(request, tokenized, sequence)], model,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         caller=caller, options=context.options, parsers=context.parsers,
     )  # fmt: skip
-    answer = _Answer(context, body, await context.pipeline.start(job))
+    answer = _Answer(context, body, await context.pipeline.start(generation))
     return await answer.respond(request)
 
 
@@ -98,18 +98,18 @@ def _check(body: ChatCompletionRequest, model: common_pb2.ModelInfo) -> None:
 class _Answer(GenerationAnswer[ChatCompletionRequest, ChatChunkChoice]):
     """The answer to a conversation."""
 
-    def __init__(self, context: GatewayContext, body: ChatCompletionRequest, live: LiveRequest) -> None:
-        super().__init__(context, body, live, "chatcmpl")
+    def __init__(self, context: GatewayContext, body: ChatCompletionRequest, state: RequestState) -> None:
+        super().__init__(context, body, state, "chatcmpl")
         self._role = context.options.response_role
         self._echo = _echo_text(body)
         self._callers: set[int] = set()  # choices that call tools
 
     def opening(self) -> Iterator[bytes]:
         """The role of each choice, and its echo."""
-        for index in range(self._job.n):
+        for index in range(self._request.n):
             chunk = self._chunk(ChatChunkChoice(index, ChatDelta(role=self._role, content="")))
             if self._with_ids:
-                chunk.prompt_token_ids = list(self._job.prompts[0].token_ids)
+                chunk.prompt_token_ids = list(self._request.prompts[0].token_ids)
             yield event(chunk)
             if self._echo:
                 yield event(self._chunk(ChatChunkChoice(index, ChatDelta(content=self._echo))))
@@ -124,18 +124,18 @@ class _Answer(GenerationAnswer[ChatCompletionRequest, ChatChunkChoice]):
 
     def _chunk(self, *choices: ChatChunkChoice) -> ChatCompletionChunk:
         return ChatCompletionChunk(
-            self._id, "chat.completion.chunk", self._created, self._job.answering_model, list(choices),
+            self._id, "chat.completion.chunk", self._created, self._request.answering_model, list(choices),
             self._usage_of_chunk(),
         )  # fmt: skip
 
     def _whole(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> ChatCompletion:
         scores = choices[0].prompt_scores
         return ChatCompletion(
-            self._id, "chat.completion", self._created, self._job.answering_model,
+            self._id, "chat.completion", self._created, self._request.answering_model,
             [self._whole_choice(index, choice) for index, choice in enumerate(choices)],
             self._usage(),
             prompt_logprobs(scores, texts) if self._body.prompt_logprobs is not None else None,
-            list(self._job.prompts[0].token_ids) if self._with_ids else None,
+            list(self._request.prompts[0].token_ids) if self._with_ids else None,
         )  # fmt: skip
 
     def _whole_choice(self, index: int, choice: CollectedChoice) -> ChatChoice:

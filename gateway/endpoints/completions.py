@@ -20,11 +20,11 @@ from gateway.endpoints.generation import GenerationAnswer
 from gateway.endpoints.large import beside
 from gateway.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from gateway.requests.caller import Caller, caller_of
-from gateway.requests.convert import context_bound, make_job, tokenized
+from gateway.requests.convert import context_bound, make_generation_request, tokenized
 from gateway.requests.generation_request import TokenizedPrompt
-from gateway.requests.state import LiveRequest
+from gateway.requests.state import RequestState
 from gateway.requests.validate import check_choices, check_generation, check_logprobs
-from gateway.services.fleet import decode_request
+from gateway.services.tokenizer import decode_request
 from quire.bounds import check_context_length, check_token_ids
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2
@@ -48,16 +48,16 @@ async def completions(request: Request) -> Response | EventStream:
     _check(body, model)
     caller = caller_of(request, body)
     tokens = await _tokenized(request, body, model, caller)
-    job = make_job(
+    generation = make_generation_request(
         body, tokens, model, max_tokens=body.max_tokens, default_max_tokens=_DEFAULT_MAX_TOKENS,
         logprobs=body.logprobs, prompt_logprobs=_prompt_logprobs(body), caller=caller,
         options=context.options,
     )  # fmt: skip
     prompts = [
         Prompt(prompt.token_ids, await context.tokenizer.decode(decode_request(prompt.token_ids)) if body.echo else "")
-        for prompt in job.prompts
+        for prompt in generation.prompts
     ]
-    answer = _Answer(context, body, await context.pipeline.start(job), prompts)
+    answer = _Answer(context, body, await context.pipeline.start(generation), prompts)
     return await answer.respond(request)
 
 
@@ -126,18 +126,18 @@ class _Answer(GenerationAnswer[CompletionRequest, CompletionChoice]):
     """The continuations of the prompts."""
 
     def __init__(
-        self, context: GatewayContext, body: CompletionRequest, live: LiveRequest, prompts: list[Prompt]
+        self, context: GatewayContext, body: CompletionRequest, state: RequestState, prompts: list[Prompt]
     ) -> None:
-        super().__init__(context, body, live, "cmpl")
+        super().__init__(context, body, state, "cmpl")
         self._prompts = prompts
-        self._scores = [CompletionScores(self._as_ids) for _ in range(self._job.choices)]
+        self._scores = [CompletionScores(self._as_ids) for _ in range(self._request.choices)]
         self._begun: set[int] = set()
 
     def opening(self) -> Iterator[bytes]:
         """The prompts, if they are echoed."""
         if self._body.echo:
-            for index in range(self._job.choices):
-                yield event(self._chunk(CompletionChoice(index, self._prompts[index // self._job.n].text)))
+            for index in range(self._request.choices):
+                yield event(self._chunk(CompletionChoice(index, self._prompts[index // self._request.n].text)))
 
     def _shows(self, update: ChoiceUpdate) -> bool:
         """A choice's first token shows even where it is no text yet (a part of a character): its client learns that the
@@ -154,7 +154,7 @@ class _Answer(GenerationAnswer[CompletionRequest, CompletionChoice]):
 
     def _chunk(self, *choices: CompletionChoice) -> Completion:
         return Completion(
-            self._id, "text_completion", self._created, self._job.answering_model, list(choices),
+            self._id, "text_completion", self._created, self._request.answering_model, list(choices),
             self._usage_of_chunk(),
         )  # fmt: skip
 
@@ -169,9 +169,9 @@ class _Answer(GenerationAnswer[CompletionRequest, CompletionChoice]):
     def _whole_choice(
         self, index: int, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]
     ) -> CompletionChoice:
-        choice, prompt = choices[index], self._prompts[index // self._job.n]
+        choice, prompt = choices[index], self._prompts[index // self._request.n]
         # The engine scores a prompt once, with its first choice.
-        prompt_scores = choices[index - index % self._job.n].prompt_scores
+        prompt_scores = choices[index - index % self._request.n].prompt_scores
         return CompletionChoice(
             index,
             prompt.text + choice.content,

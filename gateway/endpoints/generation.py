@@ -21,7 +21,7 @@ from gateway.errors import error_body
 from gateway.protocol.chat import ChatChunkChoice, ChatCompletionChunk
 from gateway.protocol.common import GenerationFields, PromptTokensDetails, Usage
 from gateway.protocol.completions import Completion, CompletionChoice
-from gateway.requests.state import LiveRequest
+from gateway.requests.state import RequestState
 from quire.errors import QuireError
 
 Body = TypeVar("Body", bound=GenerationFields)
@@ -31,16 +31,16 @@ Choice = TypeVar("Choice", bound=ChatChunkChoice | CompletionChoice)
 class GenerationAnswer(ABC, Generic[Body, Choice]):
     """One request's answer. A file of its own says for each API what a choice, a chunk and the whole look like."""
 
-    def __init__(self, context: GatewayContext, body: Body, live: LiveRequest, kind: str) -> None:
+    def __init__(self, context: GatewayContext, body: Body, state: RequestState, kind: str) -> None:
         """
         Args:
             kind: what its id begins with.
         """
         self._context = context
         self._body = body
-        self._live = live
-        self._job = live.job
-        self._id = f"{kind}-{self._job.request_id}"
+        self._state = state
+        self._request = state.request
+        self._id = f"{kind}-{self._request.request_id}"
         self._created = int(time.time())
         self._as_ids = bool(body.return_tokens_as_token_ids or context.options.return_tokens_as_token_ids)
         self._with_ids = bool(body.return_token_ids)
@@ -76,8 +76,8 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
     async def respond(self, request: Request) -> Response | EventStream:
         """The response, in the form that was asked for."""
         if self._body.stream:
-            return EventStream(self._live, self)
-        choices = await collect(self._live, self._job.choices, request.receive)
+            return EventStream(self._state, self)
+        choices = await collect(self._state, self._request.choices, request.receive)
         self._num_tokens = sum(len(choice.token_ids) for choice in choices)
         texts = await self._texts(choices)
         return await large.answer(request, self._size(choices), lambda: self._whole(choices, texts))
@@ -116,11 +116,11 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         """What the request took."""
         usage = self._usage_so_far()
         if self._context.options.enable_prompt_tokens_details:
-            usage.prompt_tokens_details = PromptTokensDetails(self._live.cached_tokens)
+            usage.prompt_tokens_details = PromptTokensDetails(self._state.cached_tokens)
         return usage
 
     def _usage_so_far(self) -> Usage:
-        prompt_tokens = self._live.prompt_tokens
+        prompt_tokens = self._state.prompt_tokens
         return Usage(prompt_tokens, prompt_tokens + self._num_tokens, self._num_tokens)
 
     def _usage_of_chunk(self) -> Usage | UnsetType:
@@ -134,7 +134,7 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
 
     def _size(self, choices: Sequence[CollectedChoice]) -> int:
         """About how many tokens the answer tells of, alternatives counted."""
-        size = self._live.prompt_tokens * self._job.n if self._with_ids else 0
+        size = self._state.prompt_tokens * self._request.n if self._with_ids else 0
         for choice in choices:
             size += len(choice.token_ids) + sum(len(score.token_ids) for score in choice.scores)
             if choice.prompt_scores:

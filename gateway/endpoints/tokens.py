@@ -23,7 +23,7 @@ from gateway.protocol.tokens import (
     TokenizeResponse,
 )
 from gateway.requests.messages import template_messages
-from gateway.services.fleet import Tokenizer, decode_request
+from gateway.services.tokenizer import Tokenizer, decode_request
 from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2, tokenizer_pb2

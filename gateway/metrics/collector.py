@@ -16,7 +16,7 @@ from gateway.metrics.fleet import fleet_metrics
 from gateway.metrics.prometheus import MODEL_LABEL, histogram_family
 from gateway.requests.statistics import HISTOGRAMS, RequestStatistics
 from gateway.services.fleet import Fleet
-from gateway.services.router_streams import Generations
+from gateway.services.router_streams import RouterStreams
 
 PREFIXES = ("vllm:", "quire_")
 _OWN = "Of this gateway's requests."
@@ -41,15 +41,15 @@ _TEXTS = {
 class GatewayCollector(Collector):
     """Renders the current values when Prometheus asks."""
 
-    def __init__(self, fleet: Fleet, generations: Generations, statistics: RequestStatistics) -> None:
+    def __init__(self, fleet: Fleet, router_streams: RouterStreams, statistics: RequestStatistics) -> None:
         self._fleet = fleet
-        self._generations = generations
+        self._router_streams = router_streams
         self._statistics = statistics
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client."""
         for prefix in PREFIXES:
-            yield from fleet_metrics(prefix, self._fleet, self._generations.queued)
+            yield from fleet_metrics(prefix, self._fleet, self._router_streams.queued)
             yield from self._request_metrics(prefix)
         yield CounterMetricFamily(
             "quire_gateway_streams_moved",

@@ -6,13 +6,7 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import error_response
-from quire.errors import Unavailable
-
-
-def stopping() -> Unavailable:
-    """What a request that is cut gets, whole or inside its stream."""
-    return Unavailable("The server is stopping and did not finish this request; send it again.")
+from gateway.errors import error_response, stopping
 
 
 class StoppingMiddleware:

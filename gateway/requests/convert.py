@@ -1,4 +1,4 @@
-"""From checked OpenAI fields to a Job."""
+"""From checked OpenAI fields to a GenerationRequest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gateway.answers.parser import AnswerParser
 from gateway.protocol.common import GenerationFields
 from gateway.requests.caller import Caller
-from gateway.requests.generation_request import DetokenizeOptions, Job, TokenizedPrompt
+from gateway.requests.generation_request import DetokenizeOptions, GenerationRequest, TokenizedPrompt
 from gateway.requests.validate import stop_strings
 from quire.bounds import check_context_length
 from quire.errors import InvalidRequest
@@ -20,7 +20,7 @@ from quire.v1 import common_pb2, tokenizer_pb2
 _NUMBERS = tuple(name for name in SAMPLING_BOUNDS if name != "max_tokens")
 
 
-def make_job(
+def make_generation_request(
     body: GenerationFields,
     prompts: Sequence[TokenizedPrompt],
     model: common_pb2.ModelInfo,
@@ -32,8 +32,8 @@ def make_job(
     caller: Caller,
     options: GatewayOptions,
     parsers: Sequence[type[AnswerParser]] = (),
-) -> Job:
-    """The job of a request.
+) -> GenerationRequest:
+    """What a request asks of the services.
 
     Args:
         max_tokens: what the request asks for, which must fit; it gets no more than the generation config allows.
@@ -61,7 +61,7 @@ def make_job(
         _check_length(len(prompt.token_ids), asked, model.max_model_len)
     check_total(truncated, output, sampling.n or 1, model.max_model_len, options.max_tokens_per_request)
     names = model.served_model_names
-    return Job(
+    return GenerationRequest(
         request_id=body.request_id or current_request_id(),
         model=names[0],
         requested_model=body.model or names[0],

@@ -28,7 +28,7 @@ class TokenizedPrompt:
 
 
 @dataclass(frozen=True)
-class Job:
+class GenerationRequest:
     """One or more prompts that are sampled alike. Trustworthy: everything is validated."""
 
     request_id: str

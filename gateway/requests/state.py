@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.answers.queue import AnswerQueue
-from gateway.requests.generation_request import Job
+from gateway.requests.generation_request import GenerationRequest
 from quire.v1 import common_pb2
 
 # A client whose text is complete waits so long for what it cost, and gets an answer without it then.
@@ -17,10 +17,10 @@ USAGE_SECONDS = 2.0
 
 
 @dataclass(slots=True, eq=False)
-class LiveChoice:
+class ChoiceState:
     """One sequence. Its deltas wait in `pending` for their text, in order."""
 
-    stream: LiveStream
+    stream: StreamState
     index: int  # prompt * n + choice
     # Its number in the session with the replica of the tokenizer service that it is at; 0 while it is at none.
     text_id: int = 0
@@ -36,13 +36,13 @@ class LiveChoice:
 
 
 @dataclass(slots=True)
-class LiveStream:
+class StreamState:
     """One generation at a router: a prompt and its n sequences."""
 
-    request: LiveRequest
+    owner: RequestState
     generation: common_pb2.Generation
     deadline: float  # by the monotonic clock
-    choices: list[LiveChoice] = field(default_factory=list)
+    choices: list[ChoiceState] = field(default_factory=list)
     # What it cost; None where nobody has told. And whether nothing more comes of it.
     usage: common_pb2.GenerationUsage | None = None
     over: bool = False
@@ -62,25 +62,25 @@ class LiveStream:
         return all(choice.finished or choice.ended for choice in self.choices)
 
 
-class LiveRequest(AnswerQueue):
+class RequestState(AnswerQueue):
     """One request of a client, with what has come of it and is not read yet."""
 
-    def __init__(self, job: Job, release: Callable[[LiveRequest], None]) -> None:
+    def __init__(self, request: GenerationRequest, release: Callable[[RequestState], None]) -> None:
         """
         Args:
             release: frees what the request holds elsewhere; called once.
         """
-        super().__init__(job.choices, job.parsers)
-        self.job = job
-        self.streams: list[LiveStream] = []
-        self.open_choices = job.choices
+        super().__init__(request.choices, request.parsers)
+        self.request = request
+        self.streams: list[StreamState] = []
+        self.open_choices = request.choices
         self._release = release
         self._settling: asyncio.TimerHandle | None = None
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts."""
-        return sum(len(prompt.token_ids) for prompt in self.job.prompts)
+        return sum(len(prompt.token_ids) for prompt in self.request.prompts)
 
     @property
     def cached_tokens(self) -> int:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from gateway.answers.deltas import ChoiceUpdate
-from gateway.requests.state import LiveRequest
+from gateway.requests.state import RequestState
 from quire.histogram import Histogram
 from quire.v1 import common_pb2
 
@@ -69,27 +69,27 @@ class RequestStatistics:
         self.streams_moved = 0
         # Choices whose text went on in another session with the tokenizer service.
         self.texts_moved = 0
-        self._clocks: dict[LiveRequest, _Clock] = {}
+        self._clocks: dict[RequestState, _Clock] = {}
 
     @property
     def num_live(self) -> int:
         """Requests under way."""
         return len(self._clocks)
 
-    def started(self, request: LiveRequest) -> None:
+    def started(self, state: RequestState) -> None:
         """A request was handed to the router."""
-        self._clocks[request] = _Clock(time.monotonic())
-        model = self.models.setdefault(request.job.model, ModelStatistics())
-        model.observe("request_params_n", request.job.n)
-        if request.job.sampling.HasField("max_tokens"):
-            model.observe("request_params_max_tokens", request.job.sampling.max_tokens)
+        self._clocks[state] = _Clock(time.monotonic())
+        model = self.models.setdefault(state.request.model, ModelStatistics())
+        model.observe("request_params_n", state.request.n)
+        if state.request.sampling.HasField("max_tokens"):
+            model.observe("request_params_max_tokens", state.request.sampling.max_tokens)
 
-    def progressed(self, request: LiveRequest, update: ChoiceUpdate, now: float) -> None:
+    def progressed(self, state: RequestState, update: ChoiceUpdate, now: float) -> None:
         """An update is on its way to the client."""
-        clock = self._clocks.get(request)
+        clock = self._clocks.get(state)
         if clock is None:
             return
-        model = self.models[request.job.model]
+        model = self.models[state.request.model]
         if update.token_ids:
             if update.index in clock.first:
                 model.observe("inter_token_latency_seconds", now - clock.last[update.index])
@@ -102,25 +102,25 @@ class RequestStatistics:
             clock.end = now
             model.finished[finish.reason.value] += 1
 
-    def ended(self, request: LiveRequest) -> None:
+    def ended(self, state: RequestState) -> None:
         """A request ended, in whatever way."""
-        clock = self._clocks.pop(request, None)
+        clock = self._clocks.pop(state, None)
         if clock is None:
             return
-        model = self.models[request.job.model]
-        if request.open_choices:
-            model.finished["abort"] += request.open_choices
+        model = self.models[state.request.model]
+        if state.open_choices:
+            model.finished["abort"] += state.open_choices
             return
-        choices = [choice for stream in request.streams for choice in stream.choices]
+        choices = [choice for stream in state.streams for choice in stream.choices]
         model.observe("e2e_request_latency_seconds", clock.end - clock.start)
-        model.observe("request_prompt_tokens", request.prompt_tokens)
+        model.observe("request_prompt_tokens", state.prompt_tokens)
         model.observe("request_generation_tokens", sum(choice.num_tokens for choice in choices))
         model.observe("request_max_num_generation_tokens", max(choice.num_tokens for choice in choices))
         for choice in choices:
             if choice.num_tokens > 1:
                 seconds = clock.last[choice.index] - clock.first[choice.index]
                 model.observe("time_per_output_token_seconds", seconds / (choice.num_tokens - 1))
-        for stream in request.streams:
+        for stream in state.streams:
             if stream.usage:
                 _observe_engine_times(model, stream.usage)
 

@@ -13,8 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from gateway.requests.generation_request import Job
-from gateway.requests.state import LiveChoice, LiveStream
+from gateway.requests.generation_request import GenerationRequest
+from gateway.requests.state import ChoiceState, StreamState
 from gateway.requests.statistics import RequestStatistics
 from gateway.services.routers import RouterSession, pick
 from quire.bounds import is_greedy
@@ -32,7 +32,7 @@ MAX_MOVES = 3
 ROUTER_SECONDS = 10.0
 
 
-class Generations:
+class RouterStreams:
     """Owner of the sessions with all routers. Used from the event loop only.
 
     Contract: each delta of a stream is handed to `on_delta` once and in order, wherever it was generated; a stream that
@@ -45,12 +45,12 @@ class Generations:
         addresses: Sequence[str],
         security: RpcSecurityOptions,
         statistics: RequestStatistics,
-        on_delta: Callable[[LiveChoice, common_pb2.GenerationDelta], None],
+        on_delta: Callable[[ChoiceState, common_pb2.GenerationDelta], None],
     ) -> None:
         self._statistics = statistics
         self._on_delta = on_delta
-        self._routers = [RouterSession(address, security, self._on_frame, self._on_lost) for address in addresses]
-        self._placed: dict[int, tuple[LiveStream, RouterSession]] = {}
+        self.routers = [RouterSession(address, security, self._on_frame, self._on_lost) for address in addresses]
+        self._placed: dict[int, tuple[StreamState, RouterSession]] = {}
         self._ids = itertools.count(1)
         self._queues: dict[RouterSession, Counter[str]] = {}  # as each router told last
         self._heard = asyncio.Event()
@@ -58,7 +58,7 @@ class Generations:
     @property
     def connected(self) -> bool:
         """Whether there is a router."""
-        return any(router.connected for router in self._routers)
+        return any(router.connected for router in self.routers)
 
     @property
     def num_placed(self) -> int:
@@ -68,17 +68,17 @@ class Generations:
     @property
     def queued(self) -> Counter[str]:
         """Requests that wait in the routers for a worker, by the name of the model that they ask for."""
-        return sum((self._queues[router] for router in self._routers if router in self._queues), Counter[str]())
+        return sum((self._queues[router] for router in self.routers if router in self._queues), Counter[str]())
 
     async def run(self) -> None:
         """Keeps the sessions up until cancelled."""
-        await asyncio.gather(*(router.run() for router in self._routers))
+        await asyncio.gather(*(router.run() for router in self.routers))
 
-    def start(self, stream: LiveStream) -> None:
+    def start(self, stream: StreamState) -> None:
         """Sends a generation to a router; waits in the background for one to come up, for a while."""
         self._place(stream, Unavailable("The router cannot be reached; try again in a moment."))
 
-    def abort(self, stream: LiveStream) -> None:
+    def abort(self, stream: StreamState) -> None:
         """Ends a generation, wherever it is."""
         if stream.waiting is not None:
             stream.waiting.cancel()
@@ -86,7 +86,7 @@ class Generations:
         if router := self._take_away(stream):
             router.abort(stream_id)
 
-    def stop(self, choice: LiveChoice) -> None:
+    def stop(self, choice: ChoiceState) -> None:
         """A stop string has ended a choice that is still generated."""
         stream = choice.stream
         del choice.delivered[choice.num_tokens :]
@@ -96,14 +96,14 @@ class Generations:
         elif stream.told:
             self._finish(stream)
 
-    def _finish(self, stream: LiveStream) -> None:
+    def _finish(self, stream: StreamState) -> None:
         """Nothing more comes of a stream: it has been told what it cost, or never will be."""
         if stream.waiting is not None:
             stream.waiting.cancel()
         stream.over = True
-        stream.request.settle()
+        stream.owner.settle()
 
-    def _place(self, stream: LiveStream, error: QuireError) -> None:
+    def _place(self, stream: StreamState, error: QuireError) -> None:
         """
         Args:
             error: what the request fails with if there is no router for it.
@@ -112,9 +112,9 @@ class Generations:
             if not self._try_place(stream):
                 stream.waiting = asyncio.create_task(self._place_later(stream, error))
         except QuireError as failure:
-            stream.request.fail(failure)
+            stream.owner.fail(failure)
 
-    async def _place_later(self, stream: LiveStream, error: QuireError) -> None:
+    async def _place_later(self, stream: StreamState, error: QuireError) -> None:
         try:
             async with asyncio.timeout(min(ROUTER_SECONDS, max(0.0, stream.deadline - time.monotonic()))):
                 while not self._try_place(stream):
@@ -127,9 +127,9 @@ class Generations:
             failure = refusal
         finally:
             stream.waiting = None
-        stream.request.fail(failure)
+        stream.owner.fail(failure)
 
-    def _try_place(self, stream: LiveStream) -> bool:
+    def _try_place(self, stream: StreamState) -> bool:
         """Sends the generation, as far as it has come, to a router; False when none is up.
 
         Raises:
@@ -138,7 +138,7 @@ class Generations:
         """
         generation = stream.generation
         keys = generation.prompt_block_keys
-        router = pick(self._routers, generation.session_id or (f"{keys[0]:x}" if keys else ""), stream.refused_by)
+        router = pick(self.routers, generation.session_id or (f"{keys[0]:x}" if keys else ""), stream.refused_by)
         if router is None:
             return False
         if (seconds := stream.deadline - time.monotonic()) <= 0:
@@ -152,7 +152,7 @@ class Generations:
         self._statistics.streams_moved += stream.moves > 0
         return True
 
-    def _take_away(self, stream: LiveStream) -> RouterSession | None:
+    def _take_away(self, stream: StreamState) -> RouterSession | None:
         """Where the generation was; it is nowhere then."""
         _, router = self._placed.pop(stream.stream_id, (stream, None))
         stream.stream_id = 0
@@ -184,17 +184,17 @@ class Generations:
             if delta.is_final:
                 self._finish(stream)
 
-    def _on_error(self, stream: LiveStream, router: RouterSession, error: QuireError) -> None:
+    def _on_error(self, stream: StreamState, router: RouterSession, error: QuireError) -> None:
         """A router that refuses what it has not begun may be draining, or know no worker yet: others are asked too."""
         refused_by = (*stream.refused_by, router.address)
         self._take_away(stream)
         if stream.told:
             self._finish(stream)
-        elif isinstance(error, Unavailable) and not stream.answered and pick(self._routers, "", refused_by):
+        elif isinstance(error, Unavailable) and not stream.answered and pick(self.routers, "", refused_by):
             stream.refused_by = refused_by
             self._move(stream, error)
         else:
-            stream.request.fail(error)
+            stream.owner.fail(error)
 
     def _on_lost(self, router: RouterSession, error: QuireError) -> None:
         self._queues.pop(router, None)
@@ -207,53 +207,53 @@ class Generations:
             stream.refused_by = ()
             self._move(stream, Unavailable("The router was lost. The answer is not complete; send the request again."))
 
-    def _move(self, stream: LiveStream, error: QuireError) -> None:
+    def _move(self, stream: StreamState, error: QuireError) -> None:
         """Has a generation go on elsewhere, or fails its request with `error`."""
         if stream.told:
             self._finish(stream)
-        if stream.request.closed or stream.over:
+        if stream.owner.closed or stream.over:
             return
         if stream.moves == MAX_MOVES:
-            stream.request.fail(error)
+            stream.owner.fail(error)
             return
         stream.moves += 1
         self._place(stream, error)
 
 
-def new_generation(job: Job, number: int, seeds: SeedSource) -> common_pb2.Generation:
-    """What the routers get for one of a job's prompts.
+def new_generation(request: GenerationRequest, number: int, seeds: SeedSource) -> common_pb2.Generation:
+    """What the routers get for one of a request's prompts.
 
     Args:
         seeds: for a request that brings none, so that any router and engine go on with the same noise.
     """
-    prompt = job.prompts[number]
+    prompt = request.prompts[number]
     generation = common_pb2.Generation(
-        request_id=job.request_id if len(job.prompts) == 1 else f"{job.request_id}-{number}",
-        model=job.requested_model,
+        request_id=request.request_id if len(request.prompts) == 1 else f"{request.request_id}-{number}",
+        model=request.requested_model,
         prompt_token_ids=prompt.token_ids,
-        sampling=job.sampling,
-        priority=job.priority,
-        cache_salt=job.cache_salt,
+        sampling=request.sampling,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
         traceparent=current_traceparent(),
         prompt_block_keys=prompt.block_keys,
-        prompt_block_size=job.block_size if prompt.block_keys else 0,
-        tenant=job.tenant,
-        session_id=job.session_id,
+        prompt_block_size=request.block_size if prompt.block_keys else 0,
+        tenant=request.tenant,
+        session_id=request.session_id,
     )
     sampling = generation.sampling
     if sampling.HasField("max_tokens"):  # a default may be more than fits behind this prompt
-        sampling.max_tokens = min(sampling.max_tokens, job.max_model_len - len(prompt.token_ids))
+        sampling.max_tokens = min(sampling.max_tokens, request.max_model_len - len(prompt.token_ids))
     greedy = sampling.HasField("temperature") and is_greedy(sampling.temperature)
     if not (greedy or sampling.HasField("seed")):
         sampling.seed = seeds.draw()
     return generation
 
 
-def _known_tokens(stream: LiveStream) -> int:
+def _known_tokens(stream: StreamState) -> int:
     return len(stream.generation.prompt_token_ids) + sum(len(choice.delivered) for choice in stream.choices)
 
 
-def _progress(stream: LiveStream) -> list[common_pb2.ChoiceProgress]:
+def _progress(stream: StreamState) -> list[common_pb2.ChoiceProgress]:
     """How far each choice has come; none for a stream that has delivered nothing."""
     if not any(choice.delivered or choice.finished for choice in stream.choices):
         return []

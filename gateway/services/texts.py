@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from gateway.requests.state import LiveChoice
+from gateway.requests.state import ChoiceState
 from gateway.requests.statistics import RequestStatistics
 from gateway.services.tokenizers import TextFrame, TokenizerReplica, Tokenizers
 from quire.errors import DeadlineExceeded, Internal, QuireError, Unavailable
@@ -46,13 +46,13 @@ class Texts:
         addresses: Sequence[str],
         security: RpcSecurityOptions,
         statistics: RequestStatistics,
-        on_text: Callable[[LiveChoice, common_pb2.GenerationDelta, tokenizer_pb2.TextDelta], None],
+        on_text: Callable[[ChoiceState, common_pb2.GenerationDelta, tokenizer_pb2.TextDelta], None],
     ) -> None:
         self.replicas = Tokenizers(addresses, security, self._on_frame, self._on_lost)
         self._statistics = statistics
         self._on_text = on_text
-        self._placed: dict[int, tuple[LiveChoice, TokenizerReplica]] = {}
-        self._waiting: dict[LiveChoice, None] = {}
+        self._placed: dict[int, tuple[ChoiceState, TokenizerReplica]] = {}
+        self._waiting: dict[ChoiceState, None] = {}
         self._some_wait = asyncio.Event()
         self._ids = itertools.count(1)
 
@@ -65,7 +65,7 @@ class Texts:
         """Keeps the sessions up until cancelled."""
         await asyncio.gather(self.replicas.run(), self._serve_waiting())
 
-    def open(self, choice: LiveChoice) -> None:
+    def open(self, choice: ChoiceState) -> None:
         """Begins a choice, whose text can come from now on.
 
         Raises:
@@ -74,7 +74,7 @@ class Texts:
         if not self._place(choice):
             self._wait(choice)
 
-    def add(self, choice: LiveChoice, delta: common_pb2.GenerationDelta) -> None:
+    def add(self, choice: ChoiceState, delta: common_pb2.GenerationDelta) -> None:
         """Has a delta's tokens made text."""
         _, replica = self._placed.get(choice.text_id, (choice, None))
         if replica is None and choice.pending:
@@ -84,7 +84,7 @@ class Texts:
         if replica is not None:
             _fill(replica.add(choice.text_id, delta.ByteSize()), choice, delta)
 
-    def close(self, choice: LiveChoice) -> None:
+    def close(self, choice: ChoiceState) -> None:
         """Forgets a choice, whether it has ended or not."""
         self._waiting.pop(choice, None)
         text_id = choice.text_id
@@ -92,7 +92,7 @@ class Texts:
         if replica and not choice.ended:
             replica.close(text_id)
 
-    def _place(self, choice: LiveChoice) -> bool:
+    def _place(self, choice: ChoiceState) -> bool:
         """Opens the choice, as far as it has come, at a replica; False when none is up.
 
         Raises:
@@ -112,7 +112,7 @@ class Texts:
             _fill(replica.add(text_id, delta.ByteSize()), choice, delta)
         return True
 
-    def _take_away(self, choice: LiveChoice) -> TokenizerReplica | None:
+    def _take_away(self, choice: ChoiceState) -> TokenizerReplica | None:
         """Where the choice was; it is nowhere then."""
         _, replica = self._placed.pop(choice.text_id, (choice, None))
         choice.text_id = 0
@@ -120,7 +120,7 @@ class Texts:
             replica.live -= 1
         return replica
 
-    def _wait(self, choice: LiveChoice) -> None:
+    def _wait(self, choice: ChoiceState) -> None:
         """Has the choice wait for a replica; what it waits with becomes one delta."""
         if choice.text_deadline is None:
             choice.text_deadline = min(choice.stream.deadline, time.monotonic() + RESUME_SECONDS)
@@ -156,7 +156,7 @@ class Texts:
                 error = Unavailable(
                     "The tokenizer service is gone. The answer is not complete; send the request again."
                 )
-            choice.stream.request.fail(error)
+            choice.stream.owner.fail(error)
 
     def _on_frame(self, frame: TextFrame) -> None:
         for text in frame.deltas:
@@ -164,7 +164,7 @@ class Texts:
             if choice is None:
                 continue
             if text.error:
-                choice.stream.request.fail(Internal(text.error))
+                choice.stream.owner.fail(Internal(text.error))
                 continue
             choice.text_deadline = None
             self._on_text(choice, choice.pending.popleft(), text)
@@ -181,9 +181,9 @@ class Texts:
             self._wait(choice)
 
 
-def _opening(choice: LiveChoice, text_id: int) -> tokenizer_pb2.DetokenizeOpen:
+def _opening(choice: ChoiceState, text_id: int) -> tokenizer_pb2.DetokenizeOpen:
     """The choice as it stands after all that was answered."""
-    options = choice.stream.request.job.detokenize
+    options = choice.stream.owner.request.detokenize
     answered = len(choice.delivered) - sum(len(delta.token_ids) for delta in choice.pending)
     return tokenizer_pb2.DetokenizeOpen(
         stream_id=text_id,
@@ -196,11 +196,11 @@ def _opening(choice: LiveChoice, text_id: int) -> tokenizer_pb2.DetokenizeOpen:
     )
 
 
-def _fill(tokens: tokenizer_pb2.DetokenizeTokens, choice: LiveChoice, delta: common_pb2.GenerationDelta) -> None:
+def _fill(tokens: tokenizer_pb2.DetokenizeTokens, choice: ChoiceState, delta: common_pb2.GenerationDelta) -> None:
     tokens.token_ids.extend(delta.token_ids)
     if delta.finish_reason:
         tokens.is_last = True
-        keeps = choice.stream.request.job.detokenize.ends_with_stop_token
+        keeps = choice.stream.owner.request.detokenize.ends_with_stop_token
         tokens.drop_last_token = delta.finish_reason == common_pb2.FINISH_REASON_STOP and not keeps
     for position in delta.logprobs:
         tokens.lookup_token_ids.extend(position.token_ids)

@@ -16,6 +16,7 @@ import pytest_asyncio
 from quire.rpc.server import GrpcServer
 from tests.support.fake_router import FakeRouter
 from tests.support.gateway_stack import Gateway, GatewayStack, gateway_before, running_gateway, running_tokenizer
+from tests.support.waiting import eventually
 
 
 @dataclass
@@ -53,7 +54,7 @@ async def gateway(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
     async with running_gateway(tokenizer_folder, enable_request_id_headers=True) as stack:
         yield stack
         assert stack.context.pipeline.num_live == 0
-        assert stack.context.pipeline.generations.num_placed == 0
+        assert stack.context.pipeline.router_streams.num_placed == 0
         assert stack.context.statistics.num_live == 0
 
 
@@ -78,9 +79,11 @@ def start_replicas(tokenizer: GrpcServer) -> StartReplicas:
             gateway = await stack.enter_async_context(
                 gateway_before(addresses, [f"127.0.0.1:{tokenizer.port}"], **options)
             )
+            sessions = gateway.context.pipeline.router_streams.routers
+            await eventually(lambda: all(session.connected for session in sessions), "a router is not reached")
             yield Replicas(gateway, routers)
             assert gateway.context.pipeline.num_live == 0
-            assert gateway.context.pipeline.generations.num_placed == 0
+            assert gateway.context.pipeline.router_streams.num_placed == 0
             assert gateway.context.statistics.num_live == 0
 
     return start

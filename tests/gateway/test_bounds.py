@@ -13,8 +13,8 @@ import pytest_asyncio
 from gateway.answers.deltas import ChoiceUpdate, Content
 from gateway.answers.queue import MAX_WAITING_STEPS
 from gateway.requests.choice_room import ChoiceRoom
-from gateway.requests.generation_request import Job, TokenizedPrompt
-from gateway.requests.state import LiveRequest
+from gateway.requests.generation_request import GenerationRequest, TokenizedPrompt
+from gateway.requests.state import RequestState
 from quire.errors import Overloaded
 from quire.rpc import session as session_module
 from quire.v1 import common_pb2, tokenizer_pb2
@@ -113,7 +113,7 @@ async def test_a_session_that_fills_midway(
     assert (await small.complete())["choices"][0]["finish_reason"] == "length"
     await eventually(lambda: not small.engine.live, "the engine was left with what was begun")
     assert small.context.pipeline.num_live == 0
-    assert small.context.pipeline.generations.num_placed == 0
+    assert small.context.pipeline.router_streams.num_placed == 0
 
 
 async def test_a_full_outbox_forgets_what_it_was_given(small: GatewayStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,9 +147,11 @@ async def test_a_tokenizer_service_that_does_not_read_is_given_up_and_its_text_g
 
 
 async def test_a_request_of_many_choices_may_fall_as_many_steps_behind_as_one_of_few() -> None:
-    ended: list[LiveRequest] = []
+    ended: list[RequestState] = []
     prompt, sampling = TokenizedPrompt((65,)), common_pb2.SamplingParams(n=64)
-    live = LiveRequest(Job("r", "m", "m", "m", (prompt,) * 16, sampling, timeout_seconds=1.0), ended.append)
+    live = RequestState(
+        GenerationRequest("r", "m", "m", "m", (prompt,) * 16, sampling, timeout_seconds=1.0), ended.append
+    )
     for step in range(MAX_WAITING_STEPS):
         for index in range(1024):
             live.push(ChoiceUpdate(index, (Content("x"),), (step,)))

@@ -224,7 +224,7 @@ async def test_a_router_that_comes_in_time(start_replicas: StartReplicas) -> Non
         await close_sessions(replicas)
         new = Reader(gateway, "/v1/completions", COMPLETION)
         await eventually(lambda: gateway.context.pipeline.num_live == 2)
-        assert gateway.context.pipeline.generations.num_placed == 0
+        assert gateway.context.pipeline.router_streams.num_placed == 0
         for router in replicas.routers:
             router.state.hold = None
             router.state.closed = False
@@ -275,4 +275,6 @@ async def close_sessions(replicas: Replicas) -> None:
     """Ends all sessions with the routers, which go on telling that there is a worker."""
     for router in replicas.routers:
         router.state.closed = True
-    await eventually(lambda: not replicas.gateway.context.pipeline.generations.connected, "the gateway does not notice")
+    await eventually(
+        lambda: not replicas.gateway.context.pipeline.router_streams.connected, "the gateway does not notice"
+    )
