@@ -20,16 +20,16 @@ from prometheus_client import CollectorRegistry
 
 from quire.options.router import RouterOptions
 from quire.v1 import common_pb2, engine_pb2
-from router.admission import FairQueue
 from router.core import RouterCore
-from router.dispatch import Dispatcher
 from router.index.feed import KvFeed
 from router.index.prefix_index import PrefixIndex, WorkerBlocks
 from router.main import calm_collector
 from router.metrics import RouterMetrics
-from router.placement import PlacementTable
-from router.state import Condition, State
-from router.worker_port import WorkerPort
+from router.placement.placement import PlacementTable
+from router.requests.dispatch import Dispatcher
+from router.requests.fair_queue import FairQueue
+from router.workers.base import WorkerPort
+from router.workers.state import Condition, State
 
 _WORKERS = 64
 _TENANTS = 2000

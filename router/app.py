@@ -13,13 +13,13 @@ from quire.rpc.discovery import DnsSource, Resolver, resolve_host
 from quire.rpc.server import GrpcServer
 from quire.v1 import router_pb2, router_pb2_grpc
 from router.core import RouterCore
-from router.fleet import Fleet
 from router.index.feed import KvFeed
-from router.leases import Leases
 from router.metrics import FleetCollector, RouterMetrics
-from router.registry import WorkerRegistry
 from router.service import RouterServicer
-from router.worker import Worker
+from router.workers.discovery import Fleet
+from router.workers.leases import Leases
+from router.workers.registry import WorkerRegistry
+from router.workers.remote import Worker
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from quire.v1 import router_pb2
-from router.decisions import Decision
-from router.state import State
-from router.worker_port import WorkerPort
+from router.placement.decisions import Decision
+from router.workers.base import WorkerPort
+from router.workers.state import State
 
 _STATES: Mapping[State, router_pb2.WorkerState] = MappingProxyType(
     {

@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection
 from random import Random
 
 from quire.options.router import RouterOptions
-from router.aliases import Aliases
 from router.clock import Clock
-from router.dispatch import Dispatcher
 from router.index.prefix_index import PrefixIndex
 from router.metrics import RouterMetrics
-from router.placement import PlacementTable
-from router.policies.registry import make_policy
-from router.roster import Roster
-from router.standing import Outliers
-from router.worker_port import WorkerPort
+from router.placement.placement import PlacementTable
+from router.placement.policies.registry import make_policy
+from router.requests.aliases import Aliases
+from router.requests.dispatch import Dispatcher
+from router.workers.base import WorkerPort
+from router.workers.outlier_ejection import Outliers
+from router.workers.ready_workers import Roster
 
 # Between two slices of housekeeping, with and without more of it to do.
 _BUSY_SECONDS = 0.01

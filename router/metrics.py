@@ -10,9 +10,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.index.prefix_index import PrefixIndex
-from router.state import State
-from router.waiting_room import WaitingRoom
-from router.worker_port import WorkerPort
+from router.requests.waiting_room import WaitingRoom
+from router.workers.base import WorkerPort
+from router.workers.state import State
 
 _DECISION_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 2e-2)
 _MOST_TENANTS = 20

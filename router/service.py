@@ -13,12 +13,12 @@ from quire.rpc.context import current_request_id, current_traceparent
 from quire.rpc.discovery import split_address
 from quire.rpc.status import from_request_error
 from quire.v1 import router_pb2, router_pb2_grpc
-from router.aliases import Aliases
 from router.convert import explanation, worker_message
-from router.decisions import KEPT_DECISIONS, Decisions
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
-from router.sessions import CallerSession
+from router.placement.decisions import KEPT_DECISIONS, Decisions
+from router.requests.aliases import Aliases
+from router.requests.dispatch import Dispatcher
+from router.requests.sessions import CallerSession
+from router.workers.discovery import Fleet
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from benchmarks.router_simulation.report import Figures, measure, seconds_of_wor
 from benchmarks.router_simulation.simulation import Scenario, Simulation
 from benchmarks.router_simulation.traces import ARRIVALS, TRACES, make_trace
 from quire.options.router import RouterOptions
-from router.policies.registry import POLICIES
+from router.placement.policies.registry import POLICIES
 
 _LOADS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
 _HEAD = (

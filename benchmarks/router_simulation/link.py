@@ -11,12 +11,12 @@ from quire.errors import QuireError, Unavailable
 from quire.rpc.settings import HEARTBEAT_SECONDS, LATE_SECONDS
 from quire.v1 import common_pb2, engine_pb2
 from router.index.prefix_index import PrefixIndex, WorkerBlocks
-from router.state import Condition, Facts, Health, assess
-from router.worker_port import WorkerPort
+from router.workers.base import WorkerPort
+from router.workers.state import Condition, Facts, Health, assess
 
 _WIRE_SECONDS = 0.001  # from one end to the other
 _CACHE_EVENT_SECONDS = 0.004
-# As router/worker.py and router/index/feed.py have them.
+# As router/workers/remote.py and router/index/feed.py have them.
 _LOST_SECONDS = 2.0
 _SESSION_RETRY_SECONDS = 0.25
 _FEED_RETRY_SECONDS = 0.5

@@ -18,7 +18,7 @@ from quire.rpc.status import to_request_error
 from quire.v1 import common_pb2, engine_pb2
 from router.core import RouterCore
 from router.metrics import RouterMetrics
-from router.sessions import CallerSession
+from router.requests.sessions import CallerSession
 
 
 class SimSession(CallerSession):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from quire.errors import StartupError
 from quire.options.router import RouterOptions
-from router.policies.base import Candidate, Policy, RouteRequest
-from router.policies.least_loaded import cost
-from router.policies.registry import POLICIES, make_policy
+from router.placement.policies.base import Candidate, Policy, RouteRequest
+from router.placement.policies.least_loaded import cost
+from router.placement.policies.registry import POLICIES, make_policy
 
 figures = st.tuples(
     st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10_000), st.integers(0, 512), st.integers(0, 10**7),

@@ -1,0 +1,204 @@
+"""Which request runs on which worker."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from quire.block_hash import block_keys
+from quire.v1 import common_pb2
+from router.clock import Clock
+from router.index.prefix_index import BlocksByBit, PrefixIndex
+from router.placement.decisions import Decision, Decisions
+from router.placement.policies.base import Candidate, Policy
+from router.requests.sessions import Stream
+from router.workers.base import WorkerPort
+from router.workers.ready_workers import Roster
+
+
+class PlacementMetrics(Protocol):
+    """What is told of placements."""
+
+    def placed(self, seconds: float) -> None:
+        """A decision took so long."""
+
+    def predicted(self, predicted: int, found: int, block_size: int) -> None:
+        """So many cached tokens were expected, and so many the worker found."""
+
+
+class PlacementTable:
+    """The requests that are on a worker now, by the number they have there."""
+
+    def __init__(
+        self, roster: Roster, index: PrefixIndex, policy_name: str, policy: Policy, clock: Clock,
+        metrics: PlacementMetrics,
+    ) -> None:  # fmt: skip
+        self._roster = roster
+        self._index = index
+        self._policy_name = policy_name
+        self._policy = policy
+        self._clock = clock
+        self._metrics = metrics
+        self._ids = itertools.count(1)  # no two workers share a number
+        self._streams: dict[int, Stream] = {}
+        self.decisions = Decisions()
+        # `self.find(worker_stream_id)`: the request, or None. A bound method of the table, for the hot path.
+        self.find = self._streams.get
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def on_worker(self, worker: WorkerPort) -> list[Stream]:
+        """The requests that run there."""
+        return [stream for stream in self._streams.values() if stream.worker is worker]
+
+    def require_ready(self, model: str) -> None:
+        """
+        Raises:
+            QuireError: no worker for the model is ready.
+        """
+        self._roster.ready(model)
+
+    def patience(self, model: str) -> float:
+        """Seconds that a new request may wait where no worker is ready."""
+        return self._roster.patience(model)
+
+    def add(self, stream: Stream) -> bool:
+        """Sends the request to the worker that the policy picks; False when all are full.
+
+        Raises:
+            QuireError: there is no worker for it; nothing has changed.
+        """
+        workers = self._suitable(stream)
+        if not workers:
+            return False
+        started = time.perf_counter()
+        candidates = self._candidates(stream, workers)
+        chosen = self._policy.choose(stream.request, candidates)
+        seconds = time.perf_counter() - started
+        worker = workers[candidates.index(chosen)]
+        self._start(stream, worker, chosen)
+        self._metrics.placed(seconds)
+        now = self._clock.time()
+        self.decisions.record(
+            Decision(
+                stream.request, time.time(), self._policy_name, self._policy.weights, stream.attempts, seconds,
+                now - stream.arrived, [tuple(each) for each in candidates], chosen.address,
+            )
+        )  # fmt: skip
+        return True
+
+    def mark_started(self, stream: Stream) -> None:
+        """The request's first delta from its worker is here."""
+        stream.started = True
+        stream.fruitless = 0
+        self._settle(stream, computed=True)
+
+    def remove(self, stream: Stream) -> None:
+        """Takes the request off its worker, if it is on one. Sends nothing."""
+        worker = stream.worker
+        if worker is None:
+            return
+        del self._streams[stream.worker_stream_id]
+        self._settle(stream, computed=False)
+        worker.load.ended(stream.request.sequences)
+        stream.worker = None
+
+    def check_prediction(self, stream: Stream, cached_tokens: int) -> None:
+        """The worker has told how much of the prompt it had."""
+        if stream.predicted_tokens is not None and stream.attempts == 1 and stream.worker and stream.worker.model_info:
+            self._metrics.predicted(stream.predicted_tokens, cached_tokens, stream.worker.model_info.block_size)
+
+    def _suitable(self, stream: Stream) -> Sequence[WorkerPort]:
+        """Ready workers with room; for a request that moves, others than it was on, and of the same make."""
+        workers = self._roster.ready(stream.request.model)
+        if stream.avoid is not None:
+            others = [worker for worker in workers if worker is not stream.avoid]
+            workers = others if others or self._clock.time() < stream.avoid_until else workers
+        if stream.make:
+            workers = [worker for worker in workers if worker.make == stream.make] or workers
+        return [worker for worker in workers if worker.has_room]
+
+    def _candidates(self, stream: Stream, workers: Sequence[WorkerPort]) -> list[Candidate]:
+        block_size, most = 0, 0
+        start = stop = 0
+        device: BlocksByBit = {}
+        host: BlocksByBit = {}
+        bits = [worker.blocks.bit for worker in workers]
+        if self._policy.uses_cache:
+            block_size = workers[0].model_info.block_size if workers[0].model_info else 0
+            keys = self._keys(stream, block_size)
+            if keys:
+                device, host = self._index.cover(keys, sum(bits))
+                start, stop = self._index.computing(keys, device)
+            # The last token is computed in any case: its logits are wanted.
+            most = (stream.request.known_tokens - 1) // block_size if block_size else 0
+        candidates = []
+        for worker, bit in zip(workers, bits, strict=True):
+            cached = device.get(bit, 0)
+            cached = cached if cached < most else most
+            in_host = min(host.get(bit, 0), most - cached) if host else 0
+            known = cached + in_host
+            duplicate = 0 if known >= stop else stop - (known if known > start else start)
+            candidates.append(
+                Candidate(
+                    worker.address, cached * block_size, in_host * block_size, *worker.load.facts, worker.last_placed,
+                    duplicate * block_size,
+                )
+            )  # fmt: skip
+        return candidates
+
+    def _keys(self, stream: Stream, block_size: int) -> Sequence[int]:
+        """Of the full blocks of prompt and output; none for a request that may not use the cache."""
+        generation = stream.generation
+        if stream.keys is None:
+            if not block_size or generation.sampling.HasField("prompt_logprobs"):
+                stream.keys = ()
+            else:
+                stream.keys = _block_keys(generation, block_size)
+        return stream.keys
+
+    def _start(self, stream: Stream, worker: WorkerPort, chosen: Candidate) -> None:
+        stream_id = next(self._ids)
+        worker.start_generation(stream_id, stream.generation, self._timeout_ms(stream))
+        known = chosen.cached_tokens + chosen.host_cached_tokens
+        stream.attempts += 1
+        worker.last_placed = stream_id
+        stream.worker, stream.worker_stream_id, stream.started = worker, stream_id, False
+        stream.prompt_tokens = stream.request.known_tokens
+        stream.prefill_tokens = max(1, stream.prompt_tokens - known)
+        worker.load.placed(stream.request.sequences, stream.prompt_tokens, stream.prefill_tokens)
+        self._streams[stream_id] = stream
+        stream.make = worker.make
+        if self._policy.uses_cache and stream.keys:
+            block_size = worker.model_info.block_size if worker.model_info else 1
+            stream.predicted_tokens = min(known, stream.request.prompt_tokens)
+            stream.placed = self._index.expect(worker.blocks, stream.keys, known // block_size)
+
+    def _settle(self, stream: Stream, computed: bool) -> None:
+        """The prompt is computed, or never will be."""
+        if stream.prefill_tokens and stream.worker is not None:
+            stream.worker.load.prefilled(stream.prompt_tokens, stream.prefill_tokens)
+            stream.prefill_tokens = 0
+        if stream.placed is not None:
+            self._index.settle(stream.placed, computed)
+            stream.placed = stream.keys = None
+
+    def _timeout_ms(self, stream: Stream) -> int:
+        """What is left of the request's time, in milliseconds; 0 when it has no deadline."""
+        if stream.deadline is None:
+            return 0
+        return max(1, round((stream.deadline - self._clock.time()) * 1000))
+
+
+def _block_keys(generation: common_pb2.Generation, block_size: int) -> Sequence[int]:
+    """The caller's keys of the prompt's blocks if they fit, and those of the output that a single sequence has."""
+    prompt, given = generation.prompt_token_ids, generation.prompt_block_keys
+    fits = generation.prompt_block_size == block_size and len(given) == len(prompt) // block_size
+    output = generation.progress[0].token_ids if len(generation.progress) == 1 else ()
+    if fits and not output:
+        return given
+    found = block_keys([*prompt, *output], block_size, generation.cache_salt)
+    return [*given, *found[len(given) :]] if fits else found

@@ -1,0 +1,20 @@
+"""The workers in turn."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from random import Random
+
+from router.placement.policies.base import Candidate, Policy, RouteRequest, Weights
+
+
+class RoundRobin(Policy):
+    """Each worker gets every n-th request, whatever the load."""
+
+    def __init__(self, weights: Weights, random: Random) -> None:
+        super().__init__(weights, random)
+        self._turn = itertools.count()
+
+    def choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Candidate:
+        return candidates[next(self._turn) % len(candidates)]

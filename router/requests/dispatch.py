@@ -1,0 +1,411 @@
+"""The router's core: takes requests, has them placed, and sees each one to its end, on as many workers as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from quire.bounds import MAX_CALLER_NAME_LENGTH
+from quire.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, QuireError, Unavailable
+from quire.options.router import RouterOptions
+from quire.rpc.status import from_request_error
+from quire.sampling import SAMPLING_BOUNDS
+from quire.v1 import common_pb2, engine_pb2
+from router.clock import Clock
+from router.metrics import RouterMetrics
+from router.placement.placement import PlacementTable
+from router.placement.policies.base import RouteRequest
+from router.requests.aliases import Aliases
+from router.requests.crash_suspects import Poison
+from router.requests.journal import Journal
+from router.requests.retry_budget import RetryBudget
+from router.requests.sessions import CallerSession, Stream
+from router.requests.waiting_room import WaitingRoom
+from router.workers.base import WorkerPort
+from router.workers.outlier_ejection import Outliers
+
+logger = logging.getLogger(__name__)
+
+# The worker ends a request at its deadline; the router does so this much later, in case the worker is stuck.
+DEADLINE_GRACE_SECONDS = 1.0
+# Attempts in a row that brought no token, and attempts in all.
+_MOST_FRUITLESS = 3
+_MOST_ATTEMPTS = 16
+# A request does not go back to a worker that it was just taken from, though it be the only one.
+_AVOID_SECONDS = 1.0
+# Where more requests had just begun when a worker crashed, none of them is suspected.
+_MOST_SUSPECTS = 4
+# One that two workers in a row were lost with waits so long for what became of them before it meets a third.
+_SUSPICIONS = 2
+_PAUSE_SECONDS = 1.0
+ENGINE_FAULT = "ENGINE_FAULT"
+_USUAL_OUTPUT_TOKENS = 128.0  # until requests have ended
+_SHARE_OF_NEW = 0.02
+
+
+class Dispatcher:
+    """Sessions on one side, workers on the other.
+
+    Contract: every request that `start` gets reaches its session as exactly one final delta, unless the caller aborts
+    it or the session ends first. Whatever becomes of the workers, the tokens between are those of one worker that
+    ran the request undisturbed. All methods run on the event loop and none but `drain` waits.
+    """
+
+    def __init__(
+        self,
+        table: PlacementTable,
+        outliers: Outliers,
+        clock: Clock,
+        metrics: RouterMetrics,
+        options: RouterOptions,
+        aliases: Aliases,
+        random_bits: Callable[[int], int],
+    ) -> None:
+        self._table = table
+        self._outliers = outliers
+        self._clock = clock
+        self._metrics = metrics
+        self._max_inflight_requests = options.max_inflight_requests
+        self._random_bits = random_bits
+        self._aliases = aliases
+        self._budget = RetryBudget()
+        self._poison = Poison(clock)
+        self._output_tokens = _USUAL_OUTPUT_TOKENS
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self.waiting = WaitingRoom(
+            options.max_queued_requests,
+            options.max_queued_tokens,
+            options.max_queue_seconds,
+            clock,
+            self._place,
+            self._fail,
+        )
+        self.sessions: set[CallerSession] = set()
+
+    @property
+    def retries_in_flight(self) -> int:
+        """Requests that count against the retry budget."""
+        return self._budget.used
+
+    def open_session(self) -> CallerSession:
+        """A new caller."""
+        session = CallerSession()
+        self.sessions.add(session)
+        return session
+
+    def close_session(self, session: CallerSession) -> None:
+        """The caller has gone, or must go: whatever it had running is aborted."""
+        self.sessions.discard(session)
+        for stream_id in list(session.streams):
+            self.abort(session, stream_id)
+
+    def start(self, session: CallerSession, stream_id: int, generation: common_pb2.Generation) -> None:
+        """Places a request, or lets it wait; one that can do neither ends at once with an error on the session."""
+        try:
+            self._admit(session, stream_id)
+            self._aliases.resolve(generation)
+            self._poison.check(generation)
+            stream = self._new_stream(session, stream_id, generation)
+        except QuireError as error:
+            self._metrics.count("refused")
+            session.deliver_error(stream_id, error)
+            return
+        self._idle.clear()
+        session.streams[stream_id] = stream
+        if stream.deadline is not None:
+            stream.timer = self._clock.call_at(stream.deadline + DEADLINE_GRACE_SECONDS, self._expire, stream)
+        self._enter(stream)
+
+    def abort(self, session: CallerSession, stream_id: int) -> None:
+        """Ends a request that its caller does not want any more. It gets no further delta."""
+        stream = session.streams.get(stream_id)
+        if stream is not None:
+            self._abort_at_worker(stream)
+            self._forget(stream, "aborted")
+
+    def stop(self, session: CallerSession, stop: engine_pb2.SequenceStop) -> None:
+        """One sequence of a request is over: its caller has found a stop string in its text."""
+        stream = session.streams.get(stop.stream_id)
+        if stream is None:
+            return
+        stream.journal.stop(stop.choice_index, stop.num_output_tokens)
+        if stream.worker is not None:
+            stream.worker.stop(stream.worker_stream_id, stop.choice_index, stop.num_output_tokens)
+        elif stream.journal.finished:
+            self._complete(stream)
+        else:
+            stream.journal.write(stream.generation)
+
+    def on_frame(self, worker: WorkerPort, frame: engine_pb2.EngineServiceSessionResponse) -> None:
+        """Passes a worker's deltas on, each to the session that its request belongs to."""
+        find = self._table.find
+        shares: dict[CallerSession, list[common_pb2.GenerationDelta]] = {}
+        for delta in frame.deltas:
+            stream = find(delta.stream_id)
+            if stream is None or (
+                delta.finish_reason == common_pb2.FINISH_REASON_ERROR and self._escape(stream, delta)
+            ):
+                continue  # aborted, with its last deltas on their way; or on its way to another worker
+            if not stream.started:
+                self._begin(stream)
+            stream.journal.take(delta)
+            delta.stream_id = stream.stream_id
+            share = shares.get(stream.session)
+            if share is None:
+                share = shares[stream.session] = []
+            share.append(delta)
+            if delta.is_final:
+                self._end(worker, stream, delta)
+        self._metrics.deltas.inc(len(frame.deltas))
+        self._send(frame, shares)
+        self.waiting.call()
+
+    def on_lost(self, worker: WorkerPort, error: QuireError) -> None:
+        """Lets the requests of a worker whose session broke go on elsewhere."""
+        lost = self._table.on_worker(worker)
+        if lost:
+            logger.warning("worker %s is lost with %d requests: %s", worker.address, len(lost), error.message)
+            # Not without requests: a worker that still loads its model ends one session after the other.
+            self._outliers.failed(worker)
+        message = f"The engine workers that ran this request were lost: {error.message}"
+        suspects = self._suspects(worker)
+        for stream in sorted(lost, key=_known_tokens):  # together they wait least when the shortest go first
+            if stream.worker is worker:  # or its session ended meanwhile
+                stream.suspicions += stream in suspects
+                self._move(stream, Unavailable(message, reason="WORKER_LOST"))
+        if suspects:
+            worker.when_dead(partial(self._blame, suspects))
+        self.waiting.call()
+
+    def on_change(self) -> None:
+        """Workers have come, gone, or have room again."""
+        self.waiting.call()
+
+    async def drain(self) -> None:
+        """Takes nothing new; returns when nothing runs."""
+        self._draining = True
+        await self._idle.wait()
+
+    def _admit(self, session: CallerSession, stream_id: int) -> None:
+        if stream_id in session.streams:
+            raise InvalidRequest(f"stream_id {stream_id} is in use on this session.", parameter="stream_id")
+        if self._draining:
+            raise Unavailable("The router is shutting down; send the request again.")
+        if len(self._table) >= self._max_inflight_requests:
+            raise Overloaded(
+                f"The router has {len(self._table)} requests running, its --max-inflight-requests; try again later."
+            )
+
+    def _new_stream(self, session: CallerSession, stream_id: int, generation: common_pb2.Generation) -> Stream:
+        sampling = generation.sampling
+        SAMPLING_BOUNDS["n"].check("n", max(1, sampling.n))  # each sequence has a journal here
+        for name in ("tenant", "session_id"):
+            length = len(getattr(generation, name))
+            if length > MAX_CALLER_NAME_LENGTH:
+                raise InvalidRequest(
+                    f"{name} has {length} characters; at most {MAX_CALLER_NAME_LENGTH} are taken.", parameter=name
+                )
+        if not sampling.HasField("seed"):
+            sampling.seed = self._random_bits(63)  # so that another worker can go on with the same noise
+        longest = sampling.max_tokens if sampling.HasField("max_tokens") else self._output_tokens
+        request = RouteRequest(
+            request_id=generation.request_id,
+            model=generation.model,
+            prompt_tokens=len(generation.prompt_token_ids),
+            sequences=max(1, sampling.n),
+            output_tokens=min(self._output_tokens, longest),
+            tenant=generation.tenant,
+            session_id=generation.session_id,
+            priority=generation.priority,
+            generated_tokens=sum(len(choice.token_ids) for choice in generation.progress),
+        )
+        now = self._clock.time()
+        deadline = now + generation.timeout_ms / 1000 if generation.timeout_ms else None
+        return Stream(session, stream_id, request, generation, Journal(generation), now, deadline)
+
+    def _enter(self, stream: Stream) -> None:
+        """Puts a request that is on no worker on one, or lets it wait."""
+        model = stream.request.model
+        try:
+            self._table.require_ready(model)
+            behind_others = not stream.begun and self.waiting.has_waiting(model)
+            if behind_others or not self._place(stream):
+                self.waiting.enter(stream)
+        except Unavailable as error:
+            self.waiting.enter(stream, error, self._table.patience(model))
+        except QuireError as error:
+            self._fail(stream, error)
+
+    def _place(self, stream: Stream) -> bool:
+        """Puts the request on a worker; False when none has room. A policy that fails costs this request only.
+
+        Raises:
+            QuireError: there is no worker for it.
+        """
+        try:
+            return self._table.add(stream)
+        except QuireError:
+            raise
+        except Exception as error:
+            logger.exception("a request could not be placed")
+            message = "The request could not be placed; the log of the router has the details."
+            raise Internal(message) from error
+
+    def _escape(self, stream: Stream, delta: common_pb2.GenerationDelta) -> bool:
+        """Whether a request that its worker gave up on goes on elsewhere instead of ending."""
+        error, worker = from_request_error(delta.error), stream.worker
+        if not isinstance(error, Unavailable) and error.reason != ENGINE_FAULT:
+            return False
+        crashed = not isinstance(error, Unavailable)
+        if worker is not None and crashed:
+            self._outliers.failed(worker)
+        if not stream.started and not stream.retrying:
+            # A worker that refuses is no worker that dies: when many do, the requests must not multiply.
+            if not self._budget.take(len(self._table)):
+                return False
+            stream.retrying = True
+        if crashed and worker is not None and stream in self._suspects(worker):
+            stream.suspicions += 1
+            if self._convict(stream):
+                return True
+        self._move(stream, error)
+        return True
+
+    def _begin(self, stream: Stream) -> None:
+        """The request's first delta from the worker that it is on has come."""
+        self._table.mark_started(stream)
+        self._end_retry(stream)
+        stream.suspicions = 0
+        self._poison.clear(stream.generation)
+
+    def _suspects(self, worker: WorkerPort) -> list[Stream]:
+        """The requests that may have crashed a worker: those that had just begun there, if they are few."""
+        begun = [stream for stream in self._table.on_worker(worker) if not stream.started]
+        return begun if len(begun) <= _MOST_SUSPECTS else []
+
+    def _blame(self, suspects: Sequence[Stream]) -> None:
+        """The worker that these had just begun on has died."""
+        for stream in suspects:
+            if not stream.started:  # or it has begun elsewhere meanwhile, and did no harm
+                self._convict(stream)
+        self.waiting.call()
+
+    def _convict(self, stream: Stream) -> bool:
+        """A worker crashed as it began the request; whether that ends it, because it was not the first one."""
+        guilty = self._poison.crashed(stream.generation)
+        if guilty and stream.session.streams.get(stream.stream_id) is stream:
+            self._abort_at_worker(stream)
+            fault = "The engine failed each time it began this request; it is not tried again."
+            self._fail(stream, Internal(fault, reason=ENGINE_FAULT))
+        return guilty
+
+    def _move(self, stream: Stream, error: QuireError) -> None:
+        """Takes the request off a worker that is lost to it; it goes on elsewhere, or ends with the error."""
+        now = self._clock.time()
+        stream.avoid, stream.avoid_until = stream.worker, now + _AVOID_SECONDS
+        if not stream.started:
+            stream.fruitless += 1
+        self._table.remove(stream)
+        if stream.fruitless >= _MOST_FRUITLESS or stream.attempts >= _MOST_ATTEMPTS or stream.journal.finished:
+            self._fail(stream, error)
+            return
+        stream.journal.write(stream.generation)
+        stream.request = dataclasses.replace(stream.request, generated_tokens=stream.journal.num_tokens)
+        self._metrics.migrations.inc()
+        if stream.suspicions < _SUSPICIONS:
+            self._enter(stream)
+        else:
+            stream.pause = self._clock.call_at(now + _PAUSE_SECONDS, self._enter, stream)
+
+    def _end(self, worker: WorkerPort, stream: Stream, delta: common_pb2.GenerationDelta) -> None:
+        """The request's final delta goes out."""
+        failed = delta.HasField("error")
+        if not failed:
+            usage = delta.usage
+            usage.router_queue_seconds = stream.waited
+            self._outliers.succeeded(worker)
+            self._table.check_prediction(stream, usage.cached_prompt_tokens)
+            worker.prompt_tokens += usage.prompt_tokens
+            worker.cached_prompt_tokens += usage.cached_prompt_tokens
+            self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+            self._metrics.cached_tokens.inc(usage.cached_prompt_tokens)
+            decoded = usage.completion_tokens / stream.request.sequences
+            self._output_tokens += _SHARE_OF_NEW * (decoded - self._output_tokens)
+            if decoded > 1 and stream.attempts == 1 and usage.decode_seconds > 0:
+                worker.standing.decoded(decoded - 1, usage.decode_seconds)
+        self._forget(stream, "failed" if failed else "finished")
+
+    def _send(
+        self,
+        frame: engine_pb2.EngineServiceSessionResponse,
+        shares: dict[CallerSession, list[common_pb2.GenerationDelta]],
+    ) -> None:
+        for session, share in shares.items():
+            if len(share) == len(frame.deltas):
+                session.forward(frame)
+            else:
+                session.deliver(share)
+            if session.failure:
+                self.close_session(session)
+
+    def _end_retry(self, stream: Stream) -> None:
+        if stream.retrying:
+            stream.retrying = False
+            self._budget.give_back()
+
+    def _expire(self, stream: Stream) -> None:
+        self._abort_at_worker(stream)
+        error = DeadlineExceeded("The request did not finish within its timeout_ms.", parameter="timeout_ms")
+        self._fail(stream, error)
+
+    def _abort_at_worker(self, stream: Stream) -> None:
+        if stream.worker is None:
+            return
+        try:
+            stream.worker.abort(stream.worker_stream_id)
+        except Overloaded as error:
+            logger.warning("request %s cannot be aborted: %s", stream.request.request_id, error.message)
+
+    def _fail(self, stream: Stream, error: QuireError) -> None:
+        if stream.journal.finished:  # all is said but what it cost
+            self._complete(stream)
+            return
+        self._forget(stream, "failed" if stream.attempts else "refused")
+        stream.session.deliver_error(stream.stream_id, error)
+        if stream.session.failure:
+            self.close_session(stream.session)
+
+    def _complete(self, stream: Stream) -> None:
+        """Ends a request whose sequences are all over, as no worker is left to do so."""
+        delta = common_pb2.GenerationDelta(
+            stream_id=stream.stream_id, finish_reason=common_pb2.FINISH_REASON_STOP, is_final=True
+        )
+        delta.usage.prompt_tokens = stream.request.prompt_tokens
+        delta.usage.completion_tokens = stream.journal.num_tokens
+        delta.usage.router_queue_seconds = stream.waited
+        self._forget(stream, "finished")
+        stream.session.deliver([delta])
+        if stream.session.failure:
+            self.close_session(stream.session)
+
+    def _forget(self, stream: Stream, outcome: str) -> None:
+        """The one place where a request leaves all tables."""
+        self._table.remove(stream)
+        self.waiting.leave(stream)
+        self._end_retry(stream)
+        stream.session.streams.pop(stream.stream_id, None)
+        for timer in (stream.timer, stream.pause):
+            if timer is not None:
+                timer.cancel()
+        self._metrics.count(outcome)
+        if not any(session.streams for session in self.sessions):
+            self._idle.set()
+
+
+def _known_tokens(stream: Stream) -> int:
+    return stream.request.prompt_tokens + stream.journal.num_tokens

@@ -1,0 +1,155 @@
+"""Requests that no worker has room for, by model, each until it is placed, gives up or is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from quire.errors import DeadlineExceeded, Overloaded, QuireError, Unavailable
+from router.clock import Clock
+from router.requests.fair_queue import FairQueue
+from router.requests.sessions import Stream
+
+_MOST_MODELS = 64
+
+
+class WaitingRoom:
+    """Contract: whoever is let in is placed, by `place`, or given up, by `fail`; or leaves by `leave`."""
+
+    def __init__(
+        self,
+        max_requests: int,
+        max_tokens: int,
+        max_seconds: float,
+        clock: Clock,
+        place: Callable[[Stream], bool],
+        fail: Callable[[Stream, QuireError], None],
+    ) -> None:
+        """
+        Args:
+            place: puts a request on a worker; False when none has room. Raises the error that ends the request.
+            fail: ends a request with an error.
+        """
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._max_seconds = max_seconds
+        self._clock = clock
+        self._place = place
+        self._fail = fail
+        self._queues: dict[str, FairQueue[Stream]] = {}
+        self._calling = False
+        self.waiting = 0
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens that wait."""
+        return sum(queue.tokens for queue in list(self._queues.values()))
+
+    def waiting_by_tenant(self) -> Iterator[tuple[str, int]]:
+        """(tenant, requests), a tenant perhaps once for each model. Metrics are collected in another thread."""
+        for queue in list(self._queues.values()):
+            yield from queue.waiting_by_tenant().items()
+
+    def by_model(self) -> dict[str, int]:
+        """How many wait for each model."""
+        return {model: len(queue) for model, queue in self._queues.items()}
+
+    def has_waiting(self, model: str) -> bool:
+        """Whether a new request for the model has to wait behind others."""
+        return model in self._queues
+
+    def enter(self, stream: Stream, why_unready: QuireError | None = None, patience: float = math.inf) -> None:
+        """Lets a request wait.
+
+        Args:
+            why_unready: no worker is ready, and this is what the request is told in the end.
+            patience: seconds that it waits at most if it is new; one that lost its worker waits as long as any.
+        """
+        request, victim = stream.request, None
+        if request.model not in self._queues:
+            if len(self._queues) >= _MOST_MODELS:  # names that nobody has checked, as no worker is known
+                self._fail(stream, why_unready or Overloaded("Requests for too many models wait; try again later."))
+                return
+            self._queues[request.model] = FairQueue(self._max_requests, self._max_tokens)
+        queue = self._queues[request.model]
+        if stream.begun:
+            stream.entry = queue.push_front(stream)
+        else:
+            stream.entry, victim = queue.push(stream, request.tenant, request.priority, request.prompt_tokens)
+        self.waiting += 1
+        stream.waiting_since = self._clock.time()
+        if victim is not None:
+            self._end_wait(victim)
+            self._fail(
+                victim,
+                Overloaded(
+                    f"{len(queue)} requests with {queue.tokens} prompt tokens wait already (--max-queued-requests, "
+                    "--max-queued-tokens); try again later.",
+                    reason="QUEUE_FULL",
+                ),
+            )
+        if stream.entry is not None:
+            seconds = self._max_seconds if stream.begun else min(self._max_seconds, patience)
+            when = self._clock.time() + seconds
+            if stream.deadline is not None:
+                when = min(when, stream.deadline)
+            stream.wait_timer = self._clock.call_at(when, self._give_up, stream, why_unready)
+
+    def leave(self, stream: Stream) -> None:
+        """The request does not want to wait any more; one that does not wait may call this too."""
+        if stream.entry is not None:
+            self._queues[stream.request.model].remove(stream.entry)
+        self._end_wait(stream)
+
+    def call(self) -> None:
+        """Places whoever can be placed now."""
+        if not self.waiting or self._calling:
+            return
+        self._calling = True  # placing one may fail it, and that may call again
+        try:
+            for model in list(self._queues):
+                self._call_for(model)
+        finally:
+            self._calling = False
+
+    def _call_for(self, model: str) -> None:
+        while (queue := self._queues.get(model)) is not None:
+            stream = queue.peek()
+            try:
+                if not self._place(stream):
+                    return
+            except Unavailable:
+                return  # nobody is ready: it waits on, for as long as it may
+            except QuireError as error:
+                self.leave(stream)
+                self._fail(stream, error)
+                continue
+            if stream.entry is not None:
+                queue.let_in(stream.entry)
+            self._end_wait(stream)
+
+    def _give_up(self, stream: Stream, why_unready: QuireError | None) -> None:
+        self.leave(stream)
+        if stream.deadline is not None and self._clock.time() >= stream.deadline:
+            error: QuireError = DeadlineExceeded(
+                "The request's timeout_ms ran out while it waited for a worker.", parameter="timeout_ms"
+            )
+        else:
+            error = why_unready or Overloaded(
+                f"No worker had room for the request within {self._max_seconds:g} s (--max-queue-seconds); try again "
+                "later.",
+                reason="QUEUE_TIMEOUT",
+            )
+        self._fail(stream, error)
+
+    def _end_wait(self, stream: Stream) -> None:
+        if stream.entry is None:
+            return
+        stream.entry = None
+        stream.waited += self._clock.time() - stream.waiting_since
+        self.waiting -= 1
+        if stream.wait_timer is not None:
+            stream.wait_timer.cancel()
+            stream.wait_timer = None
+        if not len(self._queues[stream.request.model]):
+            del self._queues[stream.request.model]

@@ -1,0 +1,1 @@
+"""Engine workers: where they come from, what is known of each, and which of them are ready."""

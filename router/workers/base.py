@@ -1,0 +1,96 @@
+"""A worker as the router's core needs it: behind gRPC in `worker.py`, made up in simulations."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from quire.v1 import common_pb2
+from router.index.prefix_index import WorkerBlocks
+from router.workers.load import LoadTracker
+from router.workers.outlier_ejection import Standing
+from router.workers.state import Condition, State
+
+# Prompt tokens that wait at a worker, in budgets of its steps, and sequences over what it runs at once: enough that it
+# never idles, and that a request can wait for the worker that has its prefix while others have room. Where only the
+# first worker with room is left to choose, a full fleet forgets its prefixes and stays full. What is more waits here,
+# where it may still go elsewhere and where tenants take turns.
+_MOST_WAITING_STEPS = 4
+_SPARE_SEQUENCES = 1 / 2
+
+
+class WorkerPort(ABC):
+    """One worker. The router's core calls it from one event loop."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.load = LoadTracker()
+        self.standing = Standing()
+        # What it serves; the last answer stays while the worker is away.
+        self.model_info: common_pb2.ModelInfo | None = None
+        # Of the requests that ended there: prompt tokens, and those that it found in its cache.
+        self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
+        self.last_placed = 0  # see Candidate
+
+    @property
+    @abstractmethod
+    def condition(self) -> Condition:
+        """The worker's state now, and the reason for it."""
+
+    @property
+    @abstractmethod
+    def blocks(self) -> WorkerBlocks:
+        """What the index knows of its cache. Another object once it has begun anew."""
+
+    @abstractmethod
+    def start_generation(self, stream_id: int, generation: common_pb2.Generation, timeout_ms: int) -> None:
+        """Sends a request to the worker.
+
+        Raises:
+            Unavailable: there is no connection.
+            Overloaded: the worker does not read what it is sent.
+        """
+
+    @abstractmethod
+    def abort(self, stream_id: int) -> None:
+        """Ends a request at the worker; one that is not connected has ended it already."""
+
+    @abstractmethod
+    def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
+        """Ends one sequence of a request at the worker; one that is not connected has ended the request already."""
+
+    @abstractmethod
+    def when_dead(self, callback: Callable[[], None]) -> None:
+        """Calls back once it is proven that the process of the session lost last has died; never if it lives."""
+
+    def learn(self, info: common_pb2.ModelInfo) -> None:
+        """The worker has told what it serves."""
+        self.model_info = info
+        self.load.max_sequences = info.max_num_seqs
+
+    @property
+    def make(self) -> str:
+        """Workers of one make generate the same tokens from the same request; empty for those that do not tell."""
+        info = self.model_info
+        return f"{info.fingerprint}, {info.max_model_len} tokens" if info and info.fingerprint else ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes requests."""
+        return self.condition.state is State.READY
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a further request would not only wait there."""
+        info, load = self.model_info, self.load
+        if info is None or not info.max_num_seqs:  # a worker that tells no bounds
+            return True
+        return (
+            load.sequences < info.max_num_seqs * (1 + _SPARE_SEQUENCES) + 1
+            and load.prefill_tokens <= _MOST_WAITING_STEPS * info.max_num_batched_tokens
+        )
+
+    def serves(self, model: str) -> bool:
+        """Whether it answers to the name; every worker does to the empty one."""
+        return self.model_info is not None and (not model or model in self.model_info.served_model_names)

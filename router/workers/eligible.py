@@ -1,0 +1,45 @@
+"""Which workers may take a request, and the error that explains why none may."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from quire.errors import InvalidRequest, NotFound, Unavailable
+from router.workers.base import WorkerPort
+
+
+def eligible(workers: Collection[WorkerPort], model: str) -> Sequence[WorkerPort]:
+    """The ready workers that serve `model`; the empty name stands for the only model there is.
+
+    Raises:
+        NotFound: workers are known, and none serves the model.
+        InvalidRequest: no model is named and there are several.
+        Unavailable: no worker that serves it is ready.
+    """
+    known = served_models(workers)
+    if model and known and model not in known:
+        raise NotFound(
+            f"The model {model!r} is not served here. Served: {', '.join(sorted(known))}.", parameter="model"
+        )
+    if not model and len(set(known.values())) > 1:
+        raise InvalidRequest(f"Name one of the models: {', '.join(sorted(known))}.", parameter="model")
+    ready = [worker for worker in workers if worker.ready and worker.serves(model)]
+    if not ready:
+        raise Unavailable(_why_none(workers))
+    return ready
+
+
+def served_models(workers: Collection[WorkerPort]) -> dict[str, str]:
+    """Each served name → the main name of the model that it belongs to."""
+    infos = [worker.model_info for worker in workers if worker.model_info]
+    return {name: info.served_model_names[0] for info in infos for name in info.served_model_names}
+
+
+def _why_none(workers: Collection[WorkerPort]) -> str:
+    if not workers:
+        return "No engine worker is known. Start one, or name it with --workers, --worker-dns or its own registration."
+    conditions = ((worker.address, worker.condition) for worker in workers)
+    return "No engine worker is ready: " + "; ".join(
+        f"{address} is {condition.state.value} ({condition.reason or 'it serves another model'})"
+        for address, condition in conditions
+    )

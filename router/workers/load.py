@@ -1,0 +1,102 @@
+"""How loaded one worker is."""
+
+from __future__ import annotations
+
+from quire.v1 import common_pb2
+from router.workers.speed import WorkerSpeed
+from router.workers.step_times import StepTimes
+
+# A step may take so long, or so many times as long as the worker's longest should and its long ones do.
+_STALL_SECONDS = 2.0
+_STALL_STEPS = 10
+
+
+class LoadTracker:
+    """The load of one worker, kept right between its heartbeats.
+
+    What this router has running there it knows exactly and at once; what others have there is the last heartbeat's
+    figure less what was ours when it came.
+    """
+
+    __slots__ = (
+        "_foreign_prefill_tokens", "_foreign_sequences", "_progress_time", "_step_times", "facts", "inflight_requests",
+        "kv_usage", "last", "max_sequences", "own_prefill_tokens", "own_prompt_tokens", "own_sequences",
+        "prefill_tokens", "sequences", "speed",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.inflight_requests = 0
+        # What this router has there: sequences; the tokens of prompts that are not computed yet; and how many of these
+        # are believed not to be cached. Workers only count the former.
+        self.own_sequences = 0
+        self.own_prompt_tokens = 0
+        self.own_prefill_tokens = 0
+        self._foreign_sequences = 0
+        self._foreign_prefill_tokens = 0
+        # All that is there.
+        self.sequences = 0
+        self.prefill_tokens = 0
+        self.max_sequences = 0  # that it runs at once; 0 where it does not tell
+        self.kv_usage = 0.0  # share of the KV blocks that live sequences hold
+        self.speed = WorkerSpeed()
+        self._step_times = StepTimes()
+        self.last: common_pb2.EngineLoad | None = None
+        self._progress_time = 0.0  # at which a step was last seen to have ended, or nothing to do
+        # As Candidate lists them, from `sequences` to `seconds_per_token`.
+        self.facts: tuple[int, int, int, float, float, float]
+        self._sum_up()
+
+    def placed(self, sequences: int, prompt_tokens: int, prefill_tokens: int) -> None:
+        """A request was sent to the worker, which has `prefill_tokens` of its prompt to compute."""
+        self.inflight_requests += 1
+        self.own_sequences += sequences
+        self.own_prompt_tokens += prompt_tokens
+        self.own_prefill_tokens += prefill_tokens
+        self._sum_up()
+
+    def prefilled(self, prompt_tokens: int, prefill_tokens: int) -> None:
+        """A request's prompt is computed, or need not be any more. Called once for each request placed."""
+        self.own_prompt_tokens -= prompt_tokens
+        self.own_prefill_tokens -= prefill_tokens
+        self._sum_up()
+
+    def ended(self, sequences: int) -> None:
+        """A request is no longer on the worker."""
+        self.inflight_requests -= 1
+        self.own_sequences -= sequences
+        self._sum_up()
+
+    def heartbeat(self, load: common_pb2.EngineLoad, now: float) -> None:
+        """Takes in the worker's own figures, at a time in seconds."""
+        if self.last is None or load.step != self.last.step or not load.busy:
+            self._progress_time = now
+        self.last = load
+        self._foreign_sequences = max(0, load.running_sequences + load.waiting_requests - self.own_sequences)
+        self._foreign_prefill_tokens = max(0, load.waiting_prefill_tokens - self.own_prompt_tokens)
+        self.kv_usage = load.used_kv_blocks / load.total_kv_blocks if load.total_kv_blocks else 0.0
+        self.speed.heartbeat(load.counters, now)
+        self._step_times.heartbeat(load.counters.model_execute_milliseconds, now)
+        self._sum_up()
+
+    def stalled(self, now: float, most_tokens: int) -> float:
+        """For how many times as long as a step may take none has ended, though there is work; 0 below once.
+
+        Args:
+            most_tokens: of a step.
+        """
+        if self.last is None or not self.last.busy:
+            return 0.0
+        longest = max(
+            self.speed.seconds_per_step + self.speed.seconds_per_token * most_tokens, self._step_times.p99_seconds
+        )
+        times = (now - self._progress_time) / max(_STALL_SECONDS, _STALL_STEPS * longest)
+        return times if times > 1 else 0.0
+
+    def _sum_up(self) -> None:
+        self.sequences = self.own_sequences + self._foreign_sequences
+        self.prefill_tokens = self.own_prefill_tokens + self._foreign_prefill_tokens
+        speed = self.speed
+        self.facts = (
+            self.sequences, self.max_sequences, self.prefill_tokens, self.kv_usage,
+            speed.seconds_per_step, speed.seconds_per_token,
+        )  # fmt: skip

@@ -1,0 +1,88 @@
+"""The workers that may take a request, looked up without asking each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+
+from quire.errors import NotFound, Unavailable
+from router.workers.base import WorkerPort
+from router.workers.eligible import eligible
+from router.workers.speed import StepLine
+
+_MOST_MAKES = 256
+_MOST_MODELS = 4096
+# A new request waits so long where no worker has been seen ready yet: a router that has just started learns of them.
+_FIRST_SECONDS = 5.0
+_NOTE_SECONDS = 0.2
+
+
+class Roster:
+    """Model → ready workers. What it has found stays true until `changed`, which is also called at each pulse."""
+
+    def __init__(
+        self, workers: Callable[[], Collection[WorkerPort]], clock: Callable[[], float], absence_seconds: float
+    ) -> None:
+        """
+        Args:
+            absence_seconds: so long after a model's last worker was ready, its return is counted on.
+        """
+        self._workers = workers
+        self._clock = clock
+        self._absence_seconds = absence_seconds
+        self._seen: dict[str, float] = {}  # model → when a worker for it was seen ready last
+        self._noted = -math.inf
+        self._ready: dict[str, Sequence[WorkerPort]] = {}
+        self._lines: dict[str, StepLine] = {}
+
+    def ready(self, model: str) -> Sequence[WorkerPort]:
+        """The ready workers that serve the model.
+
+        Raises:
+            QuireError: there is none; see `eligible`.
+        """
+        found = self._ready.get(model)
+        if found is None:
+            try:
+                found = self._ready[model] = eligible(self._workers(), model)
+            except NotFound as error:
+                if not self._seen_lately(model):
+                    raise
+                raise Unavailable(f"The engine workers of {model!r} have left.") from error
+            self._seen[model] = self._clock()
+            self._share_speeds(found)
+        return found
+
+    def patience(self, model: str) -> float:
+        """Seconds that a new request may wait for a worker for the model, of which none is ready."""
+        workers = (worker for worker in self._workers() if worker.model_info is None or worker.serves(model))
+        if self._seen_lately(model) or any(worker.condition.coming for worker in workers):
+            return math.inf
+        return 0.0 if model in self._seen else _FIRST_SECONDS
+
+    def changed(self) -> None:
+        """A worker came, went, or changed its state."""
+        self._ready.clear()
+        now = self._clock()
+        if now - self._noted >= _NOTE_SECONDS:
+            self._noted = now
+            self._note_ready(now)
+
+    def _note_ready(self, now: float) -> None:
+        if len(self._seen) > _MOST_MODELS:
+            self._seen.clear()
+        for worker in self._workers():
+            if worker.model_info is not None and worker.ready:
+                self._seen[""] = now
+                self._seen.update((name, now) for name in worker.model_info.served_model_names)
+
+    def _seen_lately(self, model: str) -> bool:
+        return self._clock() - self._seen.get(model, -math.inf) < self._absence_seconds
+
+    def _share_speeds(self, workers: Sequence[WorkerPort]) -> None:
+        """Workers of one make learn from each other's steps."""
+        if len(self._lines) > _MOST_MAKES:
+            self._lines.clear()
+        for worker in workers:
+            if worker.make:
+                worker.load.speed.line = self._lines.setdefault(worker.make, worker.load.speed.line)

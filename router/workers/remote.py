@@ -1,0 +1,212 @@
+"""One engine worker as the router sees it: its session, its health, its model and its load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import grpc
+
+from quire.errors import QuireError, Unavailable
+from quire.options.server import RpcSecurityOptions
+from quire.rpc.channel import call_metadata, open_channel
+from quire.rpc.session import SessionLink
+from quire.rpc.settings import CALL_SECONDS, CONNECT_SECONDS, FAILOVER_SECONDS
+from quire.rpc.status import from_rpc_error
+from quire.v1 import common_pb2, common_pb2_grpc, engine_pb2, engine_pb2_grpc
+from router.index.feed import KvFeed
+from router.index.prefix_index import WorkerBlocks
+from router.workers.base import WorkerPort
+from router.workers.health import HealthWatch
+from router.workers.inquest import has_died
+from router.workers.state import Condition, Facts, assess
+
+_RETRY_SECONDS = 0.25
+# An engine that hangs for so many times as long as makes it unready will not come back by itself.
+_LONG_STALL = 3
+
+FrameHandler = Callable[[WorkerPort, engine_pb2.EngineServiceSessionResponse], None]
+LossHandler = Callable[[WorkerPort, QuireError], None]
+
+
+class Worker(WorkerPort):
+    """Keeps up with one worker from `start` to `close`, through its restarts.
+
+    Contract: `on_frame` gets each frame of the session without its load; `on_lost` is called once for each session
+    that ends, and the streams it carried are gone with it; `on_change` after each change of state, load or model.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        security: RpcSecurityOptions,
+        feed: KvFeed,
+        on_frame: FrameHandler,
+        on_lost: LossHandler,
+        on_change: Callable[[], None],
+        now: Callable[[], float],
+    ) -> None:
+        super().__init__(address)
+        # Set when no source announces the worker any more.
+        self.retired = False
+        self._security = security
+        self._feed = feed
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._on_change = on_change
+        self._now = now
+        self._channel = open_channel(address, security)
+        self._stub = engine_pb2_grpc.EngineServiceStub(self._channel)
+        self._info = common_pb2_grpc.InfoServiceStub(self._channel)
+        self._instance_id = ""  # of the process that told its model last
+        self._health = HealthWatch(self._channel, on_change)
+        self._link: SessionLink[engine_pb2.EngineServiceSessionRequest, engine_pb2.EngineServiceSessionResponse]
+        self._link = SessionLink(
+            f"Engine worker {address}", self._open_session, engine_pb2.EngineServiceSessionRequest,
+            self._take_frame, self._lose_session, on_connected=self._begin_session, lost_seconds=FAILOVER_SECONDS,
+        )  # fmt: skip
+        self._ask_model = asyncio.Event()
+        self._model_trouble = ""
+        self._was_connected = False
+        # On this connection. What it told on the one before says nothing of an engine that was started anew.
+        self._has_told_load = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._inquests: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begins to connect."""
+        jobs: tuple[Coroutine[Any, Any, None], ...] = (
+            self._link.run(), self._health.run(), self._keep_model_info(), self._feed.run(self._subscribe)
+        )  # fmt: skip
+        # Whoever announced the worker, its connection is nobody's request.
+        self._tasks = [asyncio.create_task(job, context=contextvars.Context()) for job in jobs]
+
+    async def close(self) -> None:
+        """Disconnects; the worker aborts what this router had running there."""
+        tasks = (*self._tasks, *self._inquests)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._feed.close()
+        await self._channel.close()
+
+    @property
+    def condition(self) -> Condition:
+        """The worker's state now, and the reason for it."""
+        return assess(
+            Facts(
+                retired=self.retired,
+                connected=self._link.connected,
+                was_connected=self._was_connected,
+                late=self._link.late,
+                stalled=self._stalled() > 0,
+                health=self._health.health,
+                was_serving=self._health.was_serving,
+                has_model=not self._ask_model.is_set(),
+                trouble=self._trouble(),
+                ejected=self.standing.reason if self.standing.ejected_until > self._now() else "",
+            )
+        )
+
+    @property
+    def blocks(self) -> WorkerBlocks:
+        """See WorkerPort."""
+        return self._feed.blocks
+
+    def start_generation(self, stream_id: int, generation: common_pb2.Generation, timeout_ms: int) -> None:
+        """See WorkerPort."""
+        frame = self._link.post(num_bytes=generation.ByteSize())
+        start = frame.starts.add(stream_id=stream_id, generation=generation)
+        start.generation.timeout_ms = timeout_ms
+
+    def abort(self, stream_id: int) -> None:
+        """See WorkerPort."""
+        with contextlib.suppress(Unavailable):
+            self._link.post(0).abort_stream_ids.append(stream_id)
+
+    def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
+        """See WorkerPort."""
+        with contextlib.suppress(Unavailable):
+            self._link.post(0).stops.add(
+                stream_id=stream_id, choice_index=choice_index, num_output_tokens=num_output_tokens
+            )
+
+    def when_dead(self, callback: Callable[[], None]) -> None:
+        """See WorkerPort."""
+        inquest = asyncio.create_task(self._inquire(self._instance_id, callback), context=contextvars.Context())
+        self._inquests.add(inquest)
+        inquest.add_done_callback(self._inquests.discard)
+
+    def check_progress(self) -> None:
+        """Gives the worker's requests to others when its engine has hung for long. Call it a few times a second."""
+        if self._has_told_load and self._stalled() > _LONG_STALL:
+            self._link.give_up()
+
+    def _stalled(self) -> float:
+        return self.load.stalled(self._now(), self.model_info.max_num_batched_tokens if self.model_info else 0)
+
+    def _trouble(self) -> str:
+        error = self._link.error
+        if not self._link.connected:
+            return error.message if error else ""
+        return self._model_trouble or self._health.trouble
+
+    def _open_session(self) -> grpc.aio.StreamStreamCall:
+        return self._stub.Session(metadata=call_metadata(self._security))
+
+    def _begin_session(self) -> None:
+        self._has_told_load = False
+        self._ask_model.set()  # a restarted worker may serve something else
+        self._on_change()
+
+    def _take_frame(self, frame: engine_pb2.EngineServiceSessionResponse) -> None:
+        if frame.HasField("load"):
+            self._has_told_load = True
+            self.load.heartbeat(frame.load, self._now())
+            frame.ClearField("load")
+        if frame.deltas:
+            self._on_frame(self, frame)
+
+    def _lose_session(self, error: QuireError) -> None:
+        self._on_change()
+        self._on_lost(self, error)
+
+    def _subscribe(
+        self, request: engine_pb2.SubscribeKvEventsRequest
+    ) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
+        call: AsyncIterator[engine_pb2.SubscribeKvEventsResponse] = self._stub.SubscribeKvEvents(
+            request, metadata=call_metadata(self._security)
+        )
+        return call
+
+    async def _inquire(self, instance_id: str, callback: Callable[[], None]) -> None:
+        if await has_died(self.address, instance_id, self._ask_instance):
+            callback()
+
+    async def _ask_instance(self) -> str:
+        answer: common_pb2.GetServerInfoResponse = await self._info.GetServerInfo(
+            common_pb2.GetServerInfoRequest(), metadata=call_metadata(self._security), timeout=CONNECT_SECONDS
+        )
+        return answer.instance_id
+
+    async def _keep_model_info(self) -> None:
+        while True:
+            await self._ask_model.wait()
+            await self._health.wait_serving()
+            try:
+                self._instance_id = await self._ask_instance()
+                answer = await self._stub.GetModelInfo(
+                    engine_pb2.GetModelInfoRequest(), metadata=call_metadata(self._security), timeout=CALL_SECONDS
+                )
+            except grpc.aio.AioRpcError as error:
+                self._model_trouble = from_rpc_error(error).message
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            self.learn(answer.model_info)
+            self._was_connected = True  # and no sooner: a worker that still loads opens sessions and ends them
+            self._model_trouble = ""
+            self._ask_model.clear()
+            self._on_change()

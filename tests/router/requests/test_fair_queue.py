@@ -1,0 +1,128 @@
+"""The order in which waiting requests are let in, and who must go when too many wait."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.requests.fair_queue import Entry, FairQueue, _Tenant
+
+
+def let_in(queue: FairQueue[str], entries: dict[str, Entry[str]], count: int) -> list[str]:
+    found = []
+    for _ in range(count):
+        item = queue.peek()
+        queue.let_in(entries[item])
+        found.append(item)
+    return found
+
+
+def fill(queue: FairQueue[str], *items: tuple[str, int, int]) -> dict[str, Entry[str]]:
+    """Items by name, whose letters before the number are the tenant: (name, priority, tokens)."""
+    return {name: queue.push(name, name.rstrip("0123456789"), priority, tokens)[0] for name, priority, tokens in items}
+
+
+def slow_peek(queue: FairQueue[int]) -> int:
+    """Who goes next, by the rule alone: the lost, then of all tenants the one whose turn it is."""
+    if queue._front:
+        return queue._front[0].item
+
+    def first(tenant: _Tenant[int]) -> tuple[int, int, Entry[int]]:
+        return min(held for held in tenant.heap if not held[2].gone)
+
+    return first(min(queue._tenants.values(), key=lambda each: (first(each)[0], each.served)))[2].item
+
+
+def test_tenants_take_turns_whoever_came_with_more() -> None:
+    queue: FairQueue[str] = FairQueue(100, 10**6)
+    entries = fill(queue, *((f"a{n}", 0, 100) for n in range(50)), ("b1", 0, 100), ("b2", 0, 100))
+    assert let_in(queue, entries, 5) == ["a0", "b1", "a1", "b2", "a2"]
+
+
+def test_turns_are_counted_in_tokens() -> None:
+    queue: FairQueue[str] = FairQueue(100, 10**6)
+    entries = fill(queue, *((f"long{n}", 0, 1000) for n in range(4)), *((f"short{n}", 0, 100) for n in range(40)))
+    first = let_in(queue, entries, 22)
+    assert sum(name.startswith("long") for name in first) == 2
+
+
+def test_who_comes_late_does_not_catch_up_on_what_others_had() -> None:
+    queue: FairQueue[str] = FairQueue(100, 10**6)
+    entries = fill(queue, *((f"a{n}", 0, 100) for n in range(20)))
+    let_in(queue, entries, 10)
+    entries |= fill(queue, *((f"b{n}", 0, 100) for n in range(20)))
+    assert {name[0] for name in let_in(queue, entries, 2)} == {"a", "b"}
+    assert sum(name[0] == "b" for name in let_in(queue, entries, 10)) in (5, 6)
+
+
+def test_urgent_before_others_and_the_lost_before_all() -> None:
+    queue: FairQueue[str] = FairQueue(100, 10**6)
+    entries = fill(queue, ("a1", 0, 1), ("a2", -5, 1), ("b1", -1, 1), ("b2", 7, 1))
+    entries["lost"] = queue.push_front("lost")
+    assert let_in(queue, entries, 5) == ["lost", "a2", "b1", "a1", "b2"]
+
+
+def test_of_a_full_queue_the_newest_of_the_greediest_goes() -> None:
+    queue: FairQueue[str] = FairQueue(4, 10**6)
+    fill(queue, *((f"a{n}", 0, 100) for n in range(4)))
+    entry, victim = queue.push("a4", "a", 0, 100)
+    assert victim == "a4"
+    entry, victim = queue.push("b1", "b", 0, 100)
+    assert (victim, entry.gone) == ("a3", False)
+    assert queue.waiting_by_tenant() == {"a": 3, "b": 1}
+
+
+def test_tokens_are_bounded_too_and_a_single_long_one_may_wait() -> None:
+    queue: FairQueue[str] = FairQueue(100, 1000)
+    assert queue.push("a1", "a", 0, 5000)[1] is None
+    assert queue.push("b1", "b", 0, 10)[1] == "a1"
+
+
+def test_a_tenant_whose_urgent_request_has_gone_is_not_urgent_any_more() -> None:
+    """Also where its heap is made anew at the same time, as many have gone before."""
+    queue: FairQueue[str] = FairQueue(100, 10**6)
+    entries = fill(queue, ("a0", 0, 1), *((f"a{n}", 5, 1) for n in range(1, 41)), ("b1", 3, 1))
+    for number in (*range(13, 41), 0):
+        queue.remove(entries[f"a{number}"])
+        assert queue.peek() == ("a0" if number else "b1")
+
+
+def test_a_tenant_that_is_let_in_out_of_turn_has_its_next_turn_later() -> None:
+    queue: FairQueue[str] = FairQueue(100, 10**6)
+    entries = fill(queue, ("a1", 0, 10), ("a2", 0, 500), ("b1", 0, 10))
+    queue.let_in(entries["a2"])
+    assert queue.peek() == "b1"
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["push", "front", "let in", "remove"]), st.integers(0, 3), st.integers(0, 50)),
+        max_size=200,
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_nothing_is_lost_or_let_in_twice(steps: list[tuple[str, int, int]]) -> None:
+    queue: FairQueue[int] = FairQueue(20, 500)
+    entries: dict[int, Entry[int]] = {}
+    tokens = dict[int, int]()
+    for number, (action, tenant, amount) in enumerate(steps):
+        if action == "push":
+            entry, victim = queue.push(number, f"t{tenant}", amount % 3, amount)
+            if victim != number:
+                entries[number], tokens[number] = entry, amount
+                entries.pop(victim, None)  # type: ignore[arg-type]
+        elif action == "front":
+            entries[number], tokens[number] = queue.push_front(number), 0
+        elif entries:
+            item = queue.peek() if action == "let in" else list(entries)[amount % len(entries)]
+            entry = entries.pop(item)
+            queue.let_in(entry) if action == "let in" else queue.remove(entry)
+        assert len(queue) == len(entries)
+        assert queue.tokens == sum(tokens[item] for item in entries)
+        assert sum(queue.waiting_by_tenant().values()) <= len(entries) <= 20 + len(steps)
+        assert len(queue._turns) <= 2 * len(queue._tenants) + 17
+        if entries:
+            assert queue.peek() == slow_peek(queue)
+    while entries:
+        queue.let_in(entries.pop(queue.peek()))
+    assert (len(queue), queue.tokens, queue.waiting_by_tenant()) == (0, 0, {})
