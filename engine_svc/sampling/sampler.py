@@ -8,15 +8,14 @@ import numpy as np
 import torch
 
 from engine_svc.plan import PositionLogprobs, SamplingPlan
-from engine_svc.sampling.bias import add_bias, suppress
-from engine_svc.sampling.edits import LogitEdits
 from engine_svc.sampling.logprobs import ScoredPositions, score_positions
 from engine_svc.sampling.noise import uniforms
-from engine_svc.sampling.penalties import Penalties
-from engine_svc.sampling.slot import SlotState, make_state
-from engine_svc.sampling.truncation import DrawMethod, draw_method, draw_rows
+from engine_svc.sampling.slot import GREEDY, SlotState, make_state
+from engine_svc.sampling.stages.base import SlotSequence
+from engine_svc.sampling.stages.chain import StageChain
+from engine_svc.sampling.stages.edits import LogitEdits
+from engine_svc.sampling.truncation import DrawMethod, draw_rows
 from engine_svc.transfer import to_device, to_host
-from quire.sampling import SamplingParameters
 
 OVERFLOW = "the model's values overflowed, or no token is left to sample"
 
@@ -54,9 +53,8 @@ class Sampler:
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._device = device
-        self._vocab_size = vocab_size
-        self._states = [make_state(SamplingPlan(), 0, vocab_size)] * max_num_seqs
-        self._penalties = Penalties(max_num_seqs, vocab_size, device)
+        self._states = [GREEDY] * max_num_seqs
+        self._stages = StageChain(max_num_seqs, vocab_size, device)
 
     def add(self, slot: int, plan: SamplingPlan, token_ids: list[int], num_prompt_tokens: int) -> None:
         """Gives a slot to a sequence: all its tokens known so far, those of the prompt first.
@@ -64,12 +62,9 @@ class Sampler:
         Raises:
             ValueError, OverflowError: the plan cannot be followed. The slot samples greedily until the next `add`.
         """
-        self._states[slot] = make_state(
-            SamplingPlan(SamplingParameters(temperature=0.0)), num_prompt_tokens, self._vocab_size
-        )
-        state = make_state(plan, num_prompt_tokens, self._vocab_size)
-        self._penalties.add(slot, plan.parameters, token_ids, num_prompt_tokens)
-        self._states[slot] = state
+        self._states[slot] = GREEDY
+        self._stages.add(slot, SlotSequence(plan, token_ids, num_prompt_tokens))
+        self._states[slot] = make_state(plan, self._device)
 
     def sample(self, logits: torch.Tensor, slots: list[int], num_tokens: list[int]) -> SampleOutput:
         """Samples. What raises leaves the logits and the slots' state as they were.
@@ -88,12 +83,9 @@ class Sampler:
 
     def _sample(self, logits: torch.Tensor, edits: LogitEdits, slots: list[int], num_tokens: list[int]) -> SampleOutput:
         states = [self._states[slot] for slot in slots]
-        plans = [state.plan.parameters for state in states]
-        wanting = [row for row, plan in enumerate(plans) if plan.logprobs is not None]
+        wanting = [row for row, state in enumerate(states) if state.parameters.logprobs is not None]
         raw = logits[self._index(wanting)] if wanting else None
-        add_bias(edits, states)
-        penalised = self._penalties.apply(edits, plans, slots)
-        suppress(edits, states, num_tokens)
+        recorders = self._stages.apply(edits, slots, num_tokens)
         best = logits.max(dim=-1)
         token_ids = best.indices
         self._draw_random(logits, token_ids, states, num_tokens)
@@ -101,10 +93,10 @@ class Sampler:
         token_ids.masked_fill_(broken, 0)
         scores = None
         if raw is not None:
-            counts = [plans[row].logprobs or 0 for row in wanting]
+            counts = [states[row].parameters.logprobs or 0 for row in wanting]
             scores = score_positions(raw, token_ids[self._index(wanting)], counts)
-        if penalised is not None:  # the last thing, for it cannot be taken back
-            self._penalties.record(penalised, token_ids)
+        for recorder in recorders:  # the last thing, for it cannot be taken back
+            recorder.record(token_ids)
         scored_slots = [slots[row] for row in wanting]
         return SampleOutput(
             slots, token_ids, to_host(token_ids), BrokenRows(slots, to_host(broken)), scores, scored_slots
@@ -120,22 +112,19 @@ class Sampler:
         states: list[SlotState],
         num_tokens: list[int],
     ) -> None:
-        """Overwrites the greedy choice of the rows that sample.
-
-        Rows are drawn together that are drawn in the same way.
-        """
+        """Overwrites the greedy choice of the rows that sample; those of the same method are drawn together."""
         methods: dict[DrawMethod, list[int]] = {}
         for row, state in enumerate(states):
-            if not state.plan.parameters.is_greedy:
-                methods.setdefault(draw_method(state.plan.parameters, self._device), []).append(row)
+            if state.method is not None:
+                methods.setdefault(state.method, []).append(row)
         for method, rows in methods.items():
             chosen = [states[row] for row in rows]
-            seeds = np.array([state.seed for state in chosen])
-            noise = uniforms(seeds, np.array([num_tokens[row] for row in rows], np.uint64))
+            keys, positions = np.array([state.key for state in chosen]), [num_tokens[row] for row in rows]
+            noise = uniforms(keys, np.array(positions, np.uint64)).astype(np.float32)
             index = self._index(rows)
             token_ids[index] = draw_rows(
                 logits if len(rows) == len(logits) else logits[index],
-                [state.plan.parameters for state in chosen],
-                to_device(noise.astype(np.float32), self._device).clamp_(max=1 - 2**-24),
+                [state.parameters for state in chosen],
+                to_device(noise, self._device).clamp_(max=1 - 2**-24),
                 method,
             )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine_svc.sampling.edits import LogitEdits
-from engine_svc.sampling.slot import checked_ids
+from engine_svc.sampling.stages.base import LogitsStage, SlotSequence, StageRows
+from engine_svc.sampling.stages.edits import LogitEdits
+from engine_svc.sampling.stages.places import checked_ids
 from engine_svc.transfer import to_device
-from quire.sampling import SamplingParameters
 
 # Penalties keep finite logits within this, so that even the lowest temperature leaves them finite.
 _MOST = 1e30
@@ -18,17 +18,29 @@ _COLUMNS = 64
 
 
 @dataclass(frozen=True)
-class Entries:
+class _Entries:
     """The tokens that a step's penalties are about, those of one row after the other."""
 
-    slots: list[int]  # that have penalties
+    slots: list[int]
     rows: torch.Tensor  # int64 [slots], of the logits
     owners: torch.Tensor  # int64 [entries], index into slots
     places: torch.Tensor  # int64 [entries], in the tables
     token_ids: torch.Tensor  # int64 [entries]
 
 
-class Penalties:
+@dataclass(frozen=True)
+class _Recorder:
+    """See Recorder."""
+
+    penalties: Penalties
+    entries: _Entries
+
+    def record(self, token_ids: torch.Tensor) -> None:
+        """See Recorder.record."""
+        self.penalties.record(self.entries, token_ids)
+
+
+class Penalties(LogitsStage):
     """For each slot with penalties, a list of the tokens that it has seen, and how often each is in its output.
 
     What is in the prompt stands there once, and only where the repetition penalty asks for it. A token that is sampled
@@ -40,45 +52,33 @@ class Penalties:
         self._vocab_size = vocab_size
         self._device = device
         self._lengths = [0] * max_num_seqs
+        self._values = np.zeros((max_num_seqs, 3), np.float32)  # repetition, frequency and presence penalty of a slot
         # [slots, columns], grown to the longest list. Nothing before the first sequence with a penalty comes.
         self._ids = torch.zeros((max_num_seqs, 0), dtype=torch.int64, device=device)
         self._counts = torch.zeros((max_num_seqs, 0), dtype=torch.int32, device=device)
 
-    @staticmethod
-    def used(plan: SamplingParameters) -> bool:
-        """Whether the plan has any penalty."""
-        return plan.repetition_penalty != 1.0 or plan.presence_penalty != 0.0 or plan.frequency_penalty != 0.0
-
-    def add(self, slot: int, plan: SamplingParameters, token_ids: list[int], num_prompt_tokens: int) -> None:
-        """Counts a sequence's tokens anew.
-
-        Raises:
-            ValueError: one of them lies outside of the vocabulary.
-        """
-        if not self.used(plan):
-            return
-        ids = checked_ids(token_ids, self._vocab_size)
+    def add(self, slot: int, sequence: SlotSequence) -> bool:
+        """Counts the sequence's tokens anew; see LogitsStage.add."""
+        wanted = sequence.plan.parameters
+        values = (wanted.repetition_penalty, wanted.frequency_penalty, wanted.presence_penalty)
+        if values == (1.0, 0.0, 0.0):
+            return False
+        self._values[slot] = values
+        ids, num_prompt_tokens = checked_ids(sequence.token_ids, self._vocab_size), sequence.num_prompt_tokens
         output, counts = np.unique(ids[num_prompt_tokens:], return_counts=True)
-        prompt = ids[:num_prompt_tokens] if plan.repetition_penalty != 1.0 else ids[:0]
+        prompt = ids[:num_prompt_tokens] if wanted.repetition_penalty != 1.0 else ids[:0]
         seen = np.concatenate((output, np.setdiff1d(prompt, output)))
         self._reserve(len(seen))
         self._ids[slot, : len(seen)] = to_device(seen, self._device)
         self._counts[slot, : len(seen)] = 0
         self._counts[slot, : len(output)] = to_device(counts.astype(np.int32), self._device)
         self._lengths[slot] = len(seen)
+        return True
 
-    def apply(self, edits: LogitEdits, plans: list[SamplingParameters], slots: list[int]) -> Entries | None:
-        """Changes the logits of the rows that have penalties.
-
-        Returns:
-            What `record` takes; None where there are no penalties.
-        """
-        rows = [row for row, plan in enumerate(plans) if self.used(plan)]
-        if not rows:
-            return None
-        entries = self._entries(rows, [slots[row] for row in rows])
-        values = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in (plans[row] for row in rows)]
-        parameters = to_device(np.array(values, np.float32).T.copy(), self._device)
+    def apply(self, edits: LogitEdits, rows: StageRows) -> _Recorder:
+        """See LogitsStage.apply."""
+        entries = self._entries(rows.rows, rows.slots)
+        parameters = to_device(self._values[rows.slots].T.copy(), self._device)
         repetition, frequency, presence = parameters[:, entries.owners]
         counts = self._counts.view(-1)[entries.places]
         at = entries.rows[entries.owners], entries.token_ids
@@ -86,10 +86,10 @@ class Penalties:
         after = torch.where(before > 0, before / repetition, before * repetition)
         after = after - counts * frequency - (counts > 0) * presence
         edits.write(*at, torch.where(before.isfinite(), after.clamp_(-_MOST, _MOST), before))
-        return entries
+        return _Recorder(self, entries)
 
-    def record(self, entries: Entries, token_ids: torch.Tensor) -> None:
-        """Counts the tokens just sampled.
+    def record(self, entries: _Entries, token_ids: torch.Tensor) -> None:
+        """Counts the tokens just sampled, of the rows that the entries are of.
 
         Args:
             token_ids: int64 [rows of the logits]
@@ -106,14 +106,14 @@ class Penalties:
         for slot in entries.slots:
             self._lengths[slot] += 1
 
-    def _entries(self, rows: list[int], slots: list[int]) -> Entries:
+    def _entries(self, rows: list[int], slots: list[int]) -> _Entries:
         """Those of the rows, with room for one more each."""
         lengths = np.array([self._lengths[slot] for slot in slots])
         self._reserve(int(lengths.max()) + 1)
         owners = np.repeat(np.arange(len(rows)), lengths)
         within = np.arange(len(owners)) - (np.cumsum(lengths) - lengths)[owners]
         places = to_device(np.array(slots)[owners] * self._ids.shape[1] + within, self._device)
-        return Entries(
+        return _Entries(
             slots,
             to_device(rows, self._device),
             to_device(owners, self._device),

@@ -1,0 +1,76 @@
+"""The contract of what changes logits before a token is drawn."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine_svc.plan import SamplingPlan
+from engine_svc.sampling.stages.edits import LogitEdits
+
+
+@dataclass(frozen=True)
+class SlotSequence:
+    """The sequence that takes a slot."""
+
+    plan: SamplingPlan
+    token_ids: list[int]  # all that are known, those of the prompt first
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class StageRows:
+    """The rows of a step's logits that a stage has to do with: three lists of the same length."""
+
+    rows: list[int]  # of the logits
+    slots: list[int]
+    num_tokens: list[int]  # known of the row's sequence, before the token that is sampled now
+
+
+class Recorder(Protocol):
+    """What a stage has still to note of a step."""
+
+    def record(self, token_ids: torch.Tensor) -> None:
+        """Notes the sampled tokens, int64 [rows of the logits] on the device. Must not raise: see LogitsStage."""
+        ...
+
+
+class LogitsStage(ABC):
+    """One way to change logits; an instance for each rank, which holds what it needs to know of each slot.
+
+    A step that raises anywhere leaves logits and state as they were, for its rows are sampled apart then: so a stage
+    writes logits through `LogitEdits` alone, does all that may fail in `apply`, and changes its state in `record`.
+    """
+
+    @abstractmethod
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        """
+        Args:
+            max_num_seqs: number of slots.
+        """
+
+    @abstractmethod
+    def add(self, slot: int, sequence: SlotSequence) -> bool:
+        """Notes what a new sequence of a slot wants, in the place of what the last one did.
+
+        Returns:
+            Whether `apply` has to see its rows: False for a sequence without this stage's parameters.
+
+        Raises:
+            ValueError: it cannot be followed, such as a token id outside of the vocabulary; on a GPU, a kernel that
+                met it would end it all.
+        """
+
+    @abstractmethod
+    def apply(self, edits: LogitEdits, rows: StageRows) -> Recorder | None:
+        """Changes the logits of these rows and of no others.
+
+        Args:
+            rows: of slots for which `add` was true; at least one.
+
+        Returns:
+            What takes the tokens that are sampled from them; None where the stage does not care.
+        """

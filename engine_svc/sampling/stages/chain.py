@@ -1,0 +1,45 @@
+"""The stages one after the other."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_svc.sampling.stages.base import Recorder, SlotSequence, StageRows
+from engine_svc.sampling.stages.edits import LogitEdits
+from engine_svc.sampling.stages.registry import STAGES
+
+
+class StageChain:
+    """All stages. A row pays for those alone whose parameters its sequence has."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        # Each with the slots of the sequences that it has to see.
+        self._stages = [(make(max_num_seqs, vocab_size, device), set[int]()) for make in STAGES]
+
+    def remove(self, slot: int) -> None:
+        """No stage has anything to do with the slot any more."""
+        for _, members in self._stages:
+            members.discard(slot)
+
+    def add(self, slot: int, sequence: SlotSequence) -> None:
+        """Gives a slot to a sequence; where a stage raises, to none. See LogitsStage.add."""
+        self.remove(slot)
+        for members in [members for stage, members in self._stages if stage.add(slot, sequence)]:
+            members.add(slot)
+
+    def apply(self, edits: LogitEdits, slots: list[int], num_tokens: list[int]) -> list[Recorder]:
+        """Changes the logits of a step.
+
+        Args:
+            slots, num_tokens: of each row, see StageRows.
+
+        Returns:
+            What takes the sampled tokens.
+        """
+        recorders = []
+        for stage, members in self._stages:
+            rows = [row for row, slot in enumerate(slots) if slot in members] if members else []
+            if rows:
+                some = StageRows(rows, [slots[row] for row in rows], [num_tokens[row] for row in rows])
+                recorders.append(stage.apply(edits, some))
+        return [recorder for recorder in recorders if recorder is not None]

@@ -1,0 +1,11 @@
+"""Which stages there are, and in which order they change the logits."""
+
+from __future__ import annotations
+
+from engine_svc.sampling.stages.base import LogitsStage
+from engine_svc.sampling.stages.logit_bias import LogitBias
+from engine_svc.sampling.stages.minimum_tokens import MinimumTokens
+from engine_svc.sampling.stages.penalties import Penalties
+
+# What forbids tokens comes last: nothing behind it makes them likely again.
+STAGES: tuple[type[LogitsStage], ...] = (LogitBias, Penalties, MinimumTokens)

@@ -1,0 +1,197 @@
+"""What every logits stage keeps to, against dense definitions. A new stage needs its own here, and a plan to use it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from engine_svc.plan import SamplingPlan
+from engine_svc.sampling.stages.base import LogitsStage, SlotSequence, StageRows
+from engine_svc.sampling.stages.chain import StageChain
+from engine_svc.sampling.stages.edits import LogitEdits
+from engine_svc.sampling.stages.logit_bias import LogitBias
+from engine_svc.sampling.stages.minimum_tokens import MinimumTokens
+from engine_svc.sampling.stages.penalties import Penalties
+from engine_svc.sampling.stages.registry import STAGES
+from tests.support.plans import sampling_plan
+
+VOCABULARY = 30
+SLOTS = 5
+STEPS = 6
+CPU = torch.device("cpu")
+
+
+def penalised(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int], output: list[int]) -> torch.Tensor:
+    wanted, counts, found = plan.parameters, Counter(output), logits.clone()
+    for token_id in {*prompt, *output}:
+        value = logits[token_id]
+        found[token_id] = value / wanted.repetition_penalty if value > 0 else value * wanted.repetition_penalty
+        found[token_id] -= counts[token_id] * wanted.frequency_penalty
+        found[token_id] -= (counts[token_id] > 0) * wanted.presence_penalty
+    return found
+
+
+def biased(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int], output: list[int]) -> torch.Tensor:
+    found = logits.clone()
+    for token_id, bias in plan.parameters.logit_bias:
+        found[token_id] += bias
+    return found
+
+
+def not_ending(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int], output: list[int]) -> torch.Tensor:
+    found = logits.clone()
+    if len(output) < plan.parameters.min_tokens:
+        found[list(plan.suppress_token_ids)] = -torch.inf
+    return found
+
+
+Definition = Callable[[torch.Tensor, SamplingPlan, list[int], list[int]], torch.Tensor]
+DEFINITIONS: dict[type[LogitsStage], Definition] = {
+    LogitBias: biased,
+    Penalties: penalised,
+    MinimumTokens: not_ending,
+}
+# Parameters that some stage has to obey; a plan is a choice of these.
+PARTS: list[dict[str, Any]] = [
+    {}, {"presence_penalty": 0.7}, {"frequency_penalty": -1.5}, {"repetition_penalty": 1.8},
+    {"repetition_penalty": 0.5, "presence_penalty": -2.0, "frequency_penalty": 0.25}, {"logit_bias": ((0, 3.0),)},
+    {"logit_bias": ((29, -100.0), (3, 0.5), (4, 2.0))}, {"min_tokens": 3, "suppress_token_ids": (2, 29)},
+    {"min_tokens": 50, "suppress_token_ids": (0,)}, {"min_tokens": 2},
+]  # fmt: skip
+# Of each stage, what it cannot follow.
+REFUSED: dict[type[LogitsStage], dict[str, Any]] = {
+    LogitBias: {"logit_bias": ((VOCABULARY, 1.0),)},
+    Penalties: {"presence_penalty": 1.0},  # of a token that is none
+    MinimumTokens: {"min_tokens": 1, "suppress_token_ids": (-1,)},
+}
+every = pytest.mark.parametrize("kind", STAGES)
+
+
+class Live:
+    """A sequence in a slot, as the test knows it."""
+
+    def __init__(self, choose: random.Random) -> None:
+        fields: dict[str, Any] = {}
+        for part in choose.sample(PARTS, choose.randrange(4)):
+            fields |= part
+        self.plan = sampling_plan(**fields)
+        self.prompt = [choose.randrange(VOCABULARY) for _ in range(choose.randrange(1, 12))]
+        self.output = [choose.randrange(VOCABULARY) for _ in range(choose.choice([0, 0, 5]))]
+
+    @property
+    def sequence(self) -> SlotSequence:
+        return SlotSequence(self.plan, [*self.prompt, *self.output], len(self.prompt))
+
+
+class Slots:
+    """A stage, and which slots it has to do with."""
+
+    def __init__(self, kind: type[LogitsStage], seed: int) -> None:
+        self.choose = random.Random(seed)
+        self.stage = kind(SLOTS, VOCABULARY, CPU)
+        self.live: dict[int, Live] = {}
+        self.members: set[int] = set()
+
+    def fill(self, slot: int) -> None:
+        self.live[slot] = Live(self.choose)
+        self.members.discard(slot)
+        if self.stage.add(slot, self.live[slot].sequence):
+            self.members.add(slot)
+
+    def rows_of(self, slots: list[int]) -> StageRows | None:
+        rows = [row for row, slot in enumerate(slots) if slot in self.members]
+        lengths = [len(self.live[slots[row]].sequence.token_ids) for row in rows]
+        return StageRows(rows, [slots[row] for row in rows], lengths) if rows else None
+
+
+def logits_of(rows: int, seed: int) -> torch.Tensor:
+    logits = torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4
+    logits[:, 7] = -torch.inf  # forbidden by whoever came before
+    return logits
+
+
+@every
+@pytest.mark.parametrize("seed", range(20))
+def test_as_defined_over_random_plans(kind: type[LogitsStage], seed: int) -> None:
+    """Slots change hands, rows come in any order and number, and tokens are counted as they are sampled."""
+    slots = Slots(kind, seed)
+    for slot in range(SLOTS):
+        slots.fill(slot)
+    for step in range(STEPS):
+        chosen = slots.choose.sample(range(SLOTS), slots.choose.randrange(1, SLOTS + 1))
+        logits = logits_of(len(chosen), seed * STEPS + step)
+        found, rows = logits.clone(), slots.rows_of(chosen)
+        recorder = slots.stage.apply(LogitEdits(found), rows) if rows else None
+        tokens = [slots.choose.randrange(VOCABULARY) for _ in chosen]
+        for row, slot in enumerate(chosen):
+            live = slots.live[slot]
+            expected = DEFINITIONS[kind](logits[row], live.plan, live.prompt, live.output)
+            if slot in slots.members:
+                torch.testing.assert_close(found[row], expected)
+            else:
+                assert torch.equal(found[row], logits[row])
+                assert torch.equal(expected, logits[row]), "the stage says that it has nothing to do with this"
+            live.output.append(tokens[row])
+        if recorder is not None:
+            recorder.record(torch.tensor(tokens))
+        slots.fill(slots.choose.randrange(SLOTS))
+
+
+@every
+@pytest.mark.parametrize("seed", range(20))
+def test_a_step_can_be_taken_back(kind: type[LogitsStage], seed: int) -> None:
+    """Applied, undone and applied again is applied once, to the bit; rows alone are as in their batch."""
+    slots = Slots(kind, seed)
+    for slot in range(SLOTS):
+        slots.fill(slot)
+    before = logits_of(SLOTS, seed)
+    rows = slots.rows_of(list(range(SLOTS)))
+    if rows is None:
+        return
+    first = before.clone()
+    edits = LogitEdits(first)
+    slots.stage.apply(edits, rows)
+    changed = first.clone()
+    edits.undo()
+    assert torch.equal(first, before)
+    for row, slot, known in zip(rows.rows, rows.slots, rows.num_tokens, strict=True):
+        alone = before[row : row + 1].clone()
+        slots.stage.apply(LogitEdits(alone), StageRows([0], [slot], [known]))
+        assert torch.equal(alone[0], changed[row])
+
+
+@every
+def test_a_sequence_that_asks_for_nothing_is_left_alone(kind: type[LogitsStage]) -> None:
+    plain = sampling_plan(temperature=0.5, top_k=3, top_p=0.5, seed=1, logprobs=2)
+    assert not kind(SLOTS, VOCABULARY, CPU).add(0, SlotSequence(plain, [1, 2, 3], 2))
+
+
+@every
+def test_what_cannot_be_followed_is_refused_and_changes_nothing(kind: type[LogitsStage]) -> None:
+    refused = SlotSequence(sampling_plan(**REFUSED[kind]), [0, VOCABULARY if kind is Penalties else 1], 1)
+    with pytest.raises(ValueError, match="vocabulary"):
+        kind(SLOTS, VOCABULARY, CPU).add(0, refused)
+    chain = StageChain(SLOTS, VOCABULARY, CPU)
+    chain.add(0, SlotSequence(sampling_plan(logit_bias=((1, 5.0),)), [0], 1))
+    with pytest.raises(ValueError, match="vocabulary"):
+        chain.add(0, refused)
+    logits = logits_of(1, 0)
+    assert not chain.apply(LogitEdits(found := logits.clone()), [0], [1])
+    assert torch.equal(found, logits)
+
+
+def test_what_forbids_comes_last() -> None:
+    """Neither a bias nor a penalty below 0 brings back what must not end the sequence."""
+    plan = sampling_plan(
+        logit_bias=((2, 100.0),), presence_penalty=-2.0, min_tokens=9, suppress_token_ids=(2,), temperature=0.0
+    )
+    chain = StageChain(1, VOCABULARY, CPU)
+    chain.add(0, SlotSequence(plan, [1, 2], 1))
+    logits = logits_of(1, 0)
+    chain.apply(LogitEdits(logits), [0], [2])
+    assert logits[0, 2] == -torch.inf
