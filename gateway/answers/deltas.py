@@ -83,6 +83,6 @@ class ChoiceUpdate:
         return last if isinstance(last, Finish) else None
 
 
-def text_of(deltas: Iterable[Delta], kind: type[Content] | type[Reasoning]) -> str:
-    """The text of all deltas of a kind."""
-    return "".join([delta.text for delta in deltas if isinstance(delta, kind)])
+def content_of(deltas: Iterable[Delta]) -> str:
+    """The answer's own text among them."""
+    return "".join([delta.text for delta in deltas if isinstance(delta, Content)])

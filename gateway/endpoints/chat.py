@@ -16,7 +16,6 @@ from gateway.answers.deltas import (
     FinishReason,
     Reasoning,
     ToolCall,
-    text_of,
 )
 from gateway.answers.events import event
 from gateway.answers.scores import chat_logprobs, prompt_logprobs
@@ -169,12 +168,20 @@ def _message(role: str, echo: str, choice: CollectedChoice) -> ChatMessage:
 
 def _delta(deltas: Sequence[Delta]) -> ChatDelta:
     """What a chunk says of a choice; its content may be empty where it says nothing else."""
+    content, reasoning = "", ""
+    calls: list[ChatToolCallPiece] = []
+    for part in deltas:
+        if isinstance(part, Content):
+            content += part.text
+        elif isinstance(part, Reasoning):
+            reasoning += part.text
+        elif isinstance(part, ToolCall):
+            calls.append(_call_piece(part))
     delta = ChatDelta()
-    if reasoning := text_of(deltas, Reasoning):
+    if reasoning:
         delta.reasoning = reasoning
-    if calls := [_call_piece(part) for part in deltas if isinstance(part, ToolCall)]:
+    if calls:
         delta.tool_calls = calls
-    content = text_of(deltas, Content)
     if content or not (reasoning or calls):
         delta.content = content
     return delta

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.collecting import CollectedChoice
-from gateway.answers.deltas import ChoiceUpdate, Content, text_of
+from gateway.answers.deltas import ChoiceUpdate, content_of
 from gateway.answers.events import event
 from gateway.answers.scores import CompletionScores, merge, prompt_logprobs, score_of
 from gateway.answers.stream import EventStream
@@ -147,7 +147,7 @@ class _Answer(GenerationAnswer[CompletionRequest, CompletionChoice]):
         return begins or super()._shows(update)
 
     def _choice(self, update: ChoiceUpdate) -> CompletionChoice:
-        choice = CompletionChoice(update.index, text_of(update.deltas, Content))
+        choice = CompletionChoice(update.index, content_of(update.deltas))
         if update.scores:
             choice.logprobs = self._scores[update.index].take(update.scores)
         return choice
