@@ -36,8 +36,8 @@ class NoExecutor(Executor):
 
     def submit(self, plan: StepPlan) -> None:
         """One token for whoever samples."""
-        slots = [sequence.slot for sequence in plan.scheduled if sequence.samples]
-        self._result = StepResult(slots, [0] * len(slots), {}, {}, 0.0, 0.0)
+        slots = [sequence.slot for sequence in plan.scheduled if sequence.num_sampled_positions]
+        self._result = StepResult(slots, [[0] for _ in slots], {}, {}, 0.0, 0.0)
 
     def collect(self) -> StepResult:
         """Those of the last submit."""

@@ -19,6 +19,7 @@ from engine_svc.outputs import Counters, FinishReason, Load, SequenceDelta
 from engine_svc.processor import ENGINE_FAULT, StepProcessor
 from engine_svc.request import GenerationRequest
 from engine_svc.scheduler.batch import Batch
+from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.scheduler import Scheduler, SchedulerOptions
 from engine_svc.scheduler.sequence import LiveRequest
@@ -54,7 +55,17 @@ class Engine:
     with exactly one that `is_final`. `load` may be called from any thread, all else from one.
     """
 
-    def __init__(self, executor: Executor, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.monotonic,
+        drafter: Drafter | None = None,
+    ) -> None:
+        """
+        Args:
+            drafter: guesses tokens for an executor that verifies them.
+        """
         self._executor = executor
         self._config = config
         self._clock = clock
@@ -67,7 +78,7 @@ class Engine:
             config.max_num_batched_tokens,
         )
         self._policy = POLICIES[config.scheduling_policy]()
-        self._scheduler = Scheduler(self._kv_cache, config)
+        self._scheduler = Scheduler(self._kv_cache, config, drafter)
         self._ledger = Ledger(self._scheduler, clock)
         self._statistics = EngineStatistics()
         self._processor = StepProcessor(self._scheduler, self._kv_cache, self._ledger, self._statistics, clock)
@@ -175,7 +186,7 @@ class Engine:
         """Proves that nothing leaked.
 
         Raises:
-            RuntimeError: a block or slot is lost.
+            RuntimeError: a block or slot is lost, or a sequence's counters are wrong.
         """
         self._scheduler.check()
 

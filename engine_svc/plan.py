@@ -4,7 +4,9 @@ One `StepPlan` goes down per step and one `StepResult` comes back. Both are plai
 and lists), so that they travel unchanged to the rank processes of the `mp` executor as msgpack.
 
 There is no prefill or decode phase here: every scheduled sequence has `num_computed_tokens` behind it and computes
-`num_new_tokens` more. It samples a token exactly when that reaches the last token known (`samples`).
+`num_new_tokens` more. It samples exactly when that reaches the last token known: a token, and one more for each drafted
+token behind it that the model is to verify. What comes back is a run: the drafted tokens that were right, and the one
+that the model puts behind them.
 """
 
 from __future__ import annotations
@@ -39,10 +41,13 @@ class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True):
 
     slot: int
     num_computed_tokens: int  # before the step
-    num_new_tokens: int
-    samples: bool  # the last of the new tokens is the last one known
+    num_new_tokens: int  # drafted ones among them
+    # A token is sampled at each of the last so many of its new positions: 1 + drafted tokens where the last token known
+    # is among the new ones, else 0.
+    num_sampled_positions: int
     # Appended to its block tables before the step; empty where there are none, as for a NewSequence of this step.
     new_block_ids: list[list[int]]
+    draft_token_ids: tuple[int, ...] = ()  # behind the tokens known: guessed, to be verified
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +65,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
         """Tokens computed by this step."""
         return sum(sequence.num_new_tokens for sequence in self.scheduled)
 
+    @property
+    def has_drafts(self) -> bool:
+        """Whether any sequence samples more than one token."""
+        return any(sequence.num_sampled_positions > 1 for sequence in self.scheduled)
+
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position: the token that stands there first, then the most likely ones."""
@@ -74,9 +84,10 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
 
     # One entry for each scheduled sequence that samples and has not failed, in batch order.
     sampled_slots: list[int]
-    sampled_token_ids: list[int]
-    # slot -> log-probabilities of its sampled token; only for sequences that want them.
-    logprobs: dict[int, PositionLogprobs]
+    # The run of tokens that goes on where its known ones end: at least one, at most one for each sampled position.
+    sampled_token_ids: list[list[int]]
+    # slot -> log-probabilities of each token of its run; only for sequences that want them.
+    logprobs: dict[int, list[PositionLogprobs]]
     # slot -> log-probabilities of the prompt tokens whose predecessor was computed in this step.
     prompt_logprobs: dict[int, list[PositionLogprobs]]
     # Milliseconds in the model's forward pass, and in the whole of the step with sampling.

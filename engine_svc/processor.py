@@ -1,4 +1,4 @@
-"""After a step: computed tokens are booked, sampled ones appended and reported, finished sequences ended."""
+"""After a step: computed tokens are booked, runs of sampled ones appended and reported, finished sequences ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine_svc.plan import PositionLogprobs, StepResult
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.scheduler import Scheduler
 from engine_svc.scheduler.sequence import Sequence
-from engine_svc.stopping import stop_after
+from engine_svc.stopping import find_ending
 from quire.errors import Internal
 
 logger = logging.getLogger(__name__)
@@ -47,22 +47,22 @@ class StepProcessor:
         Raises:
             RuntimeError: tokens are missing. The sequences would wait for them forever.
         """
-        if missing := batch.sampling - set(result.sampled_slots) - result.failed_slots.keys():
+        if missing := batch.sampling.keys() - result.sampled_slots - result.failed_slots.keys():
             raise RuntimeError(f"{len(missing)} of {len(batch.sampling)} tokens did not come back from a step")
         now = self._clock()
         before = self._statistics.prompt_tokens + self._statistics.generation_tokens
         for slot, message in result.failed_slots.items():
             if sequence := batch.holders().get(slot):
                 self._fail(sequence, message)
-        holders = batch.holders()
+        holders, book = batch.holders(), self._kv_cache.book
         for slot, sequence in holders.items():
-            self._kv_cache.book(sequence.table, sequence.token_ids, batch.computed[slot])
+            book(sequence.table, sequence.token_ids, batch.computed[slot])
         for slot, positions in result.prompt_logprobs.items():
             if sequence := holders.get(slot):
                 self._collect_prompt_logprobs(sequence, positions)
-        for slot, token_id in zip(result.sampled_slots, result.sampled_token_ids, strict=True):
+        for slot, run in zip(result.sampled_slots, result.sampled_token_ids, strict=True):
             if sequence := holders.get(slot):
-                self._append(sequence, token_id, result.logprobs.get(slot), now)
+                self._append(sequence, run, batch.sampling[slot], result.logprobs.get(slot), now)
         for slot in batch.completed_prompts:
             if sequence := holders.get(slot):
                 self._finish_prompt_only(sequence, now)
@@ -72,26 +72,35 @@ class StepProcessor:
         self._statistics.forward_milliseconds.observe(result.forward_milliseconds)
         self._statistics.execute_milliseconds.observe(result.execute_milliseconds)
 
-    def _append(self, sequence: Sequence, token_id: int, logprobs: PositionLogprobs | None, now: float) -> None:
-        """Appends a sampled token, and reports it."""
+    def _append(
+        self,
+        sequence: Sequence,
+        run: list[int],
+        num_sampled_positions: int,
+        logprobs: list[PositionLogprobs] | None,
+        now: float,
+    ) -> None:
+        """Appends a run of tokens as far as it counts, and reports it."""
         live = sequence.owner
-        live.completion_tokens += 1
-        live.last_token_time = now
-        self._statistics.generation_tokens += 1
         if live.first_token_time is None:
             live.first_token_time = now
             self._finish_prefill(sequence)
-        sequence.token_ids.append(token_id)
-        sequence.num_pending_tokens -= 1
+        if ending := find_ending(sequence, run):
+            run = run[: ending.num_tokens]
+            logprobs = logprobs and logprobs[: ending.num_tokens]
+        sequence.append(run, num_sampled_positions)
+        if (count := len(run)) > 1:  # drafted tokens were right, and are computed
+            self._kv_cache.book(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
+        live.completion_tokens += count
+        live.last_token_time = now
+        self._statistics.generation_tokens += count
         prompt_logprobs = None
         if live.prompt_logprobs:
             prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, []
-        reported = None if logprobs is None else [logprobs]
-        stop = stop_after(sequence, token_id)
-        if stop is None:
-            self._ledger.report(SequenceDelta(live.key, sequence.choice_index, [token_id], reported, prompt_logprobs))
+        if ending is None:
+            self._ledger.report(SequenceDelta(live.key, sequence.choice_index, run, logprobs, prompt_logprobs))
         else:
-            self._ledger.finish(sequence, stop[0], [token_id], reported, prompt_logprobs, stop[1])
+            self._ledger.finish(sequence, ending.reason, run, logprobs, prompt_logprobs, ending.stop_token_id)
 
     def _finish_prefill(self, sequence: Sequence) -> None:
         """The prompt is computed, for the first time: the request's other sequences share its blocks from here on."""

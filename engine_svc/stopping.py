@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from engine_svc.outputs import FinishReason
 from engine_svc.scheduler.sequence import Sequence
 
-Stop = tuple[FinishReason, int | None]
+
+class Ending(NamedTuple):
+    """Where in a run of tokens a sequence ends, and why."""
+
+    num_tokens: int  # of the run that count
+    reason: FinishReason
+    stop_token_id: int | None = None  # the stop_token_ids entry that ended it; None when end-of-sequence or length did
 
 
-def stop_after(sequence: Sequence, token_id: int) -> Stop | None:
-    """Why the sequence ends with `token_id`, which has been appended to it; None when it goes on.
-
-    The second entry is the stop_token_ids entry that ended it; None when end-of-sequence or the length did.
-    """
-    live = sequence.owner
-    length = len(sequence.token_ids)
-    if token_id in live.eos_token_ids and length - sequence.num_prompt_tokens > sequence.sampling.parameters.min_tokens:
-        return FinishReason.STOP, None
-    if (
-        token_id in live.stop_token_ids
-        and length - sequence.num_prompt_tokens > sequence.sampling.parameters.min_tokens
-    ):
-        return FinishReason.STOP, token_id
-    if length >= sequence.max_length:
-        return FinishReason.LENGTH, None
+def find_ending(sequence: Sequence, token_ids: list[int]) -> Ending | None:
+    """The end of a sequence that goes on with the tokens of this run; None when it does not end with any of them."""
+    live, known = sequence.owner, len(sequence.token_ids)
+    if live.ending_token_ids.isdisjoint(token_ids) and known + len(token_ids) < sequence.max_length:
+        return None  # as nearly always
+    for count, token_id in enumerate(token_ids, 1):
+        if token_id in live.ending_token_ids:
+            num_output_tokens = known + count - sequence.num_prompt_tokens
+            if num_output_tokens > sequence.sampling.parameters.min_tokens:
+                return Ending(count, FinishReason.STOP, None if token_id in live.eos_token_ids else token_id)
+        if known + count >= sequence.max_length:
+            return Ending(count, FinishReason.LENGTH)
     return None

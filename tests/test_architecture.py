@@ -94,6 +94,17 @@ def test_the_compute_side_does_not_reach_back() -> None:
         assert not [name for name in IMPORTS[module] if under(name, *control)], module
 
 
+def test_a_sequence_alone_writes_its_tokens_and_counters() -> None:
+    owned = {"token_ids", "num_computed_tokens", "num_pending_tokens"}
+    for module, path in modules().items():
+        if not under(module, "engine_svc") or under(module, "engine_svc.scheduler.sequence"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in owned:
+                assert isinstance(node.value, ast.Name), f"{module}:{node.lineno}"
+                assert node.value.id == "self", f"{module}:{node.lineno}"
+
+
 def test_protobuf_stays_at_the_wire() -> None:
     allowed = (
         "engine_svc.service",

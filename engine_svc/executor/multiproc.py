@@ -140,7 +140,7 @@ def agree(results: list[StepResult]) -> StepResult:
     if failed.keys() == first.failed_slots.keys():
         return first
     sampled = zip(first.sampled_slots, first.sampled_token_ids, strict=True)
-    kept = {slot: token_id for slot, token_id in sampled if slot not in failed}
+    kept = {slot: run for slot, run in sampled if slot not in failed}
     return msgspec.structs.replace(
         first, sampled_slots=list(kept), sampled_token_ids=list(kept.values()), failed_slots=failed
     )

@@ -158,6 +158,11 @@ class KvCacheManager:
             block_ids.extend(blocks)
         return added if missing > 0 else []
 
+    def can_extend(self, table: BlockTable, num_tokens: int) -> bool:
+        """Whether `allocate` would extend the table to `num_tokens` now."""
+        missing = -(-num_tokens // self.block_size) - len(table)
+        return missing * len(self._windows) <= self._pool.num_free
+
     def has_room(self, table: BlockTable, num_tokens: int, found: Prefix | None = None) -> bool:
         """Whether a sequence can get to `num_tokens`, if others take nothing meanwhile."""
         found = found or Prefix()

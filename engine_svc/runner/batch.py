@@ -25,6 +25,7 @@ class Batch:
     query_start: list[int]  # first row of each sequence, and the number of rows
     computed: list[int]  # tokens of each sequence before the step
     lengths: list[int]  # and after it
+    uniform_query_len: int | None  # rows of each sequence, if all have as many
 
 
 class SlotBuffers:
@@ -85,6 +86,7 @@ class SlotBuffers:
         return Batch(
             self.token_ids.view(-1)[self._move(rows * self.token_ids.shape[1] + positions)], self._move(positions),
             metadata, slots.tolist(), start.tolist(), computed.tolist(), shared["seq_lens_host"],
+            int(new[0]) if new.min() == new.max() else None,
         )  # fmt: skip
 
     def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:

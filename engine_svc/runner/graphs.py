@@ -1,7 +1,7 @@
 """CUDA graphs of decoding: a step's hundreds of kernel launches are recorded once and replayed with a single call.
 
 A graph is for so many sequences and so long a context, both rounded up; it reads buffers that stay where they are, into
-which each step copies its inputs. The sequences that fill it up are of length one and write nothing.
+which each step copies its inputs. The sequences that fill it up have nothing behind their new tokens and write nothing.
 """
 
 from __future__ import annotations
@@ -63,14 +63,17 @@ class DecodeGraphs:
         block_size: int,
         device: torch.device,
         capture: Capture,
+        query_len: int = 1,
     ) -> None:
         """
         Args:
             forward: prepares a pass over such inputs (token ids, positions, metadata of each group of layers).
             sizes: batch sizes, rising.
+            query_len: tokens that every sequence computes in the steps that are recorded.
         """
         self._forward = forward
         self._sizes = list(sizes)
+        self._query_len = query_len
         self._max_model_len = max_model_len
         self._capture = capture
         # What is prepared for a forward pass must live as long as its graph, which reads it.
@@ -81,23 +84,23 @@ class DecodeGraphs:
         def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self._token_ids, self._positions = buffer(2, most, dtype=torch.int64)
+        self._token_ids, self._positions = buffer(2, most * query_len, dtype=torch.int64)
         self._seq_lens = buffer(most)
-        self._query_start_loc = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._query_start_loc = torch.arange(most + 1, dtype=torch.int32, device=device) * query_len
         self._block_tables = [buffer(most, blocks) for _ in range(num_groups)]
-        self._slot_mappings = [buffer(most, dtype=torch.int64) for _ in range(num_groups)]
+        self._slot_mappings = [buffer(most * query_len, dtype=torch.int64) for _ in range(num_groups)]
 
     def record(self, size: int) -> None:
         """Records the graph of a size and the shortest contexts before it is needed."""
-        self._seq_lens.fill_(1)
+        self._seq_lens.fill_(self._query_len)
         for slots in self._slot_mappings:
             slots.fill_(-1)
         self._record(size, min(_SHORTEST, self._max_model_len))
 
     def run(self, batch: Batch) -> torch.Tensor | None:
-        """The hidden states of a batch of decoding sequences; None for any other, and where no graph can be had."""
+        """The hidden states of a batch of `query_len` tokens a sequence; None for any other, and without a graph."""
         count, metadata = len(batch.slots), batch.metadata[0]
-        if self._broken or metadata.max_query_len > 1 or count > self._sizes[-1]:
+        if self._broken or batch.uniform_query_len != self._query_len or count > self._sizes[-1]:
             return None
         size = self._sizes[bisect_left(self._sizes, count)]
         context = _SHORTEST
@@ -111,34 +114,36 @@ class DecodeGraphs:
             return None
         replay, hidden, _ = self._graphs[key]
         replay()
-        return hidden[:count]
+        return hidden[: count * self._query_len]
 
     def _fill(self, batch: Batch, count: int, size: int) -> None:
-        """Copies the batch; behind it come sequences of one token whose slot is none."""
-        for buffer, values, rest in (
-            (self._token_ids, batch.token_ids, 0),
-            (self._positions, batch.positions, 0),
-            (self._seq_lens, batch.metadata[0].seq_lens, 1),
+        """Copies the batch; behind it come sequences of new tokens only, whose slots are none."""
+        length = self._query_len
+        for buffer, values, per_sequence, rest in (
+            (self._token_ids, batch.token_ids, length, 0),
+            (self._positions, batch.positions, length, 0),
+            (self._seq_lens, batch.metadata[0].seq_lens, 1, length),
             *(
-                (buffer, each.slot_mapping, -1)
+                (buffer, each.slot_mapping, length, -1)
                 for buffer, each in zip(self._slot_mappings, batch.metadata, strict=True)
             ),
         ):
-            buffer[:count].copy_(values)
-            buffer[count:size].fill_(rest)
+            buffer[: count * per_sequence].copy_(values)
+            buffer[count * per_sequence : size * per_sequence].fill_(rest)
         for table, each in zip(self._block_tables, batch.metadata, strict=True):
             table[:count, : each.block_table.shape[1]].copy_(each.block_table)
 
     def _record(self, size: int, context: int) -> None:
+        length, tokens = self._query_len, size * self._query_len
         metadata = [
             AttentionMetadata(
                 query_start_loc=self._query_start_loc[: size + 1], seq_lens=self._seq_lens[:size],
-                block_table=table[:size], slot_mapping=slots[:size], query_lens_host=[1] * size,
-                seq_lens_host=[context] * size, max_query_len=1, max_seq_len=context,
+                block_table=table[:size], slot_mapping=slots[:tokens], query_lens_host=[length] * size,
+                seq_lens_host=[context] * size, max_query_len=length, max_seq_len=context,
             )
             for table, slots in zip(self._block_tables, self._slot_mappings, strict=True)
         ]  # fmt: skip
-        forward = self._forward(self._token_ids[:size], self._positions[:size], metadata)
+        forward = self._forward(self._token_ids[:tokens], self._positions[:tokens], metadata)
         try:
             self._graphs[size, context] = (*self._capture(forward), forward)
         except RuntimeError as error:  # CUDA's errors are

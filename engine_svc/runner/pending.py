@@ -70,13 +70,15 @@ class PendingStep:
         """Waits for the device."""
         self._timer.wait()
         failed = self._failed | (self._broken.read() if self._broken else {})
-        sampled: dict[int, int] = {}
-        logprobs: dict[int, PositionLogprobs] = {}
+        sampled: dict[int, list[int]] = {}
+        logprobs: dict[int, list[PositionLogprobs]] = {}
         for output in self._outputs:
-            sampled |= dict(zip(output.slots, output.token_ids.tolist(), strict=True))
-            logprobs |= output.logprobs()
+            sampled |= {
+                slot: [token_id] for slot, token_id in zip(output.slots, output.token_ids.tolist(), strict=True)
+            }
+            logprobs |= {slot: [position] for slot, position in output.logprobs().items()}
             failed |= output.broken.read()
-        sampled = {slot: token_id for slot, token_id in sampled.items() if slot not in failed}
+        sampled = {slot: run for slot, run in sampled.items() if slot not in failed}
         return StepResult(
             sampled_slots=list(sampled),
             sampled_token_ids=list(sampled.values()),

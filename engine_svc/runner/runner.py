@@ -117,16 +117,16 @@ class Runner:
         ).tolist()
         prompt = NewSequence(0, token_ids, tokens, 0, blocks, SamplingPlan(SamplingParameters(temperature=0.0)))
         with self._attention.calculate_scales() if self._options.calculate_kv_scales else contextlib.nullcontext():
-            self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, True, [])]))
-        self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, True, [])]))
+            self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, 1, [])]))
+        self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, 1, [])]))
 
     @torch.inference_mode()
-    def make_graphs(self, capture: Capture) -> None:
-        """Records the graphs of a few sizes; the others are recorded when they come up."""
+    def make_graphs(self, capture: Capture, query_len: int = 1) -> None:
+        """Records graphs of so many tokens a sequence: of a few sizes now, of the others when they come up."""
         sizes = graph_sizes(self._options.cuda_graph_sizes, self._options.max_num_seqs)
         self._graphs = DecodeGraphs(
             self._forward, sizes, len(self._groups), self._max_model_len, self._attention.shape.block_size,
-            self._device, capture,
+            self._device, capture, query_len,
         )  # fmt: skip
         for size in sizes:
             if size.bit_count() == 1:
@@ -138,7 +138,13 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Begins to run the plan behind those launched before; on a GPU, returns before it is done."""
+        """Begins to run the plan behind those launched before; on a GPU, returns before it is done.
+
+        Raises:
+            NotImplementedError: the plan drafts. A token is sampled at a sequence's last position and nowhere else.
+        """
+        if plan.has_drafts:
+            raise NotImplementedError("drafted tokens cannot be verified")
         timer = StepTimer(self._device)
         self._attention.copy_blocks(self._caches, self._host_caches, plan.copies_out)
         self._attention.copy_blocks(self._host_caches, self._caches, plan.copies_in)
@@ -149,9 +155,9 @@ class Runner:
         hidden = self._compute_rows(plan, batch, failed)
         timer.mark()
         prompt_scores = self._score_prompts(batch, hidden, failed) if self._prompts else {}
-        sampling = [index for index, sequence in enumerate(plan.scheduled) if sequence.samples]
+        sampling = [index for index, sequence in enumerate(plan.scheduled) if sequence.num_sampled_positions]
         outputs = self._sample(batch, hidden, sampling, failed) if sampling else []
-        rest = [index for index, sequence in enumerate(plan.scheduled) if not sequence.samples]
+        rest = [index for index, sequence in enumerate(plan.scheduled) if not sequence.num_sampled_positions]
         broken = self._find_broken(batch, hidden, rest) if rest else None
         timer.mark()
         return PendingStep(timer, outputs, prompt_scores, failed, broken)

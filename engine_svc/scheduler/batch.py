@@ -11,11 +11,11 @@ class Batch:
 
     def __init__(self, step: int, token_budget: int) -> None:
         self.step = step
-        self.budget = token_budget  # tokens left
+        self.budget = self._token_budget = token_budget  # tokens left
         self.sequences: dict[int, Sequence] = {}  # by slot, in the order of the plan's `scheduled`
-        self.computed: dict[int, int] = {}  # slot → its sequence's tokens that are computed after the step
-        self.num_tokens = 0  # that the step computes
-        self.sampling: set[int] = set()  # slots of those that sample a token
+        # slot → its sequence's tokens that are computed after the step; drafted ones may turn out to be too.
+        self.computed: dict[int, int] = {}
+        self.sampling: dict[int, int] = {}  # slot → positions that its sequence samples, of those that sample
         self.completed_prompts: list[int] = []  # slots of those that generate nothing and are done after the step
         self.partial_prefills = 0  # those of them whose prompt stays incomplete
         self.long_partial_prefills = 0
@@ -26,29 +26,34 @@ class Batch:
         self._new: list[NewSequence] = []
         self._scheduled: list[ScheduledSequence] = []
 
-    def add(self, sequence: Sequence, count: int, new_block_ids: list[list[int]]) -> None:
-        """Lets a sequence compute its next `count` tokens, which count as computed from here on."""
-        computed, slot = sequence.num_computed_tokens, sequence.slot
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return self._token_budget - self.budget
+
+    def add(self, sequence: Sequence, count: int, new_block_ids: list[list[int]], drafts: tuple[int, ...] = ()) -> None:
+        """Lets a sequence compute its next `count` tokens and the drafted ones behind them: see Sequence.advance."""
+        computed, slot, num_drafts = sequence.num_computed_tokens, sequence.slot, len(drafts)
         left = sequence.num_uncomputed_tokens - count
-        samples = left == 0 and sequence.generates
-        self._scheduled.append(ScheduledSequence(slot, computed, count, samples, new_block_ids))
+        total, sampled = count + num_drafts, 0
+        if left:
+            self.unscheduled_prefill_tokens += left
+        elif sequence.generates:
+            self.sampling[slot] = sampled = 1 + num_drafts
+        else:
+            self.completed_prompts.append(slot)
+        self._scheduled.append(ScheduledSequence(slot, computed, total, sampled, new_block_ids, drafts))
         self.sequences[slot] = sequence
-        self.computed[slot] = sequence.num_computed_tokens = computed + count
-        self.num_tokens += count
-        sequence.num_pending_tokens += samples
-        if samples:
-            self.sampling.add(slot)
-        if left == 0 and not sequence.generates:
-            self.completed_prompts.append(sequence.slot)
-        self.unscheduled_prefill_tokens += left
-        self.budget -= count
+        self.computed[slot] = computed + count
+        sequence.advance(total, sampled)
+        self.budget -= total
 
     def add_new(self, sequence: Sequence, count: int) -> None:
         """The same for one that has just been given its slot."""
         self._new.append(
             NewSequence(
                 slot=sequence.slot,
-                token_ids=sequence.token_ids.copy(),
+                token_ids=list(sequence.token_ids),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 num_computed_tokens=sequence.num_computed_tokens,
                 block_ids=[block_ids.copy() for block_ids in sequence.table.block_ids],

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.manager import KvCacheManager, Prefix
 from engine_svc.scheduler.batch import Batch
+from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.sequence import Sequence, SequenceState
 
@@ -43,9 +44,10 @@ class Scheduler:
     policy's order gives its own back. So the first in order always gets on.
     """
 
-    def __init__(self, kv_cache: KvCacheManager, options: SchedulerOptions) -> None:
+    def __init__(self, kv_cache: KvCacheManager, options: SchedulerOptions, drafter: Drafter | None = None) -> None:
         self._kv_cache = kv_cache
         self._options = options
+        self._drafter = drafter
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # in the policy's order
         self._free_slots = list(range(options.max_num_seqs - 1, -1, -1))
@@ -91,7 +93,7 @@ class Scheduler:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Takes a sequence into the waiting queue that shares the blocks of the parent's prompt, which is computed."""
         child.table = self._kv_cache.fork(parent.table, parent.num_prompt_tokens)
-        child.num_computed_tokens = len(child.table) * self._kv_cache.block_size
+        child.advance(len(child.table) * self._kv_cache.block_size)
         self.add(child)
 
     def finish(self, sequence: Sequence) -> None:
@@ -121,16 +123,33 @@ class Scheduler:
         while index < len(self._running) and batch.budget > 0:
             sequence = self._running[index]
             missing = sequence.num_uncomputed_tokens
-            if missing and not sequence.is_ending:
+            if missing and not (sequence.num_pending_tokens and self._waits_for_tokens(sequence)):
                 # A long prompt leaves every sequence behind it a token, so that no stream stalls.
                 share = max(1, batch.budget - (len(self._running) - index - 1))
                 count = min(self._chunk(missing), share) if missing > 1 else 1
-                blocks = self._allocate_or_preempt(sequence, sequence.num_computed_tokens + count, batch)
+                drafts = self._draft(sequence, share - count) if self._drafter and count == missing else ()
+                end = sequence.num_computed_tokens + count + len(drafts)
+                blocks = self._allocate_or_preempt(sequence, end, batch)
                 if blocks is None:  # it was the last in order, and is preempted itself
                     break
-                self._note_partial(batch, missing, count)
-                batch.add(sequence, count, blocks)
+                if missing > count:
+                    self._note_partial(batch, missing)
+                batch.add(sequence, count, blocks, drafts)
             index += 1
+
+    def _waits_for_tokens(self, sequence: Sequence) -> bool:
+        """Whether it cannot go on before its pending tokens are known: the last is there, or a drafter must see them.
+
+        So no more is ever pending of a sequence that has drafts under way, how many of which count nobody knows yet.
+        """
+        return self._drafter is not None or sequence.num_missing_tokens < 1
+
+    def _draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """Tokens to verify behind the known ones, for which there are blocks: nobody is preempted for a guess."""
+        most = min(most, sequence.num_missing_tokens - 1)
+        drafts = self._drafter.propose(sequence, most)[:most] if self._drafter and most > 0 else ()
+        fits = self._kv_cache.can_extend(sequence.table, len(sequence.token_ids) + len(drafts))
+        return drafts if fits else ()
 
     def _chunk(self, missing: int) -> int:
         """What a long prompt computes in one step; the rest of the budget is for others."""
@@ -139,10 +158,9 @@ class Scheduler:
     def _is_long(self, missing: int) -> bool:
         return 0 < self._options.long_prefill_token_threshold < missing
 
-    def _note_partial(self, batch: Batch, missing: int, count: int) -> None:
-        if missing > count:
-            batch.partial_prefills += 1
-            batch.long_partial_prefills += self._is_long(missing)
+    def _note_partial(self, batch: Batch, missing: int) -> None:
+        batch.partial_prefills += 1
+        batch.long_partial_prefills += self._is_long(missing)
 
     def _schedule_waiting(self, batch: Batch) -> None:
         passed_over = 0
@@ -162,7 +180,8 @@ class Scheduler:
                 break
             if not self._make_room(sequence, found):
                 break
-            self._note_partial(batch, missing, count)
+            if missing > count:
+                self._note_partial(batch, missing)
             self._kv_cache.allocate(sequence.table, computed + count, found)
             self._count_lookup(sequence, found)
             self._start(sequence, computed)
@@ -201,7 +220,7 @@ class Scheduler:
         self.num_preempted -= sequence.state is SequenceState.PREEMPTED
         if sequence.state is SequenceState.WAITING and sequence is sequence.owner.sequences[0]:
             sequence.owner.cached_prompt_tokens = min(num_computed_tokens, sequence.num_prompt_tokens)
-        sequence.num_computed_tokens = num_computed_tokens
+        sequence.advance(num_computed_tokens - sequence.num_computed_tokens)
         sequence.slot = self._free_slots.pop()
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=_order)
@@ -225,7 +244,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._release_slot(sequence)
         self._kv_cache.free(sequence.table)
-        sequence.num_computed_tokens = sequence.num_pending_tokens = 0
+        sequence.roll_back()
         sequence.state = SequenceState.PREEMPTED
         self.num_preempted += 1
         sequence.owner.preemptions += 1
@@ -238,7 +257,7 @@ class Scheduler:
         """Takes the shared blocks of a waiting fork away; it computes the prompt itself then."""
         self._waiting.remove(sequence)
         self._kv_cache.free(sequence.table)
-        sequence.num_computed_tokens = 0
+        sequence.roll_back()
         self._waiting.push(sequence)
 
     def _release_slot(self, sequence: Sequence) -> None:
@@ -251,11 +270,13 @@ class Scheduler:
             yield sequence.table
 
     def check(self) -> None:
-        """Proves that no block and no slot is lost.
+        """Proves that no block and no slot is lost, and that sequences are as they always are.
 
         Raises:
-            RuntimeError: one is.
+            RuntimeError: it is not so.
         """
+        for sequence in (*self._running, *self._waiting):
+            sequence.check(self._kv_cache.block_size)
         self._kv_cache.check(list(self.live_tables()))
         slots = {sequence.slot for sequence in self._running}
         if slots & set(self._free_slots) or len(slots) + len(self._free_slots) != self._options.max_num_seqs:

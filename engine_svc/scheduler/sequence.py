@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import abc
 
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.plan import PositionLogprobs, SamplingPlan
@@ -23,9 +24,9 @@ class LiveRequest:
     """A request from admission to its last delta."""
 
     __slots__ = (
-        "arrival_time", "cached_prompt_tokens", "completion_tokens", "deadline", "eos_token_ids",
+        "arrival_time", "cached_prompt_tokens", "completion_tokens", "deadline", "ending_token_ids", "eos_token_ids",
         "first_scheduled_time", "first_token_time", "key", "last_token_time", "preemptions", "prompt_logprobs",
-        "request", "sequences", "stop_token_ids", "unfinished",
+        "request", "sequences", "unfinished",
     )  # fmt: skip
 
     def __init__(
@@ -35,7 +36,7 @@ class LiveRequest:
         self.key = key  # chosen by the caller of Engine.add; never used twice
         self.request = request
         self.eos_token_ids = frozenset() if sampling.ignore_eos else eos_token_ids
-        self.stop_token_ids = frozenset(sampling.stop_token_ids)
+        self.ending_token_ids = self.eos_token_ids | frozenset(sampling.stop_token_ids)
         self.sequences: list[Sequence] = []
         self.unfinished = sampling.n - sum(choice.finished for choice in request.progress)
         self.arrival_time = arrival_time
@@ -57,13 +58,22 @@ class LiveRequest:
 class Sequence:
     """One of the n continuations of a prompt: tokens known, and how many of them are computed.
 
-    Steps that are under way count as done: what they compute is computed, and what they sample is pending. One that
-    another worker has begun starts like one that comes back after a preemption: with output that is not computed.
+    It owns its tokens and counters: `advance`, `append` and `roll_back` are all that writes `token_ids`,
+    `num_computed_tokens` and `num_pending_tokens`. Steps that are under way count as done: what they compute is
+    computed, and at each position that they sample a token is pending. This takes for granted that drafted tokens are
+    right; `append` takes back what was computed of those that are not.
+
+    Always: 0 <= num_computed_tokens <= known and pending tokens <= max_length, of which the table has blocks for those
+    that are computed. While tokens are pending all but the last of them are computed.
+
+    One that another worker has begun starts like one that comes back after a preemption: with output that is not
+    computed.
     """
 
     __slots__ = (
-        "choice_index", "generates", "max_length", "num_computed_tokens", "num_pending_tokens", "num_prompt_tokens",
-        "order", "owner", "sampling", "slot", "state", "table", "token_ids", "wants_prompt_logprobs",
+        "_tokens", "choice_index", "generates", "max_length", "num_computed_tokens", "num_pending_tokens",
+        "num_prompt_tokens", "order", "owner", "sampling", "slot", "state", "table", "token_ids",
+        "wants_prompt_logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -82,10 +92,11 @@ class Sequence:
         self.max_length = max_length  # of prompt and output together
         self.table = table
         progress = owner.request.progress
-        self.token_ids = owner.request.prompt_token_ids + (progress[choice_index].token_ids if progress else [])
+        self._tokens = owner.request.prompt_token_ids + (progress[choice_index].token_ids if progress else [])
+        self.token_ids: abc.Sequence[int] = self._tokens  # all that are known, those of the prompt first
         self.num_prompt_tokens = len(owner.request.prompt_token_ids)
-        self.num_computed_tokens = 0
-        self.num_pending_tokens = 0  # sampled by steps whose results have not come yet
+        self.num_computed_tokens = 0  # how many of its first tokens are computed
+        self.num_pending_tokens = 0  # positions sampled by steps whose results have not come yet
         self.generates = max_length > self.num_prompt_tokens  # else it only computes its prompt
         self.slot = -1
         self.state = SequenceState.CREATED
@@ -103,6 +114,41 @@ class Sequence:
         return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
     @property
-    def is_ending(self) -> bool:
-        """The token that is pending is the last one."""
-        return self.num_pending_tokens > 0 and len(self.token_ids) + self.num_pending_tokens >= self.max_length
+    def num_missing_tokens(self) -> int:
+        """Tokens that may still come, beside those that are pending."""
+        return self.max_length - len(self.token_ids) - self.num_pending_tokens
+
+    def advance(self, num_tokens: int, num_sampled_positions: int = 0) -> None:
+        """The next tokens are computed: found in a cache, or by a step, which may sample at the last of them."""
+        self.num_computed_tokens += num_tokens
+        self.num_pending_tokens += num_sampled_positions
+
+    def append(self, token_ids: list[int], num_sampled_positions: int) -> None:
+        """The run of tokens that a step sampled at so many positions; what it computed behind the run is forgotten.
+
+        Raises:
+            ValueError: the run is empty, or longer than that.
+        """
+        if not 0 < len(token_ids) <= num_sampled_positions:
+            raise ValueError(f"a run of {len(token_ids)} tokens was sampled at {num_sampled_positions} positions")
+        self._tokens += token_ids
+        self.num_pending_tokens -= num_sampled_positions
+        self.num_computed_tokens -= num_sampled_positions - len(token_ids)
+
+    def roll_back(self) -> None:
+        """Nothing is computed any more, and what steps under way bring is not wanted."""
+        self.num_computed_tokens = self.num_pending_tokens = 0
+
+    def check(self, block_size: int) -> None:
+        """Proves what always holds.
+
+        Raises:
+            RuntimeError: it does not.
+        """
+        computed, pending, length = self.num_computed_tokens, self.num_pending_tokens, len(self.token_ids)
+        if not 0 <= computed <= length + pending <= self.max_length:
+            raise RuntimeError(f"{computed} of {length} + {pending} tokens are computed, {self.max_length} at most")
+        if pending and computed != length + pending - 1:
+            raise RuntimeError(f"{computed} of {length} + {pending} tokens are computed: not all but one")
+        if computed > len(self.table) * block_size:
+            raise RuntimeError(f"{computed} tokens are computed in {len(self.table)} blocks of {block_size}")

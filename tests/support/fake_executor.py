@@ -60,6 +60,8 @@ class _Row:
 class FakeExecutor(Executor):
     """One entry per token and block: the group of layers that it is for, and the hash of the context up to it.
 
+    Drafted tokens are verified: a run holds those that are right, and the one behind them.
+
     Args:
         verify: reads every sequence's whole context back in each step, or the part in each group's sliding window.
         step_seconds: time that a step takes.
@@ -131,8 +133,8 @@ class FakeExecutor(Executor):
             self._rows[new.slot] = self._new_row(new)
         failed = self.failed_slots(plan) if self.failed_slots is not None else {}
         slots: list[int] = []
-        tokens: list[int] = []
-        logprobs: dict[int, PositionLogprobs] = {}
+        runs: list[list[int]] = []
+        logprobs: dict[int, list[PositionLogprobs]] = {}
         prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
         seen: set[int] = set()
         for scheduled in plan.scheduled:
@@ -140,19 +142,29 @@ class FakeExecutor(Executor):
             assert slot not in seen, "a slot appears twice in one step"
             seen.add(slot)
             row = self._rows[slot]
-            state = self._compute(row, scheduled)
+            states = self._compute(row, scheduled)
             if row.sampling.num_prompt_logprobs is not None:
                 prompt_logprobs[slot] = self._prompt_logprobs(row, scheduled)
-            if not scheduled.samples:
+            if not scheduled.num_sampled_positions:
                 continue
-            token_id = next_token(state, row.sampling, len(row.token_ids), self.vocab_size)
-            row.token_ids.append(token_id)
+            run = self._sample(row, states[-scheduled.num_sampled_positions :], scheduled.draft_token_ids)
             if slot not in failed:
                 slots.append(slot)
-                tokens.append(token_id)
+                runs.append(run)
                 if row.sampling.parameters.logprobs is not None:
-                    logprobs[slot] = _position(token_id, row.sampling.parameters.logprobs)
-        return StepResult(slots, tokens, logprobs, prompt_logprobs, 0.5, 1.0, failed)
+                    logprobs[slot] = [_position(token_id, row.sampling.parameters.logprobs) for token_id in run]
+        return StepResult(slots, runs, logprobs, prompt_logprobs, 0.5, 1.0, failed)
+
+    def _sample(self, row: _Row, states: list[int], drafts: tuple[int, ...]) -> list[int]:
+        """The drafted tokens that are right, and the one behind them; the row forgets what was computed of the rest."""
+        run: list[int] = []
+        for state, draft in zip(states, [*drafts, None], strict=True):
+            run.append(next_token(state, row.sampling, len(row.token_ids), self.vocab_size))
+            row.token_ids.append(run[-1])
+            if draft != run[-1]:
+                break
+        row.num_computed_tokens = len(row.token_ids) - 1
+        return run
 
     def _new_row(self, new: NewSequence) -> _Row:
         assert new.num_prompt_tokens <= len(new.token_ids)
@@ -161,27 +173,34 @@ class FakeExecutor(Executor):
             [list(block_ids) for block_ids in new.block_ids], new.sampling,
         )  # fmt: skip
 
-    def _compute(self, row: _Row, scheduled: ScheduledSequence) -> int:
-        """Writes the hashes of the new tokens; returns the last one."""
+    def _compute(self, row: _Row, scheduled: ScheduledSequence) -> list[int]:
+        """Writes the hashes of the new tokens, and returns them."""
         size = self.spec.block_size
-        start, count = scheduled.num_computed_tokens, scheduled.num_new_tokens
+        start, count, drafts = scheduled.num_computed_tokens, scheduled.num_new_tokens, scheduled.draft_token_ids
+        token_ids = [*row.token_ids, *drafts]
         if scheduled.new_block_ids:
             for block_ids, added in zip(row.block_ids, scheduled.new_block_ids, strict=True):
                 block_ids += added
         assert start == row.num_computed_tokens, "control and compute disagree on what is computed"
-        assert count >= 1
-        assert start + count <= len(row.token_ids)
+        assert count > len(drafts)
+        assert start + count <= len(token_ids) <= self.spec.max_model_len
         assert {start + count <= len(block_ids) * size for block_ids in row.block_ids} == {True}, "not enough blocks"
-        assert scheduled.samples in (start + count == len(row.token_ids), False)
+        if scheduled.num_sampled_positions:
+            assert scheduled.num_sampled_positions == 1 + len(drafts)
+            assert start + count == len(token_ids)
+        else:
+            assert not drafts
         if self.verify:
             self._verify(row, start)
         state = self._cache[row.block_ids[0][(start - 1) // size]][(start - 1) % size][1] if start else 1
+        states = []
         for position in range(start, start + count):
-            state = _mix(state, row.token_ids[position])
+            state = _mix(state, token_ids[position])
+            states.append(state)
             for group, block_ids in enumerate(row.block_ids):
                 self._cache[block_ids[position // size]][position % size] = group, state
         row.num_computed_tokens += count
-        return state
+        return states
 
     def _verify(self, row: _Row, computed: int) -> None:
         state = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from engine_svc.executor.base import ExecutorDead
 from engine_svc.outputs import FinishReason, SequenceDelta
 from engine_svc.plan import StepPlan, StepResult
 from engine_svc.request import ChoiceProgress, GenerationRequest
+from engine_svc.scheduler.drafter import Drafter
 from quire.errors import DeadlineExceeded, Internal, Unavailable
 from quire.sampling import SamplingParameters
 from tests.support.fake_executor import FakeExecutor, expected_tokens
@@ -26,12 +28,15 @@ CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=200, max_num_se
 
 
 def make_engine(
-    executor: FakeExecutor | None = None, clock: Callable[[], float] | None = None, **changes: Any
+    executor: FakeExecutor | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    drafter: Drafter | None = None,
+    **changes: Any,
 ) -> Engine:
     config = dataclasses.replace(CONFIG, **changes)
     executor = executor or FakeExecutor(VOCABULARY, config.block_size, verify=True)
     executor.allocate(config.num_blocks, config.num_host_blocks)
-    return Engine(executor, config, clock) if clock else Engine(executor, config)
+    return Engine(executor, config, clock, drafter)
 
 
 def request(prompt: list[int], **sampling: Any) -> GenerationRequest:
@@ -111,7 +116,7 @@ def test_whole_prompts_without_chunking() -> None:
         engine.add(key, request(prompt, max_tokens=30))
     collected = run(engine)
     assert all(collected.tokens[key, 0] == expected(prompt, 30) for key, prompt in enumerate(PROMPTS))
-    assert all(scheduled.samples for plan in plans for scheduled in plan.scheduled)
+    assert all(scheduled.num_sampled_positions for plan in plans for scheduled in plan.scheduled)
     assert all(plan.num_tokens <= 200 for plan in plans)
 
 

@@ -61,6 +61,17 @@ def test_tokens_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fa
     assert recorder.recorded == 3 + 1  # 1, 2 and 4 sequences at start, then 4 with a longer context
 
 
+def test_batches_of_several_tokens_a_sequence_are_replayed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_model(tmp_path / "llama", "llama")
+    prompts = random_prompts(3, 3, 3)
+    recorder = Recorder()
+    monkeypatch.setattr(Runner, "allocate", allocate_with(recorder, query_len=3))
+    with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
+        found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=4)))
+    assert found == reference_tokens(folder, prompts, 4)
+    assert recorder.replays == 1
+
+
 def test_without_graphs_decoding_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_model(tmp_path / "llama", "llama")
     prompts = random_prompts(5)
@@ -70,11 +81,11 @@ def test_without_graphs_decoding_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
         assert tokens(run(engine, prompts, sampling)) == reference_tokens(folder, prompts, 4)
 
 
-def allocate_with(capture: graphs.Capture) -> Callable[..., None]:
+def allocate_with(capture: graphs.Capture, query_len: int = 1) -> Callable[..., None]:
     allocate = Runner.allocate
 
     def both(runner: Runner, *arguments: int) -> None:
         allocate(runner, *arguments)
-        runner.make_graphs(capture)
+        runner.make_graphs(capture, query_len)
 
     return both

@@ -7,7 +7,7 @@ from engine_svc.plan import StepResult
 
 
 def result(sampled: dict[int, int], failed: dict[int, str]) -> StepResult:
-    return StepResult(list(sampled), list(sampled.values()), {}, {}, 0.0, 0.0, failed)
+    return StepResult(list(sampled), [[token] for token in sampled.values()], {}, {}, 0.0, 0.0, failed)
 
 
 def test_a_sequence_that_fails_on_any_rank_has_failed() -> None:

@@ -31,8 +31,7 @@ def apply(batch: Batch) -> None:
     """Samples, as a step would."""
     for each in batch.sequences.values():
         if each.num_pending_tokens:
-            each.token_ids.append(1)
-            each.num_pending_tokens -= 1
+            each.append([1], 1)
 
 
 def counts(batch: Batch) -> dict[int, int]:

@@ -1,6 +1,8 @@
-"""Random arrivals, aborts, forks and shortage: nothing leaks, everybody finishes, no token changes."""
+"""Random arrivals, aborts, forks, drafts and shortage: nothing leaks, everybody finishes, no token changes."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,14 +13,16 @@ from engine_svc.engine import Engine, EngineConfig
 from engine_svc.layer_groups import most_blocks
 from engine_svc.outputs import FinishReason
 from engine_svc.plan import StepPlan
-from engine_svc.request import GenerationRequest
+from engine_svc.request import ChoiceProgress, GenerationRequest
 from quire.sampling import SamplingParameters
+from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_executor import FakeExecutor, expected_tokens
 from tests.support.plans import sampling_plan
 
 VOCABULARY = 50
 BLOCK = 4
 END = (7, 8, 9)
+STOP = 11
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -28,19 +32,21 @@ class EngineMachine(RuleBasedStateMachine):
         spare=st.integers(0, 14), slots=st.integers(1, 6), budget=st.integers(1, 48), caching=st.booleans(),
         chunked=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]), partial=st.integers(1, 3),
         long=st.integers(1, 3), threshold=st.integers(0, 12), host=st.integers(0, 12), in_flight=st.integers(1, 2),
-        windows=st.lists(st.none() | st.integers(2, 16), min_size=1, max_size=3),
+        windows=st.lists(st.none() | st.integers(2, 16), min_size=1, max_size=3), drafts=st.integers(0, 5),
     )  # fmt: skip
     def start(
         self, spare: int, slots: int, budget: int, caching: bool, chunked: bool, policy: str, partial: int,
-        long: int, threshold: int, host: int, in_flight: int, windows: list[int | None],
+        long: int, threshold: int, host: int, in_flight: int, windows: list[int | None], drafts: int,
     ) -> None:  # fmt: skip
         self.length = 40
         budget = budget if chunked else max(budget, self.length)
         blocks = spare + sum(most_blocks(window, self.length, BLOCK, budget) for window in windows)
         self.begun = 0
+        self.faults: set[int] = set()
         executor = FakeExecutor(
-            VOCABULARY, BLOCK, verify=True, windows=windows, max_in_flight=in_flight, on_step=self._begin
-        )
+            VOCABULARY, BLOCK, verify=True, windows=windows, max_in_flight=in_flight, on_step=self._begin,
+            failed_slots=self._fail, max_model_len=self.length,
+        )  # fmt: skip
         executor.allocate(blocks, host)
         self.engine = Engine(
             executor,
@@ -52,26 +58,49 @@ class EngineMachine(RuleBasedStateMachine):
                 num_host_blocks=host if caching and windows == [None] else 0, eos_token_ids=frozenset(END),
                 long_prefill_token_threshold=threshold if chunked else 0,
             ),
+            drafter=FakeDrafter(VOCABULARY, drafts) if drafts else None,
         )  # fmt: skip
         self.requests: dict[int, GenerationRequest] = {}
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.live: set[int] = set()
         self.aborted: set[int] = set()
+        self.failed: set[int] = set()
+        self.begun_elsewhere: dict[tuple[int, int], list[int]] = {}
         self.stopped: set[tuple[int, int]] = set()
 
     @rule(
         length=st.integers(1, 30), start=st.integers(0, 2), n=st.integers(1, 4), max_tokens=st.integers(0, 20),
-        priority=st.integers(-1, 1), seed=st.integers(0, 3), logprobs=st.booleans(),
+        priority=st.integers(-1, 1), seed=st.integers(0, 3), logprobs=st.booleans(), min_tokens=st.integers(0, 9),
+        moved=st.none() | st.integers(0, 12),
     )  # fmt: skip
-    def add(self, length: int, start: int, n: int, max_tokens: int, priority: int, seed: int, logprobs: bool) -> None:
+    def add(
+        self, length: int, start: int, n: int, max_tokens: int, priority: int, seed: int, logprobs: bool,
+        min_tokens: int, moved: int | None,
+    ) -> None:  # fmt: skip
         key = len(self.requests)
         sampling = SamplingParameters(
-            n=n, max_tokens=min(max_tokens, self.length - length), seed=seed, prompt_logprobs=0 if logprobs else None
-        )
+            n=n, max_tokens=min(max_tokens, self.length - length), seed=seed, prompt_logprobs=0 if logprobs else None,
+            logprobs=1 if logprobs else None, min_tokens=min_tokens, stop_token_ids=(STOP,),
+        )  # fmt: skip
         prompt = [(start + index) % VOCABULARY for index in range(length)]
-        self.requests[key] = GenerationRequest(f"r{key}", prompt, sampling, priority=priority)
+        request = GenerationRequest(f"r{key}", prompt, sampling, priority=priority)
+        if moved is not None:
+            whole = [self._wanted(request, choice) for choice in range(n)]
+            if any(moved < len(tokens) for tokens in whole):
+                progress = tuple(ChoiceProgress(tokens[:moved], moved >= len(tokens)) for tokens in whole)
+                self.begun_elsewhere |= {(key, choice): tokens[:moved] for choice, tokens in enumerate(whole)}
+                request = replace(request, progress=progress)
+        self.requests[key] = request
         self.live.add(key)
-        self.engine.add(key, self.requests[key])
+        self.engine.add(key, request)
+
+    def _wanted(self, request: GenerationRequest, choice: int) -> list[int]:
+        """All tokens of a choice, as one that runs alone and undisturbed gets them."""
+        sampling = request.sampling
+        plan = sampling_plan(seed=sequence_seed(sampling.seed or 0, choice))
+        tokens = expected_tokens(request.prompt_token_ids, sampling.max_tokens or 0, VOCABULARY, plan)
+        ends = (count for count, token in enumerate(tokens, 1) if token in (*END, STOP) and count > sampling.min_tokens)
+        return tokens[: next(ends, len(tokens))]
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -87,6 +116,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.stop(key, choice, count)
         self.stopped.add((key, choice))
 
+    @precondition(lambda self: self.live)
+    @rule(slot=st.integers(0, 5))
+    def fault(self, slot: int) -> None:
+        """Whoever runs next in this slot fails."""
+        self.faults.add(slot)
+
     @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
         for _ in range(count):
@@ -99,13 +134,39 @@ class EngineMachine(RuleBasedStateMachine):
             if delta.prompt_logprobs:
                 prompt = self.requests[delta.key].prompt_token_ids
                 assert [entry.token_ids[0] for entry in delta.prompt_logprobs] == prompt[1:]
+            if delta.logprobs is not None:
+                assert [entry.token_ids[0] for entry in delta.logprobs] == delta.token_ids
+            if delta.finish_reason is FinishReason.STOP and delta.token_ids:
+                assert delta.stop_token_id == (STOP if delta.token_ids[-1] == STOP else None)
             if delta.is_final:
-                assert delta.finish_reason in (FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT)
+                assert delta.usage is not None
+                if delta.finish_reason is FinishReason.ERROR:
+                    assert delta.error is not None
+                    assert delta.error.reason == "REQUEST_FAULT"
+                    self.failed.add(delta.key)
+                elif delta.finish_reason is not FinishReason.ABORT and not self._has_stopped(delta.key):
+                    assert delta.usage.completion_tokens == self._num_output_tokens(delta.key)
                 self.live.remove(delta.key)
         assert not had_work or self._progress() > before, "a step neither began nor ended"
 
+    def _has_stopped(self, key: int) -> bool:
+        return any(stopped == key for stopped, _ in self.stopped)
+
+    def _num_output_tokens(self, key: int) -> int:
+        return sum(
+            len(tokens)
+            for found in (self.tokens, self.begun_elsewhere)
+            for (owner, _), tokens in found.items()
+            if owner == key
+        )
+
     def _begin(self, plan: StepPlan) -> None:
         self.begun += 1
+
+    def _fail(self, plan: StepPlan) -> dict[int, str]:
+        failed = {scheduled.slot: "NaN" for scheduled in plan.scheduled if scheduled.slot in self.faults}
+        self.faults -= failed.keys()
+        return failed
 
     def _progress(self) -> int:
         return self.begun + sum(self.engine.load().counters.model_execute_milliseconds.counts)
@@ -125,12 +186,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.live, "a request starved"
         assert self.engine.load().used_kv_blocks == 0
         for (key, choice), tokens in self.tokens.items():
-            sampling = self.requests[key].sampling
-            plan = sampling_plan(seed=sequence_seed(sampling.seed or 0, choice))
-            wanted = expected_tokens(self.requests[key].prompt_token_ids, sampling.max_tokens or 0, VOCABULARY, plan)
-            end = next((index + 1 for index, token in enumerate(wanted) if token in END), len(wanted))
-            cut_off = key in self.aborted or (key, choice) in self.stopped
-            assert tokens == wanted[: len(tokens) if cut_off else end]
+            wanted = self._wanted(self.requests[key], choice)[len(self.begun_elsewhere.get((key, choice), [])) :]
+            cut_off = key in self.aborted | self.failed or (key, choice) in self.stopped
+            assert tokens == (wanted[: len(tokens)] if cut_off else wanted)
 
 
 TestEngineMachine = EngineMachine.TestCase
