@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.load import Result, Timings, Workload
-from engine_svc.engine import Engine, EngineConfig
+from engine_svc.engine import Engine, EngineFacts
 from engine_svc.executor.base import create_executor
 from engine_svc.outputs import SequenceDelta
 from engine_svc.request import GenerationRequest
+from quire.options.base import build
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
@@ -27,19 +28,19 @@ class EngineAlone:
         Args:
             options_given: of the engine.
         """
-        options = EngineOptions(**options_given)
-        self._executor = create_executor(options)
+        options = build(EngineOptions, options_given)
+        self._executor = create_executor(options.parallel)
         spec = self._executor.load(ModelOptions(model=model), options)
         num_blocks = spec.available_bytes // spec.bytes_per_block
         self._executor.allocate(num_blocks)
         self._engine = Engine(
             self._executor,
-            EngineConfig(
+            options,
+            EngineFacts(
                 num_blocks=num_blocks,
                 block_size=spec.block_size,
                 max_model_len=spec.max_model_len,
                 windows=spec.windows,
-                max_num_seqs=options.max_num_seqs,
                 max_num_batched_tokens=spec.max_num_batched_tokens,
             ),
         )

@@ -10,10 +10,11 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from engine_svc.engine import Engine, EngineConfig
+from engine_svc.engine import Engine, EngineFacts
 from engine_svc.executor.base import Executor
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
 from engine_svc.request import GenerationRequest
+from quire.options.base import build
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
@@ -50,11 +51,9 @@ class NoExecutor(Executor):
 def make_engine(num_blocks: int, caching: bool = True) -> Engine:
     return Engine(
         NoExecutor(),
-        EngineConfig(
-            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=4096, max_num_seqs=SEQUENCES,
-            max_num_batched_tokens=8192, enable_prefix_caching=caching,
-        ),
-    )  # fmt: skip
+        build(EngineOptions, {"max_num_seqs": SEQUENCES, "enable_prefix_caching": caching}),
+        EngineFacts(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=4096, max_num_batched_tokens=8192),
+    )
 
 
 def request(key: int, prompt_tokens: int, max_tokens: int) -> GenerationRequest:

@@ -21,9 +21,10 @@ from engine_svc.request import GenerationRequest
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.policies import POLICIES
-from engine_svc.scheduler.scheduler import Scheduler, SchedulerOptions
+from engine_svc.scheduler.scheduler import Scheduler
 from engine_svc.scheduler.sequence import LiveRequest
 from quire.errors import DeadlineExceeded, Internal, QuireError
+from quire.options.engine import EngineOptions
 from quire.seeds import SeedSource
 
 logger = logging.getLogger(__name__)
@@ -33,19 +34,16 @@ MAX_CONSECUTIVE_FAILURES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(SchedulerOptions):
-    """What an engine is built from, beside its executor."""
+class EngineFacts:
+    """What is known of an engine only once its model is loaded."""
 
     num_blocks: int
     block_size: int
     num_host_blocks: int = 0  # of the prefix cache's second tier
     max_model_len: int  # at most what the blocks hold of one sequence
-    enable_prefix_caching: bool = True
+    max_num_batched_tokens: int  # of a step
     windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see layer_groups.py
-    scheduling_policy: str = "fcfs"
-    async_scheduling: bool = True
     eos_token_ids: frozenset[int] = frozenset()
-    seed: int | None = None  # of the seeds of requests that bring none; None: at random
 
 
 class Engine:
@@ -58,7 +56,8 @@ class Engine:
     def __init__(
         self,
         executor: Executor,
-        config: EngineConfig,
+        options: EngineOptions,
+        facts: EngineFacts,
         clock: Callable[[], float] = time.monotonic,
         drafter: Drafter | None = None,
     ) -> None:
@@ -67,26 +66,27 @@ class Engine:
             drafter: guesses tokens for an executor that verifies them.
         """
         self._executor = executor
-        self._config = config
+        self._facts = facts
+        self._caching = options.cache.enable_prefix_caching
         self._clock = clock
         self._kv_cache = KvCacheManager(
-            config.num_blocks,
-            config.block_size,
-            config.enable_prefix_caching,
-            config.windows,
-            config.num_host_blocks,
-            config.max_num_batched_tokens,
+            facts.num_blocks,
+            facts.block_size,
+            self._caching,
+            facts.windows,
+            facts.num_host_blocks,
+            facts.max_num_batched_tokens,
         )
-        self._policy = POLICIES[config.scheduling_policy]()
-        self._scheduler = Scheduler(self._kv_cache, config, drafter)
+        self._policy = POLICIES[options.scheduler.scheduling_policy]()
+        self._scheduler = Scheduler(self._kv_cache, options.scheduler, facts.max_num_batched_tokens, drafter)
         self._ledger = Ledger(self._scheduler, clock)
         self._statistics = EngineStatistics()
         self._processor = StepProcessor(self._scheduler, self._kv_cache, self._ledger, self._statistics, clock)
         self._arrivals = itertools.count()
-        self._seeds = SeedSource(config.seed)
+        self._seeds = SeedSource(options.generation.seed)
         self._failures = 0
         self._in_flight: deque[Batch] = deque()
-        self._max_in_flight = executor.max_in_flight if config.async_scheduling else 1
+        self._max_in_flight = executor.max_in_flight if options.scheduler.async_scheduling else 1
 
     @property
     def has_work(self) -> bool:
@@ -106,10 +106,10 @@ class Engine:
             arrival_time: on the engine's clock; now when left out.
         """
         arrival = self._clock() if arrival_time is None else arrival_time
-        live = LiveRequest(key, request, self._config.eos_token_ids, arrival)
+        live = LiveRequest(key, request, self._facts.eos_token_ids, arrival)
         order = (self._policy.rank(request.priority), next(self._arrivals))
         seed = self._seeds.draw() if request.sampling.seed is None else request.sampling.seed
-        live.sequences = make_sequences(live, order, self._config.max_model_len, seed)
+        live.sequences = make_sequences(live, order, self._facts.max_model_len, seed)
         self._ledger.enter(live)
         self._scheduler.add(live.sequences[0])
 
@@ -244,7 +244,7 @@ class Engine:
             prompt_tokens=statistics.prompt_tokens,
             generation_tokens=statistics.generation_tokens,
             preemptions=scheduler.preemptions,
-            prefix_cache_queries=scheduler.prefix_queries if self._config.enable_prefix_caching else 0,
+            prefix_cache_queries=scheduler.prefix_queries if self._caching else 0,
             prefix_cache_hits=scheduler.prefix_hits,
             host_cache_queries=scheduler.host_queries if self._kv_cache.num_host_blocks else 0,
             host_cache_hits=scheduler.host_hits,

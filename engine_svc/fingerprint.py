@@ -11,9 +11,11 @@ import json
 from collections.abc import Collection, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import quire
 from engine_svc.plan import KvCacheSpec
+from quire.options.base import values_of
 from quire.options.engine import EngineOptions
 
 _LENGTH = 16  # hexadecimal digits
@@ -30,16 +32,11 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
         spec: of the model as it was loaded, with what `auto` came to.
         eos_token_ids: where output ends.
     """
-    is_random = options.load_format == "dummy"
+    is_random = options.load.load_format == "dummy"
     facts = {
-        "quire": quire.__version__, "torch": version("torch"), "model_impl": options.model_impl,
-        "architecture": spec.architecture, "hf_overrides": options.hf_overrides, "dtype": spec.dtype,
-        "quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype,
-        "calculate_kv_scales": options.calculate_kv_scales, "block_size": spec.block_size,
-        "attention_backend": spec.attention_backend, "cpu_kernels": options.cpu_kernels,
-        "tensor_parallel_size": options.tensor_parallel_size, "device": spec.device,
+        "quire": quire.__version__, "torch": version("torch"), "architecture": spec.architecture,
         "instructions": _instructions() if spec.device == "cpu" else "", "eos_token_ids": sorted(eos_token_ids),
-        "seed": (options.seed or 0) if is_random else None,
+        "seed": (options.generation.seed or 0) if is_random else None, **_options(options, spec),
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     config = folder / "config.json"
@@ -49,6 +46,15 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
         for piece in _pieces(file):
             digest.update(piece)
     return digest.hexdigest()[:_LENGTH]
+
+
+def _options(options: EngineOptions, spec: KvCacheSpec) -> dict[str, Any]:
+    """The options that output depends on. What the spec says of one counts, which is what its `auto` came to."""
+    return {
+        field.name: getattr(spec, field.name, value)
+        for field, value in values_of(options)
+        if field.metadata["affects_output"]
+    }
 
 
 def _pieces(file: Path) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.bounds import Bound
 from quire.errors import InvalidRequest, StartupError
-from quire.options.engine import EngineOptions
+from quire.options.generation import GenerationOptions
 from quire.sampling import MODEL_DEFAULTS, SAMPLING_BOUNDS
 
 # Hugging Face's name -> ours, for the fields that are sampling defaults here.
@@ -31,18 +31,21 @@ class GenerationDefaults:
     eos_token_ids: frozenset[int]
 
 
-def read_generation_defaults(folder: Path, options: EngineOptions) -> GenerationDefaults:
+def read_generation_defaults(
+    folder: Path, options: GenerationOptions, hf_overrides: Mapping[str, Any]
+) -> GenerationDefaults:
     """Reads generation_config.json and config.json.
 
     Args:
         folder: of the model. Files that it lacks count as empty.
+        hf_overrides: changes to its config.json.
 
     Raises:
         StartupError: --generation-config names a folder without the file; a file is not JSON; a default is unknown or
             out of bounds.
     """
     own = _read_json(folder / "generation_config.json")
-    config = {**_read_json(folder / "config.json"), **options.hf_overrides}
+    config = {**_read_json(folder / "config.json"), **hf_overrides}
     chosen = _chosen(own, options.generation_config)
     override = options.override_generation_config
     if unknown := set(override) - set(_FIELDS) - {"eos_token_id"}:

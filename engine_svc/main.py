@@ -17,7 +17,7 @@ from engine_svc.metrics import EngineCollector
 from engine_svc.model_info import ModelInfo
 from engine_svc.service.registration import advertised_address, keep_registered
 from engine_svc.service.servicer import EngineServicer
-from engine_svc.watchdog import EXIT_ENGINE_DIED, StepLimits, end_process, watch_steps
+from engine_svc.watchdog import EXIT_ENGINE_DIED, end_process, watch_steps
 from engine_svc.worker import EngineWorker
 from quire.log import setup_logging
 from quire.metrics import new_registry, serve_metrics
@@ -47,7 +47,7 @@ def main(
         SystemExit: the engine has died.
     """
     setup_logging("engine", log)
-    died = uvloop.run(serve(create_executor(engine), model, engine, server, security))
+    died = uvloop.run(serve(create_executor(engine.parallel), model, engine, server, security))
     if died:
         sys.exit(EXIT_ENGINE_DIED)
 
@@ -113,10 +113,9 @@ async def _companions(
     security: RpcSecurityOptions,
 ) -> AsyncIterator[None]:
     """What runs beside a worker that serves: the step watchdog and the registrations."""
-    address = advertised_address(server.host, grpc_server.port, engine.advertise_address)
-    limits = StepLimits(engine.step_timeout_seconds, engine.step_grace_seconds)
-    jobs = [watch_steps(worker.loop.step_age, limits, grpc_server.set_serving, end_process)]
-    jobs += [keep_registered(router, address, security) for router in engine.register_with]
+    address = advertised_address(server.host, grpc_server.port, engine.registration.advertise_address)
+    jobs = [watch_steps(worker.loop.step_age, engine.watchdog, grpc_server.set_serving, end_process)]
+    jobs += [keep_registered(router, address, security) for router in engine.registration.register_with]
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         yield

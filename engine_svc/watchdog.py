@@ -8,7 +8,8 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+from quire.options.watchdog import WatchdogOptions
 
 logger = logging.getLogger(__name__)
 
@@ -17,17 +18,9 @@ _CHECK_SECONDS = 0.25
 EXIT_ENGINE_DIED = 70
 
 
-@dataclass(frozen=True)
-class StepLimits:
-    """How long a step may take, in seconds."""
-
-    timeout: float  # before the worker says that it does not serve
-    grace: float  # and then before it is given up
-
-
 async def watch_steps(
     step_age: Callable[[], float],
-    limits: StepLimits,
+    options: WatchdogOptions,
     set_serving: Callable[[bool], Awaitable[None]],
     give_up: Callable[[float], None],
 ) -> None:
@@ -42,14 +35,14 @@ async def watch_steps(
     while True:
         await asyncio.sleep(_CHECK_SECONDS)
         age = step_age()
-        if (late_since is not None) != (age > limits.timeout):
+        if (late_since is not None) != (age > options.step_timeout_seconds):
             late_since = time.monotonic() if late_since is None else None
             if late_since is None:
                 logger.warning("steps go on")
             else:
-                logger.error("a step takes longer than %g s", limits.timeout)
+                logger.error("a step takes longer than %g s", options.step_timeout_seconds)
             await set_serving(late_since is None)
-        elif late_since is not None and time.monotonic() - late_since >= limits.grace:
+        elif late_since is not None and time.monotonic() - late_since >= options.step_grace_seconds:
             give_up(age)
 
 

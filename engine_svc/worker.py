@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from engine_svc.engine import Engine, EngineConfig
+from engine_svc.engine import Engine, EngineFacts
 from engine_svc.executor.base import Executor
 from engine_svc.generation_config import read_generation_defaults
 from engine_svc.kv_cache.sizing import KvCacheSize, size_kv_cache
@@ -30,7 +30,7 @@ class EngineWorker:
         self._model = model
         self._options = options
         self._info: ModelInfo | None = None
-        self.loop = EngineLoop(self._build, options.max_waiting_requests)
+        self.loop = EngineLoop(self._build, options.scheduler.max_waiting_requests)
 
     @property
     def info(self) -> ModelInfo:
@@ -67,9 +67,9 @@ class EngineWorker:
         """Runs in the engine's thread, as all calls of the executor do."""
         try:
             folder = weights_folder(self._model)
-            defaults = read_generation_defaults(folder, self._options)
+            defaults = read_generation_defaults(folder, self._options.generation, self._options.form.hf_overrides)
             spec = self._executor.load(self._model, self._options)
-            size = size_kv_cache(spec, self._options)
+            size = size_kv_cache(spec, self._options.cache, self._options.scheduler)
             info = make_model_info(folder, self._model, self._options, spec, size, defaults)
             report(Stage.WARMING_UP)
             self._executor.allocate(size.num_blocks, size.num_host_blocks)
@@ -77,26 +77,16 @@ class EngineWorker:
             self._executor.close()
             raise
         self._info = info
-        return Engine(self._executor, _engine_config(info, spec, size, self._options))
+        return Engine(self._executor, self._options, _facts(info, spec, size))
 
 
-def _engine_config(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize, options: EngineOptions) -> EngineConfig:
-    """The engine's configuration for a model."""
-    return EngineConfig(
-        num_blocks=info.num_kv_blocks,
-        block_size=info.block_size,
+def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts:
+    return EngineFacts(
+        num_blocks=size.num_blocks,
         num_host_blocks=size.num_host_blocks,
-        max_model_len=info.max_model_len,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=spec.max_num_batched_tokens,
-        enable_chunked_prefill=options.enable_chunked_prefill,
-        max_num_partial_prefills=options.max_num_partial_prefills,
-        max_long_partial_prefills=options.max_long_partial_prefills,
-        long_prefill_token_threshold=options.long_prefill_token_threshold,
-        enable_prefix_caching=options.enable_prefix_caching,
-        scheduling_policy=options.scheduling_policy,
-        async_scheduling=options.async_scheduling,
+        block_size=spec.block_size,
         windows=spec.windows,
+        max_model_len=size.max_model_len,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
         eos_token_ids=frozenset(info.eos_token_ids),
-        seed=options.seed,
     )

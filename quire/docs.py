@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.cli import cli
-from quire.options.base import OptionField
+from quire.options.base import OptionField, OptionGroup
 from quire.options.command import OptionsCommand
 
 _HEAD = """# Options
@@ -22,20 +22,21 @@ This page is made by `make docs` from the declarations in `quire/options/`.
 
 def options_page() -> str:
     """The page as Markdown: one section for each group, which names the commands that take it."""
-    sections: dict[str, tuple[list[str], list[OptionField]]] = {}
+    sections: dict[str, tuple[list[str], OptionGroup]] = {}
     for name, command in cli.commands.items():
         if isinstance(command, OptionsCommand):
-            for title, fields in command.sections().items():
-                sections.setdefault(title, ([], fields))[0].append(f"`quire {name}`")
-    return _HEAD + "".join(_section(title, *content) for title, content in sections.items())
+            for group in command.sections():
+                sections.setdefault(group.title, ([], group))[0].append(f"`quire {name}`")
+    return _HEAD + "".join(_section(*content) for content in sections.values())
 
 
-def _section(title: str, commands: list[str], fields: list[OptionField]) -> str:
+def _section(commands: list[str], group: OptionGroup) -> str:
     rows = "".join(
         f"| `{'`, `'.join([*field.metadata['aliases'], field.flag])}` | {_default(field)} | {_describe(field)} |\n"
-        for field in fields
+        for field in group.fields
     )
-    return f"\n## {title}\n\nTaken by {', '.join(commands)}.\n\n| flag | default | meaning |\n|---|---|---|\n{rows}"
+    takers = f"`{group.name}`, taken by {', '.join(commands)}."
+    return f"\n## {group.title}\n\n{takers}\n\n| flag | default | meaning |\n|---|---|---|\n{rows}"
 
 
 def _default(field: OptionField) -> str:

@@ -5,12 +5,12 @@ The corpus reads the file and not the declarations, so that it stays the one tha
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
 import yaml
 
+from quire.options.base import fields_of
 from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
 from quire.options.model import ModelOptions
@@ -23,7 +23,7 @@ def declared() -> dict[str, str]:
     """Flag → first sentence of its help."""
     found: dict[str, str] = {}
     for group in (ServeOptions, ModelOptions, EngineOptions, GatewayOptions, RouterOptions, TokenizerOptions):
-        for option in dataclasses.fields(group):
+        for option in fields_of(group):
             sentence = re.split(r"(?<=[a-z0-9)])[.;:] ", str(option.metadata["help"]))[0].rstrip(".")
             found["--" + option.name.replace("_", "-")] = sentence + "."
     return found

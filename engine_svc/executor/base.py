@@ -9,6 +9,7 @@ from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from quire.options.parallel import ParallelOptions
 
 # Loaded by name, so that the control side never imports torch: the compute side comes up inside `load`.
 EXECUTORS = {
@@ -63,7 +64,7 @@ class Executor(ABC):
         """Frees everything and ends rank processes. May be called twice."""
 
 
-def create_executor(options: EngineOptions) -> Executor:
+def create_executor(options: ParallelOptions) -> Executor:
     """The executor that the options name; `uni` for one rank and `mp` for several when they name none."""
     name = options.distributed_executor_backend or ("uni" if options.tensor_parallel_size == 1 else "mp")
     if name not in EXECUTORS:

@@ -41,13 +41,13 @@ class MultiprocExecutor(Executor):
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         """See Executor.load."""
-        self._step_seconds = options.step_timeout_seconds
+        self._step_seconds = options.watchdog.step_timeout_seconds
         self._rendezvous = tempfile.TemporaryDirectory(prefix="quire-")
         place = str(Path(self._rendezvous.name) / "group")
-        for _ in range(options.tensor_parallel_size):
+        for _ in range(options.parallel.tensor_parallel_size):
             self._start_rank()
         commands: list[Command] = [
-            Load(model, options, rank, place, log_options()) for rank in range(options.tensor_parallel_size)
+            Load(model, options, rank, place, log_options()) for rank in range(options.parallel.tensor_parallel_size)
         ]
         try:
             answers = self._call(commands, _LOAD_SECONDS)

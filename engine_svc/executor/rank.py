@@ -75,8 +75,8 @@ class RankProcess:
     def _load(self, command: Load) -> Answer:
         setup_logging("engine", command.log, f"rank {command.rank}")
         options = command.options
-        device = choose_device(options.device, command.rank)
-        group = join_group(command.rank, options.tensor_parallel_size, command.rendezvous, device)
+        device = choose_device(options.kernels.device, command.rank)
+        group = join_group(command.rank, options.parallel.tensor_parallel_size, command.rendezvous, device)
         self._runner = Runner(command.model, options, group, device)
         return Loaded(self._runner.spec())
 

@@ -26,10 +26,10 @@ class UniprocExecutor(Executor):
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         """See Executor.load."""
-        if options.tensor_parallel_size != 1:
+        if options.parallel.tensor_parallel_size != 1:
             raise StartupError("--distributed-executor-backend uni runs one rank; use mp for --tensor-parallel-size.")
         try:
-            device = choose_device(options.device, 0)
+            device = choose_device(options.kernels.device, 0)
             self._runner = Runner(model, options, ParallelGroup(), device)
             self.max_in_flight = 2 if device.type == "cuda" else 1  # a CPU's steps run while they are submitted
             return self._runner.spec()

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from engine_svc.layer_groups import most_blocks
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
-from quire.options.engine import EngineOptions
+from quire.options.cache import CacheOptions
+from quire.options.scheduler import SchedulerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -34,36 +35,39 @@ class KvCacheSize:
     num_host_blocks: int = 0
 
 
-def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
+def size_kv_cache(spec: KvCacheSpec, cache: CacheOptions, scheduler: SchedulerOptions) -> KvCacheSize:
     """
     Raises:
         StartupError: one sequence of the full length does not fit; names the largest --max-model-len that does.
             Or whole prompts (--no-enable-chunked-prefill) do not fit the token budget.
     """
-    if options.num_gpu_blocks_override is not None:
-        size = _overridden(options.num_gpu_blocks_override, spec)
+    if cache.num_gpu_blocks_override is not None:
+        size = _overridden(cache.num_gpu_blocks_override, spec)
     else:
-        size = KvCacheSize(min(spec.available_bytes // spec.bytes_per_block, _most(spec, options)), spec.max_model_len)
+        size = KvCacheSize(
+            min(spec.available_bytes // spec.bytes_per_block, _most(spec, cache, scheduler.max_num_seqs)),
+            spec.max_model_len,
+        )
         _check_memory(size.num_blocks, spec)
-    if options.swap_space and not options.enable_prefix_caching:
+    if cache.swap_space and not cache.enable_prefix_caching:
         raise StartupError("--swap-space keeps blocks of the prefix cache: it needs --enable-prefix-caching.")
-    if options.swap_space and spec.windows != (None,):
+    if cache.swap_space and spec.windows != (None,):
         raise StartupError("--swap-space does not support models with sliding windows; leave it out.")
     sequences = size.num_blocks / _blocks_for(size.max_model_len, spec)
     size = replace(
         size,
         num_tokens=int(sequences * -(-size.max_model_len // spec.block_size) * spec.block_size),
-        num_host_blocks=int(options.swap_space * 2**30) // spec.bytes_per_block,
+        num_host_blocks=int(cache.swap_space * 2**30) // spec.bytes_per_block,
     )
-    _check_budget(size, spec.max_num_batched_tokens, options)
+    _check_budget(size, spec.max_num_batched_tokens, scheduler)
     return size
 
 
-def _most(spec: KvCacheSpec, options: EngineOptions) -> int:
+def _most(spec: KvCacheSpec, cache: CacheOptions, max_num_seqs: int) -> int:
     """More blocks than this are no use."""
-    if options.kv_cache_memory_bytes is not None:
+    if cache.kv_cache_memory_bytes is not None:
         return MAX_BLOCKS
-    return min(MAX_BLOCKS, _BATCHES * options.max_num_seqs * _blocks_for(spec.max_model_len, spec))
+    return min(MAX_BLOCKS, _BATCHES * max_num_seqs * _blocks_for(spec.max_model_len, spec))
 
 
 def _blocks_for(num_tokens: int, spec: KvCacheSpec) -> int:
@@ -99,7 +103,7 @@ def _check_memory(num_blocks: int, spec: KvCacheSpec) -> None:
     )
 
 
-def _check_budget(size: KvCacheSize, budget: int, options: EngineOptions) -> None:
+def _check_budget(size: KvCacheSize, budget: int, options: SchedulerOptions) -> None:
     if not options.enable_chunked_prefill and budget < size.max_model_len:
         raise StartupError(
             f"--no-enable-chunked-prefill computes each prompt in one step, so --max-num-batched-tokens "

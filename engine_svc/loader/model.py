@@ -22,6 +22,7 @@ from engine_svc.models.registry import config_for, is_ours
 from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup
 from quire.errors import StartupError
+from quire.options.cache import CacheOptions
 from quire.options.engine import EngineOptions
 from quire.supervised import Stage, report
 
@@ -70,12 +71,12 @@ def load_model(folder: Path, options: EngineOptions, group: ParallelGroup, devic
     Raises:
         StartupError: the model cannot be read, or is not supported with these options.
     """
-    if options.calculate_kv_scales and options.kv_cache_dtype == "auto":
+    if options.cache.calculate_kv_scales and options.cache.kv_cache_dtype == "auto":
         raise StartupError("--calculate-kv-scales is about a KV cache in 8 bits: it needs --kv-cache-dtype fp8.")
     if device.type == "cuda":
-        check_cache_dtype(options.kv_cache_dtype, torch.cuda.get_device_capability(device))
-    config = read_config(folder, options.hf_overrides)
-    if options.model_impl == "transformers" or (options.model_impl == "auto" and not is_ours(config)):
+        check_cache_dtype(options.cache.kv_cache_dtype, torch.cuda.get_device_capability(device))
+    config = read_config(folder, options.form.hf_overrides)
+    if options.form.model_impl == "transformers" or (options.form.model_impl == "auto" and not is_ours(config)):
         return _load_from_transformers(folder, config, options, group, device)
     return _load_ours(folder, config_for(config), options, group, device)
 
@@ -95,19 +96,20 @@ def check_cache_dtype(name: str, capability: tuple[int, int]) -> None:
 def _load_ours(
     folder: Path, config: ModelConfig, options: EngineOptions, group: ParallelGroup, device: torch.device
 ) -> LoadedModel:
-    dtype, longest = _dtype(config.dtype, options), _max_model_len(config, options)
-    context = LayerContext(group, dtype, device, create_ops(options.cpu_kernels, dtype, device), options.quantization)
+    dtype, longest = _dtype(config.dtype, options.form.dtype), _max_model_len(config, options.form.max_model_len)
+    ops = create_ops(options.kernels.cpu_kernels, dtype, device)
+    context = LayerContext(group, dtype, device, ops, options.form.quantization)
     try:
-        shape = _shape(_heads(config, group), dtype, options, device, keys_are_values=config.latent is not None)
-        attention = create_backend(options.attention_backend, shape)
+        shape = _shape(_heads(config, group), dtype, options.cache, device, keys_are_values=config.latent is not None)
+        attention = create_backend(options.kernels.attention_backend, shape)
         model = Decoder(config, context, attention, longest)
     except ValueError as error:
         raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
-    if options.load_format == "dummy":
+    if options.load.load_format == "dummy":
         report(Stage.LOADING)
-        randomize_weights(model, options.seed or 0)
+        randomize_weights(model, options.generation.seed or 0)
     else:
-        load_weights(model, folder, options.use_tqdm_on_load and group.rank == 0)
+        load_weights(model, folder, options.load.use_tqdm_on_load and group.rank == 0)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     pack_weights(model)
     return LoadedModel(model, config, attention, dtype, longest, num_weights)
@@ -117,8 +119,9 @@ def _load_from_transformers(
     folder: Path, config: dict[str, Any], options: EngineOptions, group: ParallelGroup, device: torch.device
 ) -> LoadedModel:
     refused = {
-        "--tensor-parallel-size": group.world_size > 1, "--quantization": options.quantization is not None,
-        "--load-format dummy": options.load_format == "dummy", "--cpu-kernels native": options.cpu_kernels == "native",
+        "--tensor-parallel-size": group.world_size > 1, "--quantization": options.form.quantization is not None,
+        "--load-format dummy": options.load.load_format == "dummy",
+        "--cpu-kernels native": options.kernels.cpu_kernels == "native",
     }  # fmt: skip
     if wrong := [name for name, given in refused.items() if given]:
         names = ", ".join(config.get("architectures") or ["the model"])
@@ -128,20 +131,20 @@ def _load_from_transformers(
     # Late: most models do not need it, and it takes a second to import.
     from engine_svc.models.transformers_model import TransformersModel
 
-    progress = options.use_tqdm_on_load and sys.stderr.isatty()
-    dtype = _dtype(config.get("dtype") or config.get("torch_dtype") or "float32", options)
-    model = TransformersModel(folder, config, options.hf_overrides, dtype, device, progress)
+    progress = options.load.use_tqdm_on_load and sys.stderr.isatty()
+    dtype = _dtype(config.get("dtype") or config.get("torch_dtype") or "float32", options.form.dtype)
+    model = TransformersModel(folder, config, options.form.hf_overrides, dtype, device, progress)
     heads, facts = model.heads(), model.facts()
     model.attention = create_backend(
-        options.attention_backend,
-        _shape((heads.num_heads, heads.num_kv_heads, heads.head_dim), dtype, options, device),
+        options.kernels.attention_backend,
+        _shape((heads.num_heads, heads.num_kv_heads, heads.head_dim), dtype, options.cache, device),
     )
-    longest = _max_model_len(facts, options)
+    longest = _max_model_len(facts, options.form.max_model_len)
     return LoadedModel(model, facts, model.attention, dtype, longest, model.num_weights())
 
 
-def _dtype(own: str, options: EngineOptions) -> torch.dtype:
-    return _DTYPES[own if options.dtype == "auto" else options.dtype]
+def _dtype(own: str, chosen: str) -> torch.dtype:
+    return _DTYPES[own if chosen == "auto" else chosen]
 
 
 def _heads(config: ModelConfig, group: ParallelGroup) -> tuple[int, int, int]:
@@ -154,16 +157,14 @@ def _heads(config: ModelConfig, group: ParallelGroup) -> tuple[int, int, int]:
 
 
 def _shape(
-    heads: tuple[int, int, int], dtype: torch.dtype, options: EngineOptions, device: torch.device,
+    heads: tuple[int, int, int], dtype: torch.dtype, cache: CacheOptions, device: torch.device,
     keys_are_values: bool = False,
 ) -> AttentionShape:  # fmt: skip
-    cache_dtype = _CACHE_DTYPES[options.kv_cache_dtype]
-    return AttentionShape(
-        *heads, options.block_size or _DEFAULT_BLOCK_SIZE, dtype, device, keys_are_values, cache_dtype
-    )
+    cache_dtype = _CACHE_DTYPES[cache.kv_cache_dtype]
+    return AttentionShape(*heads, cache.block_size or _DEFAULT_BLOCK_SIZE, dtype, device, keys_are_values, cache_dtype)
 
 
-def _max_model_len(facts: ModelFacts, options: EngineOptions) -> int:
+def _max_model_len(facts: ModelFacts, chosen: int | None) -> int:
     """The longest sequence.
 
     Raises:
@@ -174,9 +175,9 @@ def _max_model_len(facts: ModelFacts, options: EngineOptions) -> int:
     if factor and facts.rope_parameters.get("rope_type") in ("linear", "dynamic", "yarn"):
         original = facts.rope_parameters.get("original_max_position_embeddings") or longest
         longest = max(longest, int(original * factor))
-    if options.max_model_len is not None and options.max_model_len > longest:
+    if chosen is not None and chosen > longest:
         raise StartupError(
-            f"--max-model-len {options.max_model_len} is more than the model's {longest} positions. Lower it, or "
+            f"--max-model-len {chosen} is more than the model's {longest} positions. Lower it, or "
             "change max_position_embeddings or rope_parameters with --hf-overrides."
         )
-    return options.max_model_len or longest
+    return chosen or longest

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from quire.errors import StartupError
-from quire.options.engine import EngineOptions
+from quire.options.cache import CacheOptions
 
 _CPU_SHARE = 0.1
 _CPU_MOST = 4 * 2**30
@@ -16,7 +16,7 @@ _CPU_MOST = 4 * 2**30
 _SPARE = 1 / 64
 
 
-def kv_cache_bytes(options: EngineOptions, device: torch.device) -> int:
+def kv_cache_bytes(options: CacheOptions, device: torch.device) -> int:
     """Bytes for the KV cache of one rank, once weights are loaded and a largest step has run.
 
     Raises:

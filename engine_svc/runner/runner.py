@@ -52,19 +52,20 @@ class Runner:
         self._world_size = group.world_size
         self._isolates = False  # one sequence's fault from the others: not while it warms up, and one rank only
         if device.type == "cpu":
-            torch.set_num_threads(options.cpu_threads or max(1, (os.cpu_count() or 1) // group.world_size))
+            torch.set_num_threads(options.kernels.cpu_threads or max(1, (os.cpu_count() or 1) // group.world_size))
         loaded = load_model(weights_folder(model), options, group, device)
-        if device.type == "cpu" and options.cpu_threads is None and loaded.num_weights < _ONE_CORE:
+        if device.type == "cpu" and options.kernels.cpu_threads is None and loaded.num_weights < _ONE_CORE:
             torch.set_num_threads(1)
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
-        self._token_budget = options.max_num_batched_tokens or token_budget(device)
+        self._token_budget = options.scheduler.max_num_batched_tokens or token_budget(device)
         self._groups = group_layers(self._facts.sliding_windows)
         self._group_size = max(len(group.layers) for group in self._groups)
+        max_num_seqs = options.scheduler.max_num_seqs
         self._buffers = SlotBuffers(
-            options.max_num_seqs, self._max_model_len, self._attention.shape.block_size, len(self._groups), device
+            max_num_seqs, self._max_model_len, self._attention.shape.block_size, len(self._groups), device
         )
-        self._sampler = Sampler(options.max_num_seqs, self._facts.vocab_size, device)
+        self._sampler = Sampler(max_num_seqs, self._facts.vocab_size, device)
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
         self._caches: list[Any] = []  # one for each layer of a group; the groups' blocks lie side by side in it
         self._host_caches: list[Any] = []
@@ -81,7 +82,7 @@ class Runner:
             vocab_size=self._facts.vocab_size,
             max_model_len=self._max_model_len,
             bytes_per_block=self._attention.bytes_per_block(self._group_size),
-            available_bytes=kv_cache_bytes(self._options, self._device),
+            available_bytes=kv_cache_bytes(self._options.cache, self._device),
             attention_backend=self._attention.name,
             block_size=self._attention.shape.block_size,
             max_num_batched_tokens=self._token_budget,
@@ -98,7 +99,7 @@ class Runner:
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocates the KV cache and its tier in host memory, warms the kernels up, and on a GPU records graphs."""
         self._allocate(num_blocks, num_host_blocks)
-        if self._device.type == "cuda" and isinstance(self._model, Decoder) and not self._options.enforce_eager:
+        if self._device.type == "cuda" and isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager:
             self.make_graphs(CudaCapture())
         self._isolates = self._world_size == 1
 
@@ -116,14 +117,15 @@ class Runner:
             self._facts.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)
         ).tolist()
         prompt = NewSequence(0, token_ids, tokens, 0, blocks, SamplingPlan(SamplingParameters(temperature=0.0)))
-        with self._attention.calculate_scales() if self._options.calculate_kv_scales else contextlib.nullcontext():
+        scaling = self._options.cache.calculate_kv_scales
+        with self._attention.calculate_scales() if scaling else contextlib.nullcontext():
             self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, 1, [])]))
         self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, 1, [])]))
 
     @torch.inference_mode()
     def make_graphs(self, capture: Capture, query_len: int = 1) -> None:
         """Records graphs of so many tokens a sequence: of a few sizes now, of the others when they come up."""
-        sizes = graph_sizes(self._options.cuda_graph_sizes, self._options.max_num_seqs)
+        sizes = graph_sizes(self._options.kernels.cuda_graph_sizes, self._options.scheduler.max_num_seqs)
         self._graphs = DecodeGraphs(
             self._forward, sizes, len(self._groups), self._max_model_len, self._attention.shape.block_size,
             self._device, capture, query_len,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.manager import KvCacheManager, Prefix
@@ -16,21 +15,10 @@ from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.sequence import Sequence, SequenceState
+from quire.options.scheduler import SchedulerOptions
 
 # Long prompts that a look through the waiting queue passes over, to bound what a step costs.
 _MOST_PASSED_OVER = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerOptions:
-    """Limits of a step."""
-
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
-    enable_chunked_prefill: bool = True
-    max_num_partial_prefills: int = 1
-    max_long_partial_prefills: int = 1
-    long_prefill_token_threshold: int = 0  # 0: no prompt counts as long
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:
@@ -44,9 +32,20 @@ class Scheduler:
     policy's order gives its own back. So the first in order always gets on.
     """
 
-    def __init__(self, kv_cache: KvCacheManager, options: SchedulerOptions, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        kv_cache: KvCacheManager,
+        options: SchedulerOptions,
+        token_budget: int,
+        drafter: Drafter | None = None,
+    ) -> None:
+        """
+        Args:
+            token_budget: of a step.
+        """
         self._kv_cache = kv_cache
         self._options = options
+        self._token_budget = token_budget
         self._drafter = drafter
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # in the policy's order
@@ -109,7 +108,7 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """The next step. Its sequences have slots and blocks for what they are to compute."""
-        batch = Batch(self._step, self._options.max_num_batched_tokens)
+        batch = Batch(self._step, self._token_budget)
         self._schedule_running(batch)
         self._schedule_waiting(batch)
         if batch.sequences:

@@ -3,23 +3,21 @@
 A field made with `option(...)` is one option: `max_model_len` is `--max-model-len` on the command line,
 `QUIRE_MAX_MODEL_LEN` in the environment and `max-model-len` in a `--config` file. The command line wins over the
 environment, that over the file, that over the default.
+
+A field of a dataclass of options may be such a dataclass itself: a group, which its component gets as it is.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, TypeVar
 
-import click
-
-from quire.options.parameter import Parameter, as_value
+from quire.options.parameter import as_value
 
 ENVIRONMENT_PREFIX = "QUIRE_"
 T = TypeVar("T")
@@ -38,6 +36,7 @@ def option(
     positional: bool = False,
     secret: bool = False,
     json_value: bool = False,
+    affects_output: bool = False,
 ) -> Any:
     """A dataclass field that is an option.
 
@@ -49,10 +48,12 @@ def option(
         positional: may also be given without its flag, as the command's argument.
         secret: never shown in help, logs or process titles; handed to child processes by environment.
         json_value: parsed as a JSON object.
+        affects_output: the same request may get other tokens with another value: part of a worker's fingerprint.
     """
     metadata = {
         "help": help, "choices": tuple(choices), "others": others, "metavar": metavar, "aliases": tuple(aliases),
         "minimum": minimum, "maximum": maximum, "positional": positional, "secret": secret, "json": json_value,
+        "affects_output": affects_output,
     }  # fmt: skip
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -77,15 +78,62 @@ class OptionField:
     def environment_variable(self) -> str:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
+    @property
+    def names(self) -> list[str]:
+        """All that stands for it, on the command line and in the environment; a file's key goes with the flag."""
+        negative = [f"--no-{self.flag[2:]}"] if self.type is bool else []
+        return [self.flag, *negative, *self.metadata["aliases"], self.environment_variable]
+
+
+@dataclass(frozen=True)
+class OptionGroup:
+    """A dataclass's options, without those of the groups in it.
+
+    Attributes:
+        name: as vLLM calls its own group of that kind, if it has one.
+    """
+
+    name: str
+    title: str
+    fields: Sequence[OptionField]
+
+
+def groups_of(cls: type) -> list[OptionGroup]:
+    """The options of a dataclass by group: its own, if any, then those of each group in it."""
+    name = getattr(cls, "group", f"{cls.__name__.removesuffix('Options')}Config")
+    title = (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
+    own = [OptionGroup(name, title, fields)] if (fields := _own_fields(cls)) else []
+    return own + [group for nested in _nested(cls).values() for group in groups_of(nested)]
+
 
 def fields_of(cls: type) -> list[OptionField]:
-    """The options of a dataclass, in order."""
+    """The options of a dataclass, in order, those of its groups too."""
+    return [field for group in groups_of(cls) for field in group.fields]
+
+
+def values_of(options: Any) -> Iterator[tuple[OptionField, Any]]:
+    """All options, those of groups too, and what they are set to."""
+    for field in _own_fields(type(options)):
+        yield field, getattr(options, field.name)
+    for name in _nested(type(options)):
+        yield from values_of(getattr(options, name))
+
+
+def _nested(cls: type) -> dict[str, type]:
+    """Name of each field that is a group → its dataclass."""
     hints = typing.get_type_hints(cls)
+    kinds = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
+
+
+def _own_fields(cls: type) -> list[OptionField]:
+    hints, nested = typing.get_type_hints(cls), _nested(cls)
     found = []
     for field in dataclasses.fields(cls):
-        kind, multiple = _element_type(hints[field.name])
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        found.append(OptionField(field.name, kind, multiple, default, field.metadata))
+        if field.name not in nested:
+            kind, multiple = _element_type(hints[field.name])
+            default = field.default_factory() if callable(field.default_factory) else field.default
+            found.append(OptionField(field.name, kind, multiple, default, field.metadata))
     return found
 
 
@@ -99,116 +147,28 @@ def _element_type(hint: Any) -> tuple[type, bool]:
     return origin or hint, False
 
 
-class SizedInt(click.ParamType[Any]):
-    """An integer, with the suffixes that people use: `32k` is 32,000, `32K` is 32,768, `25.6k` is 25,600."""
-
-    name = "integer"
-    _UNITS: typing.ClassVar[dict[str, int]] = {
-        "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30,
-    }  # fmt: skip
-
-    def __init__(self, minimum: float | None, maximum: float | None) -> None:
-        self.minimum = minimum
-        self.maximum = maximum
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)", str(value).strip())
-        if not match:
-            self.fail(f"{value!r} is not an integer (25.6k means 25,600 and 32K means 32,768).", param, ctx)
-        number = Fraction(match[1]) * self._UNITS[match[2]]
-        if number.denominator != 1:
-            self.fail(f"{value!r} is not a whole number.", param, ctx)
-        exact = int(number)
-        if (self.minimum is not None and exact < self.minimum) or (self.maximum is not None and exact > self.maximum):
-            self.fail(f"{value} is out of range: {_range(self.minimum, self.maximum)}.", param, ctx)
-        return exact
-
-
-class Choice(click.Choice[str]):
-    """One of some texts; says what else there is to know about all others."""
-
-    def __init__(self, choices: Sequence[str], others: str) -> None:
-        super().__init__(choices)
-        self._others = others
-
-    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        message = super().get_invalid_choice_message(value, ctx)
-        return f"{message} {self._others}" if self._others else message
-
-
-class JsonObject(click.ParamType[Any]):
-    """A JSON object given as text."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return value
-        try:
-            parsed = json.loads(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is not JSON: {error}.", param, ctx)
-        if not isinstance(parsed, dict):
-            self.fail(f"{value!r} is not a JSON object.", param, ctx)
-        return parsed
-
-
-def _range(minimum: float | None, maximum: float | None) -> str:
-    parts = [
-        f"at least {minimum:g}" if minimum is not None else "",
-        f"at most {maximum:g}" if maximum is not None else "",
-    ]
-    return " and ".join(part for part in parts if part)
-
-
-def click_type(field: OptionField) -> click.ParamType[Any] | type:
-    """The click type that parses one value of the option."""
-    metadata = field.metadata
-    if metadata["choices"]:
-        return Choice(metadata["choices"], metadata["others"])
-    if metadata["json"]:
-        return JsonObject()
-    if field.type is int:
-        return SizedInt(metadata["minimum"], metadata["maximum"])
-    if field.type is float:
-        return click.FloatRange(metadata["minimum"], metadata["maximum"])
-    return field.type
-
-
-def click_option(field: OptionField) -> click.Option:
-    """The option as click sees it. Several values are repeated, or one JSON list; in the environment, also words."""
-    metadata = field.metadata
-    common: dict[str, Any] = {
-        "help": metadata["help"], "default": field.default, "envvar": field.environment_variable,
-        "show_default": field.default not in (None, "", (), {}) and not metadata["secret"],
-    }  # fmt: skip
-    if field.type is bool:
-        return Parameter([f"{field.flag}/--no-{field.flag[2:]}"], **common)
-    return Parameter(
-        [*metadata["aliases"], field.flag],
-        type=click_type(field),
-        multiple=field.multiple,
-        metavar=metadata["metavar"] or None,
-        **common,
-    )
-
-
 def build(cls: type[T], values: Mapping[str, Any]) -> T:
-    """An instance of the dataclass from parsed values; what is missing keeps its default."""
-    known = {field.name: field for field in fields_of(cls)}
-    chosen = {}
-    for name, value in values.items():
-        if name in known:
-            chosen[name] = tuple(value) if known[name].multiple else value
-    return cls(**chosen)
+    """An instance of the dataclass, with its groups, from parsed values by name; what is missing keeps its default.
+
+    Raises:
+        TypeError: it has no option of such a name.
+    """
+    if unknown := values.keys() - {field.name for field in fields_of(cls)}:
+        raise TypeError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
+    return _build(cls, values)
+
+
+def _build(cls: type[T], values: Mapping[str, Any]) -> T:
+    own = {field.name: field for field in _own_fields(cls) if field.name in values}
+    chosen = {name: tuple(values[name]) if field.multiple else values[name] for name, field in own.items()}
+    return cls(**chosen, **{name: _build(group, values) for name, group in _nested(cls).items()})
 
 
 def to_arguments(options: Any) -> tuple[list[str], dict[str, str]]:
     """(arguments, environment) that make a child process parse the same options; secrets go by environment."""
     arguments: list[str] = []
     environment: dict[str, str] = {}
-    for field in fields_of(type(options)):
-        value = getattr(options, field.name)
+    for field, value in values_of(options):
         if value == field.default:
             continue
         if field.type is bool:

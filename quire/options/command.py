@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from quire.options.base import ENVIRONMENT_PREFIX, OptionField, build, click_option, fields_of
+from quire.options.base import ENVIRONMENT_PREFIX, OptionField, OptionGroup, build, fields_of, groups_of
 from quire.options.config_file import load_config_file
 from quire.options.inventory import UNIMPLEMENTED
+from quire.options.parsing import click_option
+
+_OWN_NAMES = ("--config", "QUIRE_CONFIG", "-h", "--help")
 
 
 class OptionsCommand(click.Command):
@@ -27,25 +31,19 @@ class OptionsCommand(click.Command):
     ) -> None:
         """
         Args:
-            groups: keyword of `run` → dataclass of options. A name that stands in two classes is one option.
+            groups: keyword of `run` → dataclass of options. An option that two declare alike is one.
             defaults: option name → default of this command, where it differs from the dataclass's.
         """
         self._groups = groups
         self._run = run
-        self._fields: dict[str, tuple[str, OptionField]] = {}
-        for group in groups.values():
-            title = (group.__doc__ or group.__name__).strip().splitlines()[0].rstrip(".")
-            for field in fields_of(group):
-                self._fields.setdefault(field.name, (title, field))
+        self._sections = _sections([group for cls in groups.values() for group in groups_of(cls)])
+        self._fields = {field.name: field for section in self._sections for field in section.fields}
         super().__init__(name, help=help, params=self._parameters(), callback=self._invoke, add_help_option=False)
         self._defaults = dict(defaults or {})
 
-    def sections(self) -> dict[str, list[OptionField]]:
-        """Title of each group → its options, each option once."""
-        sections: dict[str, list[OptionField]] = {}
-        for title, field in self._fields.values():
-            sections.setdefault(title, []).append(field)
-        return sections
+    def sections(self) -> Sequence[OptionGroup]:
+        """The groups with their options, each option once."""
+        return self._sections
 
     def _parameters(self) -> list[click.Parameter]:
         parameters: list[click.Parameter] = [
@@ -55,7 +53,7 @@ class OptionsCommand(click.Command):
                          callback=self._show_help, metavar="[WORD]",
                          help="Shows the options, or those with WORD in them (--help=max)."),
         ]  # fmt: skip
-        for _, field in self._fields.values():
+        for field in self._fields.values():
             parameters.append(click_option(field))
             if field.metadata["positional"]:
                 parameters.append(click.Argument([f"{field.name}_argument"], required=False, metavar="[MODEL]"))
@@ -85,7 +83,7 @@ class OptionsCommand(click.Command):
         if path:
             values = load_config_file(path, self._fields)
             for name, value in values.items():
-                if self._fields[name][1].multiple and not isinstance(value, list):
+                if self._fields[name].multiple and not isinstance(value, list):
                     values[name] = [value]  # one value needs no brackets
             ctx.default_map = {**(ctx.default_map or {}), **values}
 
@@ -97,11 +95,11 @@ class OptionsCommand(click.Command):
             formatter.write_usage(ctx.command_path, "[MODEL] [OPTIONS]" if "model" in self._fields else "[OPTIONS]")
             formatter.write_paragraph()
             formatter.write_text(self.help or "")
-        for title, fields in self.sections().items():
-            rows = [self._help_row(ctx, field) for field in fields]
+        for section in self._sections:
+            rows = [self._help_row(ctx, field) for field in section.fields]
             shown = [row for row in rows if row and word.lower() in " ".join(row).lower()]
             if shown:
-                with formatter.section(title):
+                with formatter.section(section.title):
                     formatter.write_dl(shown)
         click.echo(formatter.getvalue().rstrip() or f"No option has {word!r} in it.")
         ctx.exit()
@@ -110,11 +108,32 @@ class OptionsCommand(click.Command):
         return next(p for p in self.params if p.name == field.name and isinstance(p, click.Option)).get_help_record(ctx)
 
     def _invoke(self, **values: Any) -> None:
-        for name, (_, field) in self._fields.items():
+        for name, field in self._fields.items():
             if field.metadata["positional"]:
                 argument = values.pop(f"{name}_argument")
                 source = click.get_current_context().get_parameter_source(name)
                 if argument and source is ParameterSource.COMMANDLINE and values[name] != argument:
                     raise click.UsageError(f"{field.flag} {values[name]} and {argument}: name one model.")
                 values[name] = argument or values[name]
-        self._run(**{keyword: build(group, values) for keyword, group in self._groups.items()})
+        self._run(**{
+            keyword: build(cls, {field.name: values[field.name] for field in fields_of(cls)})
+            for keyword, cls in self._groups.items()
+        })  # fmt: skip
+
+
+def _sections(groups: Sequence[OptionGroup]) -> list[OptionGroup]:
+    """The groups, each option once: one that several declare alike stays with the first.
+
+    Raises:
+        ValueError: two options that are not the same have a name in common.
+    """
+    owners: dict[str, OptionField | None] = dict.fromkeys(_OWN_NAMES)
+    sections = []
+    for group in groups:
+        new = [field for field in group.fields if owners.get(field.flag) != field]
+        for field in new:
+            if taken := owners.keys() & field.names:
+                raise ValueError(f"{min(taken)} of {group.name} is another option's too")
+            owners.update(dict.fromkeys(field.names, field))
+        sections.append(dataclasses.replace(group, fields=new))
+    return [section for section in sections if section.fields]

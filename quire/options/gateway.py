@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quire.errors import StartupError
 from quire.options.base import option
@@ -13,6 +14,8 @@ from quire.options.server import LOOPBACK
 @dataclass(frozen=True)
 class GatewayOptions:
     """The OpenAI-compatible HTTP server."""
+
+    group: ClassVar[str] = "Frontend"
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on.", minimum=1, maximum=65535)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from quire.errors import StartupError
-from quire.options.base import ENVIRONMENT_PREFIX, fields_of, to_arguments
+from quire.options.base import ENVIRONMENT_PREFIX, fields_of, to_arguments, values_of
 from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions
@@ -91,8 +91,8 @@ def _check_used(flag: str, addresses: Sequence[str], *groups: Any) -> None:
     Raises:
         StartupError: the services of these options run elsewhere, so that those that are set have no effect.
     """
-    changed = [field.flag for group in groups for field in fields_of(type(group))
-               if getattr(group, field.name) != field.default and field.name not in _OF_THE_STACK]  # fmt: skip
+    changed = [field.flag for group in groups for field, value in values_of(group)
+               if value != field.default and field.name not in _OF_THE_STACK]  # fmt: skip
     if addresses and changed:
         raise StartupError(
             f"{flag} names services that run already, with options of their own: {', '.join(changed)} would have no "
@@ -110,10 +110,11 @@ def with_derived(options: StackOptions) -> StackOptions:
     if options.gateway.api_key and not options.security.grpc_token:
         # The API asks for a key, so the gRPC ports behind it must not be open to every user of this machine.
         changes["security"] = dataclasses.replace(options.security, grpc_token=secrets.token_urlsafe(32))
-    if options.serve.engines > 1 and options.engine.cpu_threads is None:
-        ranks = options.serve.engines * options.engine.tensor_parallel_size
+    if options.serve.engines > 1 and options.engine.kernels.cpu_threads is None:
+        ranks = options.serve.engines * options.engine.parallel.tensor_parallel_size
         threads = max(1, (os.cpu_count() or 1) // ranks)
-        changes["engine"] = dataclasses.replace(options.engine, cpu_threads=threads)
+        kernels = dataclasses.replace(options.engine.kernels, cpu_threads=threads)
+        changes["engine"] = dataclasses.replace(options.engine, kernels=kernels)
     return dataclasses.replace(options, **changes)
 
 
@@ -145,8 +146,8 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
 
 def _devices(options: StackOptions, engines: Sequence[str]) -> dict[str, Mapping[str, str]]:
     """Name of each engine → environment that shows it its own GPUs."""
-    gpus = count_gpus() if len(engines) > 1 and options.engine.device != "cpu" else 0
-    ranks = options.engine.tensor_parallel_size
+    gpus = count_gpus() if len(engines) > 1 and options.engine.kernels.device != "cpu" else 0
+    ranks = options.engine.parallel.tensor_parallel_size
     return dict(zip(engines, devices_of_engines(len(engines), ranks, gpus, os.environ), strict=True))
 
 

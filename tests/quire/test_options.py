@@ -22,6 +22,7 @@ from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
 from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from tests.support.engine_options import engine_options
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Sample:
 class Other:
     """A second group."""
 
-    count: int = option(3, "The same option as the first group's.")
+    count: int = option(3, "A number.", minimum=-5, maximum=10**12, aliases=("-c",))  # as Sample's
     speed: int = option(1, "Only here.")
 
 
@@ -310,7 +311,7 @@ def test_secrets_stay_out_of_the_arguments() -> None:
         RouterOptions(workers=("a:1", "b:2"), routing_policy="random", worker_lease_seconds=2.5),
         GrpcServerOptions(port=5, insecure=True, drain_timeout_seconds=0.0),
         RpcSecurityOptions(grpc_token="hush"),
-        EngineOptions(max_model_len=128, enable_prefix_caching=False, hf_overrides={"a": 1}, tensor_parallel_size=2),
+        engine_options(max_model_len=128, enable_prefix_caching=False, hf_overrides={"a": 1}, tensor_parallel_size=2),
         ModelOptions(model="m", served_model_name=("x", "y")),
         LogOptions(log_level="debug"),
     ],

@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from engine_svc.main import build_server
 from engine_svc.worker import EngineWorker
-from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.channel import open_channel
 from quire.rpc.server import GrpcServer
 from quire.v1 import engine_pb2_grpc
+from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor
 
 
@@ -49,7 +49,7 @@ async def running_engine(
     """
     security, registry = RpcSecurityOptions(), CollectorRegistry()
     model = model or ModelOptions(model=str(Path(__file__).parent), served_model_name=("fake",))
-    worker = EngineWorker(executor or FakeExecutor(), model, EngineOptions(generation_config="vllm", **options))
+    worker = EngineWorker(executor or FakeExecutor(), model, engine_options(generation_config="vllm", **options))
     server = build_server(worker, GrpcServerOptions(port=port), security, registry)
     await server.start()
     address = f"127.0.0.1:{server.port}"

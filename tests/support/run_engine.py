@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_svc.engine import Engine, EngineConfig
+from engine_svc.engine import Engine, EngineFacts
 from engine_svc.executor.base import create_executor
 from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.outputs import FinishReason, Usage
 from engine_svc.plan import PositionLogprobs
 from engine_svc.request import GenerationRequest
-from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
+from tests.support.engine_options import engine_options
 from tests.support.tiny_models import VOCAB_SIZE
 
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=64, ignore_eos=True)
@@ -41,20 +41,18 @@ def running_engine(
 ) -> Iterator[Engine]:
     """An engine of float32 unless the options say otherwise; proves at its end that nothing leaked."""
     given = {"dtype": "float32", "use_tqdm_on_load": False, "num_gpu_blocks_override": num_blocks} | options
-    chosen = EngineOptions(**given)
-    executor = create_executor(chosen)
+    chosen = engine_options(**given)
+    executor = create_executor(chosen.parallel)
     try:
         spec = executor.load(ModelOptions(model=str(folder)), chosen)
         executor.allocate(num_blocks, num_host_blocks)
         engine = Engine(
             executor,
-            EngineConfig(
+            chosen,
+            EngineFacts(
                 num_blocks=num_blocks, num_host_blocks=num_host_blocks, block_size=spec.block_size,
-                windows=spec.windows, max_model_len=size_kv_cache(spec, chosen).max_model_len,
-                max_num_seqs=chosen.max_num_seqs, max_num_batched_tokens=spec.max_num_batched_tokens,
-                enable_chunked_prefill=chosen.enable_chunked_prefill,
-                enable_prefix_caching=chosen.enable_prefix_caching, scheduling_policy=chosen.scheduling_policy,
-                async_scheduling=chosen.async_scheduling, eos_token_ids=frozenset(eos_token_ids),
+                windows=spec.windows, max_model_len=size_kv_cache(spec, chosen.cache, chosen.scheduler).max_model_len,
+                max_num_batched_tokens=spec.max_num_batched_tokens, eos_token_ids=frozenset(eos_token_ids),
             ),
         )  # fmt: skip
         yield engine

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from engine_svc.engine import Engine, EngineConfig
+from engine_svc.engine import Engine, EngineFacts
 from engine_svc.outputs import Load
 from engine_svc.request import GenerationRequest
 from quire.sampling import SamplingParameters
+from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor
 
 
 def make_engine(num_blocks: int = 64, num_host_blocks: int = 0, budget: int = 8) -> Engine:
     executor = FakeExecutor(block_size=4, verify=True)
     executor.allocate(num_blocks, num_host_blocks)
-    config = EngineConfig(
-        num_blocks=num_blocks, num_host_blocks=num_host_blocks, block_size=4, max_model_len=60, max_num_seqs=8,
+    facts = EngineFacts(
+        num_blocks=num_blocks, num_host_blocks=num_host_blocks, block_size=4, max_model_len=60,
         max_num_batched_tokens=budget,
     )  # fmt: skip
-    return Engine(executor, config)
+    return Engine(executor, engine_options(max_num_seqs=8), facts)
 
 
 def add(engine: Engine, key: int, prompt: list[int], max_tokens: int) -> None:

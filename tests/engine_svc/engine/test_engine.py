@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from engine_svc.admission import sequence_seed
-from engine_svc.engine import Engine, EngineConfig
+from engine_svc.engine import Engine, EngineFacts
 from engine_svc.executor.base import ExecutorDead
 from engine_svc.outputs import FinishReason, SequenceDelta
 from engine_svc.plan import StepPlan, StepResult
@@ -20,11 +20,12 @@ from engine_svc.request import ChoiceProgress, GenerationRequest
 from engine_svc.scheduler.drafter import Drafter
 from quire.errors import DeadlineExceeded, Internal, Unavailable
 from quire.sampling import SamplingParameters
+from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor, expected_tokens
 from tests.support.plans import sampling_plan
 
 VOCABULARY = 1000
-CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=200, max_num_seqs=8, max_num_batched_tokens=32)
+FACTS = EngineFacts(num_blocks=64, block_size=4, max_model_len=200, max_num_batched_tokens=32)
 
 
 def make_engine(
@@ -33,10 +34,13 @@ def make_engine(
     drafter: Drafter | None = None,
     **changes: Any,
 ) -> Engine:
-    config = dataclasses.replace(CONFIG, **changes)
-    executor = executor or FakeExecutor(VOCABULARY, config.block_size, verify=True)
-    executor.allocate(config.num_blocks, config.num_host_blocks)
-    return Engine(executor, config, clock, drafter)
+    """The changes are to facts and options."""
+    known = {field.name for field in dataclasses.fields(FACTS)}
+    facts = dataclasses.replace(FACTS, **{name: value for name, value in changes.items() if name in known})
+    options = engine_options(**{"max_num_seqs": 8} | {name: changes[name] for name in changes.keys() - known})
+    executor = executor or FakeExecutor(VOCABULARY, facts.block_size, verify=True)
+    executor.allocate(facts.num_blocks, facts.num_host_blocks)
+    return Engine(executor, options, facts, clock, drafter)
 
 
 def request(prompt: list[int], **sampling: Any) -> GenerationRequest:
@@ -93,7 +97,7 @@ PROMPTS = [
 @pytest.mark.parametrize("blocks", [200, 50, 36])
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_tokens_depend_on_nothing_but_the_prompt(caching: bool, budget: int, blocks: int, in_flight: int) -> None:
-    executor = FakeExecutor(VOCABULARY, CONFIG.block_size, verify=True, max_in_flight=in_flight)
+    executor = FakeExecutor(VOCABULARY, FACTS.block_size, verify=True, max_in_flight=in_flight)
     engine = make_engine(
         executor, enable_prefix_caching=caching, max_num_batched_tokens=budget, num_blocks=blocks, max_model_len=140
     )
@@ -325,7 +329,7 @@ def test_abort_frees_at_once() -> None:
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_stop_string_ends_one_sequence(in_flight: int) -> None:
     """The other goes on undisturbed; usage counts what came before the stop, the counters what was computed."""
-    engine = make_engine(FakeExecutor(VOCABULARY, CONFIG.block_size, verify=True, max_in_flight=in_flight))
+    engine = make_engine(FakeExecutor(VOCABULARY, FACTS.block_size, verify=True, max_in_flight=in_flight))
     prompt = list(range(21))
     for key in range(2):
         engine.add(key, request(prompt, n=2, max_tokens=30))

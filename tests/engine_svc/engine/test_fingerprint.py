@@ -11,8 +11,8 @@ import pytest
 
 from engine_svc.executor.base import create_executor
 from engine_svc.fingerprint import fingerprint
-from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor
 from tests.support.tiny_models import make_model
 
@@ -25,13 +25,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of(folder: Path, spec: dict[str, Any] | None = None, eos: tuple[int, ...] = (), **options: Any) -> str:
-    return fingerprint(folder, EngineOptions(**options), msgspec.structs.replace(SPEC, **(spec or {})), eos)
+    return fingerprint(folder, engine_options(**options), msgspec.structs.replace(SPEC, **(spec or {})), eos)
 
 
 def loaded(folder: Path, **options: Any) -> str:
     """Of a worker that has really loaded the model."""
-    chosen = EngineOptions(use_tqdm_on_load=False, **options)
-    executor = create_executor(chosen)
+    chosen = engine_options(use_tqdm_on_load=False, **options)
+    executor = create_executor(chosen.parallel)
     try:
         return fingerprint(folder, chosen, executor.load(ModelOptions(model=str(folder)), chosen), ())
     finally:

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
-from engine_svc.generation_config import read_generation_defaults
+from engine_svc.generation_config import GenerationDefaults, read_generation_defaults
 from engine_svc.plan import KvCacheSpec
 from engine_svc.worker import EngineWorker
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor
+
+
+def read(folder: Path, options: EngineOptions) -> GenerationDefaults:
+    return read_generation_defaults(folder, options.generation, options.form.hf_overrides)
 
 
 @pytest.fixture
@@ -33,13 +38,13 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> None:
 
 
 def test_auto_reads_the_models_own(folder: Path) -> None:
-    defaults = read_generation_defaults(folder, EngineOptions())
+    defaults = read(folder, EngineOptions())
     assert defaults.sampling == {"temperature": 0.6, "top_k": 20, "max_tokens": 100}
     assert defaults.eos_token_ids == {5, 6, 7, 9}
 
 
 def test_vllm_means_neutral_but_stops_all_the_same(folder: Path) -> None:
-    defaults = read_generation_defaults(folder, EngineOptions(generation_config="vllm"))
+    defaults = read(folder, engine_options(generation_config="vllm"))
     assert defaults.sampling == {}
     assert defaults.eos_token_ids == {5, 6, 7, 9}
 
@@ -48,16 +53,16 @@ def test_a_folder_of_its_own(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     write(other, "generation_config.json", {"top_p": 0.5, "eos_token_id": 3})
-    defaults = read_generation_defaults(folder, EngineOptions(generation_config=str(other)))
+    defaults = read(folder, engine_options(generation_config=str(other)))
     assert defaults.sampling == {"top_p": 0.5}
     assert 3 in defaults.eos_token_ids
     with pytest.raises(StartupError, match="--generation-config"):
-        read_generation_defaults(folder, EngineOptions(generation_config=str(tmp_path / "none")))
+        read(folder, engine_options(generation_config=str(tmp_path / "none")))
 
 
 def test_overrides_win(folder: Path) -> None:
-    options = EngineOptions(override_generation_config={"temperature": 0.1, "eos_token_id": 2, "top_k": -1})
-    defaults = read_generation_defaults(folder, options)
+    options = engine_options(override_generation_config={"temperature": 0.1, "eos_token_id": 2, "top_k": -1})
+    defaults = read(folder, options)
     assert defaults.sampling == {"temperature": 0.1, "top_k": 0, "max_tokens": 100}
     assert defaults.eos_token_ids == {2}
 
@@ -68,19 +73,19 @@ def test_overrides_win(folder: Path) -> None:
 )
 def test_wrong_overrides_are_refused(folder: Path, override: dict[str, Any]) -> None:
     with pytest.raises(StartupError, match=next(iter(override))):
-        read_generation_defaults(folder, EngineOptions(override_generation_config=override))
+        read(folder, engine_options(override_generation_config=override))
 
 
 def test_missing_files_are_empty_and_broken_ones_are_told(tmp_path: Path) -> None:
-    assert read_generation_defaults(tmp_path, EngineOptions()).eos_token_ids == frozenset()
+    assert read(tmp_path, EngineOptions()).eos_token_ids == frozenset()
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(StartupError, match="not JSON"):
-        read_generation_defaults(tmp_path, EngineOptions())
+        read(tmp_path, EngineOptions())
 
 
 def test_null_takes_a_default_away(folder: Path) -> None:
-    options = EngineOptions(override_generation_config={"max_new_tokens": None})
-    assert read_generation_defaults(folder, options).sampling == {"temperature": 0.6, "top_k": 20}
+    options = engine_options(override_generation_config={"max_new_tokens": None})
+    assert read(folder, options).sampling == {"temperature": 0.6, "top_k": 20}
 
 
 async def test_one_that_is_not_there_is_found_before_the_weights_are_read(tmp_path: Path) -> None:
@@ -88,6 +93,6 @@ async def test_one_that_is_not_there_is_found_before_the_weights_are_read(tmp_pa
         def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
             raise AssertionError("it reads the weights first")
 
-    options = EngineOptions(generation_config="/nowhere")
+    options = engine_options(generation_config="/nowhere")
     with pytest.raises(StartupError, match="--generation-config /nowhere"):
         await EngineWorker(Unread(), ModelOptions(model=str(tmp_path)), options).load()

@@ -11,9 +11,14 @@ from engine_svc.kv_cache.sizing import KvCacheSize, size_kv_cache
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
+from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor
 
 SPEC = FakeExecutor(block_size=16, max_model_len=100, bytes_per_block=1000, available_bytes=10_000).spec
+
+
+def size(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
+    return size_kv_cache(spec, options.cache, options.scheduler)
 
 
 def changed(**changes: Any) -> KvCacheSpec:
@@ -22,56 +27,56 @@ def changed(**changes: Any) -> KvCacheSpec:
 
 
 def test_memory_is_divided_into_blocks() -> None:
-    assert size_kv_cache(SPEC, EngineOptions()) == KvCacheSize(10, 100, 160)
+    assert size(SPEC, EngineOptions()) == KvCacheSize(10, 100, 160)
 
 
 def test_a_tiny_model_takes_no_more_than_it_can_use() -> None:
     spec = changed(available_bytes=10**9)
-    assert size_kv_cache(spec, EngineOptions(max_num_seqs=2)).num_blocks == 4 * 2 * 7
-    assert size_kv_cache(spec, EngineOptions(max_num_seqs=2, kv_cache_memory_bytes=10**9)).num_blocks == 10**6
+    assert size(spec, engine_options(max_num_seqs=2)).num_blocks == 4 * 2 * 7
+    assert size(spec, engine_options(max_num_seqs=2, kv_cache_memory_bytes=10**9)).num_blocks == 10**6
 
 
 def test_too_little_memory_names_the_length_that_fits() -> None:
     with pytest.raises(StartupError) as caught:
-        size_kv_cache(changed(max_model_len=161), EngineOptions())
+        size(changed(max_model_len=161), EngineOptions())
     assert "--max-model-len that fits is 160" in str(caught.value)
     assert "--kv-cache-memory-bytes" in str(caught.value)
-    assert size_kv_cache(changed(max_model_len=160), EngineOptions()).max_model_len == 160
+    assert size(changed(max_model_len=160), EngineOptions()).max_model_len == 160
 
 
 def test_layers_with_a_window_need_few_blocks() -> None:
     spec = changed(windows=(None, 16, 16), max_num_batched_tokens=32, max_model_len=1600)
     # Everything for the first group, and for the others the window, two steps, and the blocks at both ends.
-    size = size_kv_cache(msgspec.structs.replace(spec, available_bytes=114_000), EngineOptions())
-    assert (size.num_blocks, size.max_model_len, size.num_tokens) == (114, 1600, 1600)
+    found = size(msgspec.structs.replace(spec, available_bytes=114_000), EngineOptions())
+    assert (found.num_blocks, found.max_model_len, found.num_tokens) == (114, 1600, 1600)
     with pytest.raises(StartupError, match="--max-model-len that fits is 1584"):
-        size_kv_cache(msgspec.structs.replace(spec, available_bytes=113_000), EngineOptions())
+        size(msgspec.structs.replace(spec, available_bytes=113_000), EngineOptions())
     with pytest.raises(StartupError, match="--swap-space does not support"):
-        size_kv_cache(msgspec.structs.replace(spec, available_bytes=114_000), EngineOptions(swap_space=1.0))
+        size(msgspec.structs.replace(spec, available_bytes=114_000), engine_options(swap_space=1.0))
 
 
 def test_no_memory_at_all() -> None:
     with pytest.raises(StartupError, match="Not even one block"):
-        size_kv_cache(changed(available_bytes=0), EngineOptions())
+        size(changed(available_bytes=0), EngineOptions())
 
 
 def test_override_wins_and_cuts_the_length() -> None:
-    assert size_kv_cache(SPEC, EngineOptions(num_gpu_blocks_override=5)) == KvCacheSize(5, 80, 80)
-    assert size_kv_cache(SPEC, EngineOptions(num_gpu_blocks_override=50)) == KvCacheSize(50, 100, 800)
+    assert size(SPEC, engine_options(num_gpu_blocks_override=5)) == KvCacheSize(5, 80, 80)
+    assert size(SPEC, engine_options(num_gpu_blocks_override=50)) == KvCacheSize(50, 100, 800)
 
 
 def test_limits_of_partial_prefills_must_fit_together() -> None:
     with pytest.raises(StartupError, match="--enable-chunked-prefill"):
-        size_kv_cache(
+        size(
             SPEC,
-            EngineOptions(enable_chunked_prefill=False, long_prefill_token_threshold=10),
+            engine_options(enable_chunked_prefill=False, long_prefill_token_threshold=10),
         )
     with pytest.raises(StartupError, match="--max-num-partial-prefills"):
-        size_kv_cache(SPEC, EngineOptions(max_long_partial_prefills=2))
+        size(SPEC, engine_options(max_long_partial_prefills=2))
 
 
 def test_whole_prompts_need_the_budget() -> None:
-    options = EngineOptions(enable_chunked_prefill=False)
+    options = engine_options(enable_chunked_prefill=False)
     with pytest.raises(StartupError, match="--max-num-batched-tokens"):
-        size_kv_cache(changed(max_num_batched_tokens=99), options)
-    assert size_kv_cache(changed(max_num_batched_tokens=100), options).num_blocks == 10
+        size(changed(max_num_batched_tokens=99), options)
+    assert size(changed(max_num_batched_tokens=100), options).num_blocks == 10

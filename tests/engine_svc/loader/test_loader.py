@@ -16,8 +16,8 @@ from engine_svc.executor.base import create_executor
 from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
-from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from tests.support.engine_options import engine_options
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import ROPES, make_model
 
@@ -34,8 +34,8 @@ def folder(original: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, **options: Any) -> KvCacheSpec:
-    chosen = EngineOptions(**options)
-    executor = create_executor(chosen)
+    chosen = engine_options(**options)
+    executor = create_executor(chosen.parallel)
     try:
         return executor.load(ModelOptions(model=str(folder)), chosen)
     finally:
@@ -163,9 +163,10 @@ def test_heads_that_cannot_be_split(folder: Path, size: int) -> None:
 
 
 def test_not_enough_memory_names_the_length_that_fits(folder: Path) -> None:
-    options = EngineOptions(kv_cache_memory_bytes=200_000)
+    options = engine_options(kv_cache_memory_bytes=200_000)
     spec = load(folder, kv_cache_memory_bytes=200_000)
     with pytest.raises(StartupError, match=r"largest --max-model-len that fits is (\d+)") as caught:
-        size_kv_cache(spec, options)
+        size_kv_cache(spec, options.cache, options.scheduler)
     fits = int(str(caught.value).split("fits is ")[1].split(".")[0])
-    assert size_kv_cache(load(folder, kv_cache_memory_bytes=200_000, max_model_len=fits), options).num_blocks > 0
+    shorter = load(folder, kv_cache_memory_bytes=200_000, max_model_len=fits)
+    assert size_kv_cache(shorter, options.cache, options.scheduler).num_blocks > 0

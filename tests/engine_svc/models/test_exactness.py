@@ -19,10 +19,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from engine_svc.executor.base import create_executor
 from engine_svc.outputs import FinishReason
 from quire.errors import StartupError
-from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from quire.options.parallel import ParallelOptions
 from quire.sampling import SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
+from tests.support.engine_options import engine_options
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import FAMILIES, LONGROPE, OTHERS, ROPES, reference_logprobs, reference_tokens
 
@@ -131,8 +132,8 @@ def test_compressed_attention_caches_one_vector_a_token(model_folder: ModelFolde
     folder = model_folder(family)
     check(folder, max_num_batched_tokens=7)
     check(folder, tensor_parallel_size=2, cpu_threads=1)
-    executor = create_executor(EngineOptions(dtype="float32"))
-    spec = executor.load(ModelOptions(model=str(folder)), EngineOptions(dtype="float32"))
+    executor = create_executor(ParallelOptions())
+    spec = executor.load(ModelOptions(model=str(folder)), engine_options(dtype="float32"))
     executor.close()
     assert spec.bytes_per_block == 3 * 16 * (16 + 8) * 4
 

@@ -8,8 +8,9 @@ from engine_svc.request import GenerationRequest
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.queue import WaitingQueue
-from engine_svc.scheduler.scheduler import Scheduler, SchedulerOptions
+from engine_svc.scheduler.scheduler import Scheduler
 from engine_svc.scheduler.sequence import LiveRequest, Sequence, SequenceState
+from quire.options.scheduler import SchedulerOptions
 from quire.sampling import SamplingParameters
 
 
@@ -21,10 +22,8 @@ def sequence(arrival: int, prompt: int, rank: int = 0) -> Sequence:
 
 
 def scheduler(blocks: int = 100, budget: int = 16, seqs: int = 4, chunked: bool = True, **options: int) -> Scheduler:
-    limits = SchedulerOptions(
-        max_num_batched_tokens=budget, max_num_seqs=seqs, enable_chunked_prefill=chunked, **options
-    )
-    return Scheduler(KvCacheManager(blocks, 4), limits)
+    chosen = SchedulerOptions(max_num_seqs=seqs, enable_chunked_prefill=chunked, **options)
+    return Scheduler(KvCacheManager(blocks, 4), chosen, budget)
 
 
 def apply(batch: Batch) -> None:

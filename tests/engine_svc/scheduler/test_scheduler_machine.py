@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine_svc.admission import sequence_seed
-from engine_svc.engine import Engine, EngineConfig
+from engine_svc.engine import Engine, EngineFacts
 from engine_svc.layer_groups import most_blocks
 from engine_svc.outputs import FinishReason
 from engine_svc.plan import StepPlan
 from engine_svc.request import ChoiceProgress, GenerationRequest
 from quire.sampling import SamplingParameters
+from tests.support.engine_options import engine_options
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_executor import FakeExecutor, expected_tokens
 from tests.support.plans import sampling_plan
@@ -50,13 +51,15 @@ class EngineMachine(RuleBasedStateMachine):
         executor.allocate(blocks, host)
         self.engine = Engine(
             executor,
-            EngineConfig(
-                num_blocks=blocks, block_size=BLOCK, max_model_len=self.length, max_num_seqs=slots,
-                max_num_batched_tokens=budget, enable_chunked_prefill=chunked, enable_prefix_caching=caching,
-                scheduling_policy=policy,
-                max_num_partial_prefills=partial, windows=tuple(windows), max_long_partial_prefills=long,
-                num_host_blocks=host if caching and windows == [None] else 0, eos_token_ids=frozenset(END),
+            engine_options(
+                max_num_seqs=slots, enable_chunked_prefill=chunked, enable_prefix_caching=caching,
+                scheduling_policy=policy, max_num_partial_prefills=partial, max_long_partial_prefills=long,
                 long_prefill_token_threshold=threshold if chunked else 0,
+            ),
+            EngineFacts(
+                num_blocks=blocks, block_size=BLOCK, max_model_len=self.length, max_num_batched_tokens=budget,
+                windows=tuple(windows), num_host_blocks=host if caching and windows == [None] else 0,
+                eos_token_ids=frozenset(END),
             ),
             drafter=FakeDrafter(VOCABULARY, drafts) if drafts else None,
         )  # fmt: skip

@@ -16,8 +16,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from engine_svc.service.registration import advertised_address, keep_registered
-from engine_svc.watchdog import EXIT_ENGINE_DIED, StepLimits, watch_steps
+from engine_svc.watchdog import EXIT_ENGINE_DIED, watch_steps
 from quire.options.server import RpcSecurityOptions
+from quire.options.watchdog import WatchdogOptions
 from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc, router_pb2, router_pb2_grpc
 
 ROOT = Path(__file__).parents[3]
@@ -30,6 +31,9 @@ from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.options.watchdog import WatchdogOptions
+from tests.support.engine_options import engine_options
+from quire.options.watchdog import WatchdogOptions
 from tests.support.fake_executor import FakeExecutor
 
 port, mode = int(sys.argv[1]), sys.argv[2]
@@ -45,7 +49,7 @@ executor = FakeExecutor(
     step_seconds=0.01, on_step=on_step, available_bytes=1024 if mode == "small" else 2**22
 )
 try:
-    died = asyncio.run(serve(executor, ModelOptions(model="tests"), EngineOptions(max_num_seqs=1, **limits),
+    died = asyncio.run(serve(executor, ModelOptions(model="tests"), engine_options(max_num_seqs=1, **limits),
                              GrpcServerOptions(port=port), RpcSecurityOptions()))
 except StartupError as error:
     sys.exit(str(error))
@@ -218,7 +222,7 @@ async def test_watchdog_follows_the_steps() -> None:
     age = [5.0]
     states: asyncio.Queue[bool] = asyncio.Queue()
     given_up: asyncio.Queue[float] = asyncio.Queue()
-    limits = StepLimits(timeout=1.0, grace=1000.0)
+    limits = WatchdogOptions(step_timeout_seconds=1.0, step_grace_seconds=1000.0)
     job = asyncio.create_task(watch_steps(lambda: age[0], limits, states.put, given_up.put_nowait))
     assert await asyncio.wait_for(states.get(), TIMEOUT) is False
     age[0] = 0.0
@@ -232,7 +236,7 @@ async def test_watchdog_follows_the_steps() -> None:
 async def test_watchdog_gives_up_a_step_that_does_not_end() -> None:
     states: asyncio.Queue[bool] = asyncio.Queue()
     given_up: asyncio.Queue[float] = asyncio.Queue()
-    job = asyncio.create_task(watch_steps(lambda: 5.0, StepLimits(1.0, 0.0), states.put, given_up.put_nowait))
+    job = asyncio.create_task(watch_steps(lambda: 5.0, WatchdogOptions(1.0, 0.0), states.put, given_up.put_nowait))
     assert await asyncio.wait_for(given_up.get(), TIMEOUT) == 5.0
     assert states.get_nowait() is False
     job.cancel()

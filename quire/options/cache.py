@@ -1,0 +1,45 @@
+"""Options of the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.options.base import option
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The KV cache."""
+
+    block_size: int | None = option(
+        None, "Tokens in one KV block. Default: 16.", minimum=1, maximum=512, affects_output=True
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of the GPU's memory for this worker's weights, activations and KV cache, whatever others hold: two "
+        "workers of 0.5 fit one GPU.",
+        minimum=0.01,
+        maximum=1.0,
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None, "Size of the KV cache in bytes, in place of gpu-memory-utilization. On a CPU the default is a tenth of "
+        "the free memory, 4 GiB at most.", minimum=1,
+    )  # fmt: skip
+    num_gpu_blocks_override: int | None = option(
+        None, "Number of KV blocks, whatever the memory; for tests of preemption.", minimum=1
+    )
+    kv_cache_dtype: str = option(
+        "auto", "Type of cached keys and values: auto is the model's own, fp8 (e4m3) and the others halve the cache. "
+        "On a CPU, 8 bits run on torch's kernels, which are slower.", choices=("auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
+        affects_output=True,
+    )  # fmt: skip
+    calculate_kv_scales: bool = option(
+        False,
+        "With kv-cache-dtype fp8: scales of keys and values are calculated for each layer at start. Off: 1.",
+        affects_output=True,
+    )
+    enable_prefix_caching: bool = option(True, "Keeps the KV blocks of finished requests for prompts that begin alike.")
+    swap_space: float = option(
+        0.0, "GiB of host memory, of each rank, for KV blocks that the device's cache has to forget; they are copied "
+        "back when a prompt or a preempted request wants them.", minimum=0,
+    )  # fmt: skip

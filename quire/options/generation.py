@@ -1,0 +1,27 @@
+"""Options of the defaults and limits of requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from quire.options.base import option
+from quire.options.seed import seed_option
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """What requests get that leave it open, and how much they may ask for."""
+
+    group: ClassVar[str] = "ModelConfig"
+
+    generation_config: str = option(
+        "auto",
+        "Where sampling defaults come from: auto (the model's generation_config.json), vllm (neutral) or a folder. Its "
+        "max_new_tokens is also the most that any request gets.",
+    )  # fmt: skip
+    override_generation_config: dict[str, Any] = option(
+        {}, "Sampling defaults that win over the generation config, as JSON; null takes one away.", json_value=True
+    )
+    max_logprobs: int = option(20, "Most alternatives that logprobs may ask for.", minimum=0, maximum=1024)
+    seed: int | None = seed_option()

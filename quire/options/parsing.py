@@ -1,0 +1,109 @@
+"""How click parses an option's value."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import click
+
+from quire.options.base import OptionField
+from quire.options.parameter import Parameter
+
+
+class SizedInt(click.ParamType[Any]):
+    """An integer, with the suffixes that people use: `32k` is 32,000, `32K` is 32,768, `25.6k` is 25,600."""
+
+    name = "integer"
+    _UNITS: typing.ClassVar[dict[str, int]] = {
+        "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30,
+    }  # fmt: skip
+
+    def __init__(self, minimum: float | None, maximum: float | None) -> None:
+        self.minimum = minimum
+        self.maximum = maximum
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)", str(value).strip())
+        if not match:
+            self.fail(f"{value!r} is not an integer (25.6k means 25,600 and 32K means 32,768).", param, ctx)
+        number = Fraction(match[1]) * self._UNITS[match[2]]
+        if number.denominator != 1:
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        exact = int(number)
+        if (self.minimum is not None and exact < self.minimum) or (self.maximum is not None and exact > self.maximum):
+            self.fail(f"{value} is out of range: {_range(self.minimum, self.maximum)}.", param, ctx)
+        return exact
+
+
+class Choice(click.Choice[str]):
+    """One of some texts; says what else there is to know about all others."""
+
+    def __init__(self, choices: Sequence[str], others: str) -> None:
+        super().__init__(choices)
+        self._others = others
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        message = super().get_invalid_choice_message(value, ctx)
+        return f"{message} {self._others}" if self._others else message
+
+
+class JsonObject(click.ParamType[Any]):
+    """A JSON object given as text."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        try:
+            parsed = json.loads(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is not JSON: {error}.", param, ctx)
+        if not isinstance(parsed, dict):
+            self.fail(f"{value!r} is not a JSON object.", param, ctx)
+        return parsed
+
+
+def _range(minimum: float | None, maximum: float | None) -> str:
+    parts = [
+        f"at least {minimum:g}" if minimum is not None else "",
+        f"at most {maximum:g}" if maximum is not None else "",
+    ]
+    return " and ".join(part for part in parts if part)
+
+
+def click_type(field: OptionField) -> click.ParamType[Any] | type:
+    """The click type that parses one value of the option."""
+    metadata = field.metadata
+    if metadata["choices"]:
+        return Choice(metadata["choices"], metadata["others"])
+    if metadata["json"]:
+        return JsonObject()
+    if field.type is int:
+        return SizedInt(metadata["minimum"], metadata["maximum"])
+    if field.type is float:
+        return click.FloatRange(metadata["minimum"], metadata["maximum"])
+    return field.type
+
+
+def click_option(field: OptionField) -> click.Option:
+    """The option as click sees it. Several values are repeated, or one JSON list; in the environment, also words."""
+    metadata = field.metadata
+    common: dict[str, Any] = {
+        "help": metadata["help"], "default": field.default, "envvar": field.environment_variable,
+        "show_default": field.default not in (None, "", (), {}) and not metadata["secret"],
+    }  # fmt: skip
+    if field.type is bool:
+        return Parameter([f"{field.flag}/--no-{field.flag[2:]}"], **common)
+    return Parameter(
+        [*metadata["aliases"], field.flag],
+        type=click_type(field),
+        multiple=field.multiple,
+        metavar=metadata["metavar"] or None,
+        **common,
+    )
