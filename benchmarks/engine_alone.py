@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.load import Result, Timings, Workload
-from engine_svc.engine import Engine, EngineFacts
+from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import create_executor
-from engine_svc.outputs import SequenceDelta
-from engine_svc.request import GenerationRequest
+from engine_svc.requests.outputs import SequenceDelta
+from engine_svc.requests.request import GenerationRequest
 from quire.options.base import build
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions

@@ -10,10 +10,10 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from engine_svc.engine import Engine, EngineFacts
+from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import Executor
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
-from engine_svc.request import GenerationRequest
+from engine_svc.requests.request import GenerationRequest
 from quire.options.base import build
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions

@@ -12,12 +12,12 @@ from typing import Any
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from engine_svc.core.watchdog import EXIT_ENGINE_DIED, end_process, watch_steps
 from engine_svc.executor.base import Executor, create_executor
-from engine_svc.metrics import EngineCollector
 from engine_svc.model_info import ModelInfo
+from engine_svc.service.metrics import EngineCollector
 from engine_svc.service.registration import advertised_address, keep_registered
 from engine_svc.service.servicer import EngineServicer
-from engine_svc.watchdog import EXIT_ENGINE_DIED, end_process, watch_steps
 from engine_svc.worker import EngineWorker
 from quire.log import setup_logging
 from quire.metrics import new_registry, serve_metrics

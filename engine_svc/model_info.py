@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine_svc.fingerprint import fingerprint
-from engine_svc.generation_config import GenerationDefaults
 from engine_svc.kv_cache.sizing import KvCacheSize
 from engine_svc.plan import KvCacheSpec
-from engine_svc.request import RequestLimits
+from engine_svc.requests.generation_config import GenerationDefaults
+from engine_svc.requests.request import RequestLimits
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 

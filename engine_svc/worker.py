@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 
-from engine_svc.engine import Engine, EngineFacts
+from engine_svc.core.engine import Engine, EngineFacts
+from engine_svc.core.loop import EngineLoop, Sink
 from engine_svc.executor.base import Executor
-from engine_svc.generation_config import read_generation_defaults
 from engine_svc.kv_cache.sizing import KvCacheSize, size_kv_cache
 from engine_svc.loader.folder import weights_folder
-from engine_svc.loop import EngineLoop, Sink
 from engine_svc.model_info import ModelInfo, make_model_info
 from engine_svc.plan import KvCacheSpec
-from engine_svc.request import GenerationRequest
-from engine_svc.validation import validate
+from engine_svc.requests.generation_config import read_generation_defaults
+from engine_svc.requests.request import GenerationRequest
+from engine_svc.requests.validation import validate
 from quire.errors import Unavailable
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan
-from engine_svc.scheduler.sequence import Sequence
+from engine_svc.requests.sequence import Sequence
 
 
 class Batch:

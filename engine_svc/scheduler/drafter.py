@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from engine_svc.scheduler.sequence import Sequence
+from engine_svc.requests.sequence import Sequence
 
 
 class Drafter(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 
-from engine_svc.scheduler.sequence import Sequence
+from engine_svc.requests.sequence import Sequence
 
 
 def _reversed_order(sequence: Sequence) -> tuple[int, int, int]:

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.manager import KvCacheManager, Prefix
+from engine_svc.requests.sequence import Sequence, SequenceState
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.queue import WaitingQueue
-from engine_svc.scheduler.sequence import Sequence, SequenceState
 from quire.options.scheduler import SchedulerOptions
 
 # Long prompts that a look through the waiting queue passes over, to bound what a step costs.

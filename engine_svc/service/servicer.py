@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from engine_svc.convert import add_delta, from_load, from_model_info, to_request
-from engine_svc.loop import EngineLoop
-from engine_svc.outputs import SequenceDelta
+from engine_svc.core.loop import EngineLoop
+from engine_svc.requests.outputs import SequenceDelta
+from engine_svc.service.convert import add_delta, from_load, from_model_info, to_request
 from engine_svc.service.kv_events import kv_events
 from engine_svc.service.session import EngineSession
 from engine_svc.worker import EngineWorker

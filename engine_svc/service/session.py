@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 
-from engine_svc.convert import add_delta, from_load, to_request
-from engine_svc.outputs import FinishReason, SequenceDelta
+from engine_svc.requests.outputs import FinishReason, SequenceDelta
+from engine_svc.service.convert import add_delta, from_load, to_request
 from engine_svc.worker import EngineWorker
 from quire.errors import InvalidRequest, Overloaded, QuireError
 from quire.rpc.session import Outbox

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine_svc.convert import to_request
+from engine_svc.service.convert import to_request
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.common import GenerationFields
 from gateway.requests.convert import sampling_params

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_svc.scheduler.sequence import Sequence
+from engine_svc.requests.sequence import Sequence
 from tests.support.fake_executor import expected_tokens
 
 

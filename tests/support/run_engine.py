@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_svc.engine import Engine, EngineFacts
+from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import create_executor
 from engine_svc.kv_cache.sizing import size_kv_cache
-from engine_svc.outputs import FinishReason, Usage
 from engine_svc.plan import PositionLogprobs
-from engine_svc.request import GenerationRequest
+from engine_svc.requests.outputs import FinishReason, Usage
+from engine_svc.requests.request import GenerationRequest
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options

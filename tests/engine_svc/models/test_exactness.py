@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine_svc.executor.base import create_executor
-from engine_svc.outputs import FinishReason
+from engine_svc.requests.outputs import FinishReason
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
 from quire.options.parallel import ParallelOptions

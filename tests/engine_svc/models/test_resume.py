@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from engine_svc.engine import Engine
-from engine_svc.request import ChoiceProgress, GenerationRequest
+from engine_svc.core.engine import Engine
+from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from quire.sampling import SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.run_engine import random_prompts, run, run_requests, running_engine

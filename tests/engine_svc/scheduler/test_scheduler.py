@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from engine_svc.admission import make_sequences
 from engine_svc.kv_cache.manager import KvCacheManager
-from engine_svc.request import GenerationRequest
+from engine_svc.requests.admission import make_sequences
+from engine_svc.requests.request import GenerationRequest
+from engine_svc.requests.sequence import LiveRequest, Sequence, SequenceState
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.scheduler import Scheduler
-from engine_svc.scheduler.sequence import LiveRequest, Sequence, SequenceState
 from quire.options.scheduler import SchedulerOptions
 from quire.sampling import SamplingParameters
 

@@ -8,12 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine_svc.admission import sequence_seed
-from engine_svc.engine import Engine, EngineFacts
+from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.layer_groups import most_blocks
-from engine_svc.outputs import FinishReason
 from engine_svc.plan import StepPlan
-from engine_svc.request import ChoiceProgress, GenerationRequest
+from engine_svc.requests.admission import sequence_seed
+from engine_svc.requests.outputs import FinishReason
+from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options
 from tests.support.fake_drafter import FakeDrafter

@@ -15,8 +15,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from engine_svc.core.watchdog import EXIT_ENGINE_DIED, watch_steps
 from engine_svc.service.registration import advertised_address, keep_registered
-from engine_svc.watchdog import EXIT_ENGINE_DIED, watch_steps
 from quire.options.server import RpcSecurityOptions
 from quire.options.watchdog import WatchdogOptions
 from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc, router_pb2, router_pb2_grpc

@@ -13,8 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import generate_latest
 
-from engine_svc.admission import sequence_seed
 from engine_svc.plan import StepPlan
+from engine_svc.requests.admission import sequence_seed
 from engine_svc.service.session import EngineSession
 from quire.errors import ContextTooLong, DeadlineExceeded, Internal, InvalidRequest, NotFound, Overloaded, QuireError
 from quire.rpc.status import from_request_error, from_rpc_error

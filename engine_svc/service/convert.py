@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine_svc.model_info import ModelInfo
-from engine_svc.outputs import FinishReason, Load, SequenceDelta, Usage
 from engine_svc.plan import PositionLogprobs
-from engine_svc.request import ChoiceProgress, GenerationRequest
+from engine_svc.requests.outputs import FinishReason, Load, SequenceDelta, Usage
+from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from quire.histogram import HistogramSnapshot
 from quire.rpc.status import to_request_error
 from quire.sampling import SamplingParameters

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine_svc.outputs import FinishReason
-from engine_svc.scheduler.sequence import Sequence
+from engine_svc.requests.outputs import FinishReason
+from engine_svc.requests.sequence import Sequence
 
 
 class Ending(NamedTuple):

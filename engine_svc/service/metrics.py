@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine_svc.outputs import Counters, Load
+from engine_svc.requests.outputs import Counters, Load
 from quire.errors import Unavailable
 from quire.histogram import HistogramSnapshot
 

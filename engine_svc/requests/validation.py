@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from engine_svc.request import ChoiceProgress, GenerationRequest, RequestLimits
+from engine_svc.requests.request import ChoiceProgress, GenerationRequest, RequestLimits
 from quire.bounds import (
     LOGIT_BIAS_BOUND,
     MAX_CACHE_SALT_LENGTH,

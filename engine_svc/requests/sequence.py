@@ -7,7 +7,7 @@ from collections import abc
 
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.plan import PositionLogprobs, SamplingPlan
-from engine_svc.request import GenerationRequest
+from engine_svc.requests.request import GenerationRequest
 
 
 class SequenceState(enum.Enum):

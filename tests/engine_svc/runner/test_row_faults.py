@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine_svc.engine import Engine
+from engine_svc.core.engine import Engine
 from engine_svc.models.decoder import Decoder
-from engine_svc.outputs import SequenceDelta
-from engine_svc.request import GenerationRequest, RequestLimits
+from engine_svc.requests.outputs import SequenceDelta
+from engine_svc.requests.request import GenerationRequest, RequestLimits
+from engine_svc.requests.validation import validate
 from engine_svc.sampling.isolation import sample_rows
 from engine_svc.sampling.sampler import Sampler
-from engine_svc.validation import validate
 from quire.errors import InvalidRequest
 from quire.sampling import SAMPLING_BOUNDS, SamplingParameters
 from tests.support.plans import sampling_plan

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from engine_svc.engine import Engine
+from engine_svc.core.engine import Engine
 from engine_svc.kv_cache.events import CacheContents, Changes, EventLog
-from engine_svc.outputs import Load, SequenceDelta
-from engine_svc.request import GenerationRequest
+from engine_svc.requests.outputs import Load, SequenceDelta
+from engine_svc.requests.request import GenerationRequest
 from quire.errors import Overloaded, Unavailable
 
 logger = logging.getLogger(__name__)

@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.engine_svc.core.test_engine import PROMPTS, VOCABULARY, Collected, expected, make_engine, request, run
 
-from engine_svc.admission import make_sequences
-from engine_svc.engine import Engine
-from engine_svc.outputs import FinishReason
+from engine_svc.core.engine import Engine
 from engine_svc.plan import StepPlan, StepResult
-from engine_svc.request import ChoiceProgress
-from engine_svc.scheduler.sequence import LiveRequest
-from engine_svc.stopping import Ending, find_ending
-from tests.engine_svc.engine.test_engine import PROMPTS, VOCABULARY, Collected, expected, make_engine, request, run
+from engine_svc.requests.admission import make_sequences
+from engine_svc.requests.outputs import FinishReason
+from engine_svc.requests.request import ChoiceProgress
+from engine_svc.requests.sequence import LiveRequest
+from engine_svc.requests.stopping import Ending, find_ending
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_executor import FakeExecutor
 

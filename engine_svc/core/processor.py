@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine_svc.counters import EngineStatistics
+from engine_svc.core.live_requests import Ledger
+from engine_svc.core.statistics import EngineStatistics
 from engine_svc.kv_cache.manager import KvCacheManager
-from engine_svc.ledger import Ledger
-from engine_svc.outputs import FinishReason, SequenceDelta
 from engine_svc.plan import PositionLogprobs, StepResult
+from engine_svc.requests.outputs import FinishReason, SequenceDelta
+from engine_svc.requests.sequence import Sequence
+from engine_svc.requests.stopping import find_ending
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.scheduler import Scheduler
-from engine_svc.scheduler.sequence import Sequence
-from engine_svc.stopping import find_ending
 from quire.errors import Internal
 
 logger = logging.getLogger(__name__)

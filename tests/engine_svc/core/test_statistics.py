@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine_svc.engine import Engine, EngineFacts
-from engine_svc.outputs import Load
-from engine_svc.request import GenerationRequest
+from engine_svc.core.engine import Engine, EngineFacts
+from engine_svc.requests.outputs import Load
+from engine_svc.requests.request import GenerationRequest
 from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.plan import SamplingPlan
-from engine_svc.scheduler.sequence import LiveRequest, Sequence
+from engine_svc.requests.sequence import LiveRequest, Sequence
 from quire.sampling import SamplingParameters
 
 _MASK = 2**64 - 1

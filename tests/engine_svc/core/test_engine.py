@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_svc.admission import sequence_seed
-from engine_svc.engine import Engine, EngineFacts
+from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import ExecutorDead
-from engine_svc.outputs import FinishReason, SequenceDelta
 from engine_svc.plan import StepPlan, StepResult
-from engine_svc.request import ChoiceProgress, GenerationRequest
+from engine_svc.requests.admission import sequence_seed
+from engine_svc.requests.outputs import FinishReason, SequenceDelta
+from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from engine_svc.scheduler.drafter import Drafter
 from quire.errors import DeadlineExceeded, Internal, Unavailable
 from quire.sampling import SamplingParameters

@@ -9,20 +9,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine_svc.admission import make_sequences
-from engine_svc.counters import EngineStatistics
+from engine_svc.core.live_requests import Ledger
+from engine_svc.core.processor import ENGINE_FAULT, StepProcessor
+from engine_svc.core.statistics import EngineStatistics
 from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.kv_cache.events import CacheContents, Changes
 from engine_svc.kv_cache.manager import KvCacheManager
-from engine_svc.ledger import Ledger
-from engine_svc.outputs import Counters, FinishReason, Load, SequenceDelta
-from engine_svc.processor import ENGINE_FAULT, StepProcessor
-from engine_svc.request import GenerationRequest
+from engine_svc.requests.admission import make_sequences
+from engine_svc.requests.outputs import Counters, FinishReason, Load, SequenceDelta
+from engine_svc.requests.request import GenerationRequest
+from engine_svc.requests.sequence import LiveRequest
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.scheduler import Scheduler
-from engine_svc.scheduler.sequence import LiveRequest
 from quire.errors import DeadlineExceeded, Internal, QuireError
 from quire.options.engine import EngineOptions
 from quire.seeds import SeedSource

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine_svc.generation_config import GenerationDefaults, read_generation_defaults
 from engine_svc.plan import KvCacheSpec
+from engine_svc.requests.generation_config import GenerationDefaults, read_generation_defaults
 from engine_svc.worker import EngineWorker
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions

@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-from engine_svc.outputs import FinishReason, SequenceDelta, Usage
 from engine_svc.plan import PositionLogprobs
+from engine_svc.requests.outputs import FinishReason, SequenceDelta, Usage
+from engine_svc.requests.sequence import LiveRequest, Sequence, SequenceState
 from engine_svc.scheduler.scheduler import Scheduler
-from engine_svc.scheduler.sequence import LiveRequest, Sequence, SequenceState
 from quire.errors import QuireError
 
 _STALE_DEADLINES = 1024

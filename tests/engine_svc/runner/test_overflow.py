@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine_svc.engine import Engine
-from engine_svc.request import GenerationRequest
+from engine_svc.core.engine import Engine
+from engine_svc.requests.request import GenerationRequest
 from quire.errors import QuireError
 from quire.sampling import SamplingParameters
 from tests.support.native import needs_native

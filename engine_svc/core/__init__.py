@@ -1,0 +1,1 @@
+"""The step, and what runs and watches it."""

@@ -1,0 +1,1 @@
+"""A request and its sequences, from what was asked to what is answered."""
