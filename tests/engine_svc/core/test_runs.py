@@ -113,11 +113,11 @@ def test_the_first_reason_in_a_run_ends_it(run: list[int], ending: Ending | None
 
 
 def test_nobody_is_preempted_for_drafts() -> None:
-    engine = drafting(8, right=8, num_blocks=6, max_model_len=24)
-    for key in range(2):
-        engine.add(key, request([key, 2, 3], max_tokens=9))
+    engine = drafting(8, right=0, num_blocks=7, max_model_len=28)
+    for key, max_tokens in enumerate((20, 9)):
+        engine.add(key, request([key, 2, 3], max_tokens=max_tokens))
     collected = run(engine)
-    assert [collected.tokens[key, 0] for key in range(2)] == [expected([key, 2, 3], 9) for key in range(2)]
+    assert [collected.tokens[key, 0] for key in range(2)] == [expected([0, 2, 3], 20), expected([1, 2, 3], 9)]
     assert engine.load().counters.preemptions == 0
 
 
