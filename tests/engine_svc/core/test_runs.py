@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.engine_svc.core.test_engine import PROMPTS, VOCABULARY, Collected, expected, make_engine, request, run
 
 from engine_svc.core.engine import Engine
 from engine_svc.plan import StepPlan, StepResult
@@ -15,6 +14,7 @@ from engine_svc.requests.outputs import FinishReason
 from engine_svc.requests.request import ChoiceProgress
 from engine_svc.requests.sequence import LiveRequest
 from engine_svc.requests.stopping import Ending, find_ending
+from tests.engine_svc.core.test_engine import PROMPTS, VOCABULARY, Collected, expected, make_engine, request, run
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_executor import FakeExecutor
 
