@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-
 from engine_svc.attention.base import AttentionBackend, AttentionShape
 from engine_svc.attention.native import suits
-from quire.errors import StartupError
+from quire.options.kernels import ATTENTION_BACKENDS
+from quire.registry import load_entry, registry
 
 # Loaded by name: triton is imported only where it is used.
-BACKENDS = {
-    "triton": "engine_svc.attention.triton:TritonBackend",
-    "native": "engine_svc.attention.native:NativeBackend",
-    "cpu": "engine_svc.attention.cpu:CpuBackend",
-    "reference": "engine_svc.attention.reference:ReferenceBackend",
-}
+BACKENDS = registry(
+    "--attention-backend",
+    ATTENTION_BACKENDS,
+    {
+        "triton": "engine_svc.attention.triton:TritonBackend",
+        "native": "engine_svc.attention.native:NativeBackend",
+        "cpu": "engine_svc.attention.cpu:CpuBackend",
+        "reference": "engine_svc.attention.reference:ReferenceBackend",
+    },
+)
 
 
 def create_backend(name: str, shape: AttentionShape) -> AttentionBackend:
@@ -24,10 +27,7 @@ def create_backend(name: str, shape: AttentionShape) -> AttentionBackend:
         StartupError: there is none of that name.
     """
     chosen = _automatic(shape) if name == "auto" else name
-    if chosen not in BACKENDS:
-        raise StartupError(f"--attention-backend {name}: choose auto or one of {', '.join(BACKENDS)}.")
-    module, _, class_name = BACKENDS[chosen].partition(":")
-    backend: AttentionBackend = getattr(importlib.import_module(module), class_name)(shape)
+    backend: AttentionBackend = load_entry("--attention-backend", BACKENDS, chosen)(shape)
     return backend
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
-from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
-from quire.options.parallel import ParallelOptions
+from quire.options.parallel import EXECUTOR_NAMES, ParallelOptions
+from quire.registry import load_entry, registry
 
 # Loaded by name, so that the control side never imports torch: the compute side comes up inside `load`.
-EXECUTORS = {
-    "uni": "engine_svc.executor.uniproc:UniprocExecutor",
-    "mp": "engine_svc.executor.multiproc:MultiprocExecutor",
-}
+EXECUTORS = registry(
+    "--distributed-executor-backend",
+    EXECUTOR_NAMES,
+    {
+        "uni": "engine_svc.executor.uniproc:UniprocExecutor",
+        "mp": "engine_svc.executor.multiproc:MultiprocExecutor",
+    },
+)
 
 
 class ExecutorDead(Exception):
@@ -67,8 +70,5 @@ class Executor(ABC):
 def create_executor(options: ParallelOptions) -> Executor:
     """The executor that the options name; `uni` for one rank and `mp` for several when they name none."""
     name = options.distributed_executor_backend or ("uni" if options.tensor_parallel_size == 1 else "mp")
-    if name not in EXECUTORS:
-        raise StartupError(f"--distributed-executor-backend {name}: choose one of {', '.join(EXECUTORS)}")
-    module, _, class_name = EXECUTORS[name].partition(":")
-    executor: Executor = getattr(importlib.import_module(module), class_name)()
+    executor: Executor = load_entry("--distributed-executor-backend", EXECUTORS, name)()
     return executor

@@ -22,22 +22,24 @@ from engine_svc.models.registry import config_for, is_ours
 from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup
 from quire.errors import StartupError
-from quire.options.cache import CacheOptions
+from quire.options.cache import KV_CACHE_DTYPES, CacheOptions
 from quire.options.engine import EngineOptions
+from quire.options.model_form import DTYPES
+from quire.registry import registry
 from quire.supervised import Stage, report
 
 _DEFAULT_BLOCK_SIZE = 16
-_DTYPES = {
+_DTYPES = registry("--dtype", DTYPES, {
     "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
     "half": torch.float16,
-}  # fmt: skip
+})  # fmt: skip
 
 
 # Of GPUs that have the type e4m3: the first are Ada's and Hopper's.
 _E4M3_CAPABILITY = (8, 9)
-_CACHE_DTYPES = {
+_CACHE_DTYPES = registry("--kv-cache-dtype", KV_CACHE_DTYPES, {
     "auto": None, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
-}  # fmt: skip
+})  # fmt: skip
 
 
 class Model(Protocol):

@@ -41,18 +41,13 @@ def read_generation_defaults(
         hf_overrides: changes to its config.json.
 
     Raises:
-        StartupError: --generation-config names a folder without the file; a file is not JSON; a default is unknown or
-            out of bounds.
+        StartupError: --generation-config names a folder without the file; a file is not JSON; a default is out
+            of bounds.
     """
     own = _read_json(folder / "generation_config.json")
     config = {**_read_json(folder / "config.json"), **hf_overrides}
     chosen = _chosen(own, options.generation_config)
     override = options.override_generation_config
-    if unknown := set(override) - set(_FIELDS) - {"eos_token_id"}:
-        raise StartupError(
-            f"--override-generation-config: {', '.join(sorted(unknown))} is not known; it takes "
-            f"{', '.join([*_FIELDS, 'eos_token_id'])}."
-        )
     if "eos_token_id" in override:
         eos = _token_ids(override["eos_token_id"])
     else:

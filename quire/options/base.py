@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from quire.options.parameter import as_value
 
 ENVIRONMENT_PREFIX = "QUIRE_"
@@ -35,7 +37,7 @@ def option(
     maximum: float | None = None,
     positional: bool = False,
     secret: bool = False,
-    json_value: bool = False,
+    schema: type[msgspec.Struct] | None = None,
     affects_output: bool = False,
 ) -> Any:
     """A dataclass field that is an option.
@@ -47,12 +49,12 @@ def option(
         minimum, maximum: bounds of a number, both included.
         positional: may also be given without its flag, as the command's argument.
         secret: never shown in help, logs or process titles; handed to child processes by environment.
-        json_value: parsed as a JSON object.
+        schema: keys of a JSON object, which is a `dict`; without one it may have any.
         affects_output: the same request may get other tokens with another value: part of a worker's fingerprint.
     """
     metadata = {
         "help": help, "choices": tuple(choices), "others": others, "metavar": metavar, "aliases": tuple(aliases),
-        "minimum": minimum, "maximum": maximum, "positional": positional, "secret": secret, "json": json_value,
+        "minimum": minimum, "maximum": maximum, "positional": positional, "secret": secret, "schema": schema,
         "affects_output": affects_output,
     }  # fmt: skip
     if isinstance(default, (list, dict)):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from quire.options.base import option
 
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+
 
 @dataclass(frozen=True)
 class CacheOptions:
@@ -30,7 +32,7 @@ class CacheOptions:
     )
     kv_cache_dtype: str = option(
         "auto", "Type of cached keys and values: auto is the model's own, fp8 (e4m3) and the others halve the cache. "
-        "On a CPU, 8 bits run on torch's kernels, which are slower.", choices=("auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
+        "On a CPU, 8 bits run on torch's kernels, which are slower.", choices=KV_CACHE_DTYPES,
         affects_output=True,
     )  # fmt: skip
     calculate_kv_scales: bool = option(

@@ -5,8 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
+
 from quire.options.base import option
 from quire.options.seed import seed_option
+from quire.sampling import MODEL_DEFAULTS
+
+# The keys are those of generation_config.json.
+GenerationOverrides = msgspec.defstruct(
+    "GenerationOverrides",
+    [
+        *((name, float | None, None) for name in MODEL_DEFAULTS),
+        ("max_new_tokens", int | None, None),
+        ("eos_token_id", int | list[int] | None, None),
+    ],
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +34,9 @@ class GenerationOptions:
         "max_new_tokens is also the most that any request gets.",
     )  # fmt: skip
     override_generation_config: dict[str, Any] = option(
-        {}, "Sampling defaults that win over the generation config, as JSON; null takes one away.", json_value=True
+        {},
+        "Sampling defaults that win over the generation config, as JSON; null takes one away.",
+        schema=GenerationOverrides,
     )
     max_logprobs: int = option(20, "Most alternatives that logprobs may ask for.", minimum=0, maximum=1024)
     seed: int | None = seed_option()

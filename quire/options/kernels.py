@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from quire.options.base import option
 
+ATTENTION_BACKENDS = ("triton", "native", "cpu", "reference")
+
 
 @dataclass(frozen=True)
 class KernelOptions:
@@ -14,7 +16,7 @@ class KernelOptions:
     device: str = option("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"), affects_output=True)
     attention_backend: str = option(
         "auto", "Attention kernels: triton on GPUs, native (C++) or cpu (torch) elsewhere, or the plain reference.",
-        choices=("auto", "triton", "native", "cpu", "reference"),
+        choices=("auto", *ATTENTION_BACKENDS),
         others="The kernels are Quire's own: leave the option out where vLLM has FLASH_ATTN, FLASHINFER, XFORMERS or "
         "TORCH_SDPA, and each device gets its fastest.",
         affects_output=True,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from quire.options.base import option
 
-DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
+DTYPES = ("bfloat16", "float16", "float32", "half", "float")
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,14 @@ class ModelFormOptions:
     dtype: str = option(
         "auto",
         "Data type of weights and activations; auto takes the checkpoint's.",
-        choices=DTYPES,
+        choices=("auto", *DTYPES),
         affects_output=True,
     )
     max_model_len: int | None = option(
         None, "Longest sequence, prompt and output together, in tokens. Default: what the model's configuration says.",
         minimum=1,
     )  # fmt: skip
-    hf_overrides: dict[str, Any] = option(
-        {}, "Changes to the model's config.json, as JSON.", json_value=True, affects_output=True
-    )
+    hf_overrides: dict[str, Any] = option({}, "Changes to the model's config.json, as JSON.", affects_output=True)
     model_impl: str = option(
         "auto", "Who runs the layers: quire, or transformers, that library's own code (any causal decoder; slower), "
         "or auto: quire for its own families and transformers for others.", choices=("auto", "quire", "transformers"),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from quire.options.base import option
 
+EXECUTOR_NAMES = ("uni", "mp")
+
 
 @dataclass(frozen=True)
 class ParallelOptions:
@@ -15,5 +17,5 @@ class ParallelOptions:
         1, "Ranks that share each layer.", aliases=("-tp",), minimum=1, maximum=64, affects_output=True
     )
     distributed_executor_backend: str | None = option(
-        None, "How ranks run: uni (in this process, one rank) or mp (a process each).", choices=("uni", "mp")
+        None, "How ranks run: uni (in this process, one rank) or mp (a process each).", choices=EXECUTOR_NAMES
     )

@@ -10,8 +10,10 @@ from fractions import Fraction
 from typing import Any
 
 import click
+import msgspec
 
 from quire.options.base import OptionField
+from quire.options.json_object import check_object
 from quire.options.parameter import Parameter
 
 
@@ -57,15 +59,21 @@ class JsonObject(click.ParamType[Any]):
 
     name = "json"
 
+    def __init__(self, schema: type[msgspec.Struct] | None) -> None:
+        self._schema = schema
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return value
         try:
-            parsed = json.loads(value)
+            parsed = value if isinstance(value, dict) else json.loads(value)
         except ValueError as error:
             self.fail(f"{value!r} is not JSON: {error}.", param, ctx)
         if not isinstance(parsed, dict):
             self.fail(f"{value!r} is not a JSON object.", param, ctx)
+        if self._schema:
+            try:
+                check_object(parsed, self._schema)
+            except ValueError as error:
+                self.fail(str(error), param, ctx)
         return parsed
 
 
@@ -82,8 +90,8 @@ def click_type(field: OptionField) -> click.ParamType[Any] | type:
     metadata = field.metadata
     if metadata["choices"]:
         return Choice(metadata["choices"], metadata["others"])
-    if metadata["json"]:
-        return JsonObject()
+    if field.type is dict:
+        return JsonObject(metadata["schema"])
     if field.type is int:
         return SizedInt(metadata["minimum"], metadata["maximum"])
     if field.type is float:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from quire.options.base import option
 
+ROUTING_POLICIES = ("prefix", "least_loaded", "power_of_two", "round_robin", "random", "consistent_hash")
+
 
 @dataclass(frozen=True)
 class RouterOptions:
@@ -20,9 +22,7 @@ class RouterOptions:
     worker_lease_seconds: float = option(
         10.0, "Workers that register themselves are dropped after this long without a heartbeat.", minimum=0.5
     )
-    routing_policy: str = option(
-        "prefix", "How a worker is picked: prefix, least_loaded, power_of_two, round_robin, random or consistent_hash."
-    )
+    routing_policy: str = option("prefix", "How a worker is picked.", choices=ROUTING_POLICIES)
     host_tier_weight: float = option(
         0.25, "prefix policy: share of a prompt token's prefill time that one cached in host memory still takes.",
         minimum=0, maximum=1,

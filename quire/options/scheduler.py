@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from quire.options.base import option
 
+SCHEDULING_POLICIES = ("fcfs", "priority")
+
 
 @dataclass(frozen=True)
 class SchedulerOptions:
@@ -16,7 +18,7 @@ class SchedulerOptions:
         minimum=1,
     )  # fmt: skip
     max_num_seqs: int = option(256, "Most sequences running at once.", minimum=1, maximum=4096)
-    scheduling_policy: str = option("fcfs", "Order of requests.", choices=("fcfs", "priority"))
+    scheduling_policy: str = option("fcfs", "Order of requests.", choices=SCHEDULING_POLICIES)
     enable_chunked_prefill: bool = option(
         True, "Splits long prompts over steps. Off: a prompt runs whole, so the token budget must hold max-model-len."
     )

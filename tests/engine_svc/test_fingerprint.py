@@ -11,6 +11,8 @@ import pytest
 
 from engine_svc.executor.base import create_executor
 from engine_svc.fingerprint import fingerprint
+from quire.options.base import OptionField, fields_of
+from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor
@@ -72,6 +74,33 @@ def test_files_are_told_apart(folder: Path, tmp_path: Path) -> None:
     min(fewer.glob("*.safetensors")).unlink()
     (other / "config.json").write_text((other / "config.json").read_text().replace('"rms_norm_eps"', '"eps"'))
     assert len({of(folder), of(fewer), of(other), of(tmp_path)}) == 4
+
+
+# Another value than the default, for those that take only some.
+OTHERS = {"quantization": "int8", "distributed_executor_backend": "mp", "seed": 1, "load_format": "safetensors"}
+
+
+def another(field: OptionField) -> Any:
+    """A value that the option may have and by default has not."""
+    if field.name in OTHERS:
+        return OTHERS[field.name]
+    if field.multiple:
+        return (field.type("7"),)
+    taken = (field.default, getattr(SPEC, field.name, None))
+    if choices := [choice for choice in field.metadata["choices"] if choice not in taken]:
+        return choices[-1]
+    return {bool: not field.default, dict: {"temperature": 0.5}, str: "other", int: 7, float: 0.25}[field.type]
+
+
+@pytest.mark.parametrize("field", fields_of(EngineOptions), ids=lambda field: field.name)
+def test_options_that_affect_output_change_the_fingerprint_and_others_do_not(folder: Path, field: OptionField) -> None:
+    value = another(field)
+    assert value != field.default
+    # What some come to stands in the spec: that counts, whether it was chosen or is what `auto` means here.
+    spec = {field.name: value} if field.metadata["affects_output"] and hasattr(SPEC, field.name) else {}
+    chosen = of(folder, spec, **{field.name: value})
+    assert (chosen != of(folder)) == field.metadata["affects_output"]
+    assert not spec or chosen == of(folder, spec)
 
 
 def test_what_changes_tokens_changes_the_fingerprint(folder: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import pytest
@@ -15,9 +16,11 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.options.base import fields_of, option, to_arguments
+from quire.cli import cli
+from quire.options.base import build, fields_of, option, to_arguments
 from quire.options.command import OptionsCommand
 from quire.options.engine import EngineOptions
+from quire.options.generation import GenerationOptions
 from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
 from quire.options.router import RouterOptions
@@ -38,7 +41,7 @@ class Sample:
     mode: str = option("fast", "One of some.", choices=("fast", "slow"), others="Nothing between.")
     names: tuple[str, ...] = option((), "Several.")
     ports: tuple[int, ...] = option((), "Several numbers.")
-    overrides: dict[str, Any] = option({}, "An object.", json_value=True)
+    overrides: dict[str, Any] = option({}, "An object.")
     key: str | None = option(None, "Hidden.", secret=True)
     keys: tuple[str, ...] = option((), "Several, hidden.", secret=True)
 
@@ -266,6 +269,86 @@ def test_groups_share_an_option_of_the_same_name() -> None:
     assert parsed.run("--count", "8", "--speed", "2").exit_code == 0
     assert parsed.values["sample"].count == parsed.values["other"].count == 8
     assert parsed.values["other"].speed == 2
+
+
+@dataclass(frozen=True)
+class Deeper:
+    """A group in a group."""
+
+    group: ClassVar[str] = "Frontend"
+    depth: int = option(2, "How deep.")
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Options beside groups of them."""
+
+    top: int = option(1, "Of its own.")
+    other: Other = Other()
+    deeper: Deeper = Deeper()
+
+
+def test_a_group_within_options_is_parsed_into_its_own_dataclass() -> None:
+    parsed = Parsed({"grouped": Grouped})
+    chosen = Grouped(top=5, other=Other(speed=4), deeper=Deeper(7))
+    arguments, environment = to_arguments(chosen)
+    assert (arguments, environment) == (["--top", "5", "--speed", "4", "--depth", "7"], {})
+    assert parsed.run(*arguments).exit_code == 0
+    assert parsed.values["grouped"] == chosen
+    assert [group.name for group in parsed.command.sections()] == ["GroupedConfig", "OtherConfig", "Frontend"]
+    assert build(Grouped, {"depth": 7, "top": 5, "speed": 4}) == chosen
+    with pytest.raises(TypeError, match="Grouped has no option width"):
+        build(Grouped, {"width": 1})
+
+
+def colliding(name: str, kind: type, **metadata: Any) -> type:
+    return dataclasses.make_dataclass("Colliding", [(name, kind, option(kind(), "Another.", **metadata))])
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        (colliding("count", int), "--count"),
+        (colliding("counts", int, aliases=("-c",)), "-c"),
+        (colliding("no_eager", bool), "--no-eager"),
+        (colliding("config", str), "--config"),
+        (colliding("Count", int), "QUIRE_COUNT"),
+    ],
+)
+def test_two_options_of_one_name_are_refused(group: type, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} of CollidingConfig"):
+        Parsed({"sample": Sample, "colliding": group})
+
+
+def test_no_two_options_of_a_command_share_a_name() -> None:
+    for command in cli.commands.values():
+        names = [name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)]
+        variables = [str(parameter.envvar) for parameter in command.params if parameter.envvar]
+        assert all(count == 1 for count in Counter([*names, *variables]).values()), command.name
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"temprature": 1}', ("temprature is not known", "Did you mean temperature?")),
+        ('{"zebra": 1}', ("zebra is not known. It takes temperature, ", "max_new_tokens, eos_token_id.")),
+        ('{"top_k": "many"}', ("float | null", "$.top_k")),
+    ],
+)
+def test_an_object_of_known_keys_is_checked(tmp_path: Path, text: str, words: Sequence[str]) -> None:
+    parsed = Parsed({"generation": GenerationOptions})
+    (tmp_path / "config.yaml").write_text(f"override-generation-config: {text}\n")
+    for arguments in (("--override-generation-config", text), ("--config", str(tmp_path / "config.yaml"))):
+        result = parsed.run(*arguments)
+        assert result.exit_code == 2
+        assert all(word in " ".join(result.output.split()) for word in words), result.output
+
+
+def test_null_is_a_value_of_a_known_key() -> None:
+    parsed = Parsed({"generation": GenerationOptions})
+    assert parsed.run("--override-generation-config", '{"max_new_tokens": null, "eos_token_id": [1, 2]}').exit_code == 0
+    given = parsed.values["generation"].override_generation_config
+    assert given == {"max_new_tokens": None, "eos_token_id": [1, 2]}
 
 
 words = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_categories=["Cc", "Cs"]), min_size=1)

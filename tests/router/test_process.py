@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from quire.options.router import ROUTING_POLICIES
 from tests.router.conftest import StartEngine
 from tests.support.engine_process import free_port
 from tests.support.fake_engine import expected_tokens
@@ -118,8 +119,8 @@ def test_port_in_use() -> None:
 
 def test_unknown_policy() -> None:
     status, stderr = run_router("--routing-policy", "psychic")
-    assert status == 1
-    assert "consistent_hash, least_loaded, power_of_two, prefix, random, round_robin" in stderr
+    assert status == 2
+    assert all(f"'{name}'" in stderr for name in ROUTING_POLICIES)
 
 
 def test_malformed_worker() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
 from random import Random
-from types import MappingProxyType
 
-from quire.errors import StartupError
-from quire.options.router import RouterOptions
+from quire.options.router import ROUTING_POLICIES, RouterOptions
+from quire.registry import load_entry, registry
 from router.placement.policies.base import Policy, Weights
 
 # Name → module:class, imported when chosen.
-POLICIES: Mapping[str, str] = MappingProxyType(
+POLICIES = registry(
+    "--routing-policy",
+    ROUTING_POLICIES,
     {
         "consistent_hash": "router.placement.policies.consistent_hash:ConsistentHash",
         "least_loaded": "router.placement.policies.least_loaded:LeastLoaded",
@@ -20,7 +19,7 @@ POLICIES: Mapping[str, str] = MappingProxyType(
         "prefix": "router.placement.policies.prefix:Prefix",
         "random": "router.placement.policies.uniform_random:UniformRandom",
         "round_robin": "router.placement.policies.round_robin:RoundRobin",
-    }
+    },
 )
 
 
@@ -33,10 +32,6 @@ def make_policy(options: RouterOptions, random: Random) -> Policy:
     Raises:
         StartupError: there is none of that name.
     """
-    name = options.routing_policy
-    if name not in POLICIES:
-        raise StartupError(f"--routing-policy {name} does not exist. Choose one of {', '.join(sorted(POLICIES))}.")
     weights = Weights(options.host_tier_weight, options.interference_weight, options.routing_temperature)
-    module, _, class_name = POLICIES[name].partition(":")
-    policy: Policy = getattr(importlib.import_module(module), class_name)(weights, random)
+    policy: Policy = load_entry("--routing-policy", POLICIES, options.routing_policy)(weights, random)
     return policy

@@ -1,0 +1,41 @@
+"""What stands behind the values of an option: tables by name, whose entries may be imported when they are taken.
+
+`quire/options` names the values and imports no service; the service's table has what they stand for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from quire.errors import StartupError
+
+T = TypeVar("T")
+
+
+def registry(flag: str, names: Collection[str], table: Mapping[str, T]) -> Mapping[str, T]:
+    """The table, read-only.
+
+    Args:
+        names: values that the option takes, and that must be in the table.
+
+    Raises:
+        RuntimeError: names and table differ.
+    """
+    if differing := set(names) ^ table.keys():
+        raise RuntimeError(f"{flag} and its registry differ in {', '.join(sorted(differing))}")
+    return MappingProxyType(dict(table))
+
+
+def load_entry(flag: str, table: Mapping[str, str], name: str) -> Any:
+    """What an entry `module:attribute` names.
+
+    Raises:
+        StartupError: there is no entry of that name.
+    """
+    if name not in table:
+        raise StartupError(f"{flag} {name} does not exist. Choose one of {', '.join(table)}.")
+    module, _, attribute = table[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,44 @@
+"""What options may be set to, and the tables of what that stands for."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from quire.errors import StartupError
+from quire.options.base import fields_of
+from quire.options.engine import EngineOptions
+from quire.options.router import RouterOptions
+from quire.registry import load_entry, registry
+
+
+@pytest.mark.parametrize(
+    ("option", "place"),
+    [
+        ("dtype", "engine_svc.loader.model:_DTYPES"),
+        ("kv_cache_dtype", "engine_svc.loader.model:_CACHE_DTYPES"),
+        ("attention_backend", "engine_svc.attention.registry:BACKENDS"),
+        ("scheduling_policy", "engine_svc.scheduler.policies:POLICIES"),
+        ("distributed_executor_backend", "engine_svc.executor.base:EXECUTORS"),
+        ("routing_policy", "router.placement.policies.registry:POLICIES"),
+    ],
+)
+def test_an_option_takes_what_its_registry_has(option: str, place: str) -> None:
+    module, _, name = place.partition(":")
+    table = getattr(importlib.import_module(module), name)
+    fields = {field.name: field for field in (*fields_of(EngineOptions), *fields_of(RouterOptions))}
+    assert {*fields[option].metadata["choices"], "auto"} == {*table, "auto"}
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b", "c"), ("a", "c")])
+def test_a_registry_of_other_names_is_refused_at_import(names: tuple[str, ...]) -> None:
+    with pytest.raises(RuntimeError, match=r"--letter and its registry differ in (b|c|b, c)$"):
+        registry("--letter", names, {"a": 1, "b": 2})
+
+
+def test_an_entry_is_imported_when_it_is_taken() -> None:
+    table = registry("--order", ("dict", "gone"), {"dict": "collections:OrderedDict", "gone": "nowhere:Nothing"})
+    assert load_entry("--order", table, "dict").__name__ == "OrderedDict"
+    with pytest.raises(StartupError, match=r"--order set does not exist. Choose one of dict, gone"):
+        load_entry("--order", table, "set")
