@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine_svc.core.live_requests import Ledger
+from engine_svc.core.live_requests import LiveRequests
 from engine_svc.core.processor import ENGINE_FAULT, StepProcessor
 from engine_svc.core.statistics import EngineStatistics
 from engine_svc.executor.base import Executor, ExecutorDead
@@ -79,9 +79,9 @@ class Engine:
         )
         self._policy = POLICIES[options.scheduler.scheduling_policy]()
         self._scheduler = Scheduler(self._kv_cache, options.scheduler, facts.max_num_batched_tokens, drafter)
-        self._ledger = Ledger(self._scheduler, clock)
+        self._requests = LiveRequests(self._scheduler, clock)
         self._statistics = EngineStatistics()
-        self._processor = StepProcessor(self._scheduler, self._kv_cache, self._ledger, self._statistics, clock)
+        self._processor = StepProcessor(self._scheduler, self._kv_cache, self._requests, self._statistics, clock)
         self._arrivals = itertools.count()
         self._seeds = SeedSource(options.generation.seed)
         self._failures = 0
@@ -91,7 +91,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do or say anything."""
-        return self._scheduler.has_work or self._ledger.has_deltas or bool(self._in_flight)
+        return self._scheduler.has_work or self._requests.has_deltas or bool(self._in_flight)
 
     @property
     def num_waiting(self) -> int:
@@ -110,13 +110,13 @@ class Engine:
         order = (self._policy.rank(request.priority), next(self._arrivals))
         seed = self._seeds.draw() if request.sampling.seed is None else request.sampling.seed
         live.sequences = make_sequences(live, order, self._facts.max_model_len, seed)
-        self._ledger.enter(live)
+        self._requests.enter(live)
         self._scheduler.add(live.sequences[0])
 
     def abort(self, key: int) -> None:
         """Ends a request and frees all it holds; the next step reports it. Unknown keys are no error."""
-        if live := self._ledger.find(key):
-            self._ledger.end(live, FinishReason.ABORT)
+        if live := self._requests.find(key):
+            self._requests.end(live, FinishReason.ABORT)
 
     def stop(self, key: int, choice_index: int, num_output_tokens: int) -> None:
         """Ends one sequence of a request, whose caller has found a stop string in its text; the next step reports it.
@@ -125,10 +125,10 @@ class Engine:
             choice_index: one that is unknown, or has ended, is no error.
             num_output_tokens: tokens of its output that count.
         """
-        live = self._ledger.find(key)
+        live = self._requests.find(key)
         sequence = live.find(choice_index) if live else None
         if sequence is not None:
-            self._ledger.stop(sequence, num_output_tokens)
+            self._requests.stop(sequence, num_output_tokens)
 
     def step(self) -> list[SequenceDelta]:
         """Plans a step and hands it to the executor; what the oldest one under way brought for each request.
@@ -145,13 +145,13 @@ class Engine:
             self._submit(batch)
         if self._in_flight and (len(self._in_flight) >= self._max_in_flight or not batch.sequences):
             self._collect()
-        return self._ledger.take()
+        return self._requests.take()
 
     def give_up(self, error: QuireError) -> list[SequenceDelta]:
         """Ends all requests with an error, for an engine that is about to go away; their last deltas."""
-        for live in self._ledger:
-            self._ledger.end(live, FinishReason.ERROR, error)
-        return self._ledger.take()
+        for live in self._requests:
+            self._requests.end(live, FinishReason.ERROR, error)
+        return self._requests.take()
 
     def close(self) -> None:
         """Frees what the executor holds."""
@@ -222,7 +222,7 @@ class Engine:
         logger.error("step %d with %d sequences failed", batch.step, len(batch.sequences), exc_info=error)
         for live in {sequence.owner.key: sequence.owner for sequence in batch.holders().values()}.values():
             fault = Internal("The engine failed while it ran this request; try again.", reason=ENGINE_FAULT)
-            self._ledger.end(live, FinishReason.ERROR, fault)
+            self._requests.end(live, FinishReason.ERROR, fault)
         # A failed step may have written anywhere: nothing computed before is handed to later requests.
         self._kv_cache.clear()
         if isinstance(error, ExecutorDead) or self._failures >= MAX_CONSECUTIVE_FAILURES:
@@ -230,13 +230,13 @@ class Engine:
 
     def _expire(self) -> None:
         """Ends the requests whose time has run out, running or waiting."""
-        for live in self._ledger.expired():
+        for live in self._requests.expired():
             error = DeadlineExceeded(
                 f"The request did not finish within its {live.request.timeout_seconds:g} s; allow more time or ask for "
                 "fewer tokens.",
                 parameter="timeout_ms",
             )
-            self._ledger.end(live, FinishReason.ERROR, error)
+            self._requests.end(live, FinishReason.ERROR, error)
 
     def _counters(self) -> Counters:
         statistics, scheduler = self._statistics, self._scheduler

@@ -14,7 +14,7 @@ from quire.errors import QuireError
 _STALE_DEADLINES = 1024
 
 
-class Ledger:
+class LiveRequests:
     """Every request is entered once and ends with exactly one delta that is final, whatever becomes of it."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine_svc.core.live_requests import Ledger
+from engine_svc.core.live_requests import LiveRequests
 from engine_svc.core.statistics import EngineStatistics
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.plan import PositionLogprobs, StepResult
@@ -31,13 +31,13 @@ class StepProcessor:
         self,
         scheduler: Scheduler,
         kv_cache: KvCacheManager,
-        ledger: Ledger,
+        requests: LiveRequests,
         statistics: EngineStatistics,
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
         self._kv_cache = kv_cache
-        self._ledger = ledger
+        self._requests = requests
         self._statistics = statistics
         self._clock = clock
 
@@ -60,9 +60,10 @@ class StepProcessor:
         for slot, positions in result.prompt_logprobs.items():
             if sequence := holders.get(slot):
                 self._collect_prompt_logprobs(sequence, positions)
+        sampling, logprobs = batch.sampling, result.logprobs
         for slot, run in zip(result.sampled_slots, result.sampled_token_ids, strict=True):
             if sequence := holders.get(slot):
-                self._append(sequence, run, batch.sampling[slot], result.logprobs.get(slot), now)
+                self._append(sequence, run, sampling[slot], logprobs.get(slot), now)
         for slot in batch.completed_prompts:
             if sequence := holders.get(slot):
                 self._finish_prompt_only(sequence, now)
@@ -98,9 +99,9 @@ class StepProcessor:
         if live.prompt_logprobs:
             prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, []
         if ending is None:
-            self._ledger.report(SequenceDelta(live.key, sequence.choice_index, run, logprobs, prompt_logprobs))
+            self._requests.report(SequenceDelta(live.key, sequence.choice_index, run, logprobs, prompt_logprobs))
         else:
-            self._ledger.finish(sequence, ending.reason, run, logprobs, prompt_logprobs, ending.stop_token_id)
+            self._requests.finish(sequence, ending.reason, run, logprobs, prompt_logprobs, ending.stop_token_id)
 
     def _finish_prefill(self, sequence: Sequence) -> None:
         """The prompt is computed, for the first time: the request's other sequences share its blocks from here on."""
@@ -120,7 +121,7 @@ class StepProcessor:
         self._statistics.prompt_tokens += sequence.num_prompt_tokens
         for each in live.sequences:
             logprobs = live.prompt_logprobs if each is sequence else None
-            self._ledger.finish(each, FinishReason.LENGTH, [], prompt_logprobs=logprobs)
+            self._requests.finish(each, FinishReason.LENGTH, [], prompt_logprobs=logprobs)
 
     def _collect_prompt_logprobs(self, sequence: Sequence, positions: list[PositionLogprobs]) -> None:
         if not sequence.wants_prompt_logprobs:
@@ -134,4 +135,4 @@ class StepProcessor:
     def _fail(self, sequence: Sequence, message: str) -> None:
         logger.error("request %s failed alone: %s", sequence.owner.request.request_id, message)
         error = Internal(f"The engine failed on this request alone: {message}.", reason=REQUEST_FAULT)
-        self._ledger.end(sequence.owner, FinishReason.ERROR, error)
+        self._requests.end(sequence.owner, FinishReason.ERROR, error)

@@ -129,11 +129,12 @@ class Sequence:
         Raises:
             ValueError: the run is empty, or longer than that.
         """
-        if not 0 < len(token_ids) <= num_sampled_positions:
-            raise ValueError(f"a run of {len(token_ids)} tokens was sampled at {num_sampled_positions} positions")
-        self._tokens += token_ids
+        count = len(token_ids)
+        if not 0 < count <= num_sampled_positions:
+            raise ValueError(f"a run of {count} tokens was sampled at {num_sampled_positions} positions")
+        self._tokens.extend(token_ids)
         self.num_pending_tokens -= num_sampled_positions
-        self.num_computed_tokens -= num_sampled_positions - len(token_ids)
+        self.num_computed_tokens -= num_sampled_positions - count
 
     def roll_back(self) -> None:
         """Nothing is computed any more, and what steps under way bring is not wanted."""

@@ -118,7 +118,7 @@ class Scheduler:
         return batch
 
     def _schedule_running(self, batch: Batch) -> None:
-        index = 0
+        index, allocate = 0, self._kv_cache.allocate
         while index < len(self._running) and batch.budget > 0:
             sequence = self._running[index]
             missing = sequence.num_uncomputed_tokens
@@ -128,7 +128,9 @@ class Scheduler:
                 count = min(self._chunk(missing), share) if missing > 1 else 1
                 drafts = self._draft(sequence, share - count) if self._drafter and count == missing else ()
                 end = sequence.num_computed_tokens + count + len(drafts)
-                blocks = self._allocate_or_preempt(sequence, end, batch)
+                blocks = allocate(sequence.table, end)
+                if blocks is None:
+                    blocks = self._preempt_for(sequence, end, batch)
                 if blocks is None:  # it was the last in order, and is preempted itself
                     break
                 if missing > count:
@@ -224,7 +226,7 @@ class Scheduler:
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=_order)
 
-    def _allocate_or_preempt(self, sequence: Sequence, num_tokens: int, batch: Batch) -> list[list[int]] | None:
+    def _preempt_for(self, sequence: Sequence, num_tokens: int, batch: Batch) -> list[list[int]] | None:
         """Blocks for a running sequence, taken from the last in order where needed; None when that is itself."""
         while (blocks := self._kv_cache.allocate(sequence.table, num_tokens)) is None:
             victim = self._running[-1]
