@@ -192,7 +192,7 @@ class Engine:
 
     def _submit(self, batch: Batch) -> None:
         now = self._clock()
-        for sequence in batch.sequences.values():
+        for sequence in batch.started:
             if sequence.owner.first_scheduled_time is None:
                 sequence.owner.first_scheduled_time = now
         try:

@@ -54,9 +54,9 @@ class StepProcessor:
         for slot, message in result.failed_slots.items():
             if sequence := batch.holders().get(slot):
                 self._fail(sequence, message)
-        holders, book = batch.holders(), self._kv_cache.book
+        holders, computed, book = batch.holders(), batch.computed, self._kv_cache.book
         for slot, sequence in holders.items():
-            book(sequence.table, sequence.token_ids, batch.computed[slot])
+            book(sequence.table, sequence.token_ids, computed[slot])
         for slot, positions in result.prompt_logprobs.items():
             if sequence := holders.get(slot):
                 self._collect_prompt_logprobs(sequence, positions)

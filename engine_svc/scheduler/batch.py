@@ -13,6 +13,7 @@ class Batch:
         self.step = step
         self.budget = self._token_budget = token_budget  # tokens left
         self.sequences: dict[int, Sequence] = {}  # by slot, in the order of the plan's `scheduled`
+        self.started: list[Sequence] = []  # those of them that get their slots in this step
         # slot → its sequence's tokens that are computed after the step; drafted ones may turn out to be too.
         self.computed: dict[int, int] = {}
         self.sampling: dict[int, int] = {}  # slot → positions that its sequence samples, of those that sample
@@ -60,6 +61,7 @@ class Batch:
                 sampling=sequence.sampling,
             )
         )
+        self.started.append(sequence)
         self.add(sequence, count, [])
 
     def holders(self) -> dict[int, Sequence]:

@@ -19,6 +19,7 @@ from quire.options.scheduler import SchedulerOptions
 
 # Long prompts that a look through the waiting queue passes over, to bound what a step costs.
 _MOST_PASSED_OVER = 64
+_NO_DRAFTS: tuple[int, ...] = ()
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:
@@ -123,10 +124,12 @@ class Scheduler:
             sequence = self._running[index]
             missing = sequence.num_uncomputed_tokens
             if missing and not (sequence.num_pending_tokens and self._waits_for_tokens(sequence)):
-                # A long prompt leaves every sequence behind it a token, so that no stream stalls.
-                share = max(1, batch.budget - (len(self._running) - index - 1))
-                count = min(self._chunk(missing), share) if missing > 1 else 1
-                drafts = self._draft(sequence, share - count) if self._drafter and count == missing else ()
+                count, drafts = 1, _NO_DRAFTS
+                if missing > 1 or self._drafter:
+                    # A long prompt leaves every sequence behind it a token, so that no stream stalls.
+                    share = max(1, batch.budget - (len(self._running) - index - 1))
+                    count = min(self._chunk(missing), share)
+                    drafts = self._draft(sequence, share - count) if count == missing else _NO_DRAFTS
                 end = sequence.num_computed_tokens + count + len(drafts)
                 blocks = allocate(sequence.table, end)
                 if blocks is None:
@@ -148,9 +151,9 @@ class Scheduler:
     def _draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Tokens to verify behind the known ones, for which there are blocks: nobody is preempted for a guess."""
         most = min(most, sequence.num_missing_tokens - 1)
-        drafts = self._drafter.propose(sequence, most)[:most] if self._drafter and most > 0 else ()
+        drafts = self._drafter.propose(sequence, most)[:most] if self._drafter and most > 0 else _NO_DRAFTS
         fits = self._kv_cache.can_extend(sequence.table, len(sequence.token_ids) + len(drafts))
-        return drafts if fits else ()
+        return drafts if fits else _NO_DRAFTS
 
     def _chunk(self, missing: int) -> int:
         """What a long prompt computes in one step; the rest of the budget is for others."""
