@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.models import SHAPES, build
 from benchmarks.servers import Server, peer, quire, running
+from quire.quantization import QUANTIZATIONS
 
 _KV_CACHE_GIB = 2
 _SHARED = "shared"
@@ -117,7 +118,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["tiny-llama", "small-mixtral", "qwen3-0.6b"])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--quantization", choices=["int8"], help="of Quire; the peer stays bfloat16")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of Quire; the peer stays bfloat16")
     parser.add_argument("--port", type=int, default=8130)
     arguments = parser.parse_args()
     limits = ["--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "64"]

@@ -21,6 +21,8 @@ from benchmarks.models import SHAPES, build_config
 from engine_svc.models.config import ModelConfig, read_config
 from engine_svc.models.registry import config_for
 from engine_svc.ops.registry import create_ops
+from engine_svc.quantization.registry import create_method
+from quire.quantization import QUANTIZATIONS
 
 _STEPS = 24
 
@@ -72,7 +74,7 @@ def measure_machine(quantization: str | None, rows: list[int], device: torch.dev
     ops = create_ops("auto", torch.bfloat16, device)
     outputs, size = 8192, 4096
     weight = torch.randn(outputs, size, device=device).to(torch.bfloat16)
-    product = (ops.int8_matrix if quantization == "int8" else ops.matrix)(weight, None)
+    product = create_method(quantization, ops, torch.bfloat16).linear({"weight": weight}, None)
     rates = {}
     for count in rows:
         hidden = torch.randn(count, size, device=device).to(torch.bfloat16)
@@ -115,7 +117,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--context", type=int, default=128, help="tokens before the ones that are decoded")
     parser.add_argument("--prefill", type=int, default=256, help="tokens of a prompt")
-    parser.add_argument("--quantization", choices=["int8"])
+    parser.add_argument("--quantization", choices=QUANTIZATIONS)
     arguments = parser.parse_args()
     folder = Path(".cache/configurations") / arguments.shape
     build_config(arguments.shape, folder)

@@ -20,7 +20,12 @@ ROOMS = {
                 "middleware", "endpoints"),
     "engine_svc": ("kv_cache", "requests", "scheduler", "executor", "core", "service"),
 }  # fmt: skip
-COMPUTE_SIDE = ("kernels", "attention", "layers", "models", "loader", "sampling", "parallel", "runner")
+COMPUTE_SIDE = (
+    "kernels", "native", "ops", "quantization", "attention", "layers", "models", "loader", "sampling", "parallel",
+    "runner",
+)  # fmt: skip
+# Of the compute side, from what products are made of to what runs a step: none imports one further on.
+COMPUTE_ORDER = ("kernels", "native", "ops", "quantization", "layers", "models", "loader", "runner")
 
 
 def modules() -> dict[str, Path]:
@@ -106,6 +111,13 @@ def test_a_sequence_alone_writes_its_tokens_and_counters() -> None:
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in owned:
                 assert isinstance(node.value, ast.Name), f"{module}:{node.lineno}"
                 assert node.value.id == "self", f"{module}:{node.lineno}"
+
+
+def test_the_compute_side_is_built_from_the_kernels_up() -> None:
+    for index, part in enumerate(COMPUTE_ORDER):
+        later = tuple(f"engine_svc.{name}" for name in COMPUTE_ORDER[index + 1 :])
+        for module in (name for name in IMPORTS if under(name, f"engine_svc.{part}")):
+            assert not [name for name in IMPORTS[module] if later and under(name, *later)], module
 
 
 def test_protobuf_stays_at_the_wire() -> None:

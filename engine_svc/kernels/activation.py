@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from engine_svc.ops.base import Activation
-
 _COLUMNS = 1024
 
 
@@ -26,11 +24,11 @@ def _activate_kernel(gate_up_ptr, output_ptr, SIZE: tl.constexpr, COLUMNS: tl.co
     tl.store(output_ptr + row * SIZE + column, result.to(output_ptr.dtype.element_ty), mask=inside)
 
 
-def activate_and_multiply(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """See Ops.activate_and_multiply; contiguous."""
+def activate_and_multiply(gate_up: torch.Tensor, is_gelu: bool) -> torch.Tensor:
+    """[tokens, 2 * size] → activation(first half) * second half, by SiLU or by GELU (tanh); contiguous."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty((rows, size))
     _activate_kernel[(rows, triton.cdiv(size, _COLUMNS))](
-        gate_up, output, SIZE=size, COLUMNS=_COLUMNS, GELU=activation == "gelu_tanh", num_warps=4
+        gate_up, output, SIZE=size, COLUMNS=_COLUMNS, GELU=is_gelu, num_warps=4
     )
     return output

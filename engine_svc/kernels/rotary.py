@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from engine_svc.ops.base import HeadNorms
-
 
 @triton.jit
 def _rotate_kernel(
@@ -46,11 +44,24 @@ def _rotate_kernel(
     tl.store(start + column, result.to(heads_ptr.dtype.element_ty), mask=inside)
 
 
-def rotate(heads: torch.Tensor, table_rows: torch.Tensor, num_query: int, norms: HeadNorms | None) -> None:
-    """See Ops.rotate; in place. Each token's heads must be contiguous."""
+def rotate(
+    heads: torch.Tensor,
+    table_rows: torch.Tensor,
+    num_query: int,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
+    epsilon: float,
+) -> None:
+    """Norms, if there are any, then the rotation of the first values' halves; in place.
+
+    Args:
+        heads: [tokens, query and key heads, head_dim]; each token's heads must be contiguous.
+        table_rows: [tokens, 2, rotated values / 2], cosines and sines of the tokens' positions.
+        query_norm, key_norm: [head_dim]
+    """
     tokens, count, dim = heads.shape
     _rotate_kernel[(tokens, count)](
-        heads, table_rows, norms.query if norms else None, norms.key if norms else None,
-        norms.epsilon if norms else 0.0, heads.stride(0), NUM_QUERY=num_query, DIM=dim,
-        DIM_PADDED=triton.next_power_of_2(dim), HALF=table_rows.shape[-1], WITH_NORMS=norms is not None, num_warps=1,
+        heads, table_rows, query_norm, key_norm, epsilon, heads.stride(0), NUM_QUERY=num_query, DIM=dim,
+        DIM_PADDED=triton.next_power_of_2(dim), HALF=table_rows.shape[-1], WITH_NORMS=query_norm is not None,
+        num_warps=1,
     )  # fmt: skip

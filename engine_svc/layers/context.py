@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_svc.ops.base import ExpertsProduct, Ops, Product
+from engine_svc.ops.base import Ops
 from engine_svc.parallel.group import ParallelGroup
+from engine_svc.quantization.base import QuantizationMethod
 
 
 @dataclass(frozen=True)
@@ -18,17 +19,7 @@ class LayerContext:
     dtype: torch.dtype
     device: torch.device
     ops: Ops
-    quantization: str | None = None
-
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-        """A product of a linear layer: quantized if the user wants it."""
-        make = self.ops.int8_matrix if self.quantization == "int8" else self.ops.matrix
-        return make(weight, bias)
-
-    def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
-        """A mixture of experts: quantized if the user wants it."""
-        make = self.ops.int8_experts if self.quantization == "int8" else self.ops.experts
-        return make(gate_up, down)
+    quantization: QuantizationMethod
 
 
 class PackedLayer(torch.nn.Module):

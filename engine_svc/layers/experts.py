@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine_svc.layers.context import LayerContext, PackedLayer
-from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.layers.split import Part, Split, add_parameters, take_parameters
 from engine_svc.ops.base import ExpertsProduct
 
 
@@ -19,23 +19,20 @@ class Experts(PackedLayer):
         """
         super().__init__()
         self._context = context
-        self._share = context.group.divide(size, "features of an expert")
         self._product: ExpertsProduct | None = None
-        each = range(num_experts)
-        self.gate_up = LoadedParameter(
-            (num_experts, 2 * self._share, hidden_size), context.dtype, context.device,
-            [f"{index}.{part}" for index in each for part in ("gate", "up")],
-        )  # fmt: skip
-        self.gate_up.load = self._load_gate_up
-        self.down = LoadedParameter(
-            (num_experts, hidden_size, self._share), context.dtype, context.device, [f"{index}.down" for index in each]
-        )
-        self.down.load = self._load_down
+        group = context.group
+        share = group.divide(size, "features of an expert")
+        mine, whole = Part(group.rank * share, share, size), Part(0, hidden_size, hidden_size)
+        splits = {"gate_up": Split({"gate": mine, "up": mine}, whole), "down": Split({"down": whole}, mine)}
+        for name, split in splits.items():
+            self.add_module(name, torch.nn.Module())
+            add_parameters(self.get_submodule(name), context.quantization, split, context.device, num_experts)
 
     def pack(self) -> None:
         """See PackedLayer.pack."""
-        self._product = self._context.experts(self.gate_up, self.down)
-        del self.gate_up, self.down
+        method = self._context.quantization
+        gate_up, down = (take_parameters(self.get_submodule(name), method) for name in ("gate_up", "down"))
+        self._product = method.experts(gate_up, down)
 
     def forward(self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         """The chosen experts' weighted sum, the same on every rank.
@@ -47,16 +44,3 @@ class Experts(PackedLayer):
         """
         assert self._product is not None
         return self._context.group.all_reduce(self._product(hidden, weights, expert_ids))
-
-    def _mine(self) -> slice:
-        start = self._context.group.rank * self._share
-        return slice(start, start + self._share)
-
-    def _load_gate_up(self, source: TensorSlice, part: str) -> None:
-        index, _, name = part.partition(".")
-        start = {"gate": 0, "up": self._share}[name]
-        target = self.gate_up[int(index), start : start + self._share]
-        self.gate_up.write(part, target, source, (self._mine(), slice(None)))
-
-    def _load_down(self, source: TensorSlice, part: str) -> None:
-        self.down.write(part, self.down[int(part.partition(".")[0])], source, (slice(None), self._mine()))

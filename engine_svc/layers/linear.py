@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 
 from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.layers.split import Part, Split, add_parameters, split_parameter, take_parameters
 from engine_svc.ops.base import Product
 from engine_svc.parallel.group import ParallelGroup
+from engine_svc.quantization.base import OUTPUTS, ParameterSpec
 
 
-@dataclass(frozen=True)
-class Part:
-    """Which rows of a matrix in the checkpoint are this rank's."""
+class _SplitLinear(PackedLayer):
+    """Matrices whose parameters and product are the quantisation method's."""
 
-    first: int
-    count: int
-    total: int
+    def __init__(self, split: Split, *, bias: bool, context: LayerContext) -> None:
+        super().__init__()
+        self._context = context
+        self._product: Product | None = None
+        add_parameters(self, context.quantization, split, context.device)
+        spec = ParameterSpec("bias", context.dtype, (OUTPUTS,))
+        self.bias = split_parameter(spec, split, context.device) if bias else None
+
+    def pack(self) -> None:
+        """See PackedLayer.pack."""
+        bias = self.bias if self._adds_bias() else None
+        self._product = self._context.quantization.linear(take_parameters(self, self._context.quantization), bias)
+        del self.bias
+
+    def _adds_bias(self) -> bool:
+        return True
 
 
-class ColumnParallelLinear(PackedLayer):
+class ColumnParallelLinear(_SplitLinear):
     """One or more matrices side by side, of each of which every rank holds a range of rows.
 
     Subclasses and users name the parts ("q", "k", "v"; "gate", "up"; "" for a single one).
@@ -33,46 +46,12 @@ class ColumnParallelLinear(PackedLayer):
         Args:
             parts: by name, in the order in which a checkpoint that holds them as one matrix has them.
         """
-        super().__init__()
-        self._context = context
-        self._parts = dict(parts)
-        self._product: Product | None = None
-        rows = sum(part.count for part in parts.values())
-        self.weight = LoadedParameter((rows, input_size), context.dtype, context.device, tuple(parts))
-        self.weight.load = self._load_weight
-        self.bias = LoadedParameter((rows,), context.dtype, context.device, tuple(parts)) if bias else None
-        if self.bias is not None:
-            self.bias.load = self._load_bias
-
-    def pack(self) -> None:
-        """See PackedLayer.pack."""
-        self._product = self._context.linear(self.weight, self.bias)
-        del self.weight, self.bias
+        super().__init__(Split(dict(parts), Part(0, input_size, input_size)), bias=bias, context=context)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, input_size] → [tokens, rows of this rank]."""
         assert self._product is not None
         return self._product(hidden)
-
-    def _load_weight(self, source: TensorSlice, part: str) -> None:
-        self._load(self.weight, source, part, lambda rows: (rows, slice(None)))
-
-    def _load_bias(self, source: TensorSlice, part: str) -> None:
-        if self.bias is not None:
-            self._load(self.bias, source, part, lambda rows: (rows,))
-
-    def _load(
-        self, parameter: LoadedParameter, source: TensorSlice, wanted: str, index: Callable[[slice], tuple[slice, ...]]
-    ) -> None:
-        """Loads one part, or all of them from a checkpoint that holds them one below the other."""
-        target, below = 0, 0
-        for name, part in self._parts.items():
-            if wanted in (name, ""):
-                first = below + part.first
-                rows = parameter[target : target + part.count]
-                parameter.write(name, rows, source, index(slice(first, first + part.count)))
-            target += part.count
-            below += part.total if wanted == "" else 0
 
 
 class ReplicatedLinear(PackedLayer):
@@ -120,36 +99,18 @@ def qkv_parts(group: ParallelGroup, num_heads: int, num_kv_heads: int, head_dim:
     return {"q": Part(group.rank * query, query, num_heads * head_dim), "k": key_value, "v": key_value}
 
 
-class RowParallelLinear(PackedLayer):
+class RowParallelLinear(_SplitLinear):
     """A matrix of which every rank holds a range of columns; the ranks' results are summed."""
 
     def __init__(self, input_size: int, output_size: int, *, bias: bool, context: LayerContext) -> None:
-        super().__init__()
-        self._context = context
-        self._group = context.group
-        self._share = context.group.divide(input_size, "input features of a linear layer")
-        self._product: Product | None = None
-        self.weight = LoadedParameter((output_size, self._share), context.dtype, context.device)
-        self.weight.load = self._load_weight
-        self.bias = LoadedParameter((output_size,), context.dtype, context.device) if bias else None
-        if self.bias is not None:
-            self.bias.load = self._load_bias
-
-    def pack(self) -> None:
-        """See PackedLayer.pack."""
-        # One rank adds the bias, before the sum.
-        self._product = self._context.linear(self.weight, self.bias if self._group.rank == 0 else None)
-        del self.weight, self.bias
+        share = context.group.divide(input_size, "input features of a linear layer")
+        columns = Part(context.group.rank * share, share, input_size)
+        super().__init__(Split({"": Part(0, output_size, output_size)}, columns), bias=bias, context=context)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, input features of this rank] → [tokens, output_size], the same on every rank."""
         assert self._product is not None
-        return self._group.all_reduce(self._product(hidden))
+        return self._context.group.all_reduce(self._product(hidden))
 
-    def _load_weight(self, source: TensorSlice, part: str) -> None:
-        start = self._group.rank * self._share
-        self.weight.write(part, self.weight, source, (slice(None), slice(start, start + self._share)))
-
-    def _load_bias(self, source: TensorSlice, part: str) -> None:
-        if self.bias is not None:
-            self.bias.write(part, self.bias, source, (slice(None),))
+    def _adds_bias(self) -> bool:
+        return self._context.group.rank == 0  # before the sum

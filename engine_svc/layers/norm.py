@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from engine_svc.layers.context import LayerContext
-from engine_svc.layers.linear import Part
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.layers.split import Part
 
 
 class RMSNorm(torch.nn.Module):

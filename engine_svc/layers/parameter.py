@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -47,4 +48,15 @@ class LoadedParameter(torch.nn.Parameter):
         if part.shape != target.shape:
             raise ValueError(f"shape {list(source.get_shape())} in the checkpoint does not fit {list(target.shape)}")
         target.copy_(part)
+        self.missing.discard(name)
+
+    def fill(self, name: str, target: torch.Tensor, source: TensorSlice) -> None:
+        """Makes all of a part of this one the only number of a checkpoint tensor.
+
+        Raises:
+            ValueError: it has several.
+        """
+        if math.prod(source.get_shape()) != 1:
+            raise ValueError(f"shape {list(source.get_shape())} in the checkpoint is not a single number")
+        target.fill_(source[...].item())
         self.missing.discard(name)

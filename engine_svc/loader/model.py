@@ -21,6 +21,7 @@ from engine_svc.models.decoder import Decoder
 from engine_svc.models.registry import config_for, is_ours
 from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup
+from engine_svc.quantization.registry import create_method
 from quire.errors import StartupError
 from quire.options.cache import KV_CACHE_DTYPES, CacheOptions
 from quire.options.engine import EngineOptions
@@ -100,7 +101,7 @@ def _load_ours(
 ) -> LoadedModel:
     dtype, longest = _dtype(config.dtype, options.form.dtype), _max_model_len(config, options.form.max_model_len)
     ops = create_ops(options.kernels.cpu_kernels, dtype, device)
-    context = LayerContext(group, dtype, device, ops, options.form.quantization)
+    context = LayerContext(group, dtype, device, ops, create_method(options.form.quantization, ops, dtype))
     try:
         shape = _shape(_heads(config, group), dtype, options.cache, device, keys_are_values=config.latent is not None)
         attention = create_backend(options.kernels.attention_backend, shape)

@@ -9,7 +9,7 @@ _PARTS = {
     "q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
     "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
 }  # fmt: skip
-_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
 # Mixtral's names are those of Llama's first code.
 _EXPERT_PARTS = {
     "gate_proj": ("gate_up", "gate"), "up_proj": ("gate_up", "up"), "down_proj": ("down", "down"),
@@ -27,7 +27,7 @@ def parameter_name(name: str) -> tuple[str, str]:
     expert = _EXPERT.fullmatch(name)
     if expert and expert[3] in _EXPERT_PARTS:
         parameter, part = _EXPERT_PARTS[expert[3]]
-        return f"{expert[1]}.{parameter}", f"{expert[2]}.{part}"
+        return f"{expert[1]}.{parameter}.{expert[4]}", f"{expert[2]}.{part}"
     path, _, kind = name.rpartition(".")
     parent, _, module = path.rpartition(".")
     module, part = _PARTS.get(module, (module, ""))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine_svc.ops.base import Activation
+from engine_svc.quantization.registry import check_checkpoint
 from quire.errors import StartupError
 
 # Names of config.json, of which some mean the same.
@@ -85,10 +86,6 @@ class ModelConfig(ModelFacts):
     latent: LatentConfig | None = None
 
 
-# Its experts' weights are turned into --dtype's while they are loaded.
-MXFP4_MODEL = ("mxfp4", "gpt_oss")
-
-
 def read_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """config.json with the user's changes.
 
@@ -103,12 +100,7 @@ def read_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise StartupError(f"{path} cannot be read: {error}") from error
     config |= overrides
-    method = (config.get("quantization_config") or {}).get("quant_method", "")
-    if method and (method, config.get("model_type")) != MXFP4_MODEL:
-        raise StartupError(
-            f"{folder} holds weights quantized by {method}, which is not supported; use the model's bfloat16 "
-            "checkpoint, with --quantization int8 if it must be smaller. (gpt-oss in mxfp4 is supported.)"
-        )
+    check_checkpoint(folder, config)
     return dict(config)
 
 

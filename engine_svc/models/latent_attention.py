@@ -11,9 +11,10 @@ import torch
 
 from engine_svc.attention.base import AttentionOptions
 from engine_svc.layers.context import LayerContext
-from engine_svc.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
+from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.layers.split import Part
 from engine_svc.models.attention import LayerCache, StepInputs
 from engine_svc.models.config import LatentConfig, ModelConfig
 

@@ -202,7 +202,7 @@ def _read(folder: Path, raw: Mapping[str, Any], overrides: Mapping[str, Any]) ->
     except (OSError, ValueError) as error:
         raise unsupported(raw) from error
     config.update(dict(overrides))
-    if getattr(config, "quantization_config", None):  # mxfp4: see `read_config`
+    if getattr(config, "quantization_config", None):  # see quantization.registry
         config.quantization_config["dequantize"] = True
     model_class = transformers.AutoModelForCausalLM._model_mapping.get(type(config), None)
     types = set(getattr(config, "layer_types", None) or ())

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
-# [rows, input_size] → [rows, output_size]; float32 if `wide`, else of the input's type.
-Product = Callable[..., torch.Tensor]
 Activation = Literal["silu", "gelu_tanh"]
-# ([tokens, hidden_size], float32 weights [tokens, chosen], int64 expert ids [tokens, chosen]) → [tokens, hidden_size].
-ExpertsProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Product(Protocol):
+    """A product with a weight."""
+
+    def __call__(self, hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+        """[rows, input_size] → [rows, output_size]; float32 if `wide`, else of the input's type."""
+        ...
+
+
+class ExpertsProduct(Protocol):
+    """The weighted sum of the chosen experts."""
+
+    def __call__(self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden_size] → the same.
+
+        Args:
+            weights: float32 [tokens, chosen]
+            expert_ids: int64 [tokens, chosen]
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -33,10 +49,6 @@ class Ops(ABC):
         """A product with a weight [output_size, input_size], which may be kept in another form than this."""
 
     @abstractmethod
-    def int8_matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-        """The same with the weight quantized per output and the input per row, both to int8 (dynamic W8A8)."""
-
-    @abstractmethod
     def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
         """The weighted sum of the chosen experts' SwiGLU feed-forward layers.
 
@@ -44,10 +56,6 @@ class Ops(ABC):
             gate_up: [experts, 2 * size, hidden_size]
             down: [experts, hidden_size, size]
         """
-
-    @abstractmethod
-    def int8_experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
-        """The same, quantized as `int8_matrix` does."""
 
     @abstractmethod
     def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

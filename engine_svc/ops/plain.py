@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, Ops, Product
-from engine_svc.ops.int8 import quantize_rows
-
-_INT_MM_ROWS = 32  # CUDA's int8 product wants more than 16 rows
 
 
 class PlainOps(Ops):
@@ -25,44 +22,12 @@ class PlainOps(Ops):
 
         return product
 
-    def int8_matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-        """See Ops.int8_matrix."""
-        quantized, weight_scale = quantize_rows(weight)
-        transposed = quantized.t()
-
-        def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
-            rows, scale = quantize_rows(hidden)
-            padded = F.pad(rows, (0, 0, 0, max(0, _INT_MM_ROWS - len(rows))))
-            output = torch._int_mm(padded, transposed)[: len(rows)].float() * scale[:, None] * weight_scale
-            if bias is not None:
-                output += bias.float()
-            return output if wide else output.to(hidden.dtype)
-
-        return product
-
     def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
         """See Ops.experts."""
-        return self._experts(gate_up, down, self.matrix)
-
-    def int8_experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
-        """See Ops.int8_experts."""
-        return self._experts(gate_up, down, self.int8_matrix)
-
-    def _experts(
-        self, gate_up: torch.Tensor, down: torch.Tensor, make: Callable[[torch.Tensor, None], Product]
-    ) -> ExpertsProduct:
-        pairs = [(make(first, None), make(second, None)) for first, second in zip(gate_up, down, strict=True)]
-
-        def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
-            output = torch.zeros_like(hidden, dtype=torch.float32)
-            for index in expert_ids.unique().tolist():
-                rows, choice = torch.nonzero(expert_ids == index, as_tuple=True)
-                first, second = pairs[index]
-                result = second(self.activate_and_multiply(first(hidden[rows]), "silu"), wide=True)
-                output.index_add_(0, rows, result * weights[rows, choice, None])
-            return output.to(hidden.dtype)
-
-        return product
+        pairs = zip(gate_up, down, strict=True)
+        return experts_of_products(
+            self, [(self.matrix(first, None), self.matrix(second, None)) for first, second in pairs]
+        )
 
     def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Ops.rms_norm."""
@@ -90,3 +55,18 @@ class PlainOps(Ops):
         """See Ops.activate_and_multiply."""
         gate, up = gate_up.chunk(2, dim=-1)
         return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
+def experts_of_products(ops: Ops, pairs: Sequence[tuple[Product, Product]]) -> ExpertsProduct:
+    """One expert after the other, each of two products: with gate and up, and back."""
+
+    def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        output = torch.zeros_like(hidden, dtype=torch.float32)
+        for index in expert_ids.unique().tolist():
+            rows, choice = torch.nonzero(expert_ids == index, as_tuple=True)
+            first, second = pairs[index]
+            result = second(ops.activate_and_multiply(first(hidden[rows]), "silu"), wide=True)
+            output.index_add_(0, rows, result * weights[rows, choice, None])
+        return output.to(hidden.dtype)
+
+    return product

@@ -44,9 +44,10 @@ class TritonOps(PlainOps):
         self, heads: torch.Tensor, table_rows: torch.Tensor, num_query: int, norms: HeadNorms | None
     ) -> torch.Tensor:
         """See Ops.rotate."""
-        rotate(heads, table_rows, num_query, norms)
+        query, key, epsilon = (norms.query, norms.key, norms.epsilon) if norms else (None, None, 0.0)
+        rotate(heads, table_rows, num_query, query, key, epsilon)
         return heads
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """See Ops.activate_and_multiply."""
-        return activation_kernels.activate_and_multiply(gate_up, activation)
+        return activation_kernels.activate_and_multiply(gate_up, activation == "gelu_tanh")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from quire.options.base import option
+from quire.quantization import QUANTIZATIONS
 
 DTYPES = ("bfloat16", "float16", "float32", "half", "float")
 
@@ -34,7 +35,7 @@ class ModelFormOptions:
     )  # fmt: skip
     quantization: str | None = option(
         None, "int8 quantizes the linear layers of any checkpoint while loading it, and their inputs as they come "
-        "(dynamic W8A8, a scale for each output and each token).", aliases=("-q",), choices=("int8",),
+        "(dynamic W8A8, a scale for each output and each token).", aliases=("-q",), choices=QUANTIZATIONS,
         others="It quantizes checkpoints of 16 or 32 bits. Those that are quantized already (AWQ, GPTQ, FP8, GGUF and "
         "others) are not read, but gpt-oss in MXFP4, which needs no option.",
         affects_output=True,

@@ -5,28 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_svc.native.library import kernels
-from engine_svc.ops.base import HeadNorms, Ops
-from engine_svc.ops.int8 import quantize_rows
+from engine_svc.ops.base import HeadNorms
 from engine_svc.ops.native import NativeOps
 from engine_svc.ops.plain import PlainOps
 from engine_svc.ops.registry import create_ops
-from engine_svc.ops.triton import TritonOps
+from engine_svc.quantization.registry import create_method
 from quire.errors import StartupError
 from tests.support.native import needs_native
+from tests.support.ops import make_ops
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 EPSILON = 1e-6
-
-
-def make(name: str) -> tuple[Ops, torch.dtype]:
-    if name == "plain":
-        return PlainOps(), torch.float32
-    if name == "triton":
-        return TritonOps(), torch.float32
-    found = kernels()
-    assert found is not None
-    return NativeOps(found), torch.bfloat16
 
 
 every = pytest.mark.parametrize("name", ["plain", "triton", pytest.param("native", marks=needs_native)])
@@ -46,7 +35,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> No
 @pytest.mark.parametrize(("outputs", "size"), [(64, 64), (200, 320), (1, 2), (130, 1026)])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_matrix(name: str, rows: int, outputs: int, size: int, with_bias: bool) -> None:
-    ops, dtype = make(name)
+    ops, dtype = make_ops(name)
     weight, hidden = normal(outputs, size, dtype=dtype) / size**0.5, normal(rows, size, dtype=dtype, seed=1)
     bias = normal(outputs, dtype=dtype, seed=2) if with_bias else None
     product = ops.matrix(weight, bias)
@@ -61,32 +50,8 @@ def test_matrix(name: str, rows: int, outputs: int, size: int, with_bias: bool) 
 
 
 @both
-@pytest.mark.parametrize("rows", [1, 6, 7, 40, 193])
-@pytest.mark.parametrize(("outputs", "size"), [(64, 64), (200, 320), (72, 1032)])
-def test_int8_matrix_is_exact_on_its_quantized_operands(name: str, rows: int, outputs: int, size: int) -> None:
-    ops, dtype = make(name)
-    weight, hidden = normal(outputs, size, dtype=dtype), normal(rows, size, dtype=dtype, seed=1)
-    bias = normal(outputs, dtype=dtype, seed=2)
-    found = ops.int8_matrix(weight, bias)(hidden, wide=True).double()
-    (left, left_scale), (right, right_scale) = quantize_rows(hidden), quantize_rows(weight)
-    sums = left.double() @ right.double().T
-    expected = sums * left_scale.double()[:, None] * right_scale.double() + bias.double()
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-5)
-    # And close to the product it stands for: each factor is off by half a step of 127 at most.
-    exact = hidden.double() @ weight.double().T + bias.double()
-    assert (found - exact).norm() / exact.norm() < 0.02
-
-
-@both
-def test_int8_matrix_of_zeros(name: str) -> None:
-    ops, dtype = make(name)
-    product = ops.int8_matrix(torch.zeros(64, 64, dtype=dtype), None)
-    assert not product(torch.zeros(3, 64, dtype=dtype)).any()
-
-
-@both
 def test_matrix_reads_rows_of_a_wider_tensor(name: str) -> None:
-    ops, dtype = make(name)
+    ops, dtype = make_ops(name)
     weight, wider = normal(64, 64, dtype=dtype) / 8, normal(5, 192, dtype=dtype, seed=1)
     hidden = wider[:, 64:128]
     close(ops.matrix(weight, None)(hidden), hidden.double() @ weight.double().T, dtype)
@@ -100,14 +65,14 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @every
 @pytest.mark.parametrize("shape", [(1, 64), (3, 100), (700, 64), (2, 4, 32)])
 def test_rms_norm(name: str, shape: tuple[int, ...]) -> None:
-    ops, dtype = make(name)
+    ops, dtype = make_ops(name)
     hidden, weight = normal(*shape, dtype=dtype), normal(shape[-1], dtype=dtype, seed=1)
     close(ops.rms_norm(hidden, weight, EPSILON), rms_norm(hidden, weight), dtype)
 
 
 @every
 def test_add_rms_norm_changes_the_residual(name: str) -> None:
-    ops, dtype = make(name)
+    ops, dtype = make_ops(name)
     hidden, residual = normal(9, 72, dtype=dtype), normal(9, 72, dtype=dtype, seed=1)
     weight, before = normal(72, dtype=dtype, seed=2), residual.clone()
     found = ops.add_rms_norm(hidden, residual, weight, EPSILON)
@@ -119,7 +84,7 @@ def test_add_rms_norm_changes_the_residual(name: str) -> None:
 @pytest.mark.parametrize(("dim", "rotated"), [(16, 16), (80, 80), (128, 128), (64, 48)])
 @pytest.mark.parametrize("with_norms", [False, True])
 def test_rotate(name: str, dim: int, rotated: int, with_norms: bool) -> None:
-    ops, dtype = make(name)
+    ops, dtype = make_ops(name)
     tokens, num_query, num_key = 5, 4, 2
     # As in the model: the heads of query and key, with those of value behind them.
     heads = normal(tokens, num_query + num_key + 2, dim, dtype=dtype)[:, : num_query + num_key]
@@ -139,7 +104,7 @@ def test_rotate(name: str, dim: int, rotated: int, with_norms: bool) -> None:
 @every
 @pytest.mark.parametrize(("rows", "size"), [(1, 16), (3, 100), (700, 64)])
 def test_activate_and_multiply(name: str, rows: int, size: int) -> None:
-    ops, dtype = make(name)
+    ops, dtype = make_ops(name)
     gate_up = normal(rows, 2 * size, dtype=dtype) * 8
     gate, up = gate_up.double().chunk(2, dim=-1)
     close(ops.activate_and_multiply(gate_up, "silu"), gate / (1 + (-gate).exp()) * up, dtype)
@@ -174,12 +139,13 @@ def feed_forward(hidden: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 @pytest.mark.parametrize("tokens", [1, 3, 70, 450])
 @pytest.mark.parametrize(("experts", "chosen", "size", "inner"), [(4, 2, 64, 96), (9, 3, 200, 36), (1, 1, 64, 64)])
 def test_experts(name: str, quantized: bool, tokens: int, experts: int, chosen: int, size: int, inner: int) -> None:
-    ops, dtype = make(name)
+    ops, dtype = make_ops(name)
     gate_up = normal(experts, 2 * inner, size, dtype=dtype) / size**0.5
     down = normal(experts, size, inner, dtype=dtype, seed=1) / inner**0.5
     hidden = normal(tokens, size, dtype=dtype, seed=2)
     weights, expert_ids = normal(tokens, experts, dtype=torch.float32, seed=3).softmax(-1).topk(chosen)
-    product = (ops.int8_experts if quantized else ops.experts)(gate_up, down)
+    method = create_method("int8" if quantized else None, ops, dtype)
+    product = method.experts({"weight": gate_up}, {"weight": down})
     expected = torch.zeros(tokens, size, dtype=torch.float64)
     for token in range(tokens):
         for weight, index in zip(weights[token], expert_ids[token], strict=True):

@@ -1,0 +1,272 @@
+"""What every quantisation method keeps to, over ranks too. A new one needs a checkpoint of its form below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine_svc.layers.context import LayerContext
+from engine_svc.layers.experts import Experts
+from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
+from engine_svc.layers.parameter import LoadedParameter
+from engine_svc.ops.base import ExpertsProduct, Product
+from engine_svc.ops.plain import experts_of_products
+from engine_svc.parallel.group import ParallelGroup
+from engine_svc.quantization.base import INPUTS, OUTPUTS, Axis, ParameterSpec, QuantizationMethod, Weights
+from engine_svc.quantization.registry import create_method
+from quire.quantization import QUANTIZATIONS
+from tests.support.native import needs_native
+from tests.support.ops import make_ops
+
+CPU = torch.device("cpu")
+INPUT, OUTPUT, INNER, EXPERTS = 64, 96, 64, 3
+GROUP, PACKED = 16, 8  # of the method below
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
+
+
+class GroupsOfFourBits(QuantizationMethod):
+    """A method that holds weights as AWQ does, and a scale of the whole matrix besides: what the contract has to allow.
+
+    Eight outputs in an int32, a scale and a zero point for each output and each group of inputs.
+    """
+
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        packed, grouped = Axis("outputs", features=PACKED), Axis("inputs", features=GROUP)
+        return (
+            ParameterSpec("qweight", torch.int32, (INPUTS, packed)),
+            ParameterSpec("qzeros", torch.int32, (grouped, packed)),
+            ParameterSpec("scales", torch.float32, (grouped, OUTPUTS)),
+            ParameterSpec("weight_scale", torch.float32, (OUTPUTS,), is_scalar=True),
+        )
+
+    def linear(self, weights: Weights, bias: torch.Tensor | None) -> Product:
+        return self.ops.matrix(self._weight(weights), bias)
+
+    def experts(self, gate_up: Weights, down: Weights) -> ExpertsProduct:
+        each = [
+            tuple(self.linear({name: tensor[index] for name, tensor in part.items()}, None) for part in (gate_up, down))
+            for index in range(len(gate_up["scales"]))
+        ]
+        return experts_of_products(self.ops, [(first, second) for first, second in each])
+
+    def _weight(self, weights: Weights) -> torch.Tensor:
+        steps = unpack(weights["qweight"]) - unpack(weights["qzeros"]).repeat_interleave(GROUP, 0)
+        wide = steps * weights["scales"].repeat_interleave(GROUP, 0) * weights["weight_scale"]
+        return wide.t().contiguous().to(self.dtype)
+
+
+def unpack(packed: torch.Tensor) -> torch.Tensor:
+    """int32 [rows, columns] → [rows, 8 * columns], of 4 bits each."""
+    return (packed[..., None] >> torch.arange(0, 32, 4) & 15).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of a checkpoint, and what it stands for: float64 [outputs, inputs]."""
+
+    tensors: Mapping[str, torch.Tensor]
+    meant: torch.Tensor
+
+
+def plain(outputs: int, inputs: int, seed: int, dtype: torch.dtype) -> Matrix:
+    weight = (torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed)) / inputs**0.5).to(dtype)
+    return Matrix({"weight": weight}, weight.double())
+
+
+def four_bits(outputs: int, inputs: int, seed: int, dtype: torch.dtype) -> Matrix:
+    torch.manual_seed(seed)
+    qweight = torch.randint(-(2**31), 2**31 - 1, (inputs, outputs // PACKED), dtype=torch.int32)
+    qzeros = torch.randint(-(2**31), 2**31 - 1, (inputs // GROUP, outputs // PACKED), dtype=torch.int32)
+    scales, whole = torch.rand(inputs // GROUP, outputs) / 8, torch.tensor(0.25 + seed % 7)
+    steps = unpack(qweight) - unpack(qzeros).repeat_interleave(GROUP, 0)
+    meant = (steps * scales.repeat_interleave(GROUP, 0) * whole).t().to(dtype).double()
+    return Matrix({"qweight": qweight, "qzeros": qzeros, "scales": scales, "weight_scale": whole}, meant)
+
+
+# By method: how its checkpoints are made, and how far its products may be from what the weights mean.
+CHECKPOINTS: dict[str, tuple[Callable[[int, int, int, torch.dtype], Matrix], float]] = {
+    "unquantized": (plain, 0.0), "int8": (plain, 0.03), "four bits": (four_bits, 0.0),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with the operations that it runs on."""
+
+    name: str
+    ops: str
+
+    def context(self, rank: int = 0, world_size: int = 1) -> LayerContext:
+        ops, dtype = make_ops(self.ops)
+        if self.name == "four bits":
+            method: QuantizationMethod = GroupsOfFourBits(ops, dtype)
+        else:
+            method = create_method(None if self.name == "unquantized" else self.name, ops, dtype)
+        return LayerContext(ParallelGroup(rank, world_size), dtype, CPU, ops, method)
+
+    def matrix(self, outputs: int, inputs: int, seed: int) -> Matrix:
+        return CHECKPOINTS[self.name][0](outputs, inputs, seed, make_ops(self.ops)[1])
+
+    def check(self, found: torch.Tensor, expected: torch.Tensor) -> None:
+        """Each is off by its rounding, and all together by what the method quantises inputs or weights to."""
+        error = (found.double() - expected).norm() / expected.norm()
+        assert error <= CHECKPOINTS[self.name][1] + TOLERANCE[make_ops(self.ops)[1]]
+
+
+every = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(Case(name, ops), id=f"{name}-{ops}", marks=[needs_native] if ops == "native" else [])
+        for name in ("unquantized", *QUANTIZATIONS, "four bits")
+        for ops in ("plain", "native")
+    ],
+)
+
+
+class Slice:
+    """A tensor as a checkpoint's."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self.tensor.shape)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.tensor[index]
+
+
+def load(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], part: str = "") -> None:
+    for name, tensor in tensors.items():
+        parameter = module.get_parameter(name)
+        assert isinstance(parameter, LoadedParameter)
+        parameter.load(Slice(tensor), part)
+
+
+def nothing_missing(module: torch.nn.Module) -> bool:
+    return not any(parameter.missing for parameter in module.parameters() if isinstance(parameter, LoadedParameter))
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int = 9) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@every
+@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_products_are_those_of_what_the_weights_mean(case: Case, rows: int, with_bias: bool) -> None:
+    context, matrix = case.context(), case.matrix(OUTPUT, INPUT, 1)
+    hidden = normal(rows, INPUT, dtype=context.dtype)
+    bias = normal(OUTPUT, dtype=context.dtype) if with_bias else None
+    weights = dict(matrix.tensors)
+    if "weight_scale" in weights:
+        weights["weight_scale"] = weights["weight_scale"].expand(OUTPUT)
+    product = context.quantization.linear(weights, bias)
+    expected = hidden.double() @ matrix.meant.T + (0 if bias is None else bias.double())
+    assert product(hidden).dtype == context.dtype
+    assert product(hidden, wide=True).dtype == torch.float32
+    case.check(product(hidden), expected)
+    case.check(product(hidden, wide=True), expected)
+
+
+@every
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_matrices_side_by_side(case: Case, world_size: int) -> None:
+    """Two, split by outputs over the ranks; each with its own scales; from tensors of their own."""
+    gate, up = case.matrix(OUTPUT, INPUT, 1), case.matrix(OUTPUT // 2, INPUT, 5)
+    found: dict[str, list[torch.Tensor]] = {"gate": [], "up": []}
+    hidden = normal(5, INPUT, dtype=case.context().dtype)
+    for rank in range(world_size):
+        context = case.context(rank, world_size)
+        parts = even_parts(context.group, {"gate": OUTPUT, "up": OUTPUT // 2})
+        layer = ColumnParallelLinear(INPUT, parts, bias=True, context=context)
+        load(layer, {**gate.tensors, "bias": torch.ones(OUTPUT)}, "gate")
+        assert not nothing_missing(layer)
+        load(layer, {**up.tensors, "bias": torch.zeros(OUTPUT // 2)}, "up")
+        assert nothing_missing(layer)
+        layer.pack()
+        assert not list(layer.parameters())
+        output = layer(hidden).split([part.count for part in parts.values()], dim=-1)
+        for name, each in zip(parts, output, strict=True):
+            found[name].append(each)
+    case.check(torch.cat(found["gate"], -1), hidden.double() @ gate.meant.T + 1)
+    case.check(torch.cat(found["up"], -1), hidden.double() @ up.meant.T)
+
+
+@every
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_matrices_in_one_tensor(case: Case, world_size: int) -> None:
+    """A checkpoint that holds them below each other is cut where the matrices and the ranks are."""
+    both = case.matrix(2 * OUTPUT, INPUT, 3)
+    hidden = normal(5, INPUT, dtype=case.context().dtype)
+    found: list[list[torch.Tensor]] = [[], []]
+    for rank in range(world_size):
+        context = case.context(rank, world_size)
+        parts = even_parts(context.group, {"gate": OUTPUT, "up": OUTPUT})
+        layer = ColumnParallelLinear(INPUT, parts, bias=False, context=context)
+        load(layer, both.tensors)
+        assert nothing_missing(layer)
+        layer.pack()
+        for held, each in zip(found, layer(hidden).chunk(2, -1), strict=True):
+            held.append(each)
+    case.check(torch.cat([*found[0], *found[1]], -1), hidden.double() @ both.meant.T)
+
+
+@every
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_matrix_split_by_inputs(case: Case, world_size: int) -> None:
+    matrix, dtype = case.matrix(OUTPUT, INPUT, 2), case.context().dtype
+    hidden = normal(5, INPUT, dtype=dtype)
+    total = torch.zeros(5, OUTPUT, dtype=torch.float64)
+    for rank, share in enumerate(hidden.chunk(world_size, -1)):
+        layer = RowParallelLinear(INPUT, OUTPUT, bias=True, context=case.context(rank, world_size))
+        load(layer, {**matrix.tensors, "bias": torch.full((OUTPUT,), 2.0)})
+        assert nothing_missing(layer)
+        layer.pack()
+        total += layer(share).double()
+    case.check(total, hidden.double() @ matrix.meant.T + 2)
+
+
+@every
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_experts(case: Case, world_size: int) -> None:
+    seeds = range(EXPERTS)
+    gates, ups = ([case.matrix(INNER, INPUT, 10 * part + seed) for seed in seeds] for part in (1, 2))
+    downs = [case.matrix(INPUT, INNER, 30 + seed) for seed in seeds]
+    # Small, so that what the method rounds is not what SiLU makes of it.
+    hidden = normal(6, INPUT, dtype=case.context().dtype) / 8
+    weights, expert_ids = torch.rand(6, EXPERTS, generator=torch.Generator().manual_seed(4)).topk(2)
+    total = torch.zeros(6, INPUT, dtype=torch.float64)
+    for rank in range(world_size):
+        layer = Experts(EXPERTS, INPUT, INNER, context=case.context(rank, world_size))
+        for index in seeds:
+            load(layer.get_submodule("gate_up"), gates[index].tensors, f"{index}.gate")
+            load(layer.get_submodule("gate_up"), ups[index].tensors, f"{index}.up")
+            load(layer.get_submodule("down"), downs[index].tensors, f"{index}.down")
+        assert nothing_missing(layer)
+        layer.pack()
+        assert not list(layer.parameters())
+        total += layer(hidden, weights, expert_ids).double()
+    expected = torch.zeros(6, INPUT, dtype=torch.float64)
+    for token, row in enumerate(hidden.double()):
+        for weight, index in zip(weights[token], expert_ids[token].tolist(), strict=True):
+            active = F.silu(gates[index].meant @ row) * (ups[index].meant @ row)
+            expected[token] += weight.double() * (downs[index].meant @ active)
+    case.check(total, expected)
+
+
+def test_what_would_cut_a_group_is_refused() -> None:
+    """Half of 48 inputs is a group of 16 and a half."""
+    with pytest.raises(ValueError, match="groups of 16 inputs cannot be split at 24"):
+        RowParallelLinear(48, OUTPUT, bias=False, context=Case("four bits", "plain").context(1, 2))
+
+
+def test_a_scale_that_is_several_is_refused() -> None:
+    layer = RowParallelLinear(INPUT, OUTPUT, bias=False, context=Case("four bits", "plain").context())
+    with pytest.raises(ValueError, match="not a single number"):
+        load(layer, {"weight_scale": torch.ones(2)})

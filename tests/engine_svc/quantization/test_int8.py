@@ -1,0 +1,46 @@
+"""Products in int8, against the same of their quantized operands in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine_svc.quantization.base import QuantizationMethod
+from engine_svc.quantization.int8 import Method, quantize_rows
+from tests.support.native import needs_native
+from tests.support.ops import make_ops
+
+both = pytest.mark.parametrize("name", ["plain", pytest.param("native", marks=needs_native)])
+
+
+def make(name: str) -> tuple[QuantizationMethod, torch.dtype]:
+    ops, dtype = make_ops(name)
+    return Method(ops, dtype), dtype
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@both
+@pytest.mark.parametrize("rows", [1, 6, 7, 40, 193])
+@pytest.mark.parametrize(("outputs", "size"), [(64, 64), (200, 320), (72, 1032)])
+def test_int8_matrix_is_exact_on_its_quantized_operands(name: str, rows: int, outputs: int, size: int) -> None:
+    method, dtype = make(name)
+    weight, hidden = normal(outputs, size, dtype=dtype), normal(rows, size, dtype=dtype, seed=1)
+    bias = normal(outputs, dtype=dtype, seed=2)
+    found = method.linear({"weight": weight}, bias)(hidden, wide=True).double()
+    (left, left_scale), (right, right_scale) = quantize_rows(hidden), quantize_rows(weight)
+    sums = left.double() @ right.double().T
+    expected = sums * left_scale.double()[:, None] * right_scale.double() + bias.double()
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-5)
+    # And close to the product it stands for: each factor is off by half a step of 127 at most.
+    exact = hidden.double() @ weight.double().T + bias.double()
+    assert (found - exact).norm() / exact.norm() < 0.02
+
+
+@both
+def test_int8_matrix_of_zeros(name: str) -> None:
+    method, dtype = make(name)
+    product = method.linear({"weight": torch.zeros(64, 64, dtype=dtype)}, None)
+    assert not product(torch.zeros(3, 64, dtype=dtype)).any()
