@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -76,6 +76,13 @@ class CacheScales:
         self.key, self.value = (2 * max(float(tensor.abs().max()), 1e-6) / most for tensor in (key, value))
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What the layers of a step share; backends add what they have made of it. Only for the backend that made it."""
+
+    metadata: AttentionMetadata
+
+
 class AttentionBackend(ABC):
     """Writes keys and values to the paged cache and attends to it. One instance per rank."""
 
@@ -88,7 +95,7 @@ class AttentionBackend(ABC):
         self._observing = False
 
     @abstractmethod
-    def allocate(self, num_blocks: int, num_layers: int) -> list[Any]:
+    def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
         """One cache for each layer, in the backend's own layout."""
 
     def allocate_host(self, caches: Sequence[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
@@ -112,16 +119,16 @@ class AttentionBackend(ABC):
             bits(target).index_copy_(self.block_dimension, to_blocks.to(target.device), blocks.to(target.device))
 
     @abstractmethod
-    def prepare(self, metadata: AttentionMetadata) -> Any:
-        """Once per step: whatever the layers share."""
+    def prepare(self, metadata: AttentionMetadata) -> Prepared:
+        """Once per step: what the layers share."""
 
     def forward(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        cache: Any,
-        prepared: Any,
+        cache: torch.Tensor,
+        prepared: Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
         """As `attend`, with keys and values cached over their scales where `calculate_scales` has been called.
@@ -150,8 +157,8 @@ class AttentionBackend(ABC):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        cache: Any,
-        prepared: Any,
+        cache: torch.Tensor,
+        prepared: Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
         """Writes the new keys and values, then attends causally.

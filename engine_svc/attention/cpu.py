@@ -22,6 +22,7 @@ from engine_svc.attention.base import (
     AttentionBackend,
     AttentionMetadata,
     AttentionOptions,
+    Prepared,
     bits,
     first_key,
     to_stored,
@@ -49,10 +50,9 @@ class Decode:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class CpuPrepared(Prepared):
     """A batch, and which of its sequences decode and prefill (have several new tokens)."""
 
-    metadata: AttentionMetadata
     decode: Decode | None
     prefilling: list[int]
 
@@ -69,7 +69,7 @@ class CpuBackend(AttentionBackend):
         size = (shape.planes, shape.num_kv_heads, count, shape.block_size * shape.head_dim * shape.stored.itemsize)
         return [_untouched(math.prod(size)).view(shape.stored).view(*size[:-1], -1) for _ in range(num_layers)]
 
-    def prepare(self, metadata: AttentionMetadata) -> Prepared:
+    def prepare(self, metadata: AttentionMetadata) -> CpuPrepared:
         """Tells the sequences that decode from those that prefill."""
         prefilling, decoding, rows, start = [], [], [], 0
         for index, query_len in enumerate(metadata.query_lens_host):
@@ -80,7 +80,7 @@ class CpuBackend(AttentionBackend):
                 prefilling.append(index)
             start += query_len
         decode = self._decode(metadata, decoding, torch.tensor(rows) if prefilling else None) if decoding else None
-        return Prepared(metadata, decode, prefilling)
+        return CpuPrepared(metadata, decode, prefilling)
 
     def _decode(self, metadata: AttentionMetadata, indices: list[int], rows: torch.Tensor | None) -> Decode:
         longest = max(metadata.seq_lens_host[index] for index in indices)
@@ -98,6 +98,7 @@ class CpuBackend(AttentionBackend):
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
+        assert isinstance(prepared, CpuPrepared)
         self.write(key, value, cache, prepared.metadata.slot_mapping)
         output = query.new_empty(query.shape)
         if prepared.decode is not None:
@@ -170,7 +171,7 @@ class CpuBackend(AttentionBackend):
         self,
         query: torch.Tensor,
         cache: torch.Tensor,
-        prepared: Prepared,
+        prepared: CpuPrepared,
         options: AttentionOptions,
         output: torch.Tensor,
     ) -> None:

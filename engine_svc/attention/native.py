@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine_svc.attention.base import AttentionOptions, AttentionShape
-from engine_svc.attention.cpu import CpuBackend, Decode, Prepared
+from engine_svc.attention.cpu import CpuBackend, CpuPrepared, Decode
 from engine_svc.native.library import kernels
 from quire.errors import StartupError
 
@@ -69,7 +69,7 @@ class NativeBackend(CpuBackend):
         self,
         query: torch.Tensor,
         cache: torch.Tensor,
-        prepared: Prepared,
+        prepared: CpuPrepared,
         options: AttentionOptions,
         output: torch.Tensor,
     ) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, first_key, to_stored
+from engine_svc.attention.base import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionOptions,
+    Prepared,
+    first_key,
+    to_stored,
+)
 
 
 def softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
@@ -27,9 +34,9 @@ class ReferenceBackend(AttentionBackend):
         size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         return [torch.zeros(size, dtype=shape.stored, device=shape.device) for _ in range(num_layers)]
 
-    def prepare(self, metadata: AttentionMetadata) -> AttentionMetadata:
+    def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """Nothing to prepare."""
-        return metadata
+        return Prepared(metadata)
 
     def attend(
         self,
@@ -37,20 +44,21 @@ class ReferenceBackend(AttentionBackend):
         key: torch.Tensor,
         value: torch.Tensor,
         cache: torch.Tensor,
-        prepared: AttentionMetadata,
+        prepared: Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
+        metadata = prepared.metadata
         keys, values = cache[0].flatten(0, 1), cache[-1].flatten(0, 1)
-        keys[prepared.slot_mapping] = to_stored(key, cache.dtype)
-        values[prepared.slot_mapping] = to_stored(value, cache.dtype)
+        keys[metadata.slot_mapping] = to_stored(key, cache.dtype)
+        values[metadata.slot_mapping] = to_stored(value, cache.dtype)
         output = torch.empty_like(query)
         start = 0
         for index, (query_len, seq_len) in enumerate(
-            zip(prepared.query_lens_host, prepared.seq_lens_host, strict=True)
+            zip(metadata.query_lens_host, metadata.seq_lens_host, strict=True)
         ):
             first = first_key(query_len, seq_len, options.sliding_window)
-            slots = self._slots(prepared.block_table[index], first, seq_len)
+            slots = self._slots(metadata.block_table[index], first, seq_len)
             rows = slice(start, start + query_len)
             output[rows] = self._attend(
                 query[rows], keys[slots].to(query.dtype), values[slots].to(query.dtype), seq_len, options

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape, Prepared
 from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.paged_decode import paged_decode
 from engine_svc.kernels.paged_prefill import paged_prefill
@@ -18,8 +18,7 @@ from quire.errors import StartupError
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    metadata: AttentionMetadata
+class _Prepared(Prepared):
     decoding: torch.Tensor  # int32 [sequences with one new token]
     tile_sequences: torch.Tensor  # int32 [tiles of the other sequences]
     tile_starts: torch.Tensor  # int32 [tiles], first query of the tile within its sequence
@@ -65,10 +64,11 @@ class TritonBackend(AttentionBackend):
         key: torch.Tensor,
         value: torch.Tensor,
         cache: torch.Tensor,
-        prepared: _Prepared,
+        prepared: Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
+        assert isinstance(prepared, _Prepared)
         metadata = prepared.metadata
         write_cache(key, value, cache, metadata.slot_mapping)
         query = query.contiguous()

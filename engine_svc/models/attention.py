@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionOptions
+from engine_svc.attention.base import AttentionBackend, AttentionOptions, Prepared
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, qkv_parts
 from engine_svc.layers.norm import ParallelRMSNorm, RMSNorm
@@ -16,10 +16,10 @@ from engine_svc.ops.base import HeadNorms
 
 
 class LayerCache(NamedTuple):
-    """What a layer attends to: both of the attention backend, which says what they are."""
+    """What a layer attends to: both of the attention backend."""
 
-    cache: Any
-    prepared: Any
+    cache: torch.Tensor
+    prepared: Prepared
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ import contextlib
 import dataclasses
 import logging
 import os
-from typing import Any
 
 import msgspec
 import torch
 
-from engine_svc.attention.base import AttentionMetadata
+from engine_svc.attention.base import AttentionMetadata, Prepared
 from engine_svc.layer_groups import group_layers
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import load_model
@@ -67,8 +66,10 @@ class Runner:
         )
         self._sampler = Sampler(max_num_seqs, self._facts.vocab_size, device)
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
-        self._caches: list[Any] = []  # one for each layer of a group; the groups' blocks lie side by side in it
-        self._host_caches: list[Any] = []
+        self._caches: list[
+            torch.Tensor
+        ] = []  # one for each layer of a group; the groups' blocks lie side by side in it
+        self._host_caches: list[torch.Tensor] = []
         self._graphs: DecodeGraphs | None = None
 
     def spec(self) -> KvCacheSpec:
@@ -211,7 +212,7 @@ class Runner:
         caches = self._layer_caches([self._attention.prepare(each) for each in metadata])
         return lambda: self._model.forward(token_ids, positions, caches)
 
-    def _layer_caches(self, prepared: list[Any]) -> list[LayerCache]:
+    def _layer_caches(self, prepared: list[Prepared]) -> list[LayerCache]:
         """For each layer; `prepared` is by group."""
         by_layer = {
             layer: LayerCache(cache, ready)
