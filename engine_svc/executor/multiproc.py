@@ -15,6 +15,7 @@ import msgspec
 from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.executor.channel import Channel
 from engine_svc.executor.messages import Allocate, Answer, Command, Failed, Load, Loaded, Step, Stepped
+from engine_svc.parallel.layout import layout_of
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
 from quire.errors import StartupError
 from quire.log import log_options
@@ -44,11 +45,10 @@ class MultiprocExecutor(Executor):
         self._step_seconds = options.watchdog.step_timeout_seconds
         self._rendezvous = tempfile.TemporaryDirectory(prefix="quire-")
         place = str(Path(self._rendezvous.name) / "group")
-        for _ in range(options.parallel.tensor_parallel_size):
+        ranks = range(layout_of(options.parallel).num_ranks)
+        for _ in ranks:
             self._start_rank()
-        commands: list[Command] = [
-            Load(model, options, rank, place, log_options()) for rank in range(options.parallel.tensor_parallel_size)
-        ]
+        commands: list[Command] = [Load(model, options, rank, place, log_options()) for rank in ranks]
         try:
             answers = self._call(commands, _LOAD_SECONDS)
         except ExecutorDead as error:

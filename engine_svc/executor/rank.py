@@ -13,7 +13,8 @@ from collections.abc import Callable
 from engine_svc.executor.channel import Channel
 from engine_svc.executor.device import choose_device
 from engine_svc.executor.messages import Answer, Command, Done, Failed, Load, Loaded, Step, Stepped
-from engine_svc.parallel.group import join_group
+from engine_svc.parallel.group import join_groups
+from engine_svc.parallel.layout import layout_of
 from engine_svc.runner.runner import Runner
 from quire.errors import StartupError
 from quire.log import setup_logging
@@ -76,8 +77,8 @@ class RankProcess:
         setup_logging("engine", command.log, f"rank {command.rank}")
         options = command.options
         device = choose_device(options.kernels.device, command.rank)
-        group = join_group(command.rank, options.parallel.tensor_parallel_size, command.rendezvous, device)
-        self._runner = Runner(command.model, options, group, device)
+        groups = join_groups(layout_of(options.parallel), command.rank, command.rendezvous, device)
+        self._runner = Runner(command.model, options, groups, device)
         return Loaded(self._runner.spec())
 
 

@@ -8,7 +8,7 @@ import torch
 
 from engine_svc.executor.base import Executor
 from engine_svc.executor.device import choose_device
-from engine_svc.parallel.group import ParallelGroup
+from engine_svc.parallel.group import ParallelGroups
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
 from engine_svc.runner.pending import PendingStep
 from engine_svc.runner.runner import Runner
@@ -30,7 +30,7 @@ class UniprocExecutor(Executor):
             raise StartupError("--distributed-executor-backend uni runs one rank; use mp for --tensor-parallel-size.")
         try:
             device = choose_device(options.kernels.device, 0)
-            self._runner = Runner(model, options, ParallelGroup(), device)
+            self._runner = Runner(model, options, ParallelGroups(), device)
             self.max_in_flight = 2 if device.type == "cuda" else 1  # a CPU's steps run while they are submitted
             return self._runner.spec()
         except (MemoryError, torch.OutOfMemoryError) as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_svc.ops.base import Ops
-from engine_svc.parallel.group import ParallelGroup
+from engine_svc.parallel.group import ParallelGroups
 from engine_svc.quantization.base import QuantizationMethod
 
 
@@ -15,7 +15,7 @@ from engine_svc.quantization.base import QuantizationMethod
 class LayerContext:
     """One per model and rank."""
 
-    group: ParallelGroup
+    groups: ParallelGroups
     dtype: torch.dtype
     device: torch.device
     ops: Ops

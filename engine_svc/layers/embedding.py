@@ -20,7 +20,7 @@ class VocabParallelEmbedding(PackedLayer):
         """
         super().__init__()
         self._context = context
-        self._group = context.group
+        self._group = context.groups.tensor
         self._vocab_size = vocab_size
         self._share = -(-vocab_size // self._group.world_size)
         self._first = self._group.rank * self._share

@@ -20,7 +20,7 @@ class Experts(PackedLayer):
         super().__init__()
         self._context = context
         self._product: ExpertsProduct | None = None
-        group = context.group
+        group = context.groups.expert
         share = group.divide(size, "features of an expert")
         mine, whole = Part(group.rank * share, share, size), Part(0, hidden_size, hidden_size)
         splits = {"gate_up": Split({"gate": mine, "up": mine}, whole), "down": Split({"down": whole}, mine)}
@@ -43,4 +43,4 @@ class Experts(PackedLayer):
             expert_ids: int64 [tokens, chosen]
         """
         assert self._product is not None
-        return self._context.group.all_reduce(self._product(hidden, weights, expert_ids))
+        return self._context.groups.expert.all_reduce(self._product(hidden, weights, expert_ids))

@@ -103,14 +103,14 @@ class RowParallelLinear(_SplitLinear):
     """A matrix of which every rank holds a range of columns; the ranks' results are summed."""
 
     def __init__(self, input_size: int, output_size: int, *, bias: bool, context: LayerContext) -> None:
-        share = context.group.divide(input_size, "input features of a linear layer")
-        columns = Part(context.group.rank * share, share, input_size)
+        share = context.groups.tensor.divide(input_size, "input features of a linear layer")
+        columns = Part(context.groups.tensor.rank * share, share, input_size)
         super().__init__(Split({"": Part(0, output_size, output_size)}, columns), bias=bias, context=context)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, input features of this rank] → [tokens, output_size], the same on every rank."""
         assert self._product is not None
-        return self._context.group.all_reduce(self._product(hidden))
+        return self._context.groups.tensor.all_reduce(self._product(hidden))
 
     def _adds_bias(self) -> bool:
-        return self._context.group.rank == 0  # before the sum
+        return self._context.groups.tensor.rank == 0  # before the sum

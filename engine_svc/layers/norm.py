@@ -40,7 +40,7 @@ class ParallelRMSNorm(torch.nn.Module):
 
     def __init__(self, part: Part, epsilon: float, *, context: LayerContext) -> None:
         super().__init__()
-        self._group = context.group
+        self._group = context.groups.tensor
         self._range = slice(part.first, part.first + part.count)
         self._total = part.total
         self._epsilon = epsilon

@@ -20,7 +20,7 @@ from engine_svc.models.config import ModelConfig, ModelFacts, read_config
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.registry import config_for, is_ours
 from engine_svc.ops.registry import create_ops
-from engine_svc.parallel.group import ParallelGroup
+from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.quantization.registry import create_method
 from quire.errors import StartupError
 from quire.options.cache import KV_CACHE_DTYPES, CacheOptions
@@ -68,7 +68,7 @@ class LoadedModel:
 
 
 @torch.inference_mode()
-def load_model(folder: Path, options: EngineOptions, group: ParallelGroup, device: torch.device) -> LoadedModel:
+def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, device: torch.device) -> LoadedModel:
     """Loads one rank's part of the model in `folder`.
 
     Raises:
@@ -80,8 +80,8 @@ def load_model(folder: Path, options: EngineOptions, group: ParallelGroup, devic
         check_cache_dtype(options.cache.kv_cache_dtype, torch.cuda.get_device_capability(device))
     config = read_config(folder, options.form.hf_overrides)
     if options.form.model_impl == "transformers" or (options.form.model_impl == "auto" and not is_ours(config)):
-        return _load_from_transformers(folder, config, options, group, device)
-    return _load_ours(folder, config_for(config), options, group, device)
+        return _load_from_transformers(folder, config, options, groups, device)
+    return _load_ours(folder, config_for(config), options, groups, device)
 
 
 def check_cache_dtype(name: str, capability: tuple[int, int]) -> None:
@@ -97,32 +97,33 @@ def check_cache_dtype(name: str, capability: tuple[int, int]) -> None:
 
 
 def _load_ours(
-    folder: Path, config: ModelConfig, options: EngineOptions, group: ParallelGroup, device: torch.device
+    folder: Path, config: ModelConfig, options: EngineOptions, groups: ParallelGroups, device: torch.device
 ) -> LoadedModel:
     dtype, longest = _dtype(config.dtype, options.form.dtype), _max_model_len(config, options.form.max_model_len)
     ops = create_ops(options.kernels.cpu_kernels, dtype, device)
-    context = LayerContext(group, dtype, device, ops, create_method(options.form.quantization, ops, dtype))
+    context = LayerContext(groups, dtype, device, ops, create_method(options.form.quantization, ops, dtype))
     try:
-        shape = _shape(_heads(config, group), dtype, options.cache, device, keys_are_values=config.latent is not None)
+        heads = _heads(config, groups.tensor)
+        shape = _shape(heads, dtype, options.cache, device, keys_are_values=config.latent is not None)
         attention = create_backend(options.kernels.attention_backend, shape)
         model = Decoder(config, context, attention, longest)
     except ValueError as error:
-        raise StartupError(f"--tensor-parallel-size {group.world_size}: {error}") from error
+        raise StartupError(f"--tensor-parallel-size {groups.layout.tensor}: {error}") from error
     if options.load.load_format == "dummy":
         report(Stage.LOADING)
         randomize_weights(model, options.generation.seed or 0)
     else:
-        load_weights(model, folder, options.load.use_tqdm_on_load and group.rank == 0)
+        load_weights(model, folder, options.load.use_tqdm_on_load and groups.rank == 0)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     pack_weights(model)
     return LoadedModel(model, config, attention, dtype, longest, num_weights)
 
 
 def _load_from_transformers(
-    folder: Path, config: dict[str, Any], options: EngineOptions, group: ParallelGroup, device: torch.device
+    folder: Path, config: dict[str, Any], options: EngineOptions, groups: ParallelGroups, device: torch.device
 ) -> LoadedModel:
     refused = {
-        "--tensor-parallel-size": group.world_size > 1, "--quantization": options.form.quantization is not None,
+        "--tensor-parallel-size": groups.layout.num_ranks > 1, "--quantization": options.form.quantization is not None,
         "--load-format dummy": options.load.load_format == "dummy",
         "--cpu-kernels native": options.kernels.cpu_kernels == "native",
     }  # fmt: skip

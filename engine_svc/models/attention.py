@@ -37,7 +37,7 @@ class Attention(torch.nn.Module):
     def __init__(self, config: ModelConfig, context: LayerContext, sliding_window: int | None) -> None:
         super().__init__()
         self._ops = context.ops
-        parts = qkv_parts(context.group, config.num_heads, config.num_kv_heads, config.head_dim)
+        parts = qkv_parts(context.groups.tensor, config.num_heads, config.num_kv_heads, config.head_dim)
         self._heads = parts["q"].count // config.head_dim
         self._kv_heads = parts["k"].count // config.head_dim
         self._head_dim = config.head_dim

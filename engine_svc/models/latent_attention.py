@@ -28,10 +28,10 @@ class LatentAttention(torch.nn.Module):
         super().__init__()
         self._ops = context.ops
         self._latent = latent
-        self._heads = context.group.divide(config.num_heads, "attention heads")
+        self._heads = context.groups.tensor.divide(config.num_heads, "attention heads")
         self._options = AttentionOptions(config.attention_scale)
         size = latent.plain_dim + latent.rotated_dim
-        first = context.group.rank * self._heads
+        first = context.groups.tensor.rank * self._heads
         queries = Part(first * size, self._heads * size, config.num_heads * size)
 
         def whole(rows: int) -> dict[str, Part]:

@@ -18,7 +18,7 @@ class MLP(torch.nn.Module):
         super().__init__()
         self._ops = context.ops
         self._activation = activation
-        parts = even_parts(context.group, {"gate": size, "up": size})
+        parts = even_parts(context.groups.tensor, {"gate": size, "up": size})
         self.gate_up_proj = ColumnParallelLinear(hidden_size, parts, bias=bias, context=context)
         self.down_proj = RowParallelLinear(size, hidden_size, bias=bias, context=context)
 

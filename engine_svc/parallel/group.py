@@ -1,4 +1,4 @@
-"""The tensor-parallel group of a rank, handed to every layer that needs it."""
+"""The groups of ranks that a rank works with, handed to every layer that needs one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+from engine_svc.parallel.layout import ParallelLayout
 
 _JOIN_SECONDS = 120
 
@@ -45,16 +47,36 @@ class ParallelGroup:
         return total // self.world_size
 
 
-def join_group(rank: int, world_size: int, rendezvous: str, device: torch.device) -> ParallelGroup:
+@dataclass(frozen=True)
+class ParallelGroups:
+    """A rank's groups. A layer asks for the one of its purpose; a rank alone is in groups of one.
+
+    Attributes:
+        tensor, expert: see Purpose.
+    """
+
+    layout: ParallelLayout = ParallelLayout()
+    rank: int = 0
+    tensor: ParallelGroup = ParallelGroup()
+    expert: ParallelGroup = ParallelGroup()
+
+
+def join_groups(layout: ParallelLayout, rank: int, rendezvous: str, device: torch.device) -> ParallelGroups:
     """Meets the other ranks.
 
     Args:
-        rendezvous: a file that all ranks see, fresh for each group.
+        rendezvous: a file that all ranks see, fresh for each worker.
+
+    Raises:
+        NotImplementedError: the layout has more to it than tensor parallelism, which no layer can run yet.
     """
+    if layout != ParallelLayout(tensor=layout.tensor):
+        raise NotImplementedError(f"{layout}: only tensor parallelism is built")
     backend = "nccl" if device.type == "cuda" else "gloo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        backend, init_method=f"file://{rendezvous}", rank=rank, world_size=world_size,
+        backend, init_method=f"file://{rendezvous}", rank=rank, world_size=layout.num_ranks,
         timeout=datetime.timedelta(seconds=_JOIN_SECONDS),
     )  # fmt: skip
-    return ParallelGroup(rank, world_size, dist.group.WORLD)
+    everyone = ParallelGroup(rank, layout.num_ranks, dist.group.WORLD)
+    return ParallelGroups(layout, rank, tensor=everyone, expert=everyone)

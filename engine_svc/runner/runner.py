@@ -16,7 +16,7 @@ from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import load_model
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.decoder import Decoder
-from engine_svc.parallel.group import ParallelGroup
+from engine_svc.parallel.group import ParallelGroups
 from engine_svc.plan import KvCacheSpec, NewSequence, SamplingPlan, ScheduledSequence, StepPlan, StepResult
 from engine_svc.runner.batch import Batch, SlotBuffers
 from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
@@ -41,18 +41,20 @@ _ONE_CORE = 32e6
 class Runner:
     """Order of calls: construct (loads the weights), `allocate`, `step`…"""
 
-    def __init__(self, model: ModelOptions, options: EngineOptions, group: ParallelGroup, device: torch.device) -> None:
+    def __init__(
+        self, model: ModelOptions, options: EngineOptions, groups: ParallelGroups, device: torch.device
+    ) -> None:
         """
         Raises:
             StartupError: the model cannot be found, read or supported.
         """
         self._options = options
         self._device = device
-        self._world_size = group.world_size
+        self._num_ranks = groups.layout.num_ranks
         self._isolates = False  # one sequence's fault from the others: not while it warms up, and one rank only
         if device.type == "cpu":
-            torch.set_num_threads(options.kernels.cpu_threads or max(1, (os.cpu_count() or 1) // group.world_size))
-        loaded = load_model(weights_folder(model), options, group, device)
+            torch.set_num_threads(options.kernels.cpu_threads or max(1, (os.cpu_count() or 1) // self._num_ranks))
+        loaded = load_model(weights_folder(model), options, groups, device)
         if device.type == "cpu" and options.kernels.cpu_threads is None and loaded.num_weights < _ONE_CORE:
             torch.set_num_threads(1)
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
@@ -102,7 +104,7 @@ class Runner:
         self._allocate(num_blocks, num_host_blocks)
         if self._device.type == "cuda" and isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager:
             self.make_graphs(CudaCapture())
-        self._isolates = self._world_size == 1
+        self._isolates = self._num_ranks == 1
 
     def _allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """The cache, and a prefill and a decode over it."""

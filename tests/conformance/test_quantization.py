@@ -16,7 +16,8 @@ from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, ev
 from engine_svc.layers.parameter import LoadedParameter
 from engine_svc.ops.base import ExpertsProduct, Product
 from engine_svc.ops.plain import experts_of_products
-from engine_svc.parallel.group import ParallelGroup
+from engine_svc.parallel.group import ParallelGroup, ParallelGroups
+from engine_svc.parallel.layout import ParallelLayout
 from engine_svc.quantization.base import INPUTS, OUTPUTS, Axis, ParameterSpec, QuantizationMethod, Weights
 from engine_svc.quantization.registry import create_method
 from quire.quantization import QUANTIZATIONS
@@ -107,7 +108,9 @@ class Case:
             method: QuantizationMethod = GroupsOfFourBits(ops, dtype)
         else:
             method = create_method(None if self.name == "unquantized" else self.name, ops, dtype)
-        return LayerContext(ParallelGroup(rank, world_size), dtype, CPU, ops, method)
+        group = ParallelGroup(rank, world_size)
+        groups = ParallelGroups(ParallelLayout(tensor=world_size), rank, tensor=group, expert=group)
+        return LayerContext(groups, dtype, CPU, ops, method)
 
     def matrix(self, outputs: int, inputs: int, seed: int) -> Matrix:
         return CHECKPOINTS[self.name][0](outputs, inputs, seed, make_ops(self.ops)[1])
@@ -183,7 +186,7 @@ def test_matrices_side_by_side(case: Case, world_size: int) -> None:
     hidden = normal(5, INPUT, dtype=case.context().dtype)
     for rank in range(world_size):
         context = case.context(rank, world_size)
-        parts = even_parts(context.group, {"gate": OUTPUT, "up": OUTPUT // 2})
+        parts = even_parts(context.groups.tensor, {"gate": OUTPUT, "up": OUTPUT // 2})
         layer = ColumnParallelLinear(INPUT, parts, bias=True, context=context)
         load(layer, {**gate.tensors, "bias": torch.ones(OUTPUT)}, "gate")
         assert not nothing_missing(layer)
@@ -207,7 +210,7 @@ def test_matrices_in_one_tensor(case: Case, world_size: int) -> None:
     found: list[list[torch.Tensor]] = [[], []]
     for rank in range(world_size):
         context = case.context(rank, world_size)
-        parts = even_parts(context.group, {"gate": OUTPUT, "up": OUTPUT})
+        parts = even_parts(context.groups.tensor, {"gate": OUTPUT, "up": OUTPUT})
         layer = ColumnParallelLinear(INPUT, parts, bias=False, context=context)
         load(layer, both.tensors)
         assert nothing_missing(layer)

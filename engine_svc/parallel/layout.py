@@ -1,0 +1,105 @@
+"""Which rank does what: sizes along each way to divide a model, and the groups of ranks that work together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from quire.options.parallel import ParallelOptions
+
+
+class Purpose(Enum):
+    """What the ranks of a group have to say to each other."""
+
+    TENSOR = auto()  # parts of one layer's sums
+    PIPELINE = auto()  # hidden states, from one stage's layers to the next one's
+    DATA = auto()  # nothing but who runs: each has requests of its own
+    EXPERT = auto()  # parts of one layer's experts
+    DECODE_CONTEXT = auto()  # attention over parts of one sequence's cache
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Where a rank stands, from 0 along each axis."""
+
+    data: int
+    pipeline: int
+    tensor: int
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """Ranks are numbered by tensor first, then by pipeline, then by data: neighbours share layers.
+
+    Attributes:
+        tensor: ranks that share each layer.
+        pipeline: stages of layers.
+        data: groups of ranks with requests of their own.
+        expert: parts that a layer's experts are dealt into, over the tensor * data ranks of a stage. Those that
+            have the same part share the features of its experts: with 1, all of them do.
+        decode_context: ranks of a tensor group that share the tokens of a cache whose heads cannot be split further.
+
+    Raises:
+        ValueError: a size is below 1, or does not divide what it is a part of.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    expert: int = 1
+    decode_context: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.tensor, self.pipeline, self.data, self.expert, self.decode_context) < 1:
+            raise ValueError(f"{self}: sizes are at least 1")
+        if self.tensor * self.data % self.expert:
+            raise ValueError(f"{self}: experts cannot be dealt evenly to {self.tensor * self.data} ranks of a stage")
+        if self.tensor % self.decode_context:
+            raise ValueError(f"{self}: the {self.tensor} ranks of a tensor group cannot be divided evenly")
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks of the worker."""
+        return self.tensor * self.pipeline * self.data
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where a rank stands."""
+        rest, tensor = divmod(rank, self.tensor)
+        data, pipeline = divmod(rest, self.pipeline)
+        return Coordinates(data, pipeline, tensor)
+
+    def rank(self, at: Coordinates) -> int:
+        """Which rank stands there."""
+        return (at.data * self.pipeline + at.pipeline) * self.tensor + at.tensor
+
+    def expert_part(self, rank: int) -> int:
+        """Which part of a layer's experts a rank has."""
+        at = self.coordinates(rank)
+        return (at.data * self.tensor + at.tensor) // (self.tensor * self.data // self.expert)
+
+    def groups(self, purpose: Purpose) -> list[tuple[int, ...]]:
+        """All groups of a purpose, each in the order of its ranks. Every rank is in exactly one."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.num_ranks):
+            found.setdefault(self._shared(rank, purpose), []).append(rank)
+        return [tuple(ranks) for ranks in found.values()]
+
+    def group_of(self, rank: int, purpose: Purpose) -> tuple[int, ...]:
+        """The ranks of a rank's own group."""
+        return next(group for group in self.groups(purpose) if rank in group)
+
+    def _shared(self, rank: int, purpose: Purpose) -> tuple[int, ...]:
+        """What the ranks of its group have in common."""
+        at = self.coordinates(rank)
+        return {
+            Purpose.TENSOR: (at.data, at.pipeline),
+            Purpose.PIPELINE: (at.data, at.tensor),
+            Purpose.DATA: (at.pipeline, at.tensor),
+            Purpose.EXPERT: (at.pipeline,),
+            Purpose.DECODE_CONTEXT: (at.data, at.pipeline, at.tensor // self.decode_context),
+        }[purpose]
+
+
+def layout_of(options: ParallelOptions) -> ParallelLayout:
+    """The layout that the options describe."""
+    return ParallelLayout(tensor=options.tensor_parallel_size)
