@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.models import SHAPES, build
 from benchmarks.servers import Server, peer, quire, running
-from quire.quantization import QUANTIZATIONS
+from quire.options.model_form import QUANTIZATIONS
 
 _KV_CACHE_GIB = 2
 _SHARED = "shared"

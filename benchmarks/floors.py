@@ -22,7 +22,7 @@ from engine_svc.models.config import ModelConfig, read_config
 from engine_svc.models.registry import config_for
 from engine_svc.ops.registry import create_ops
 from engine_svc.quantization.registry import create_method
-from quire.quantization import QUANTIZATIONS
+from quire.options.model_form import QUANTIZATIONS
 
 _STEPS = 24
 

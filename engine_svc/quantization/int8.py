@@ -15,13 +15,13 @@ from engine_svc.ops.base import ExpertsProduct, Product
 from engine_svc.ops.native import NativeOps
 from engine_svc.ops.packing import experts_product, padded, padded_bias, pointer
 from engine_svc.ops.plain import experts_of_products
-from engine_svc.quantization import unquantized
 from engine_svc.quantization.base import Weights
+from engine_svc.quantization.unquantized import Unquantized
 
 _INT_MM_ROWS = 32  # CUDA's int8 product wants more than 16 rows
 
 
-class Method(unquantized.Method):
+class Int8(Unquantized):
     """The parameters are those of weights as they are. The C++ kernels take inputs 4 at a time; torch has the rest."""
 
     def linear(self, weights: Weights, bias: torch.Tensor | None) -> Product:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,13 @@ import torch
 
 from engine_svc.ops.base import Ops
 from engine_svc.quantization.base import QuantizationMethod
+from engine_svc.quantization.unquantized import Unquantized
 from quire.errors import StartupError
-from quire.quantization import QUANTIZATIONS
+from quire.options.model_form import QUANTIZATIONS
+from quire.registry import load_entry, registry
 
+# Loaded by name: what others need is not imported.
+METHODS = registry("--quantization", QUANTIZATIONS, {"int8": "engine_svc.quantization.int8:Int8"})
 # Pairs of quant_method and model_type whose weights Transformers turns into --dtype's while it loads them.
 DEQUANTIZED = (("mxfp4", "gpt_oss"),)
 
@@ -37,8 +40,9 @@ def create_method(name: str | None, ops: Ops, dtype: torch.dtype) -> Quantizatio
     """The method for a rank.
 
     Args:
-        name: one of QUANTIZATIONS; None leaves the weights as they are.
+        name: of METHODS; None leaves the weights as they are.
     """
-    module = importlib.import_module(f"engine_svc.quantization.{name or 'unquantized'}")
-    method: QuantizationMethod = module.Method(ops, dtype)
+    if name is None:
+        return Unquantized(ops, dtype)
+    method: QuantizationMethod = load_entry("--quantization", METHODS, name)(ops, dtype)
     return method

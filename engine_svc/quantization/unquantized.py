@@ -8,7 +8,7 @@ from engine_svc.ops.base import ExpertsProduct, Product
 from engine_svc.quantization.base import INPUTS, OUTPUTS, ParameterSpec, QuantizationMethod, Weights
 
 
-class Method(QuantizationMethod):
+class Unquantized(QuantizationMethod):
     """See QuantizationMethod."""
 
     def parameters(self) -> tuple[ParameterSpec, ...]:

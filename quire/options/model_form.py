@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from quire.options.base import option
-from quire.quantization import QUANTIZATIONS
 
+QUANTIZATIONS = ("int8",)
 DTYPES = ("bfloat16", "float16", "float32", "half", "float")
 
 

@@ -20,7 +20,7 @@ from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.layout import ParallelLayout
 from engine_svc.quantization.base import INPUTS, OUTPUTS, Axis, ParameterSpec, QuantizationMethod, Weights
 from engine_svc.quantization.registry import create_method
-from quire.quantization import QUANTIZATIONS
+from quire.options.model_form import QUANTIZATIONS
 from tests.support.native import needs_native
 from tests.support.ops import make_ops
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine_svc.quantization.base import QuantizationMethod
-from engine_svc.quantization.int8 import Method, quantize_rows
+from engine_svc.quantization.int8 import Int8, quantize_rows
 from tests.support.native import needs_native
 from tests.support.ops import make_ops
 
@@ -15,7 +15,7 @@ both = pytest.mark.parametrize("name", ["plain", pytest.param("native", marks=ne
 
 def make(name: str) -> tuple[QuantizationMethod, torch.dtype]:
     ops, dtype = make_ops(name)
-    return Method(ops, dtype), dtype
+    return Int8(ops, dtype), dtype
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
