@@ -28,7 +28,9 @@ from router.metrics import RouterMetrics
 from router.placement.placement import PlacementTable
 from router.requests.dispatch import Dispatcher
 from router.requests.fair_queue import FairQueue
-from router.workers.base import WorkerPort
+from router.requests.sessions import Stream
+from router.workers.assignment import Assignment
+from router.workers.base import Worker
 from router.workers.state import Condition, State
 
 _WORKERS = 64
@@ -63,7 +65,7 @@ class RadixTree:
         return found
 
 
-class SilentWorker(WorkerPort):
+class SilentWorker(Worker):
     """Takes requests and does nothing."""
 
     def __init__(self, number: int, index: PrefixIndex) -> None:
@@ -82,7 +84,7 @@ class SilentWorker(WorkerPort):
     def blocks(self) -> WorkerBlocks:
         return self._blocks
 
-    def start_generation(self, stream_id: int, generation: common_pb2.Generation, timeout_ms: int) -> None:
+    def start_generation(self, stream_id: int, assignment: Assignment, timeout_ms: int) -> None:
         """Nothing."""
 
     def abort(self, stream_id: int) -> None:
@@ -215,7 +217,7 @@ async def core_rows() -> list[tuple[str, str, str]]:
 
 
 async def token_row(
-    dispatcher: Dispatcher, table: PlacementTable, workers: Sequence[WorkerPort]
+    dispatcher: Dispatcher, table: PlacementTable[Stream], workers: Sequence[Worker]
 ) -> tuple[str, str, str]:
     """Frames of 4 streams from each worker, as 256 streams over 64 workers have; and the session's side of them."""
     session = dispatcher.open_session()

@@ -12,14 +12,16 @@ from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.discovery import DnsSource, Resolver, resolve_host
 from quire.rpc.server import GrpcServer
 from quire.v1 import router_pb2, router_pb2_grpc
+from router.collector import StateCollector
 from router.core import RouterCore
+from router.heartbeat import Heartbeat
 from router.index.feed import KvFeed
-from router.metrics import FleetCollector, RouterMetrics
+from router.metrics import RouterMetrics
 from router.service import RouterServicer
-from router.workers.discovery import Fleet
+from router.workers.discovery import Registrations
 from router.workers.leases import Leases
 from router.workers.registry import WorkerRegistry
-from router.workers.remote import Worker
+from router.workers.remote import RemoteWorker
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +50,14 @@ class Router:
         core = RouterCore(options, lambda: self.registry.workers, self._clock, self._counts, random.SystemRandom())
         self.core, self.index, self.table, self.dispatcher = core, core.index, core.table, core.dispatcher
         self.registry = WorkerRegistry(self._make_worker, core.on_change)
-        self.fleet = Fleet(self.registry, Leases(options.worker_lease_seconds), core.dispatcher.waiting.by_model)
+        self._registrations = Registrations(self.registry, Leases(options.worker_lease_seconds))
+        self._heartbeat = Heartbeat(lambda: self.registry.workers, core.dispatcher.waiting.by_model)
         self._dns = [
             DnsSource("--worker-dns", address, self.registry.announce, options.worker_dns_interval_seconds, resolve)
             for address in options.worker_dns
         ]
         self.metrics.register(
-            FleetCollector(
+            StateCollector(
                 lambda: self.registry.workers,
                 lambda: len(self.dispatcher.sessions),
                 self.dispatcher.waiting,
@@ -62,7 +65,9 @@ class Router:
             )
         )
         self.server = GrpcServer("router", _SERVICE, server, security, self.metrics)
-        servicer = RouterServicer(self.dispatcher, self.fleet, self.table.decisions, core.aliases)
+        servicer = RouterServicer(
+            self.dispatcher, self.registry, self._registrations, self._heartbeat, self.table.decisions, core.aliases
+        )
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, self.server.server)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -74,9 +79,8 @@ class Router:
         """
         await self.server.start()
         self.registry.announce("--workers", self._static_workers)
-        jobs = (
-            self.fleet.beat(self.dispatcher.sessions), self._keep_house(), *(source.run() for source in self._dns)
-        )  # fmt: skip
+        heartbeat = self._heartbeat.run(self.dispatcher.sessions, self._registrations.expire)
+        jobs = (heartbeat, self._keep_house(), *(source.run() for source in self._dns))
         self._tasks = [asyncio.create_task(job) for job in jobs]
         for task in self._tasks:
             task.add_done_callback(self._check_task)
@@ -96,10 +100,10 @@ class Router:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.registry.close()
 
-    def _make_worker(self, address: str) -> Worker:
+    def _make_worker(self, address: str) -> RemoteWorker:
         feed = KvFeed(address, self.index, self._counts.out_of_step.inc)
         dispatcher = self.dispatcher
-        return Worker(
+        return RemoteWorker(
             address,
             self._security,
             feed,
@@ -114,7 +118,7 @@ class Router:
             await asyncio.sleep(self.core.keep_house())
 
     def _check_task(self, task: asyncio.Task[None]) -> None:
-        """A router without its pulse is of no use: it ends, for its supervisor to start it anew."""
+        """A router without its heartbeat is of no use: it ends, for its supervisor to start it anew."""
         if not task.cancelled() and task.exception():
             logger.critical("a background task failed; shutting down", exc_info=task.exception())
             self.server.stop_soon()

@@ -10,7 +10,7 @@ class Timer(Protocol):
     """What `call_at` returns."""
 
     def cancel(self) -> None:
-        """It does not ring."""
+        """Takes the call back, unless it was made."""
 
 
 class Clock(Protocol):

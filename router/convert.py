@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from quire.v1 import router_pb2
 from router.placement.decisions import Decision
-from router.workers.base import WorkerPort
+from router.workers.base import Worker
 from router.workers.state import State
 
 _STATES: Mapping[State, router_pb2.WorkerState] = MappingProxyType(
@@ -22,7 +22,7 @@ _STATES: Mapping[State, router_pb2.WorkerState] = MappingProxyType(
 )
 
 
-def worker_message(worker: WorkerPort) -> router_pb2.Worker:
+def worker_message(worker: Worker) -> router_pb2.Worker:
     """What ListWorkers says of a worker."""
     condition, speed = worker.condition, worker.load.speed
     return router_pb2.Worker(

@@ -13,9 +13,10 @@ from router.placement.placement import PlacementTable
 from router.placement.policies.registry import make_policy
 from router.requests.aliases import Aliases
 from router.requests.dispatch import Dispatcher
-from router.workers.base import WorkerPort
-from router.workers.outlier_ejection import Outliers
-from router.workers.ready_workers import Roster
+from router.requests.sessions import Stream
+from router.workers.base import Worker
+from router.workers.outlier_ejection import OutlierEjection
+from router.workers.ready_workers import ReadyWorkers
 
 # Between two slices of housekeeping, with and without more of it to do.
 _BUSY_SECONDS = 0.01
@@ -28,7 +29,7 @@ class RouterCore:
     def __init__(
         self,
         options: RouterOptions,
-        workers: Callable[[], Collection[WorkerPort]],
+        workers: Callable[[], Collection[Worker]],
         clock: Clock,
         metrics: RouterMetrics,
         random: Random,
@@ -43,10 +44,10 @@ class RouterCore:
         """
         self.aliases = Aliases.parse(options.model_alias)
         self.index = PrefixIndex(options.max_index_blocks, clock.time)
-        self._roster = Roster(workers, clock.time, options.max_absence_seconds)
-        self._outliers = Outliers(workers, clock.time, metrics.ejections.inc)
-        self.table = PlacementTable(
-            self._roster, self.index, options.routing_policy, make_policy(options, random), clock, metrics
+        self._ready_workers = ReadyWorkers(workers, clock.time, options.max_absence_seconds)
+        self._outliers = OutlierEjection(workers, clock.time, metrics.ejections.inc)
+        self.table: PlacementTable[Stream] = PlacementTable(
+            self._ready_workers, self.index, options.routing_policy, make_policy(options, random), clock, metrics
         )
         self.dispatcher = Dispatcher(
             self.table, self._outliers, clock, metrics, options, self.aliases, random.getrandbits
@@ -54,7 +55,7 @@ class RouterCore:
 
     def on_change(self) -> None:
         """Workers have come, gone, or changed. Call it a few times a second in any case."""
-        self._roster.changed()
+        self._ready_workers.changed()
         self.dispatcher.on_change()
 
     def keep_house(self) -> float:

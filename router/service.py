@@ -14,11 +14,13 @@ from quire.rpc.discovery import split_address
 from quire.rpc.status import from_request_error
 from quire.v1 import router_pb2, router_pb2_grpc
 from router.convert import explanation, worker_message
+from router.heartbeat import Heartbeat
 from router.placement.decisions import KEPT_DECISIONS, Decisions
 from router.requests.aliases import Aliases
 from router.requests.dispatch import Dispatcher
 from router.requests.sessions import CallerSession
-from router.workers.discovery import Fleet
+from router.workers.discovery import Registrations
+from router.workers.registry import WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +30,21 @@ _STREAM_ID = 0  # of the one request of a Generate call
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     """The calls of router.proto."""
 
-    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, decisions: Decisions, aliases: Aliases) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        registry: WorkerRegistry,
+        registrations: Registrations,
+        heartbeat: Heartbeat,
+        decisions: Decisions,
+        aliases: Aliases,
+    ) -> None:
         self._dispatcher = dispatcher
         self._decisions = decisions
         self._aliases = aliases
-        self._fleet = fleet
+        self._registry = registry
+        self._registrations = registrations
+        self._heartbeat = heartbeat
 
     async def Generate(
         self, request: router_pb2.RouterServiceGenerateRequest, context: grpc.aio.ServicerContext
@@ -58,7 +70,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[router_pb2.RouterServiceSessionResponse]:
         session = self._dispatcher.open_session()
-        session.heartbeat(self._fleet.pulse)
+        session.heartbeat(self._heartbeat.frame)
         reader = asyncio.create_task(self._read(session, request_iterator))
         try:
             while not session.finished:
@@ -70,7 +82,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def ListWorkers(
         self, request: router_pb2.ListWorkersRequest, context: grpc.aio.ServicerContext
     ) -> router_pb2.ListWorkersResponse:
-        workers = self._fleet.registry.workers
+        workers = self._registry.workers
         return router_pb2.ListWorkersResponse(
             workers=[worker_message(worker) for worker in workers],
             aliases=[router_pb2.ModelAlias(name=name, models=models) for name, models in self._aliases.names.items()],
@@ -83,14 +95,14 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             split_address(request.address)
         except ValueError as error:
             raise InvalidRequest(str(error), parameter="address") from error
-        lease_id = self._fleet.register(request.address)
-        return router_pb2.RegisterWorkerResponse(lease_id=lease_id, lease_ms=self._fleet.lease_ms)
+        lease_id = self._registrations.register(request.address)
+        return router_pb2.RegisterWorkerResponse(lease_id=lease_id, lease_ms=self._registrations.lease_ms)
 
     async def Heartbeat(
         self, request: router_pb2.HeartbeatRequest, context: grpc.aio.ServicerContext
     ) -> router_pb2.HeartbeatResponse:
-        self._fleet.leases.renew(request.lease_id)
-        return router_pb2.HeartbeatResponse(lease_ms=self._fleet.lease_ms)
+        self._registrations.renew(request.lease_id)
+        return router_pb2.HeartbeatResponse(lease_ms=self._registrations.lease_ms)
 
     async def ExplainPlacement(
         self, request: router_pb2.ExplainPlacementRequest, context: grpc.aio.ServicerContext

@@ -11,7 +11,8 @@ from quire.errors import QuireError, Unavailable
 from quire.rpc.settings import HEARTBEAT_SECONDS, LATE_SECONDS
 from quire.v1 import common_pb2, engine_pb2
 from router.index.prefix_index import PrefixIndex, WorkerBlocks
-from router.workers.base import WorkerPort
+from router.workers.assignment import Assignment
+from router.workers.base import Worker
 from router.workers.state import Condition, Facts, Health, assess
 
 _WIRE_SECONDS = 0.001  # from one end to the other
@@ -24,8 +25,8 @@ _INQUEST_SECONDS = 0.02
 _MODEL = "simulated"
 
 
-class SimWorker(WorkerPort):
-    """A worker as `router.worker.Worker` would show it, without sockets."""
+class SimWorker(Worker):
+    """A worker as `router.workers.remote` would show it, without sockets."""
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class SimWorker(WorkerPort):
             max_num_seqs=spec.max_num_seqs, max_num_batched_tokens=spec.max_num_batched_tokens, fingerprint="same",
         )  # fmt: skip
         self.learn(info)
-        self.on_frame: Callable[[WorkerPort, engine_pb2.EngineServiceSessionResponse], None]
-        self.on_lost: Callable[[WorkerPort, QuireError], None]
+        self.on_frame: Callable[[Worker, engine_pb2.EngineServiceSessionResponse], None]
+        self.on_lost: Callable[[Worker, QuireError], None]
         self.on_change: Callable[[], None]
         self._index = index
         self._clock = clock
@@ -65,7 +66,7 @@ class SimWorker(WorkerPort):
 
     @property
     def condition(self) -> Condition:
-        """See WorkerPort."""
+        """See Worker."""
         now = self._clock.time()
         return assess(
             Facts(
@@ -74,34 +75,34 @@ class SimWorker(WorkerPort):
                 stalled=self.load.stalled(now, self.engine.spec.max_num_batched_tokens) > 0,
                 health=self._health,
                 was_serving=True, has_model=True, trouble="",
-                ejected=self.standing.reason if self.standing.ejected_until > now else "",
+                ejected=self.ejection.reason if self.ejection.ejected_until > now else "",
             )
         )  # fmt: skip
 
     @property
     def blocks(self) -> WorkerBlocks:
-        """See WorkerPort."""
+        """See Worker."""
         return self._blocks
 
-    def start_generation(self, stream_id: int, generation: common_pb2.Generation, timeout_ms: int) -> None:
-        """See WorkerPort."""
+    def start_generation(self, stream_id: int, assignment: Assignment, timeout_ms: int) -> None:
+        """See Worker."""
         if not self._connected:
             raise Unavailable("There is no connection.")
-        request = self._requests[int(generation.request_id)]
-        progress = list(generation.progress[0].token_ids) if generation.progress else []
+        request = self._requests[int(assignment.generation.request_id)]
+        progress = list(assignment.progress[0].token_ids) if assignment.progress else []
         assert progress == request.tokens(0, len(progress)), "the request goes on from what it never generated"
         self._post(self._start, stream_id, request, len(progress))
 
     def abort(self, stream_id: int) -> None:
-        """See WorkerPort."""
+        """See Worker."""
         if self._connected:
             self._post(self._abort, stream_id)
 
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
-        """See WorkerPort. Simulated callers read no text."""
+        """See Worker. Simulated callers read no text."""
 
     def when_dead(self, callback: Callable[[], None]) -> None:
-        """See WorkerPort."""
+        """See Worker."""
         if not self.engine.alive:
             self._clock.call_at(self._clock.time() + _INQUEST_SECONDS, callback)
 

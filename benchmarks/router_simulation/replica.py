@@ -82,7 +82,7 @@ class Replica:
             timeout_ms=round(request.timeout_seconds * 1000), prompt_block_size=BLOCK_SIZE,
             prompt_block_keys=request.keys[: request.prompt_tokens // BLOCK_SIZE],
         )  # fmt: skip
-        # Which tokens they are matters to nobody but the poison rule, which tells prompts apart by them.
+        # Which tokens they are matters to nobody but the crash suspects, which tell prompts apart by them.
         generation.prompt_token_ids.extend([request.number] + [0] * (request.prompt_tokens - 1))
         self.dispatcher.start(self.session, request.number, generation)
 

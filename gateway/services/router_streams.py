@@ -162,7 +162,7 @@ class RouterStreams:
 
     def _on_frame(self, router: RouterSession, frame: router_pb2.RouterServiceSessionResponse) -> None:
         self._heard.set()
-        if frame.HasField("load"):
+        if frame.HasField("ready_workers"):
             self._queues[router] = Counter({queue.model: queue.requests for queue in frame.queues})
         for delta in frame.deltas:
             stream, owner = self._placed.get(delta.stream_id, (None, None))

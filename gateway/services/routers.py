@@ -34,8 +34,8 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
         stub = router_pb2_grpc.RouterServiceStub(channel)
 
         def take(frame: router_pb2.RouterServiceSessionResponse) -> None:
-            if frame.HasField("load"):
-                self.has_workers = frame.load.total_kv_blocks > 0
+            if frame.HasField("ready_workers"):
+                self.has_workers = frame.ready_workers > 0
             on_frame(self, frame)
 
         super().__init__(

@@ -19,7 +19,7 @@ _REFINE_SECONDS = 30.0
 BlocksByBit = dict[int, int]
 
 
-class Placed:
+class ExpectedBlocks:
     """The blocks that a placed request will leave at its worker."""
 
     __slots__ = ("bit", "keys")
@@ -58,7 +58,7 @@ class PrefixIndex:
         self.device = BlockIndex(max_blocks)
         self._host = BlockIndex(max_blocks)
         self.expected: dict[int, int] = {}  # key → mask, of blocks that placed requests will leave
-        self._confirming: deque[tuple[float, Placed]] = deque()
+        self._confirming: deque[tuple[float, ExpectedBlocks]] = deque()
         # Called when all that is known of each worker's blocks is needed anew.
         self.on_refined: list[Callable[[], None]] = []
         self._refined = clock()
@@ -105,15 +105,15 @@ class PrefixIndex:
             self._cleaner = None
         return self._cleaner is not None or self._left > 0
 
-    def expect(self, worker: WorkerBlocks, keys: Sequence[int], known: int) -> Placed:
+    def expect(self, worker: WorkerBlocks, keys: Sequence[int], known: int) -> ExpectedBlocks:
         """A request was placed there, of whose blocks the worker holds the first `known`, or will by then."""
-        placed = Placed(worker.bit, keys[known:] if len(self.expected) < self._max_blocks else ())
+        placed = ExpectedBlocks(worker.bit, keys[known:] if len(self.expected) < self._max_blocks else ())
         expected, bit = self.expected, worker.bit
         for key in placed.keys:
             expected[key] = expected.get(key, 0) | bit
         return placed
 
-    def settle(self, placed: Placed, computed: bool) -> None:
+    def settle(self, placed: ExpectedBlocks, computed: bool) -> None:
         """Its prompt is computed, so that the worker will tell of the blocks itself; or it never will be."""
         if computed:
             self._confirming.append((self._clock() + _CONFIRM_SECONDS, placed))
@@ -188,7 +188,7 @@ class PrefixIndex:
         while self._confirming and self._confirming[0][0] <= now:
             self._unexpect(self._confirming.popleft()[1])
 
-    def _unexpect(self, placed: Placed) -> None:
+    def _unexpect(self, placed: ExpectedBlocks) -> None:
         expected, bit = self.expected, placed.bit
         for key in placed.keys:
             rest = expected.get(key, 0) & ~bit

@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from quire.block_hash import block_keys
-from quire.v1 import common_pb2
 from router.clock import Clock
 from router.index.prefix_index import BlocksByBit, PrefixIndex
 from router.placement.decisions import Decision, Decisions
 from router.placement.policies.base import Candidate, Policy
-from router.requests.sessions import Stream
-from router.workers.base import WorkerPort
-from router.workers.ready_workers import Roster
+from router.placement.routed_request import RoutedRequest
+from router.workers.assignment import Assignment
+from router.workers.base import Worker
+from router.workers.ready_workers import ReadyWorkers
+
+Request = TypeVar("Request", bound=RoutedRequest)
 
 
 class PlacementMetrics(Protocol):
@@ -28,21 +30,21 @@ class PlacementMetrics(Protocol):
         """So many cached tokens were expected, and so many the worker found."""
 
 
-class PlacementTable:
+class PlacementTable(Generic[Request]):
     """The requests that are on a worker now, by the number they have there."""
 
     def __init__(
-        self, roster: Roster, index: PrefixIndex, policy_name: str, policy: Policy, clock: Clock,
+        self, ready_workers: ReadyWorkers, index: PrefixIndex, policy_name: str, policy: Policy, clock: Clock,
         metrics: PlacementMetrics,
     ) -> None:  # fmt: skip
-        self._roster = roster
+        self._ready_workers = ready_workers
         self._index = index
         self._policy_name = policy_name
         self._policy = policy
         self._clock = clock
         self._metrics = metrics
         self._ids = itertools.count(1)  # no two workers share a number
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, Request] = {}
         self.decisions = Decisions()
         # `self.find(worker_stream_id)`: the request, or None. A bound method of the table, for the hot path.
         self.find = self._streams.get
@@ -50,7 +52,7 @@ class PlacementTable:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def on_worker(self, worker: WorkerPort) -> list[Stream]:
+    def on_worker(self, worker: Worker) -> list[Request]:
         """The requests that run there."""
         return [stream for stream in self._streams.values() if stream.worker is worker]
 
@@ -59,13 +61,13 @@ class PlacementTable:
         Raises:
             QuireError: no worker for the model is ready.
         """
-        self._roster.ready(model)
+        self._ready_workers.ready(model)
 
     def patience(self, model: str) -> float:
         """Seconds that a new request may wait where no worker is ready."""
-        return self._roster.patience(model)
+        return self._ready_workers.patience(model)
 
-    def add(self, stream: Stream) -> bool:
+    def add(self, stream: Request) -> bool:
         """Sends the request to the worker that the policy picks; False when all are full.
 
         Raises:
@@ -90,13 +92,13 @@ class PlacementTable:
         )  # fmt: skip
         return True
 
-    def mark_started(self, stream: Stream) -> None:
+    def mark_started(self, stream: RoutedRequest) -> None:
         """The request's first delta from its worker is here."""
         stream.started = True
         stream.fruitless = 0
         self._settle(stream, computed=True)
 
-    def remove(self, stream: Stream) -> None:
+    def remove(self, stream: RoutedRequest) -> None:
         """Takes the request off its worker, if it is on one. Sends nothing."""
         worker = stream.worker
         if worker is None:
@@ -106,14 +108,14 @@ class PlacementTable:
         worker.load.ended(stream.request.sequences)
         stream.worker = None
 
-    def check_prediction(self, stream: Stream, cached_tokens: int) -> None:
+    def check_prediction(self, stream: RoutedRequest, cached_tokens: int) -> None:
         """The worker has told how much of the prompt it had."""
         if stream.predicted_tokens is not None and stream.attempts == 1 and stream.worker and stream.worker.model_info:
             self._metrics.predicted(stream.predicted_tokens, cached_tokens, stream.worker.model_info.block_size)
 
-    def _suitable(self, stream: Stream) -> Sequence[WorkerPort]:
+    def _suitable(self, stream: RoutedRequest) -> Sequence[Worker]:
         """Ready workers with room; for a request that moves, others than it was on, and of the same make."""
-        workers = self._roster.ready(stream.request.model)
+        workers = self._ready_workers.ready(stream.request.model)
         if stream.avoid is not None:
             others = [worker for worker in workers if worker is not stream.avoid]
             workers = others if others or self._clock.time() < stream.avoid_until else workers
@@ -121,7 +123,7 @@ class PlacementTable:
             workers = [worker for worker in workers if worker.make == stream.make] or workers
         return [worker for worker in workers if worker.has_room]
 
-    def _candidates(self, stream: Stream, workers: Sequence[WorkerPort]) -> list[Candidate]:
+    def _candidates(self, stream: RoutedRequest, workers: Sequence[Worker]) -> list[Candidate]:
         block_size, most = 0, 0
         start = stop = 0
         device: BlocksByBit = {}
@@ -150,19 +152,18 @@ class PlacementTable:
             )  # fmt: skip
         return candidates
 
-    def _keys(self, stream: Stream, block_size: int) -> Sequence[int]:
+    def _keys(self, stream: RoutedRequest, block_size: int) -> Sequence[int]:
         """Of the full blocks of prompt and output; none for a request that may not use the cache."""
-        generation = stream.generation
         if stream.keys is None:
-            if not block_size or generation.sampling.HasField("prompt_logprobs"):
+            if not block_size or stream.assignment.generation.sampling.HasField("prompt_logprobs"):
                 stream.keys = ()
             else:
-                stream.keys = _block_keys(generation, block_size)
+                stream.keys = _block_keys(stream.assignment, block_size)
         return stream.keys
 
-    def _start(self, stream: Stream, worker: WorkerPort, chosen: Candidate) -> None:
+    def _start(self, stream: Request, worker: Worker, chosen: Candidate) -> None:
         stream_id = next(self._ids)
-        worker.start_generation(stream_id, stream.generation, self._timeout_ms(stream))
+        worker.start_generation(stream_id, stream.assignment, self._timeout_ms(stream))
         known = chosen.cached_tokens + chosen.host_cached_tokens
         stream.attempts += 1
         worker.last_placed = stream_id
@@ -175,29 +176,31 @@ class PlacementTable:
         if self._policy.uses_cache and stream.keys:
             block_size = worker.model_info.block_size if worker.model_info else 1
             stream.predicted_tokens = min(known, stream.request.prompt_tokens)
-            stream.placed = self._index.expect(worker.blocks, stream.keys, known // block_size)
+            stream.expected = self._index.expect(worker.blocks, stream.keys, known // block_size)
 
-    def _settle(self, stream: Stream, computed: bool) -> None:
+    def _settle(self, stream: RoutedRequest, computed: bool) -> None:
         """The prompt is computed, or never will be."""
         if stream.prefill_tokens and stream.worker is not None:
             stream.worker.load.prefilled(stream.prompt_tokens, stream.prefill_tokens)
             stream.prefill_tokens = 0
-        if stream.placed is not None:
-            self._index.settle(stream.placed, computed)
-            stream.placed = stream.keys = None
+        if stream.expected is not None:
+            self._index.settle(stream.expected, computed)
+            stream.expected = stream.keys = None
 
-    def _timeout_ms(self, stream: Stream) -> int:
+    def _timeout_ms(self, stream: RoutedRequest) -> int:
         """What is left of the request's time, in milliseconds; 0 when it has no deadline."""
         if stream.deadline is None:
             return 0
         return max(1, round((stream.deadline - self._clock.time()) * 1000))
 
 
-def _block_keys(generation: common_pb2.Generation, block_size: int) -> Sequence[int]:
+def _block_keys(assignment: Assignment, block_size: int) -> Sequence[int]:
     """The caller's keys of the prompt's blocks if they fit, and those of the output that a single sequence has."""
+    generation = assignment.generation
+    progress = generation.progress if assignment.progress is None else assignment.progress
     prompt, given = generation.prompt_token_ids, generation.prompt_block_keys
     fits = generation.prompt_block_size == block_size and len(given) == len(prompt) // block_size
-    output = generation.progress[0].token_ids if len(generation.progress) == 1 else ()
+    output = progress[0].token_ids if len(progress) == 1 else ()
     if fits and not output:
         return given
     found = block_keys([*prompt, *output], block_size, generation.cache_salt)

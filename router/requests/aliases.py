@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.errors import StartupError
-from quire.v1 import common_pb2
 
 
 @dataclass(frozen=True)
@@ -50,19 +49,19 @@ class Aliases:
         """Name → models, the one with the greatest share first."""
         return {name: [share.model for share in shares] for name, shares in self._shares.items()}
 
-    def resolve(self, generation: common_pb2.Generation) -> None:
-        """Puts the model's own name in place of an alias. Requests of one session get the same model."""
-        shares = self._shares.get(generation.model)
+    def resolve(self, name: str, conversation: str) -> str:
+        """The model that a name stands for: itself, or for an alias always the same one in one conversation."""
+        shares = self._shares.get(name)
         if shares is None:
-            return
-        key = f"{generation.model}\0{generation.session_id or generation.request_id}".encode()
+            return name
+        key = f"{name}\0{conversation}".encode()
         point = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") / 2**64
         point *= sum(share.weight for share in shares)
         for share in shares:
             point -= share.weight
             if point < 0:
                 break
-        generation.model = share.model
+        return share.model
 
 
 def _share(text: str, model: str) -> Share:

@@ -8,11 +8,10 @@ what one caller sent stands in nobody else's way.
 
 from __future__ import annotations
 
-import hashlib
-
 from quire.errors import Internal
-from quire.v1 import common_pb2
 from router.clock import Clock
+from router.workers.assignment import Assignment
+from router.workers.convert import identity
 
 _CRASHES = 2
 # For how long it is refused; twice as long after each further crash, of which there can be one when that is over.
@@ -20,15 +19,10 @@ _SECONDS = 30.0
 _MOST_SECONDS = 600.0
 _FORGOTTEN_SECONDS = 1200.0
 _MOST = 4096  # requests remembered; the oldest goes first
-# What differs between two attempts at the same request.
-_CHANGES = (
-    "request_id", "traceparent", "timeout_ms", "priority", "session_id", "progress", "prompt_block_keys",
-    "prompt_block_size",
-)  # fmt: skip
 
 
-class Poison:
-    """Requests that were aboard, and had not begun to answer, when workers crashed."""
+class CrashSuspects:
+    """Requests that ran, and had not begun to answer, where workers crashed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -38,29 +32,29 @@ class Poison:
     def __len__(self) -> int:
         return len(self._crashes)
 
-    def crashed(self, generation: common_pb2.Generation) -> bool:
+    def record_crash(self, assignment: Assignment) -> bool:
         """A worker crashed with the request on it; whether it must not be tried again."""
-        name = _name(generation)
+        name = identity(assignment)
         count = self._crashes.pop(name, (0, 0.0))[0] + 1
         if len(self._crashes) >= _MOST:
             del self._crashes[next(iter(self._crashes))]
         self._crashes[name] = count, self._clock.time()
         return count >= _CRASHES
 
-    def clear(self, generation: common_pb2.Generation) -> None:
+    def clear(self, assignment: Assignment) -> None:
         """A worker has begun to answer it: whatever crashed the others, it was something else."""
         if self._crashes:
-            self._crashes.pop(_name(generation), None)
+            self._crashes.pop(identity(assignment), None)
 
-    def check(self, generation: common_pb2.Generation) -> None:
+    def check(self, assignment: Assignment) -> None:
         """
         Raises:
-            Internal: the request was aboard at too many crashes, and not long ago.
+            Internal: too many workers crashed with the request on them, and not long ago.
         """
         self._forget_old()
         if not self._crashes:
             return
-        count, last = self._crashes.get(_name(generation), (0, 0.0))
+        count, last = self._crashes.get(identity(assignment), (0, 0.0))
         if count < _CRASHES:
             return
         left = last + min(_SECONDS * 2 ** (count - _CRASHES), _MOST_SECONDS) - self._clock.time()
@@ -74,14 +68,3 @@ class Poison:
         horizon = self._clock.time() - _FORGOTTEN_SECONDS
         while self._crashes and next(iter(self._crashes.values()))[1] < horizon:
             del self._crashes[next(iter(self._crashes))]
-
-
-def _name(generation: common_pb2.Generation) -> bytes:
-    same = common_pb2.Generation()
-    same.CopyFrom(generation)
-    for field in _CHANGES:
-        same.ClearField(field)
-    greedy = same.sampling.HasField("temperature") and same.sampling.temperature == 0
-    if same.tenant or greedy:
-        same.sampling.ClearField("seed")
-    return hashlib.blake2b(same.SerializeToString(deterministic=True), digest_size=16).digest()

@@ -19,13 +19,14 @@ from router.metrics import RouterMetrics
 from router.placement.placement import PlacementTable
 from router.placement.policies.base import RouteRequest
 from router.requests.aliases import Aliases
-from router.requests.crash_suspects import Poison
+from router.requests.crash_suspects import CrashSuspects
 from router.requests.journal import Journal
 from router.requests.retry_budget import RetryBudget
 from router.requests.sessions import CallerSession, Stream
 from router.requests.waiting_room import WaitingRoom
-from router.workers.base import WorkerPort
-from router.workers.outlier_ejection import Outliers
+from router.workers.assignment import Assignment
+from router.workers.base import Worker
+from router.workers.outlier_ejection import OutlierEjection
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +57,8 @@ class Dispatcher:
 
     def __init__(
         self,
-        table: PlacementTable,
-        outliers: Outliers,
+        table: PlacementTable[Stream],
+        outliers: OutlierEjection,
         clock: Clock,
         metrics: RouterMetrics,
         options: RouterOptions,
@@ -71,8 +72,8 @@ class Dispatcher:
         self._max_inflight_requests = options.max_inflight_requests
         self._random_bits = random_bits
         self._aliases = aliases
-        self._budget = RetryBudget()
-        self._poison = Poison(clock)
+        self._retry_budget = RetryBudget()
+        self._crash_suspects = CrashSuspects(clock)
         self._output_tokens = _USUAL_OUTPUT_TOKENS
         self._idle = asyncio.Event()
         self._idle.set()
@@ -90,7 +91,7 @@ class Dispatcher:
     @property
     def retries_in_flight(self) -> int:
         """Requests that count against the retry budget."""
-        return self._budget.used
+        return self._retry_budget.used
 
     def open_session(self) -> CallerSession:
         """A new caller."""
@@ -108,9 +109,9 @@ class Dispatcher:
         """Places a request, or lets it wait; one that can do neither ends at once with an error on the session."""
         try:
             self._admit(session, stream_id)
-            self._aliases.resolve(generation)
-            self._poison.check(generation)
-            stream = self._new_stream(session, stream_id, generation)
+            assignment = self._assignment(generation)
+            self._crash_suspects.check(assignment)
+            stream = self._new_stream(session, stream_id, assignment)
         except QuireError as error:
             self._metrics.count("refused")
             session.deliver_error(stream_id, error)
@@ -139,9 +140,9 @@ class Dispatcher:
         elif stream.journal.finished:
             self._complete(stream)
         else:
-            stream.journal.write(stream.generation)
+            stream.assignment = dataclasses.replace(stream.assignment, progress=stream.journal.progress())
 
-    def on_frame(self, worker: WorkerPort, frame: engine_pb2.EngineServiceSessionResponse) -> None:
+    def on_frame(self, worker: Worker, frame: engine_pb2.EngineServiceSessionResponse) -> None:
         """Passes a worker's deltas on, each to the session that its request belongs to."""
         find = self._table.find
         shares: dict[CallerSession, list[common_pb2.GenerationDelta]] = {}
@@ -165,7 +166,7 @@ class Dispatcher:
         self._send(frame, shares)
         self.waiting.call()
 
-    def on_lost(self, worker: WorkerPort, error: QuireError) -> None:
+    def on_lost(self, worker: Worker, error: QuireError) -> None:
         """Lets the requests of a worker whose session broke go on elsewhere."""
         lost = self._table.on_worker(worker)
         if lost:
@@ -201,7 +202,14 @@ class Dispatcher:
                 f"The router has {len(self._table)} requests running, its --max-inflight-requests; try again later."
             )
 
-    def _new_stream(self, session: CallerSession, stream_id: int, generation: common_pb2.Generation) -> Stream:
+    def _assignment(self, generation: common_pb2.Generation) -> Assignment:
+        model = self._aliases.resolve(generation.model, generation.session_id or generation.request_id)
+        sampling = generation.sampling
+        seed = sampling.seed if sampling.HasField("seed") else self._random_bits(63)
+        return Assignment(generation, model, seed)
+
+    def _new_stream(self, session: CallerSession, stream_id: int, assignment: Assignment) -> Stream:
+        generation = assignment.generation
         sampling = generation.sampling
         SAMPLING_BOUNDS["n"].check("n", max(1, sampling.n))  # each sequence has a journal here
         for name in ("tenant", "session_id"):
@@ -210,12 +218,10 @@ class Dispatcher:
                 raise InvalidRequest(
                     f"{name} has {length} characters; at most {MAX_CALLER_NAME_LENGTH} are taken.", parameter=name
                 )
-        if not sampling.HasField("seed"):
-            sampling.seed = self._random_bits(63)  # so that another worker can go on with the same noise
         longest = sampling.max_tokens if sampling.HasField("max_tokens") else self._output_tokens
         request = RouteRequest(
             request_id=generation.request_id,
-            model=generation.model,
+            model=assignment.model,
             prompt_tokens=len(generation.prompt_token_ids),
             sequences=max(1, sampling.n),
             output_tokens=min(self._output_tokens, longest),
@@ -226,7 +232,9 @@ class Dispatcher:
         )
         now = self._clock.time()
         deadline = now + generation.timeout_ms / 1000 if generation.timeout_ms else None
-        return Stream(session, stream_id, request, generation, Journal(generation), now, deadline)
+        return Stream(
+            request, assignment, now, deadline, session=session, stream_id=stream_id, journal=Journal(generation)
+        )
 
     def _enter(self, stream: Stream) -> None:
         """Puts a request that is on no worker on one, or lets it wait."""
@@ -266,7 +274,7 @@ class Dispatcher:
             self._outliers.failed(worker)
         if not stream.started and not stream.retrying:
             # A worker that refuses is no worker that dies: when many do, the requests must not multiply.
-            if not self._budget.take(len(self._table)):
+            if not self._retry_budget.take(len(self._table)):
                 return False
             stream.retrying = True
         if crashed and worker is not None and stream in self._suspects(worker):
@@ -281,9 +289,9 @@ class Dispatcher:
         self._table.mark_started(stream)
         self._end_retry(stream)
         stream.suspicions = 0
-        self._poison.clear(stream.generation)
+        self._crash_suspects.clear(stream.assignment)
 
-    def _suspects(self, worker: WorkerPort) -> list[Stream]:
+    def _suspects(self, worker: Worker) -> list[Stream]:
         """The requests that may have crashed a worker: those that had just begun there, if they are few."""
         begun = [stream for stream in self._table.on_worker(worker) if not stream.started]
         return begun if len(begun) <= _MOST_SUSPECTS else []
@@ -297,7 +305,7 @@ class Dispatcher:
 
     def _convict(self, stream: Stream) -> bool:
         """A worker crashed as it began the request; whether that ends it, because it was not the first one."""
-        guilty = self._poison.crashed(stream.generation)
+        guilty = self._crash_suspects.record_crash(stream.assignment)
         if guilty and stream.session.streams.get(stream.stream_id) is stream:
             self._abort_at_worker(stream)
             fault = "The engine failed each time it began this request; it is not tried again."
@@ -314,7 +322,7 @@ class Dispatcher:
         if stream.fruitless >= _MOST_FRUITLESS or stream.attempts >= _MOST_ATTEMPTS or stream.journal.finished:
             self._fail(stream, error)
             return
-        stream.journal.write(stream.generation)
+        stream.assignment = dataclasses.replace(stream.assignment, progress=stream.journal.progress())
         stream.request = dataclasses.replace(stream.request, generated_tokens=stream.journal.num_tokens)
         self._metrics.migrations.inc()
         if stream.suspicions < _SUSPICIONS:
@@ -322,7 +330,7 @@ class Dispatcher:
         else:
             stream.pause = self._clock.call_at(now + _PAUSE_SECONDS, self._enter, stream)
 
-    def _end(self, worker: WorkerPort, stream: Stream, delta: common_pb2.GenerationDelta) -> None:
+    def _end(self, worker: Worker, stream: Stream, delta: common_pb2.GenerationDelta) -> None:
         """The request's final delta goes out."""
         failed = delta.HasField("error")
         if not failed:
@@ -337,7 +345,7 @@ class Dispatcher:
             decoded = usage.completion_tokens / stream.request.sequences
             self._output_tokens += _SHARE_OF_NEW * (decoded - self._output_tokens)
             if decoded > 1 and stream.attempts == 1 and usage.decode_seconds > 0:
-                worker.standing.decoded(decoded - 1, usage.decode_seconds)
+                worker.ejection.decoded(decoded - 1, usage.decode_seconds)
         self._forget(stream, "failed" if failed else "finished")
 
     def _send(
@@ -356,7 +364,7 @@ class Dispatcher:
     def _end_retry(self, stream: Stream) -> None:
         if stream.retrying:
             stream.retrying = False
-            self._budget.give_back()
+            self._retry_budget.give_back()
 
     def _expire(self, stream: Stream) -> None:
         self._abort_at_worker(stream)

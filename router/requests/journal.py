@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from quire.v1 import common_pb2
+from router.workers.assignment import ChoiceProgress
+
+if TYPE_CHECKING:
+    from quire.v1 import common_pb2
 
 
 class Journal:
@@ -37,12 +42,14 @@ class Journal:
         """Enters what goes to the caller."""
         self._add(delta.choice_index, delta.token_ids, delta.finish_reason != 0)
 
-    def write(self, generation: common_pb2.Generation) -> None:
-        """Makes the request one that goes on from here."""
-        del generation.progress[:]
-        if self.num_tokens or any(self._finished):
-            for token_ids, finished in zip(self._token_ids, self._finished, strict=True):
-                generation.progress.add(token_ids=token_ids, finished=finished)
+    def progress(self) -> Sequence[ChoiceProgress]:
+        """All sequences as they are now; none where nothing has been generated."""
+        if not self.num_tokens and not any(self._finished):
+            return ()
+        return [
+            ChoiceProgress(token_ids[:], finished)
+            for token_ids, finished in zip(self._token_ids, self._finished, strict=True)
+        ]
 
     def _add(self, choice: int, token_ids: object, finished: bool) -> None:
         if self._finished[choice]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.errors import Overloaded, QuireError
@@ -10,15 +9,13 @@ from quire.rpc.session import Outbox
 from quire.rpc.status import to_request_error
 from quire.v1 import common_pb2, engine_pb2, router_pb2
 from router.clock import Timer
-from router.index.prefix_index import Placed
-from router.placement.policies.base import RouteRequest
+from router.placement.routed_request import RoutedRequest
 from router.requests.fair_queue import Entry
 from router.requests.journal import Journal
-from router.workers.base import WorkerPort
 
 
-@dataclass(eq=False, slots=True)
-class Stream:
+@dataclass(eq=False, slots=True, kw_only=True)
+class Stream(RoutedRequest):
     """One request from its start to its last delta: on a worker, or waiting for one.
 
     Owned by its session and by the dispatcher's tables.
@@ -27,36 +24,9 @@ class Stream:
     session: CallerSession
     # The caller's number for it.
     stream_id: int
-    request: RouteRequest
-    # What the caller sent, and a seed; carries the progress made when it goes to another worker.
-    generation: common_pb2.Generation
     journal: Journal
-    # Clock time at which it came, and at which it is out of time; None without a deadline.
-    arrived: float
-    deadline: float | None
-    # Keys of the full blocks of all that is known of it, once they were needed.
-    keys: Sequence[int] | None = None
-    # Where it runs.
-    worker: WorkerPort | None = None
-    # Our number for it on the worker's session. Another attempt gets another number, so that nothing of the first
-    # attempt is taken for the second's.
-    worker_stream_id: int = 0
-    # Tokens that the worker gets with it, and how many of them it has to compute; none once its first delta has come.
-    prompt_tokens: int = 0
-    prefill_tokens: int = 0
-    # What the index expects of it there, and how many prompt tokens the worker was believed to hold.
-    placed: Placed | None = None
-    predicted_tokens: int | None = None
-    # Attempts so far, and those in a row that brought no token; the worker of the last one, and its make.
-    attempts: int = 0
-    fruitless: int = 0
-    avoid: WorkerPort | None = None
-    avoid_until: float = 0.0
-    make: str = ""
     # Workers in a row that were lost as they began it and may have crashed by it.
     suspicions: int = 0
-    # Its first delta from the worker it is on has come.
-    started: bool = False
     # It counts against the retry budget.
     retrying: bool = False
     # Seconds that it has waited for workers, and since when it does.
@@ -65,14 +35,14 @@ class Stream:
     # While it waits for a worker.
     entry: Entry[Stream] | None = None
     wait_timer: Timer | None = None
-    # Rings when it goes on, while it is kept from the workers.
+    # Ends the time for which it is kept from the workers.
     pause: Timer | None = None
     timer: Timer | None = None
 
     @property
     def begun(self) -> bool:
         """It has been on a worker, of this router or of another one: it is not to be refused any more."""
-        return self.attempts > 0 or len(self.generation.progress) > 0
+        return self.attempts > 0 or len(self.assignment.generation.progress) > 0
 
 
 class CallerSession:
@@ -123,12 +93,12 @@ class CallerSession:
             error=to_request_error(error),
         )
 
-    def heartbeat(self, pulse: router_pb2.RouterServiceSessionResponse) -> None:
-        """Sends the fleet's load and the queues, in place of those that still wait."""
+    def heartbeat(self, beat: router_pb2.RouterServiceSessionResponse) -> None:
+        """Sends how many workers are ready and the queues, in place of those that still wait."""
         frame = self._post(0)
-        frame.load.CopyFrom(pulse.load)
+        frame.ready_workers = beat.ready_workers
         del frame.queues[:]
-        frame.queues.extend(pulse.queues)
+        frame.queues.extend(beat.queues)
 
     def wake(self) -> None:
         """Lets `next_frame` return, so that a change of the session is noticed."""

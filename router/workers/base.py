@@ -1,15 +1,19 @@
-"""A worker as the router's core needs it: behind gRPC in `worker.py`, made up in simulations."""
+"""The interface of a worker, as the router's core needs it: behind gRPC in `remote.py`, made up in simulations."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from quire.v1 import common_pb2
 from router.index.prefix_index import WorkerBlocks
+from router.workers.assignment import Assignment
 from router.workers.load import LoadTracker
-from router.workers.outlier_ejection import Standing
+from router.workers.outlier_ejection import EjectionRecord
 from router.workers.state import Condition, State
+
+if TYPE_CHECKING:
+    from quire.v1 import common_pb2
 
 # Prompt tokens that wait at a worker, in budgets of its steps, and sequences over what it runs at once: enough that it
 # never idles, and that a request can wait for the worker that has its prefix while others have room. Where only the
@@ -19,13 +23,13 @@ _MOST_WAITING_STEPS = 4
 _SPARE_SEQUENCES = 1 / 2
 
 
-class WorkerPort(ABC):
+class Worker(ABC):
     """One worker. The router's core calls it from one event loop."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.load = LoadTracker()
-        self.standing = Standing()
+        self.ejection = EjectionRecord()
         # What it serves; the last answer stays while the worker is away.
         self.model_info: common_pb2.ModelInfo | None = None
         # Of the requests that ended there: prompt tokens, and those that it found in its cache.
@@ -44,8 +48,8 @@ class WorkerPort(ABC):
         """What the index knows of its cache. Another object once it has begun anew."""
 
     @abstractmethod
-    def start_generation(self, stream_id: int, generation: common_pb2.Generation, timeout_ms: int) -> None:
-        """Sends a request to the worker.
+    def start_generation(self, stream_id: int, assignment: Assignment, timeout_ms: int) -> None:
+        """Sends a request to the worker, with the time that is left for it; 0 where it has no deadline.
 
         Raises:
             Unavailable: there is no connection.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from quire.errors import InvalidRequest, NotFound, Unavailable
-from router.workers.base import WorkerPort
+from router.workers.base import Worker
 
 
-def eligible(workers: Collection[WorkerPort], model: str) -> Sequence[WorkerPort]:
+def eligible(workers: Collection[Worker], model: str) -> Sequence[Worker]:
     """The ready workers that serve `model`; the empty name stands for the only model there is.
 
     Raises:
@@ -29,13 +29,13 @@ def eligible(workers: Collection[WorkerPort], model: str) -> Sequence[WorkerPort
     return ready
 
 
-def served_models(workers: Collection[WorkerPort]) -> dict[str, str]:
+def served_models(workers: Collection[Worker]) -> dict[str, str]:
     """Each served name → the main name of the model that it belongs to."""
     infos = [worker.model_info for worker in workers if worker.model_info]
     return {name: info.served_model_names[0] for info in infos for name in info.served_model_names}
 
 
-def _why_none(workers: Collection[WorkerPort]) -> str:
+def _why_none(workers: Collection[Worker]) -> str:
     if not workers:
         return "No engine worker is known. Start one, or name it with --workers, --worker-dns or its own registration."
     conditions = ((worker.address, worker.condition) for worker in workers)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from quire.v1 import common_pb2
+from typing import TYPE_CHECKING
+
 from router.workers.speed import WorkerSpeed
 from router.workers.step_times import StepTimes
+
+if TYPE_CHECKING:
+    from quire.v1 import common_pb2
 
 # A step may take so long, or so many times as long as the worker's longest should and its long ones do.
 _STALL_SECONDS = 2.0

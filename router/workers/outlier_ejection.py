@@ -15,7 +15,7 @@ _MOST_EJECTED = 0.5  # of the workers
 _FAST, _SLOW = 0.2, 0.01  # shares of a new value in the two means
 
 
-class Standing:
+class EjectionRecord:
     """One worker's record."""
 
     __slots__ = ("ejected_until", "ejections", "errors", "reason", "slow_since", "tpot", "usual_tpot")
@@ -36,17 +36,17 @@ class Standing:
         self.usual_tpot += _SLOW * (tpot - self.usual_tpot) if self.usual_tpot else tpot
 
 
-class HasStanding(Protocol):
+class Ejectable(Protocol):
     """A worker."""
 
     @property
-    def standing(self) -> Standing: ...
+    def ejection(self) -> EjectionRecord: ...
 
     @property
     def ready(self) -> bool: ...
 
 
-class Outliers:
+class OutlierEjection:
     """Ejects workers: after five errors in a row, or when they have been far slower than usual for ten seconds.
 
     Never the last ready one, and never more than half of all.
@@ -54,7 +54,7 @@ class Outliers:
 
     def __init__(
         self,
-        workers: Callable[[], Collection[HasStanding]],
+        workers: Callable[[], Collection[Ejectable]],
         clock: Callable[[], float],
         on_ejected: Callable[[], None] = lambda: None,
     ) -> None:
@@ -62,47 +62,47 @@ class Outliers:
         self._clock = clock
         self._on_ejected = on_ejected
 
-    def failed(self, worker: HasStanding) -> None:
+    def failed(self, worker: Ejectable) -> None:
         """A request failed through the worker's fault."""
-        worker.standing.errors += 1
-        if worker.standing.errors >= _ERRORS_IN_A_ROW:
-            self._eject(worker, f"{worker.standing.errors} errors in a row")
+        worker.ejection.errors += 1
+        if worker.ejection.errors >= _ERRORS_IN_A_ROW:
+            self._eject(worker, f"{worker.ejection.errors} errors in a row")
 
-    def succeeded(self, worker: HasStanding) -> None:
+    def succeeded(self, worker: Ejectable) -> None:
         """A request ended well."""
-        worker.standing.errors = 0
+        worker.ejection.errors = 0
 
     def sweep(self) -> None:
         """Looks for slow ones. Call it a few times a second."""
         now = self._clock()
-        known = [worker for worker in self._workers() if worker.standing.tpot]
+        known = [worker for worker in self._workers() if worker.ejection.tpot]
         if len(known) < 2:
             return
-        median = statistics.median(worker.standing.tpot for worker in known)
+        median = statistics.median(worker.ejection.tpot for worker in known)
         for worker in known:
-            standing = worker.standing
-            if standing.tpot <= _SLOW_FACTOR * max(median, standing.usual_tpot):
-                standing.slow_since = None
-            elif standing.slow_since is None:
-                standing.slow_since = now
-            elif now - standing.slow_since > _SLOW_SECONDS:
-                self._eject(worker, f"{standing.tpot * 1e3:.0f} ms per token, the median is {median * 1e3:.0f}")
-                standing.slow_since, standing.tpot = None, 0.0
+            record = worker.ejection
+            if record.tpot <= _SLOW_FACTOR * max(median, record.usual_tpot):
+                record.slow_since = None
+            elif record.slow_since is None:
+                record.slow_since = now
+            elif now - record.slow_since > _SLOW_SECONDS:
+                self._eject(worker, f"{record.tpot * 1e3:.0f} ms per token, the median is {median * 1e3:.0f}")
+                record.slow_since, record.tpot = None, 0.0
 
-    def _eject(self, worker: HasStanding, why: str) -> None:
+    def _eject(self, worker: Ejectable, why: str) -> None:
         now, workers = self._clock(), self._workers()
-        if worker.standing.ejected_until > now:
+        if worker.ejection.ejected_until > now:
             return
-        ejected = sum(other.standing.ejected_until > now for other in workers)
+        ejected = sum(other.ejection.ejected_until > now for other in workers)
         others_ready = any(other.ready for other in workers if other is not worker)
         if not others_ready or (ejected + 1) > _MOST_EJECTED * len(workers):
             return
-        standing = worker.standing
-        if now - standing.ejected_until > _FORGIVEN_SECONDS:
-            standing.ejections = 0
-        seconds = _EJECTION_SECONDS[min(standing.ejections, len(_EJECTION_SECONDS) - 1)]
-        standing.ejections += 1
-        standing.errors = 0
-        standing.ejected_until = now + seconds
-        standing.reason = f"gets nothing new for {seconds:g} s: {why}"
+        record = worker.ejection
+        if now - record.ejected_until > _FORGIVEN_SECONDS:
+            record.ejections = 0
+        seconds = _EJECTION_SECONDS[min(record.ejections, len(_EJECTION_SECONDS) - 1)]
+        record.ejections += 1
+        record.errors = 0
+        record.ejected_until = now + seconds
+        record.reason = f"gets nothing new for {seconds:g} s: {why}"
         self._on_ejected()

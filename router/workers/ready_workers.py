@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 
 from quire.errors import NotFound, Unavailable
-from router.workers.base import WorkerPort
+from router.workers.base import Worker
 from router.workers.eligible import eligible
 from router.workers.speed import StepLine
 
@@ -17,11 +17,11 @@ _FIRST_SECONDS = 5.0
 _NOTE_SECONDS = 0.2
 
 
-class Roster:
+class ReadyWorkers:
     """Model → ready workers. What it has found stays true until `changed`, which is also called at each pulse."""
 
     def __init__(
-        self, workers: Callable[[], Collection[WorkerPort]], clock: Callable[[], float], absence_seconds: float
+        self, workers: Callable[[], Collection[Worker]], clock: Callable[[], float], absence_seconds: float
     ) -> None:
         """
         Args:
@@ -32,10 +32,10 @@ class Roster:
         self._absence_seconds = absence_seconds
         self._seen: dict[str, float] = {}  # model → when a worker for it was seen ready last
         self._noted = -math.inf
-        self._ready: dict[str, Sequence[WorkerPort]] = {}
+        self._ready: dict[str, Sequence[Worker]] = {}
         self._lines: dict[str, StepLine] = {}
 
-    def ready(self, model: str) -> Sequence[WorkerPort]:
+    def ready(self, model: str) -> Sequence[Worker]:
         """The ready workers that serve the model.
 
         Raises:
@@ -79,7 +79,7 @@ class Roster:
     def _seen_lately(self, model: str) -> bool:
         return self._clock() - self._seen.get(model, -math.inf) < self._absence_seconds
 
-    def _share_speeds(self, workers: Sequence[WorkerPort]) -> None:
+    def _share_speeds(self, workers: Sequence[Worker]) -> None:
         """Workers of one make learn from each other's steps."""
         if len(self._lines) > _MOST_MAKES:
             self._lines.clear()

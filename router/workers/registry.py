@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, ValuesView
 
 from quire.errors import Overloaded
-from router.workers.remote import Worker
+from router.workers.remote import RemoteWorker
 from router.workers.state import State
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ class WorkerRegistry:
 
     def __init__(
         self,
-        make_worker: Callable[[str], Worker],
+        make_worker: Callable[[str], RemoteWorker],
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """
@@ -29,13 +29,13 @@ class WorkerRegistry:
         """
         self._make_worker = make_worker
         self._on_change = on_change
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, RemoteWorker] = {}
         self._announced: dict[str, frozenset[str]] = {}
         self._states: dict[str, State] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
-    def workers(self) -> ValuesView[Worker]:
+    def workers(self) -> ValuesView[RemoteWorker]:
         """All of them, in the order in which they became known."""
         return self._workers.values()
 
@@ -80,7 +80,7 @@ class WorkerRegistry:
         task.add_done_callback(self._closing.discard)
         self._states.pop(address, None)
 
-    def _log_state(self, worker: Worker) -> None:
+    def _log_state(self, worker: RemoteWorker) -> None:
         condition = worker.condition
         if self._states.get(worker.address) is not condition.state:
             self._states[worker.address] = condition.state

@@ -19,7 +19,9 @@ from quire.rpc.status import from_rpc_error
 from quire.v1 import common_pb2, common_pb2_grpc, engine_pb2, engine_pb2_grpc
 from router.index.feed import KvFeed
 from router.index.prefix_index import WorkerBlocks
-from router.workers.base import WorkerPort
+from router.workers.assignment import Assignment
+from router.workers.base import Worker
+from router.workers.convert import write_assignment
 from router.workers.health import HealthWatch
 from router.workers.inquest import has_died
 from router.workers.state import Condition, Facts, assess
@@ -28,11 +30,11 @@ _RETRY_SECONDS = 0.25
 # An engine that hangs for so many times as long as makes it unready will not come back by itself.
 _LONG_STALL = 3
 
-FrameHandler = Callable[[WorkerPort, engine_pb2.EngineServiceSessionResponse], None]
-LossHandler = Callable[[WorkerPort, QuireError], None]
+FrameHandler = Callable[[Worker, engine_pb2.EngineServiceSessionResponse], None]
+LossHandler = Callable[[Worker, QuireError], None]
 
 
-class Worker(WorkerPort):
+class RemoteWorker(Worker):
     """Keeps up with one worker from `start` to `close`, through its restarts.
 
     Contract: `on_frame` gets each frame of the session without its load; `on_lost` is called once for each session
@@ -107,35 +109,35 @@ class Worker(WorkerPort):
                 was_serving=self._health.was_serving,
                 has_model=not self._ask_model.is_set(),
                 trouble=self._trouble(),
-                ejected=self.standing.reason if self.standing.ejected_until > self._now() else "",
+                ejected=self.ejection.reason if self.ejection.ejected_until > self._now() else "",
             )
         )
 
     @property
     def blocks(self) -> WorkerBlocks:
-        """See WorkerPort."""
+        """See Worker."""
         return self._feed.blocks
 
-    def start_generation(self, stream_id: int, generation: common_pb2.Generation, timeout_ms: int) -> None:
-        """See WorkerPort."""
-        frame = self._link.post(num_bytes=generation.ByteSize())
-        start = frame.starts.add(stream_id=stream_id, generation=generation)
-        start.generation.timeout_ms = timeout_ms
+    def start_generation(self, stream_id: int, assignment: Assignment, timeout_ms: int) -> None:
+        """See Worker."""
+        frame = self._link.post(num_bytes=assignment.generation.ByteSize())
+        start = frame.starts.add(stream_id=stream_id, generation=assignment.generation)
+        write_assignment(assignment, timeout_ms, start.generation)
 
     def abort(self, stream_id: int) -> None:
-        """See WorkerPort."""
+        """See Worker."""
         with contextlib.suppress(Unavailable):
             self._link.post(0).abort_stream_ids.append(stream_id)
 
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
-        """See WorkerPort."""
+        """See Worker."""
         with contextlib.suppress(Unavailable):
             self._link.post(0).stops.add(
                 stream_id=stream_id, choice_index=choice_index, num_output_tokens=num_output_tokens
             )
 
     def when_dead(self, callback: Callable[[], None]) -> None:
-        """See WorkerPort."""
+        """See Worker."""
         inquest = asyncio.create_task(self._inquire(self._instance_id, callback), context=contextvars.Context())
         self._inquests.add(inquest)
         inquest.add_done_callback(self._inquests.discard)

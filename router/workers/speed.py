@@ -9,8 +9,11 @@ again.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from quire.v1 import common_pb2
+if TYPE_CHECKING:
+    from quire.v1 import common_pb2
+
 
 _DECAY = 0.995  # of a step's weight in the line with each later one
 # Until a worker has told: a GPU's, roughly. Only the proportion matters.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from quire.v1 import common_pb2
+if TYPE_CHECKING:
+    from quire.v1 import common_pb2
+
 
 _HALF_LIFE_SECONDS = 60.0
 _SHARE = 0.99

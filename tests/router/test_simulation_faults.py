@@ -70,7 +70,7 @@ def justified(scenario: Scenario, request: SimRequest, outcome: Outcome) -> bool
     struck = {f"w{fault.engine}" for fault in scenario.faults if fault.at <= outcome.ended and fault.kind in STOPS}
     if outcome.error == "DEADLINE_EXCEEDED":
         return request.timeout_seconds > 0 and outcome.ended >= outcome.arrived + request.timeout_seconds
-    if outcome.error == "ENGINE_FAULT":  # the poison rule: it was on two that died before it began
+    if outcome.error == "ENGINE_FAULT":  # a crash suspect: it was on two that died before it began
         return len(outcome.workers) > 1 and struck.issuperset(outcome.workers)
     if outcome.error == "UNAVAILABLE":  # nobody was there for as long as it may wait
         return len(struck) == len(scenario.engines)

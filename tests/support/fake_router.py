@@ -128,7 +128,7 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator, outbox))
         try:
             while not (reader.done() or self.state.closed):
-                frame = await outbox.next(HEARTBEAT_SECONDS) or Response(load=common_pb2.EngineLoad())
+                frame = await outbox.next(HEARTBEAT_SECONDS) or Response(ready_workers=0)
                 await self._thawed()
                 yield frame
             raise Unavailable("The session is over.")

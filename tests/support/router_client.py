@@ -66,7 +66,7 @@ class GatewaySession:
     def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
         self.call = call
         self.outputs: dict[int, Output] = defaultdict(Output)
-        self.loads: list[common_pb2.EngineLoad] = []
+        self.ready_workers: list[int] = []  # one for each heartbeat
         self.queues: dict[str, int] = {}
 
     async def start(self, stream_id: int, request: common_pb2.Generation) -> Output:
@@ -85,8 +85,8 @@ class GatewaySession:
 
     async def read(self) -> None:
         async for frame in self.call:
-            if frame.HasField("load"):
-                self.loads.append(frame.load)
+            if frame.HasField("ready_workers"):
+                self.ready_workers.append(frame.ready_workers)
                 self.queues = {queue.model: queue.requests for queue in frame.queues}
             for delta in frame.deltas:
                 self.outputs[delta.stream_id].take(delta)

@@ -9,7 +9,7 @@ from router.placement.policies.base import Candidate, Policy, RouteRequest, Weig
 from router.placement.policies.cost import cost_seconds
 
 
-class Prefix(Policy):
+class PrefixPolicy(Policy):
     """Least cost wins, and those that cost the same take turns."""
 
     uses_cache = True

@@ -16,7 +16,7 @@ POLICIES = registry(
         "consistent_hash": "router.placement.policies.consistent_hash:ConsistentHash",
         "least_loaded": "router.placement.policies.least_loaded:LeastLoaded",
         "power_of_two": "router.placement.policies.power_of_two:PowerOfTwo",
-        "prefix": "router.placement.policies.prefix:Prefix",
+        "prefix": "router.placement.policies.prefix:PrefixPolicy",
         "random": "router.placement.policies.uniform_random:UniformRandom",
         "round_robin": "router.placement.policies.round_robin:RoundRobin",
     },

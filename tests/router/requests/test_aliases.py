@@ -7,16 +7,13 @@ from collections import Counter
 import pytest
 
 from quire.errors import StartupError
-from quire.v1 import common_pb2
 from router.requests.aliases import Aliases
 from tests.router.conftest import StartEngine, StartRouter
 from tests.support.router_client import generation
 
 
 def resolved(aliases: Aliases, model: str, request_id: str = "r", session_id: str = "") -> str:
-    request = common_pb2.Generation(model=model, request_id=request_id, session_id=session_id)
-    aliases.resolve(request)
-    return request.model
+    return aliases.resolve(model, session_id or request_id)
 
 
 def test_shares_are_kept_and_conversations_too() -> None:

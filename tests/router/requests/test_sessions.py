@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from quire.errors import Internal, InvalidRequest, NotFound, Overloaded, Unavailable
-from quire.rpc.settings import HEARTBEAT_SECONDS
 from quire.v1 import common_pb2
 from tests.router.conftest import StartEngine, StartRouter
 from tests.support.fake_engine import FakeOptions, expected_tokens
@@ -85,20 +84,32 @@ async def test_after_half_close_the_session_ends_with_its_last_request(
         assert session.outputs[2].tokens[0] == expected_tokens([2], 40)
 
 
-async def test_heartbeats_carry_the_fleets_load(start_engine: StartEngine, start_router: StartRouter) -> None:
+async def test_heartbeats_tell_how_many_workers_are_ready_and_the_list_their_load(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
     engines = [await start_engine(total_kv_blocks=100), await start_engine(total_kv_blocks=50)]
     running = await start_router(*(engine.address for engine in engines))
+
+    async def running_sequences(count: int) -> list[common_pb2.EngineLoad]:
+        async with asyncio.timeout(20):
+            while True:
+                loads = [worker.load for worker in (await running.client.workers()).values()]
+                if sum(load.running_sequences for load in loads) == count:
+                    return loads
+                await asyncio.sleep(0.02)
+
     async with running.client.session() as session:
         for number in range(4):
             await session.start(number, generation([number]))
-        await eventually(lambda: session.loads and session.loads[-1].running_sequences == 4)
-        assert session.loads[-1].total_kv_blocks == 150
+        loads = await running_sequences(4)
+        assert sum(load.total_kv_blocks for load in loads) == 150
         await session.abort(0, 1, 2, 3)
-        await eventually(lambda: session.loads[-1].running_sequences == 0)
-        before = len(session.loads)
-        await asyncio.sleep(4 * HEARTBEAT_SECONDS)
-        assert len(session.loads) > before
-        assert session.loads[-1].counters.generation_tokens == sum(e.counters.generation_tokens for e in engines)
+        loads = await running_sequences(0)
+        before = len(session.ready_workers)
+        await eventually(lambda: len(session.ready_workers) > before)
+        assert session.ready_workers[-1] == 2
+        generated = sum(load.counters.generation_tokens for load in loads)
+        assert generated == sum(engine.counters.generation_tokens for engine in engines)
 
 
 async def test_an_unknown_model_names_the_known_ones(start_engine: StartEngine, start_router: StartRouter) -> None:

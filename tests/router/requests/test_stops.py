@@ -29,7 +29,7 @@ async def test_they_are_ordinary_endings_choice_by_choice(start_engine: StartEng
     running = await start_router(engine.address)
     (worker,) = running.router.registry.workers
     async with running.client.session() as session:
-        worker.standing.errors = 4
+        worker.ejection.errors = 4
         output = await start(session)
         await session.stop(1, 1, 3)
         await eventually(lambda: engine.record.stopped)
@@ -50,7 +50,7 @@ async def test_they_are_ordinary_endings_choice_by_choice(start_engine: StartEng
         assert (await again.wait_ended()).usage.cached_prompt_tokens == 32
         assert again.error is None
     assert (counted(running, "finished"), counted(running, "aborted")) == (2, 0)
-    assert (worker.standing.errors, worker.prompt_tokens, worker.cached_prompt_tokens) == (0, 80, 32)
+    assert (worker.ejection.errors, worker.prompt_tokens, worker.cached_prompt_tokens) == (0, 80, 32)
     assert not engine.record.aborted
 
 

@@ -1,4 +1,4 @@
-"""Estimates of load, the fleet's sums, and the states of a worker."""
+"""Estimates of load, and the states of a worker."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import dataclasses
 import pytest
 
 from quire.v1 import common_pb2
-from router.requests.retry_budget import RetryBudget
-from router.workers.discovery import add_gauges
 from router.workers.load import LoadTracker
 from router.workers.state import Facts, Health, State, assess
 from router.workers.step_times import StepTimes
@@ -101,22 +99,6 @@ def test_step_times_fade_and_begin_anew_with_the_process() -> None:
     assert p99(600.0, 2000, 20, 10) == 0.1  # ten minutes of good behaviour
     assert p99(601.0, 0, 3, 0) == 1  # another process
     assert p99(602.0) == 0  # one that does not tell
-
-
-def test_gauges_add_up() -> None:
-    total = common_pb2.EngineLoad()
-    add_gauges(total, beat(running=2, waiting=1))
-    add_gauges(total, common_pb2.EngineLoad(running_sequences=1, step=7, busy=True))
-    assert (total.running_sequences, total.waiting_requests, total.total_kv_blocks, total.step) == (3, 1, 120, 7)
-    assert total.busy
-
-
-@pytest.mark.parametrize(("active", "allowed"), [(0, 3), (10, 3), (15, 3), (16, 4), (100, 20)])
-def test_the_retry_budget_is_a_fifth_of_the_active_and_three_at_least(active: int, allowed: int) -> None:
-    budget = RetryBudget()
-    assert [budget.take(active) for _ in range(allowed + 1)] == [True] * allowed + [False]
-    budget.give_back()
-    assert budget.take(active)
 
 
 READY = Facts(

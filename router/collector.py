@@ -1,0 +1,70 @@
+"""The router's Prometheus metrics that are read off its tables when Prometheus asks."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.index.prefix_index import PrefixIndex
+from router.requests.waiting_room import WaitingRoom
+from router.workers.base import Worker
+from router.workers.state import State
+
+_MOST_TENANTS = 20
+
+
+class StateCollector(Collector):
+    """Reads the workers' states when Prometheus asks, from its thread."""
+
+    def __init__(
+        self,
+        workers: Callable[[], Iterable[Worker]],
+        sessions: Callable[[], int],
+        waiting: WaitingRoom,
+        index: PrefixIndex,
+    ) -> None:
+        self._workers = workers
+        self._sessions = sessions
+        self._waiting = waiting
+        self._index = index
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by Prometheus."""
+        workers = list(self._workers())
+        inflight = GaugeMetricFamily(
+            "quire_router_worker_inflight_requests", "Requests of this router on each worker.", labels=["worker"]
+        )
+        for worker in workers:
+            inflight.add_metric([worker.address], worker.load.inflight_requests)
+        yield inflight
+        tally = Tally(worker.condition.state for worker in workers)
+        states = GaugeMetricFamily("quire_router_workers", "Workers by state.", labels=["state"])
+        for state in State:
+            states.add_metric([state.value], tally[state])
+        yield states
+        yield from self._collect_queue()
+        yield GaugeMetricFamily("quire_router_sessions", "Sessions open now.", value=self._sessions())
+        yield GaugeMetricFamily("quire_router_index_blocks", "Blocks in the prefix index.", value=len(self._index))
+        sampling = self._index.device.sampling
+        yield GaugeMetricFamily(
+            "quire_router_index_sampling", "One in so many blocks is kept, for want of room.", value=sampling
+        )
+
+    def _collect_queue(self) -> Iterable[Metric]:
+        waiting: Tally[str] = Tally()
+        for tenant, count in self._waiting.waiting_by_tenant():
+            waiting[tenant] += count
+        queued = GaugeMetricFamily(
+            "quire_router_queued_requests", "Requests that wait for a worker with room.", labels=["tenant"]
+        )
+        most = waiting.most_common(_MOST_TENANTS)
+        for tenant, count in most:
+            queued.add_metric([tenant], count)
+        if rest := waiting.total() - sum(count for _, count in most):
+            queued.add_metric(["others"], rest)
+        yield queued
+        tokens = self._waiting.tokens
+        yield GaugeMetricFamily("quire_router_queued_tokens", "Their prompt tokens.", value=tokens)

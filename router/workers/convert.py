@@ -1,0 +1,37 @@
+"""Assignments to protobuf."""
+
+from __future__ import annotations
+
+import hashlib
+
+from quire.v1 import common_pb2
+from router.workers.assignment import Assignment
+
+# What differs between two attempts at the same request.
+_CHANGES = (
+    "request_id", "traceparent", "timeout_ms", "priority", "session_id", "progress", "prompt_block_keys",
+    "prompt_block_size",
+)  # fmt: skip
+
+
+def write_assignment(assignment: Assignment, timeout_ms: int, generation: common_pb2.Generation) -> None:
+    """Makes a copy of what the caller sent the request that the worker gets."""
+    generation.model, generation.timeout_ms = assignment.model, timeout_ms
+    generation.sampling.seed = assignment.seed
+    if assignment.progress is not None:
+        del generation.progress[:]
+        for choice in assignment.progress:
+            generation.progress.add(token_ids=choice.token_ids, finished=choice.finished)
+
+
+def identity(assignment: Assignment) -> bytes:
+    """The same for two requests of which an engine makes the same. A tenant's requests need not have the same seed."""
+    same = common_pb2.Generation()
+    same.CopyFrom(assignment.generation)
+    for field in _CHANGES:
+        same.ClearField(field)
+    same.model, same.sampling.seed = assignment.model, assignment.seed
+    greedy = same.sampling.HasField("temperature") and same.sampling.temperature == 0
+    if same.tenant or greedy:
+        same.sampling.ClearField("seed")
+    return hashlib.blake2b(same.SerializeToString(deterministic=True), digest_size=16).digest()
