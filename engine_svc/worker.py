@@ -14,7 +14,7 @@ from engine_svc.plan import KvCacheSpec
 from engine_svc.requests.generation_config import read_generation_defaults
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.validation import validate
-from quire.errors import Unavailable
+from quire.errors import LOADING, Unavailable
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.supervised import Stage, report
@@ -40,7 +40,7 @@ class EngineWorker:
             Unavailable: the model is still loading.
         """
         if self._info is None:
-            raise Unavailable("The model is still loading; try again in a moment.", reason="LOADING")
+            raise Unavailable("The model is still loading; try again in a moment.", reason=LOADING)
         return self._info
 
     async def load(self) -> ModelInfo:

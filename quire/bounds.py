@@ -1,4 +1,4 @@
-"""Bounds of what a request may ask for. The gateway checks them first and the engine again, from here."""
+"""Bounds of what a request may ask for. The gateway checks them first; tokenizer service and engine do so again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from quire.errors import ContextTooLong, InvalidRequest
 
 MAX_CHOICES = 128
 MAX_STOP_TOKEN_IDS = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_LENGTH = 256  # in characters
+MAX_MESSAGES = 4096  # of a conversation
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_REQUEST_ID_LENGTH = 128
 MAX_CACHE_SALT_LENGTH = 128

@@ -24,6 +24,18 @@ import grpc
 CODE_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
+# Reasons that are told apart from others of their class: stable names, which cross the wire. Most errors have their
+# class's.
+LOADING = "LOADING"  # Unavailable: the worker is not ready yet
+DRAINING = "DRAINING"  # Unavailable: it takes nothing more
+WORKER_LOST = "WORKER_LOST"  # Unavailable: the workers that ran the request are gone
+ENGINE_FAULT = "ENGINE_FAULT"  # Internal, Unavailable: the engine failed, and another may not
+REQUEST_FAULT = "REQUEST_FAULT"  # Internal: the request's own; it would fail on another worker too
+QUEUE_FULL = "QUEUE_FULL"  # Overloaded: too many wait
+QUEUE_TIMEOUT = "QUEUE_TIMEOUT"  # Overloaded: it has waited for too long
+MODEL_NOT_FOUND = "MODEL_NOT_FOUND"  # NotFound
+
+
 class QuireError(Exception):
     """An error with a stable reason, a message for the caller and, where one is at fault, a parameter."""
 

@@ -18,8 +18,8 @@ from router.heartbeat import Heartbeat
 from router.index.feed import KvFeed
 from router.metrics import RouterMetrics
 from router.service import RouterServicer
-from router.workers.discovery import Registrations
 from router.workers.leases import Leases
+from router.workers.registrations import Registrations
 from router.workers.registry import WorkerRegistry
 from router.workers.remote import RemoteWorker
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from random import Random
 
 from quire.options.router import RouterOptions
+from quire.seeds import SeedSource
 from router.clock import Clock
 from router.index.prefix_index import PrefixIndex
 from router.metrics import RouterMetrics
@@ -50,7 +51,7 @@ class RouterCore:
             self._ready_workers, self.index, options.routing_policy, make_policy(options, random), clock, metrics
         )
         self.dispatcher = Dispatcher(
-            self.table, self._outliers, clock, metrics, options, self.aliases, random.getrandbits
+            self.table, self._outliers, clock, metrics, options, self.aliases, SeedSource(generator=random)
         )
 
     def on_change(self) -> None:

@@ -19,7 +19,7 @@ from router.placement.decisions import KEPT_DECISIONS, Decisions
 from router.requests.aliases import Aliases
 from router.requests.dispatch import Dispatcher
 from router.requests.sessions import CallerSession
-from router.workers.discovery import Registrations
+from router.workers.registrations import Registrations
 from router.workers.registry import WorkerRegistry
 
 logger = logging.getLogger(__name__)

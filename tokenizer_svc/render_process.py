@@ -17,7 +17,6 @@ from tokenizer_svc.chat_template import ChatTemplates, TemplateRejection
 
 HEADER = struct.Struct("!I")
 
-MAX_MESSAGES = 4096
 _MAX_MEMORY_BYTES = 2**30
 # Beyond the parent's own time limit: for a parent that is not there any more.
 _GRACE_SECONDS = 1.0
@@ -35,20 +34,21 @@ def main() -> None:
     templates = ChatTemplates(start["templates"], start["special_tokens"], start["max_chars"])
     while (request := read(requests)) is not None:
         signal.setitimer(signal.ITIMER_REAL, start["timeout_seconds"] + _GRACE_SECONDS)  # SIGALRM ends the process
-        answer = _answer(templates, request)
+        answer = _answer(templates, request, start["max_messages"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         answers.write(pack(answer))
         answers.flush()
 
 
-def _answer(templates: ChatTemplates, request: dict[str, Any]) -> dict[str, str]:
+def _answer(templates: ChatTemplates, request: dict[str, Any], max_messages: int) -> dict[str, str]:
     try:
-        return {"text": templates.render(_messages(request.pop("messages_json")), request.pop("tools"), **request)}
+        messages = _messages(request.pop("messages_json"), max_messages)
+        return {"text": templates.render(messages, request.pop("tools"), **request)}
     except TemplateRejection as error:
         return {"error": str(error)[:2000]}
 
 
-def _messages(text: str) -> list[dict[str, Any]]:
+def _messages(text: str, most: int) -> list[dict[str, Any]]:
     """Parsed here and not where the request came in: it takes long for a long conversation."""
     try:
         messages = json.loads(text)
@@ -56,8 +56,8 @@ def _messages(text: str) -> list[dict[str, Any]]:
         raise TemplateRejection(f"messages is not valid JSON: {error}") from error
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise TemplateRejection("messages must be a list of objects.")
-    if not 1 <= len(messages) <= MAX_MESSAGES:
-        raise TemplateRejection(f"There are {len(messages)} messages; 1 to {MAX_MESSAGES} can be rendered.")
+    if not 1 <= len(messages) <= most:
+        raise TemplateRejection(f"There are {len(messages)} messages; 1 to {most} can be rendered.")
     return messages
 
 

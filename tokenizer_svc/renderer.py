@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.bounds import MAX_MESSAGES
 from quire.errors import InvalidRequest, Overloaded, Unavailable
 from tokenizer_svc.render_process import HEADER, pack
 
@@ -78,7 +79,7 @@ class ChatRenderer:
     ) -> None:
         self._setup = {
             "templates": dict(templates), "special_tokens": dict(special_tokens),
-            "max_chars": max_chars, "timeout_seconds": timeout_seconds,
+            "max_chars": max_chars, "max_messages": MAX_MESSAGES, "timeout_seconds": timeout_seconds,
         }  # fmt: skip
         self._timeout_seconds = timeout_seconds
         self._children: set[_Child] = set()

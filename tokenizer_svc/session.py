@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from quire.bounds import MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS
 from quire.v1 import tokenizer_pb2
 from tokenizer_svc.sequence import TextSequence
 from tokenizer_svc.text import TextCodec
@@ -11,8 +12,6 @@ from tokenizer_svc.text import TextCodec
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 65536
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_CHARS = 256
 MAX_CONTEXT_TOKENS = 64
 _TROUBLE = "These tokens cannot be detokenized; the log of the tokenizer service has the details."
 
@@ -71,8 +70,8 @@ class DetokenizeSession:
             return f"This session has {MAX_STREAMS} streams open already; close some, or open another session."
         if len(opening.stop_strings) > MAX_STOP_STRINGS:
             return f"{len(opening.stop_strings)} stop_strings are too many; at most {MAX_STOP_STRINGS}."
-        if not all(1 <= len(stop) <= MAX_STOP_STRING_CHARS for stop in opening.stop_strings):
-            return f"Each of stop_strings must have 1 to {MAX_STOP_STRING_CHARS} characters."
+        if not all(1 <= len(stop) <= MAX_STOP_STRING_LENGTH for stop in opening.stop_strings):
+            return f"Each of stop_strings must have 1 to {MAX_STOP_STRING_LENGTH} characters."
         if len(opening.prompt_tail_token_ids) > MAX_CONTEXT_TOKENS:
             return f"prompt_tail_token_ids may have {MAX_CONTEXT_TOKENS} entries at most."
         return ""

@@ -17,7 +17,7 @@ from benchmarks.router_simulation.cache import BlockCache
 from benchmarks.router_simulation.clock import Event, EventClock
 from benchmarks.router_simulation.job import EngineSpec, Job, Listener
 from benchmarks.router_simulation.requests import BLOCK_SIZE, SimRequest
-from quire.errors import Internal, QuireError, Unavailable
+from quire.errors import ENGINE_FAULT, Internal, QuireError, Unavailable
 from quire.rpc.status import to_request_error
 from quire.v1 import common_pb2
 
@@ -95,7 +95,7 @@ class Engine:
         for job in running:
             self._leave(job)
         for job in running:
-            self._send_error(job, Internal("The engine failed while it ran this request.", reason="ENGINE_FAULT"))
+            self._send_error(job, Internal("The engine failed while it ran this request.", reason=ENGINE_FAULT))
         keys = self.cache.keys
         self.cache = BlockCache(self.spec.num_blocks)
         self.cache.removed += keys

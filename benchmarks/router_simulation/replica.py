@@ -71,7 +71,7 @@ class Replica:
         for worker in self.workers:
             worker.on_frame, worker.on_lost = self.dispatcher.on_frame, self.dispatcher.on_lost
             worker.on_change = core.on_change
-        clock.call_at(HEARTBEAT_SECONDS * random.random(), self._pulse)
+        clock.call_at(HEARTBEAT_SECONDS * random.random(), self._beat)
         clock.call_at(HEARTBEAT_SECONDS * random.random(), self._keep_house)
 
     def start(self, request: SimRequest) -> None:
@@ -101,8 +101,8 @@ class Replica:
         }
         return {name: count for name, count in left.items() if count}
 
-    def _pulse(self) -> None:
-        self._clock.call_at(self._clock.time() + HEARTBEAT_SECONDS, self._pulse)
+    def _beat(self) -> None:
+        self._clock.call_at(self._clock.time() + HEARTBEAT_SECONDS, self._beat)
         self._core.on_change()
 
     def _keep_house(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine_svc.core.live_requests import LiveRequests
-from engine_svc.core.processor import ENGINE_FAULT, StepProcessor
+from engine_svc.core.processor import StepProcessor
 from engine_svc.core.statistics import EngineStatistics
 from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.kv_cache.events import CacheContents, Changes
@@ -23,7 +23,7 @@ from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.scheduler import Scheduler
-from quire.errors import DeadlineExceeded, Internal, QuireError
+from quire.errors import ENGINE_FAULT, DeadlineExceeded, Internal, QuireError
 from quire.options.engine import EngineOptions
 from quire.seeds import SeedSource
 

@@ -21,7 +21,7 @@ from engine_svc.core.engine import Engine
 from engine_svc.kv_cache.events import CacheContents, Changes, EventLog
 from engine_svc.requests.outputs import Load, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
-from quire.errors import Overloaded, Unavailable
+from quire.errors import DRAINING, ENGINE_FAULT, LOADING, QUEUE_FULL, Overloaded, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +92,9 @@ class EngineLoop:
         """
         engine = self._ready()
         if self._draining:
-            raise Unavailable("This worker is shutting down; try another one.", reason="DRAINING")
+            raise Unavailable("This worker is shutting down; try another one.", reason=DRAINING)
         if engine.num_waiting + len(self._commands) >= self._max_waiting:
-            raise Overloaded(f"{self._max_waiting} requests wait already; try again later.", reason="QUEUE_FULL")
+            raise Overloaded(f"{self._max_waiting} requests wait already; try again later.", reason=QUEUE_FULL)
         key = next(self._keys)
         self._streams[key] = _Stream(sink, request.request_id)
         self._idle.clear()
@@ -174,9 +174,9 @@ class EngineLoop:
 
     def _ready(self) -> Engine:
         if self._engine is None:
-            raise Unavailable("The model is still loading; try again in a moment.", reason="LOADING")
+            raise Unavailable("The model is still loading; try again in a moment.", reason=LOADING)
         if self.died.done():
-            raise Unavailable("The engine has failed and is being restarted.", reason="ENGINE_FAULT")
+            raise Unavailable("The engine has failed and is being restarted.", reason=ENGINE_FAULT)
         return self._engine
 
     def _command(self, command: Command) -> None:
@@ -218,7 +218,7 @@ class EngineLoop:
             self._serve(engine)
         except Exception as error:
             logger.critical("the engine has died", exc_info=error)
-            fault = Unavailable("The engine has failed and is being restarted; try again.", reason="ENGINE_FAULT")
+            fault = Unavailable("The engine has failed and is being restarted; try again.", reason=ENGINE_FAULT)
             self._hand_over(engine.give_up(fault), None)
             if not self._stopping:
                 self._event_loop.call_soon_threadsafe(self.died.set_result, error)

@@ -16,12 +16,9 @@ from engine_svc.requests.sequence import Sequence
 from engine_svc.requests.stopping import find_ending
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.scheduler import Scheduler
-from quire.errors import Internal
+from quire.errors import REQUEST_FAULT, Internal
 
 logger = logging.getLogger(__name__)
-
-ENGINE_FAULT = "ENGINE_FAULT"
-REQUEST_FAULT = "REQUEST_FAULT"  # the request's own: it would fail on another worker too
 
 
 class StepProcessor:

@@ -18,7 +18,7 @@ from quire.bounds import (
     check_context_length,
     check_token_ids,
 )
-from quire.errors import InvalidRequest, NotFound
+from quire.errors import MODEL_NOT_FOUND, InvalidRequest, NotFound
 from quire.sampling import SAMPLING_BOUNDS, SamplingParameters
 
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
@@ -45,7 +45,7 @@ def _check_identity(request: GenerationRequest, limits: RequestLimits) -> None:
         raise NotFound(
             f"model {request.model[:200]!r} is not served here; served: {', '.join(limits.served_model_names)}.",
             parameter="model",
-            reason="MODEL_NOT_FOUND",
+            reason=MODEL_NOT_FOUND,
         )
     if not _REQUEST_ID.fullmatch(request.request_id):
         raise InvalidRequest("request_id must be 1 to 128 characters of [A-Za-z0-9._-].", parameter="request_id")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -20,11 +21,13 @@ from prometheus_client.core import (
 from gateway.metrics.prometheus import MODEL_LABEL, histogram_family
 from gateway.services.fleet import Fleet
 from quire.histogram import HistogramSnapshot
-from quire.v1.common_pb2 import EngineCounters, EngineLoad
+
+if TYPE_CHECKING:
+    from quire.v1.common_pb2 import EngineCounters, EngineLoad
 
 _WHOLE_FLEET = "Of the whole fleet: all gateways tell the same."
 
-Loads = Sequence[EngineLoad]
+Loads: TypeAlias = "Sequence[EngineLoad]"
 
 _USED = "Share of the KV cache that live sequences hold, 1 meaning full."
 _GAUGES: Mapping[str, tuple[str, Callable[[Loads], float]]] = MappingProxyType(

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.requests.validate import MAX_MESSAGES
+from quire.bounds import MAX_MESSAGES
 from quire.errors import InvalidRequest
 
 

@@ -13,6 +13,8 @@ from quire.bounds import (
     MAX_CACHE_SALT_LENGTH,
     MAX_CALLER_NAME_LENGTH,
     MAX_LOGIT_BIAS_ENTRIES,
+    MAX_STOP_STRING_LENGTH,
+    MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     PRIORITY_BOUND,
     check_token_ids,
@@ -23,9 +25,6 @@ from quire.rpc.context import is_request_id
 from quire.sampling import SAMPLING_BOUNDS
 from quire.v1 import common_pb2
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_LENGTH = 256
-MAX_MESSAGES = 4096
 _SHOWN = 50  # characters of a key
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 

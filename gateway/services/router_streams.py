@@ -143,9 +143,8 @@ class RouterStreams:
             return False
         if (seconds := stream.deadline - time.monotonic()) <= 0:
             raise DeadlineExceeded("The request did not finish within its time.")
-        generation.timeout_ms = max(1, int(seconds * 1000))
         stream_id = next(self._ids)
-        router.start(stream_id, generation, _progress(stream))
+        router.start(stream_id, generation, _progress(stream), timeout_ms=max(1, int(seconds * 1000)))
         stream.stream_id, stream.answered = stream_id, False
         self._placed[stream_id] = stream, router
         router.live += 1

@@ -44,9 +44,13 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
         )  # fmt: skip
 
     def start(
-        self, stream_id: int, generation: common_pb2.Generation, progress: Iterable[common_pb2.ChoiceProgress]
+        self,
+        stream_id: int,
+        generation: common_pb2.Generation,
+        progress: Iterable[common_pb2.ChoiceProgress],
+        timeout_ms: int,
     ) -> None:
-        """Starts a generation, or goes on with one that has come as far as `progress`.
+        """Starts a generation that has so much time left, or goes on with one that has come as far as `progress`.
 
         Raises:
             Unavailable: there is no connection.
@@ -57,6 +61,7 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
         started = self.link.post(num_bytes=size).starts.add(stream_id=stream_id).generation
         started.CopyFrom(generation)
         started.progress.extend(progress)
+        started.timeout_ms = timeout_ms
 
     def abort(self, stream_id: int) -> None:
         """Ends a generation; a session that is gone has ended it already."""

@@ -8,7 +8,7 @@ what one caller sent stands in nobody else's way.
 
 from __future__ import annotations
 
-from quire.errors import Internal
+from quire.errors import ENGINE_FAULT, Internal
 from router.clock import Clock
 from router.workers.assignment import Assignment
 from router.workers.convert import identity
@@ -61,7 +61,7 @@ class CrashSuspects:
         if left > 0:
             raise Internal(
                 f"{count} engine workers crashed as they began this request; it is refused for another {left:.0f} s.",
-                reason="ENGINE_FAULT",
+                reason=ENGINE_FAULT,
             )
 
     def _forget_old(self) -> None:

@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from quire.bounds import MAX_CALLER_NAME_LENGTH
-from quire.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, QuireError, Unavailable
+from quire.errors import (
+    ENGINE_FAULT,
+    WORKER_LOST,
+    DeadlineExceeded,
+    Internal,
+    InvalidRequest,
+    Overloaded,
+    QuireError,
+    Unavailable,
+)
 from quire.options.router import RouterOptions
 from quire.rpc.status import from_request_error
 from quire.sampling import SAMPLING_BOUNDS
+from quire.seeds import SeedSource
 from quire.v1 import common_pb2, engine_pb2
 from router.clock import Clock
 from router.metrics import RouterMetrics
@@ -42,7 +52,6 @@ _MOST_SUSPECTS = 4
 # One that two workers in a row were lost with waits so long for what became of them before it meets a third.
 _SUSPICIONS = 2
 _PAUSE_SECONDS = 1.0
-ENGINE_FAULT = "ENGINE_FAULT"
 _USUAL_OUTPUT_TOKENS = 128.0  # until requests have ended
 _SHARE_OF_NEW = 0.02
 
@@ -63,14 +72,14 @@ class Dispatcher:
         metrics: RouterMetrics,
         options: RouterOptions,
         aliases: Aliases,
-        random_bits: Callable[[int], int],
+        seeds: SeedSource,
     ) -> None:
         self._table = table
         self._outliers = outliers
         self._clock = clock
         self._metrics = metrics
         self._max_inflight_requests = options.max_inflight_requests
-        self._random_bits = random_bits
+        self._seeds = seeds
         self._aliases = aliases
         self._retry_budget = RetryBudget()
         self._crash_suspects = CrashSuspects(clock)
@@ -178,7 +187,7 @@ class Dispatcher:
         for stream in sorted(lost, key=_known_tokens):  # together they wait least when the shortest go first
             if stream.worker is worker:  # or its session ended meanwhile
                 stream.suspicions += stream in suspects
-                self._move(stream, Unavailable(message, reason="WORKER_LOST"))
+                self._move(stream, Unavailable(message, reason=WORKER_LOST))
         if suspects:
             worker.when_dead(partial(self._blame, suspects))
         self.waiting.call()
@@ -204,8 +213,7 @@ class Dispatcher:
 
     def _assignment(self, generation: common_pb2.Generation) -> Assignment:
         model = self._aliases.resolve(generation.model, generation.session_id or generation.request_id)
-        sampling = generation.sampling
-        seed = sampling.seed if sampling.HasField("seed") else self._random_bits(63)
+        seed = generation.sampling.seed if generation.sampling.HasField("seed") else self._seeds.draw()
         return Assignment(generation, model, seed)
 
     def _new_stream(self, session: CallerSession, stream_id: int, assignment: Assignment) -> Stream:

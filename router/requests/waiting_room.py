@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from quire.errors import DeadlineExceeded, Overloaded, QuireError, Unavailable
+from quire.errors import QUEUE_FULL, QUEUE_TIMEOUT, DeadlineExceeded, Overloaded, QuireError, Unavailable
 from router.clock import Clock
 from router.requests.fair_queue import FairQueue
 from router.requests.sessions import Stream
@@ -85,7 +85,7 @@ class WaitingRoom:
                 Overloaded(
                     f"{len(queue)} requests with {queue.tokens} prompt tokens wait already (--max-queued-requests, "
                     "--max-queued-tokens); try again later.",
-                    reason="QUEUE_FULL",
+                    reason=QUEUE_FULL,
                 ),
             )
         if stream.entry is not None:
@@ -138,7 +138,7 @@ class WaitingRoom:
             error = why_unready or Overloaded(
                 f"No worker had room for the request within {self._max_seconds:g} s (--max-queue-seconds); try again "
                 "later.",
-                reason="QUEUE_TIMEOUT",
+                reason=QUEUE_TIMEOUT,
             )
         self._fail(stream, error)
 

@@ -18,7 +18,7 @@ _NOTE_SECONDS = 0.2
 
 
 class ReadyWorkers:
-    """Model → ready workers. What it has found stays true until `changed`, which is also called at each pulse."""
+    """Model → ready workers. What it has found stays true until `changed`, which is called a few times a second too."""
 
     def __init__(
         self, workers: Callable[[], Collection[Worker]], clock: Callable[[], float], absence_seconds: float
