@@ -16,13 +16,14 @@ from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.kv_cache.events import CacheContents, Changes
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.requests.admission import make_sequences
-from engine_svc.requests.outputs import Counters, FinishReason, Load, SequenceDelta
+from engine_svc.requests.outputs import FinishReason, Load, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import LiveRequest
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.scheduler import Scheduler
+from quire.counters import Counters
 from quire.errors import ENGINE_FAULT, DeadlineExceeded, Internal, QuireError
 from quire.options.engine import EngineOptions
 from quire.seeds import SeedSource

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from engine_svc.plan import PositionLogprobs
+from quire.counters import Counters
 from quire.errors import QuireError
-from quire.histogram import HistogramSnapshot
 
 
 class FinishReason(enum.Enum):
@@ -47,23 +47,6 @@ class SequenceDelta(msgspec.Struct, frozen=True):
     is_final: bool = False  # the last delta of the request
     usage: Usage | None = None  # on the final one
     error: QuireError | None = None
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Figures since the engine's start; they only grow."""
-
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    preemptions: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    host_cache_queries: int = 0
-    host_cache_hits: int = 0
-    computed_tokens: int = 0
-    iteration_tokens: HistogramSnapshot = field(default_factory=lambda: HistogramSnapshot((), (0,), 0.0))
-    model_forward_milliseconds: HistogramSnapshot = field(default_factory=lambda: HistogramSnapshot((), (0,), 0.0))
-    model_execute_milliseconds: HistogramSnapshot = field(default_factory=lambda: HistogramSnapshot((), (0,), 0.0))
 
 
 @dataclass(frozen=True)

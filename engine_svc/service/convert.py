@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from engine_svc.model_info import ModelInfo
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.outputs import FinishReason, Load, SequenceDelta, Usage
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
+from quire.counters import COUNTS, HISTOGRAMS
 from quire.histogram import HistogramSnapshot
 from quire.rpc.status import to_request_error
 from quire.sampling import SamplingParameters
@@ -91,32 +93,10 @@ def _from_usage(usage: Usage) -> common_pb2.GenerationUsage:
 
 def from_load(load: Load) -> common_pb2.EngineLoad:
     """The load as a message."""
-    counters = load.counters
-    return common_pb2.EngineLoad(
-        running_sequences=load.running_sequences,
-        waiting_requests=load.waiting_requests,
-        used_kv_blocks=load.used_kv_blocks,
-        total_kv_blocks=load.total_kv_blocks,
-        swapped_sequences=load.swapped_sequences,
-        used_host_blocks=load.used_host_blocks,
-        total_host_blocks=load.total_host_blocks,
-        waiting_prefill_tokens=load.waiting_prefill_tokens,
-        step=load.step,
-        busy=load.busy,
-        counters=common_pb2.EngineCounters(
-            prompt_tokens=counters.prompt_tokens,
-            generation_tokens=counters.generation_tokens,
-            preemptions=counters.preemptions,
-            prefix_cache_queries=counters.prefix_cache_queries,
-            prefix_cache_hits=counters.prefix_cache_hits,
-            host_cache_queries=counters.host_cache_queries,
-            host_cache_hits=counters.host_cache_hits,
-            computed_tokens=counters.computed_tokens,
-            iteration_tokens=_from_histogram(counters.iteration_tokens),
-            model_forward_milliseconds=_from_histogram(counters.model_forward_milliseconds),
-            model_execute_milliseconds=_from_histogram(counters.model_execute_milliseconds),
-        ),
-    )
+    counters: dict[str, Any] = {name: getattr(load.counters, name) for name in COUNTS}
+    counters |= {name: _from_histogram(getattr(load.counters, name)) for name in HISTOGRAMS}
+    gauges = {field.name: getattr(load, field.name) for field in dataclasses.fields(load) if field.name != "counters"}
+    return common_pb2.EngineLoad(**gauges, counters=common_pb2.EngineCounters(**counters))
 
 
 def _from_histogram(histogram: HistogramSnapshot) -> common_pb2.Histogram:

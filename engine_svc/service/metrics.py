@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine_svc.requests.outputs import Counters, Load
+from engine_svc.requests.outputs import Load
+from quire.counters import COUNTS, HELP, HISTOGRAMS, Counters
 from quire.errors import Unavailable
 from quire.histogram import HistogramSnapshot
 
@@ -49,35 +50,16 @@ def _gauges(load: Load) -> Iterator[Metric]:
 
 
 def _counters(counters: Counters) -> Iterator[Metric]:
-    yield CounterMetricFamily("quire_engine_prompt_tokens", "Prompt tokens computed or found.", counters.prompt_tokens)
-    yield CounterMetricFamily("quire_engine_generation_tokens", "Tokens generated.", counters.generation_tokens)
-    yield CounterMetricFamily("quire_engine_preemptions", "Sequences preempted.", counters.preemptions)
-    yield CounterMetricFamily(
-        "quire_engine_prefix_cache_queries", "Tokens looked up in the prefix cache.", counters.prefix_cache_queries
-    )
-    yield CounterMetricFamily(
-        "quire_engine_prefix_cache_hits", "Tokens found in the prefix cache.", counters.prefix_cache_hits
-    )
-    yield CounterMetricFamily(
-        "quire_engine_host_cache_queries", "Tokens looked up in the host tier.", counters.host_cache_queries
-    )
-    yield CounterMetricFamily("quire_engine_host_cache_hits", "Tokens found there.", counters.host_cache_hits)
-    yield CounterMetricFamily("quire_engine_computed_tokens", "Tokens computed.", counters.computed_tokens)
+    for name in COUNTS:
+        yield CounterMetricFamily(f"quire_engine_{name}", HELP[name], getattr(counters, name))
 
 
 def _histograms(counters: Counters) -> Iterator[Metric]:
-    yield _histogram(
-        "quire_engine_iteration_tokens", "Prompts completed and tokens generated, in tokens per step.",
-        counters.iteration_tokens, 1.0,
-    )  # fmt: skip
-    yield _histogram(
-        "quire_engine_model_forward_seconds", "Time in the forward pass per step.", counters.model_forward_milliseconds,
-        0.001,
-    )  # fmt: skip
-    yield _histogram(
-        "quire_engine_model_execute_seconds", "Time in the executor per step.", counters.model_execute_milliseconds,
-        0.001,
-    )  # fmt: skip
+    """Times in seconds."""
+    for name in HISTOGRAMS:
+        seconds = name.replace("_milliseconds", "_seconds")
+        unit = 1.0 if seconds == name else 0.001
+        yield _histogram(f"quire_engine_{seconds}", HELP[name], getattr(counters, name), unit)
 
 
 def _histogram(name: str, help: str, snapshot: HistogramSnapshot, unit: float) -> HistogramMetricFamily:

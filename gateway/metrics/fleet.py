@@ -20,6 +20,7 @@ from prometheus_client.core import (
 
 from gateway.metrics.prometheus import MODEL_LABEL, histogram_family
 from gateway.services.fleet import Fleet
+from quire.counters import HELP
 from quire.histogram import HistogramSnapshot
 
 if TYPE_CHECKING:
@@ -59,29 +60,22 @@ _RATES: Mapping[str, tuple[str, Callable[[EngineCounters], float]]] = MappingPro
         ),
     }
 )
-_COUNTERS: Mapping[str, tuple[str, Callable[[EngineCounters], float]]] = MappingProxyType(
+# name → counter of the engines
+_COUNTERS: Mapping[str, str] = MappingProxyType(
     {
-        "prompt_tokens": ("Tokens of prompts computed or found.", lambda count: count.prompt_tokens),
-        "generation_tokens": ("Tokens generated.", lambda count: count.generation_tokens),
-        "num_preemptions": ("Preemptions.", lambda count: count.preemptions),
-        "prefix_cache_queries": ("Tokens looked up in the prefix cache.", lambda count: count.prefix_cache_queries),
-        "prefix_cache_hits": (
-            "Tokens found in the prefix cache, on the device or in host memory.",
-            lambda count: count.prefix_cache_hits,
-        ),
-        "gpu_prefix_cache_queries": ("Tokens looked up on the device.", lambda count: count.prefix_cache_queries),
-        "gpu_prefix_cache_hits": ("Tokens found on the device.", lambda count: _device_hits(count)),
+        "prompt_tokens": "prompt_tokens",
+        "generation_tokens": "generation_tokens",
+        "num_preemptions": "preemptions",
+        "prefix_cache_queries": "prefix_cache_queries",
+        "prefix_cache_hits": "prefix_cache_hits",
+        "gpu_prefix_cache_queries": "prefix_cache_queries",
     }
 )
-# name → (field of EngineCounters, help)
-_HISTOGRAMS: Mapping[str, tuple[str, str]] = MappingProxyType(
+_HISTOGRAMS: Mapping[str, str] = MappingProxyType(
     {
-        "iteration_tokens_total": (
-            "iteration_tokens",
-            "Prompt and generated tokens of a step; a prompt counts, whole, in the step that completes it.",
-        ),
-        "model_forward_time_milliseconds": ("model_forward_milliseconds", "Time in the forward pass of a step."),
-        "model_execute_time_milliseconds": ("model_execute_milliseconds", "Time in the executor of a step."),
+        "iteration_tokens_total": "iteration_tokens",
+        "model_forward_time_milliseconds": "model_forward_milliseconds",
+        "model_execute_time_milliseconds": "model_execute_milliseconds",
     }
 )
 
@@ -101,18 +95,26 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
     )  # fmt: skip
     for name, (text, rate) in _RATES.items():
         yield _gauge(prefix + name, text, {model: rate(count) for model, count in counters.items()})
-    for name, (text, counted) in _COUNTERS.items():
-        family = CounterMetricFamily(prefix + name, f"{text} {_WHOLE_FLEET}", labels=[MODEL_LABEL])
-        for model, count in counters.items():
-            family.add_metric([model], counted(count))
-        yield family
-    for name, (field, text) in _HISTOGRAMS.items():
-        yield _histogram(prefix + name, text, field, counters)
+    for name, field in _COUNTERS.items():
+        yield _counter(prefix + name, HELP[field], {model: getattr(count, field) for model, count in counters.items()})
+    yield _counter(
+        f"{prefix}gpu_prefix_cache_hits", "Tokens found on the device.",
+        {model: _device_hits(count) for model, count in counters.items()},
+    )  # fmt: skip
+    for name, field in _HISTOGRAMS.items():
+        yield _histogram(prefix + name, HELP[field], field, counters)
     yield _cache_config(prefix, fleet)
 
 
 def _gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:
     family = GaugeMetricFamily(name, f"{text} {_WHOLE_FLEET}", labels=[MODEL_LABEL])
+    for model, value in values.items():
+        family.add_metric([model], value)
+    return family
+
+
+def _counter(name: str, text: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(name, f"{text} {_WHOLE_FLEET}", labels=[MODEL_LABEL])
     for model, value in values.items():
         family.add_metric([model], value)
     return family

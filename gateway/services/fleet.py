@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import grpc
 
+from gateway.services.fleet_counters import FleetCounters
 from quire.errors import NotFound, Unavailable
-from quire.fleet_counters import FleetCounters
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.v1 import common_pb2, router_pb2, router_pb2_grpc

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from quire.counters import COUNTS, HISTOGRAMS
 from quire.v1 import common_pb2
 
-_FIELDS = common_pb2.EngineCounters.DESCRIPTOR.fields
-_HISTOGRAMS = tuple(field.name for field in _FIELDS if field.message_type is not None)
-_COUNTERS = tuple(field.name for field in _FIELDS if field.message_type is None)
 # Workers that are remembered. One that comes back is told from one that has restarted by what it counted before.
 _MOST_WORKERS = 4096
 
@@ -31,11 +29,11 @@ class FleetCounters:
         self._last[worker] = now
         if len(self._last) > _MOST_WORKERS:
             self._last.popitem(last=False)
-        if any(getattr(now, name) < getattr(before, name) for name in _COUNTERS):
+        if any(getattr(now, name) < getattr(before, name) for name in COUNTS):
             before = common_pb2.EngineCounters()  # it has restarted
-        for name in _COUNTERS:
+        for name in COUNTS:
             setattr(self._total, name, getattr(self._total, name) + getattr(now, name) - getattr(before, name))
-        for name in _HISTOGRAMS:
+        for name in HISTOGRAMS:
             _add_growth(getattr(self._total, name), getattr(now, name), getattr(before, name))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.fleet_counters import FleetCounters
+from gateway.services.fleet_counters import FleetCounters
 from quire.v1 import common_pb2
 
 

@@ -1,0 +1,47 @@
+"""The table of what engines count: one field each, of the same name in the wire's EngineCounters.
+
+Conversion, the fleet's sums and metrics go through it by these names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from quire.histogram import HistogramSnapshot
+
+
+def _count(help: str) -> Any:
+    return dataclasses.field(default=0, metadata={"help": help})
+
+
+def _histogram(help: str) -> Any:
+    return dataclasses.field(default=HistogramSnapshot((), (0,), 0.0), metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Figures since an engine's start; they only grow."""
+
+    prompt_tokens: int = _count("Tokens of prompts computed or found.")
+    generation_tokens: int = _count("Tokens generated.")
+    preemptions: int = _count("Preemptions.")
+    prefix_cache_queries: int = _count("Tokens looked up in the prefix cache.")
+    prefix_cache_hits: int = _count("Tokens found in the prefix cache, on the device or in host memory.")
+    host_cache_queries: int = _count("Tokens looked up in host memory, as the device did not have them.")
+    host_cache_hits: int = _count("Those found there.")
+    computed_tokens: int = _count("Tokens computed.")
+    iteration_tokens: HistogramSnapshot = _histogram(
+        "Prompt and generated tokens of a step; a prompt counts, whole, in the step that completes it."
+    )
+    model_forward_milliseconds: HistogramSnapshot = _histogram("Time in the forward pass of a step.")
+    model_execute_milliseconds: HistogramSnapshot = _histogram("Time in the executor of a step.")
+
+
+_FIELDS = dataclasses.fields(Counters)
+HELP: Mapping[str, str] = MappingProxyType({field.name: field.metadata["help"] for field in _FIELDS})
+COUNTS = tuple(field.name for field in _FIELDS if field.default == 0)
+HISTOGRAMS = tuple(field.name for field in _FIELDS if field.name not in COUNTS)
