@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from quire.errors import Internal, InvalidRequest, NotFound
-from quire.rpc.context import current_request_id, current_traceparent
+from quire.rpc.context import current_request_id
 from quire.rpc.discovery import split_address
 from quire.rpc.status import from_request_error
 from quire.v1 import router_pb2, router_pb2_grpc
@@ -51,7 +51,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     ) -> AsyncIterator[router_pb2.RouterServiceGenerateResponse]:
         generation = request.generation
         generation.request_id = generation.request_id or current_request_id()
-        generation.traceparent = generation.traceparent or current_traceparent()
         session = self._dispatcher.open_session()
         session.half_closed = True
         try:

@@ -20,7 +20,6 @@ from gateway.services.routers import RouterSession, pick
 from quire.bounds import is_greedy
 from quire.errors import DeadlineExceeded, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
-from quire.rpc.context import current_traceparent
 from quire.rpc.status import from_request_error
 from quire.seeds import SeedSource
 from quire.v1 import common_pb2, router_pb2
@@ -233,7 +232,6 @@ def new_generation(request: GenerationRequest, number: int, seeds: SeedSource) -
         sampling=request.sampling,
         priority=request.priority,
         cache_salt=request.cache_salt,
-        traceparent=current_traceparent(),
         prompt_block_keys=prompt.block_keys,
         prompt_block_size=request.block_size if prompt.block_keys else 0,
         tenant=request.tenant,

@@ -29,11 +29,6 @@ def current_request_id() -> str:
     return _request_id.get()
 
 
-def current_traceparent() -> str:
-    """W3C trace context of the request that this task works for; empty when it has none."""
-    return dict(_trace.get()).get("traceparent", "")
-
-
 def enter_request(request_id: str, trace: tuple[tuple[str, str], ...]) -> None:
     """Makes the request the current one of this task and the tasks it starts."""
     _request_id.set(request_id)

@@ -39,7 +39,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, service: _Optional[str] = ..., version: _Optional[str] = ..., instance_id: _Optional[str] = ..., start_time_seconds: _Optional[float] = ..., grpc_services: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "priority", "cache_salt", "timeout_ms", "traceparent", "progress", "prompt_block_keys", "prompt_block_size", "tenant", "session_id")
+    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "priority", "cache_salt", "timeout_ms", "progress", "prompt_block_keys", "prompt_block_size", "tenant", "session_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -47,7 +47,6 @@ class Generation(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -60,13 +59,12 @@ class Generation(_message.Message):
     priority: int
     cache_salt: str
     timeout_ms: int
-    traceparent: str
     progress: _containers.RepeatedCompositeFieldContainer[ChoiceProgress]
     prompt_block_keys: _containers.RepeatedScalarFieldContainer[int]
     prompt_block_size: int
     tenant: str
     session_id: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., progress: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ..., prompt_block_keys: _Optional[_Iterable[int]] = ..., prompt_block_size: _Optional[int] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ..., prompt_block_keys: _Optional[_Iterable[int]] = ..., prompt_block_size: _Optional[int] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class ChoiceProgress(_message.Message):
     __slots__ = ("token_ids", "finished")

@@ -9,7 +9,7 @@ from router.workers.assignment import Assignment
 
 # What differs between two attempts at the same request.
 _CHANGES = (
-    "request_id", "traceparent", "timeout_ms", "priority", "session_id", "progress", "prompt_block_keys",
+    "request_id", "timeout_ms", "priority", "session_id", "progress", "prompt_block_keys",
     "prompt_block_size",
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from quire.block_hash import block_keys
 from quire.errors import InvalidRequest, NotFound, QuireError
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
-from quire.rpc.context import current_request_id, current_traceparent
+from quire.rpc.context import current_request_id, outgoing_metadata
 from quire.rpc.server import GrpcServer
 from quire.rpc.session import Outbox
 from quire.rpc.settings import HEARTBEAT_SECONDS
@@ -231,7 +231,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             raise ZeroDivisionError("secret")
         if current_request_id() == "sleep":
             await asyncio.sleep(3600)
-        self.record.metadata.append({"traceparent": current_traceparent(), "x-request-id": current_request_id()})
+        self.record.metadata.append(dict(outgoing_metadata()))
         return engine_pb2.GetLoadResponse(load=self._load())
 
     async def _read(

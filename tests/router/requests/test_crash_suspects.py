@@ -29,7 +29,7 @@ def same(seed: int | None = None, prompt: int = 1, **fields: Any) -> Assignment:
     sampling = common_pb2.SamplingParams(seed=seed, logit_bias={1: 1.0, 2: 2.0})
     name = str(next(numbers))
     generation = common_pb2.Generation(
-        prompt_token_ids=[prompt], sampling=sampling, request_id=name, traceparent=name, timeout_ms=int(name), **fields
+        prompt_token_ids=[prompt], sampling=sampling, request_id=name, timeout_ms=int(name), **fields
     )
     return Assignment(generation, generation.model, 0 if seed is None else seed)
 
