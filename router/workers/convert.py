@@ -9,9 +9,16 @@ from router.workers.assignment import Assignment
 
 # What differs between two attempts at the same request.
 _CHANGES = (
-    "request_id", "timeout_ms", "priority", "session_id", "progress", "prompt_block_keys",
-    "prompt_block_size",
+    "request_id", "timeout_ms", "priority", "session_id", "progress", "prompt_block_keys", "prompt_block_size",
 )  # fmt: skip
+_MOST_BYTES_EACH = 16  # of the fields that are added, and of what surrounds a choice's tokens
+_MOST_BYTES_A_TOKEN = 5
+
+
+def most_bytes(assignment: Assignment) -> int:
+    """What the worker gets is no larger."""
+    progress = sum(_MOST_BYTES_EACH + _MOST_BYTES_A_TOKEN * len(each.token_ids) for each in assignment.progress or ())
+    return assignment.generation.ByteSize() + len(assignment.model.encode()) + 4 * _MOST_BYTES_EACH + progress
 
 
 def write_assignment(assignment: Assignment, timeout_ms: int, generation: common_pb2.Generation) -> None:

@@ -21,7 +21,7 @@ from router.index.feed import KvFeed
 from router.index.prefix_index import WorkerBlocks
 from router.workers.assignment import Assignment
 from router.workers.base import Worker
-from router.workers.convert import write_assignment
+from router.workers.convert import most_bytes, write_assignment
 from router.workers.health import HealthWatch
 from router.workers.inquest import has_died
 from router.workers.state import Condition, Facts, assess
@@ -120,7 +120,7 @@ class RemoteWorker(Worker):
 
     def start_generation(self, stream_id: int, assignment: Assignment, timeout_ms: int) -> None:
         """See Worker."""
-        frame = self._link.post(num_bytes=assignment.generation.ByteSize())
+        frame = self._link.post(num_bytes=most_bytes(assignment))
         start = frame.starts.add(stream_id=stream_id, generation=assignment.generation)
         write_assignment(assignment, timeout_ms, start.generation)
 
