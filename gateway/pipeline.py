@@ -59,7 +59,7 @@ class Pipeline:
         await asyncio.gather(self.router_streams.run(), self.texts.run())
 
     async def start(self, request: GenerationRequest) -> RequestState:
-        """Starts a request, which fails by and by if no router can be reached.
+        """Starts a request; where no router can be reached, it fails later, through its state.
 
         Raises:
             Unavailable: the tokenizer service cannot be reached.

@@ -79,6 +79,7 @@ class RankProcess:
         device = choose_device(options.kernels.device, command.rank)
         groups = join_groups(layout_of(options.parallel), command.rank, command.rendezvous, device)
         self._runner = Runner(command.model, options, groups, device)
+        self._runner.profile()
         return Loaded(self._runner.spec())
 
 

@@ -32,6 +32,7 @@ class UniprocExecutor(Executor):
             device = choose_device(options.kernels.device, 0)
             self._runner = Runner(model, options, ParallelGroups(), device)
             self.max_in_flight = 2 if device.type == "cuda" else 1  # a CPU's steps run while they are submitted
+            self._runner.profile()
             return self._runner.spec()
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StartupError(f"Not enough memory for the model's weights: {error}") from error

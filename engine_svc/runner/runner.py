@@ -39,7 +39,7 @@ _ONE_CORE = 32e6
 
 
 class Runner:
-    """Order of calls: construct (loads the weights), `allocate`, `step`…"""
+    """Order of calls: construct (loads the weights), `profile`, `spec`, `allocate`, `step`…"""
 
     def __init__(
         self, model: ModelOptions, options: EngineOptions, groups: ParallelGroups, device: torch.device
@@ -68,16 +68,24 @@ class Runner:
         )
         self._sampler = Sampler(max_num_seqs, self._facts.vocab_size, device)
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
-        self._caches: list[
-            torch.Tensor
-        ] = []  # one for each layer of a group; the groups' blocks lie side by side in it
+        # One for each layer of a group; the groups' blocks lie side by side in it.
+        self._caches: list[torch.Tensor] = []
         self._host_caches: list[torch.Tensor] = []
         self._graphs: DecodeGraphs | None = None
 
+    def profile(self) -> None:
+        """On a GPU, runs a step of the whole token budget over a cache just large enough, then forgets it: what is
+        available after it can be given to the cache."""
+        if self._device.type != "cuda":
+            return
+        blocks = -(-min(self._token_budget, self._max_model_len) // self._attention.shape.block_size)
+        self._allocate(blocks * len(self._groups))
+        self._warm_up(blocks * len(self._groups))
+        self._caches = []
+        torch.cuda.empty_cache()
+
     def spec(self) -> KvCacheSpec:
-        """What the control side must know; on a GPU, runs a largest step first to see what it needs."""
-        if self._device.type == "cuda":
-            self._profile()
+        """What the control side must know."""
         return KvCacheSpec(
             architecture=self._facts.architecture,
             dtype=str(self._dtype).removeprefix("torch."),
@@ -92,24 +100,20 @@ class Runner:
             windows=tuple(group.window for group in self._groups),
         )
 
-    def _profile(self) -> None:
-        """Runs a step of the whole token budget over a cache just large enough, then forgets it."""
-        tokens = min(self._token_budget, self._max_model_len)
-        self._allocate(-(-tokens // self._attention.shape.block_size) * len(self._groups))
-        self._caches = []
-        torch.cuda.empty_cache()
-
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocates the KV cache and its tier in host memory, warms the kernels up, and on a GPU records graphs."""
         self._allocate(num_blocks, num_host_blocks)
+        self._warm_up(num_blocks)
         if self._device.type == "cuda" and isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager:
             self.make_graphs(CudaCapture())
         self._isolates = self._num_ranks == 1
 
     def _allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """The cache, and a prefill and a decode over it."""
         self._caches = self._attention.allocate(num_blocks, self._group_size)
         self._host_caches = self._attention.allocate_host(self._caches, num_host_blocks)
+
+    def _warm_up(self, num_blocks: int) -> None:
+        """A prefill and a decode over the cache."""
         capacity = num_blocks // len(self._groups) * self._attention.shape.block_size
         tokens = min(self._token_budget, self._max_model_len, capacity)
         if self._device.type == "cpu":

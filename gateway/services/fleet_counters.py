@@ -20,7 +20,7 @@ class FleetCounters:
 
     @property
     def total(self) -> common_pb2.EngineCounters:
-        """The sums."""
+        """What all workers have counted, those that have left included."""
         return self._total
 
     def take(self, worker: str, now: common_pb2.EngineCounters) -> None:
