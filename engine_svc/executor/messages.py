@@ -10,7 +10,7 @@ from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
 
 
-class Load(msgspec.Struct, tag=True):
+class LoadModel(msgspec.Struct, tag=True):
     """Load the model as rank `rank` of the group that meets at `rendezvous`."""
 
     model: ModelOptions
@@ -33,11 +33,11 @@ class Step(msgspec.Struct, tag=True):
     plan: StepPlan
 
 
-Command = Load | Allocate | Step
+Command = LoadModel | Allocate | Step
 
 
 class Loaded(msgspec.Struct, tag=True):
-    """Answer to Load."""
+    """Answer to LoadModel."""
 
     spec: KvCacheSpec
 

@@ -14,7 +14,7 @@ import msgspec
 
 from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.executor.channel import Channel
-from engine_svc.executor.messages import Allocate, Answer, Command, Failed, Load, Loaded, Step, Stepped
+from engine_svc.executor.messages import Allocate, Answer, Command, Failed, Loaded, LoadModel, Step, Stepped
 from engine_svc.parallel.layout import layout_of
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
 from quire.errors import StartupError
@@ -48,7 +48,7 @@ class MultiprocExecutor(Executor):
         ranks = range(layout_of(options.parallel).num_ranks)
         for _ in ranks:
             self._start_rank()
-        commands: list[Command] = [Load(model, options, rank, place, log_options()) for rank in ranks]
+        commands: list[Command] = [LoadModel(model, options, rank, place, log_options()) for rank in ranks]
         try:
             answers = self._call(commands, _LOAD_SECONDS)
         except ExecutorDead as error:

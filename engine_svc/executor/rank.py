@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from engine_svc.executor.channel import Channel
 from engine_svc.executor.device import choose_device
-from engine_svc.executor.messages import Answer, Command, Done, Failed, Load, Loaded, Step, Stepped
+from engine_svc.executor.messages import Answer, Command, Done, Failed, Loaded, LoadModel, Step, Stepped
 from engine_svc.parallel.group import join_groups
 from engine_svc.parallel.layout import layout_of
 from engine_svc.runner.runner import Runner
@@ -62,7 +62,7 @@ class RankProcess:
             return lambda: failure
 
     def _execute(self, command: Command) -> Callable[[], Answer]:
-        if isinstance(command, Load):
+        if isinstance(command, LoadModel):
             loaded = self._load(command)
             return lambda: loaded
         if self._runner is None:
@@ -73,7 +73,7 @@ class RankProcess:
         self._runner.allocate(command.num_blocks, command.num_host_blocks)
         return Done
 
-    def _load(self, command: Load) -> Answer:
+    def _load(self, command: LoadModel) -> Answer:
         setup_logging("engine", command.log, f"rank {command.rank}")
         options = command.options
         device = choose_device(options.kernels.device, command.rank)

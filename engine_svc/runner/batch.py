@@ -15,7 +15,7 @@ from engine_svc.transfer import to_device
 
 
 @dataclass(frozen=True)
-class Batch:
+class FlatBatch:
     """One step's inputs on the device."""
 
     token_ids: torch.Tensor  # int64 [tokens]
@@ -58,7 +58,7 @@ class SlotBuffers:
         """Puts sampled tokens, int64 [slots] on the device, to their positions."""
         self.token_ids[to_device(slots, self._device), to_device(positions, self._device)] = token_ids
 
-    def flatten(self, plan: StepPlan) -> Batch:
+    def flatten(self, plan: StepPlan) -> FlatBatch:
         """The batch of a step; appends the plan's new blocks first."""
         for sequence in plan.scheduled:
             if sequence.new_block_ids:
@@ -83,7 +83,7 @@ class SlotBuffers:
             slot_mapping = self._move(held * self._block_size + positions % self._block_size)
             table = self._move(blocks[slots, :width])
             metadata.append(AttentionMetadata(block_table=table, slot_mapping=slot_mapping, **shared))
-        return Batch(
+        return FlatBatch(
             self.token_ids.view(-1)[self._move(rows * self.token_ids.shape[1] + positions)], self._move(positions),
             metadata, slots.tolist(), start.tolist(), computed.tolist(), shared["seq_lens_host"],
             int(new[0]) if new.min() == new.max() else None,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine_svc.attention.base import AttentionMetadata
-from engine_svc.runner.batch import Batch
+from engine_svc.runner.batch import FlatBatch
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class DecodeGraphs:
             slots.fill_(-1)
         self._record(size, min(_SHORTEST, self._max_model_len))
 
-    def run(self, batch: Batch) -> torch.Tensor | None:
+    def run(self, batch: FlatBatch) -> torch.Tensor | None:
         """The hidden states of a batch of `query_len` tokens a sequence; None for any other, and without a graph."""
         count, metadata = len(batch.slots), batch.metadata[0]
         if self._broken or batch.uniform_query_len != self._query_len or count > self._sizes[-1]:
@@ -116,7 +116,7 @@ class DecodeGraphs:
         replay()
         return hidden[: count * self._query_len]
 
-    def _fill(self, batch: Batch, count: int, size: int) -> None:
+    def _fill(self, batch: FlatBatch, count: int, size: int) -> None:
         """Copies the batch; behind it come sequences of new tokens only, whose slots are none."""
         length = self._query_len
         for buffer, values, per_sequence, rest in (

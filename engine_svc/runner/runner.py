@@ -18,7 +18,7 @@ from engine_svc.models.attention import LayerCache
 from engine_svc.models.decoder import Decoder
 from engine_svc.parallel.group import ParallelGroups
 from engine_svc.plan import KvCacheSpec, NewSequence, SamplingPlan, ScheduledSequence, StepPlan, StepResult
-from engine_svc.runner.batch import Batch, SlotBuffers
+from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.pending import PendingStep, StepTimer
@@ -171,7 +171,7 @@ class Runner:
         timer.mark()
         return PendingStep(timer, outputs, prompt_scores, failed, broken)
 
-    def _compute_rows(self, plan: StepPlan, batch: Batch, failed: dict[int, str]) -> torch.Tensor:
+    def _compute_rows(self, plan: StepPlan, batch: FlatBatch, failed: dict[int, str]) -> torch.Tensor:
         """The hidden states of a batch, all at once; where that raises, of each sequence apart.
 
         What only some of them raise then is their own fault, and the others go on; and so is what all of them raise, if
@@ -208,7 +208,7 @@ class Runner:
                 failed[sequence.slot] = blame(sequence.slot, "the model cannot run it", error)
         return found
 
-    def _compute(self, batch: Batch) -> torch.Tensor:
+    def _compute(self, batch: FlatBatch) -> torch.Tensor:
         """[tokens, hidden_size]; of a graph, only until it runs again."""
         hidden = self._graphs.run(batch) if self._graphs else None
         return self._forward(batch.token_ids, batch.positions, batch.metadata)() if hidden is None else hidden
@@ -238,7 +238,7 @@ class Runner:
             self._prompts[sequence.slot] = (sequence.num_prompt_tokens, sequence.sampling.num_prompt_logprobs)
 
     def _sample(
-        self, batch: Batch, hidden: torch.Tensor, sampling: list[int], failed: dict[int, str]
+        self, batch: FlatBatch, hidden: torch.Tensor, sampling: list[int], failed: dict[int, str]
     ) -> list[SampleOutput]:
         rows = [batch.query_start[index + 1] - 1 for index in sampling]
         slots = [batch.slots[index] for index in sampling]
@@ -251,13 +251,13 @@ class Runner:
             self._buffers.record(output.slots, [length_of[slot] for slot in output.slots], output.on_device)
         return outputs
 
-    def _find_broken(self, batch: Batch, hidden: torch.Tensor, indices: list[int]) -> BrokenRows:
+    def _find_broken(self, batch: FlatBatch, hidden: torch.Tensor, indices: list[int]) -> BrokenRows:
         """Which of the sequences that sample nothing have overflowed: their last token has seen all the others."""
         rows = to_device([batch.query_start[index + 1] - 1 for index in indices], self._device)
         return BrokenRows([batch.slots[index] for index in indices], to_host(~hidden[rows].isfinite().all(-1)))
 
     def _score_prompts(
-        self, batch: Batch, hidden: torch.Tensor, failed: dict[int, str]
+        self, batch: FlatBatch, hidden: torch.Tensor, failed: dict[int, str]
     ) -> dict[int, list[ScoredPositions]]:
         """For the prompts that want them: the row at position p tells of the token at p + 1."""
         found = {}
