@@ -90,11 +90,6 @@ class KvCacheManager:
         """Those of them that keep something."""
         return len(self._host)
 
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that can be allocated; those that are merely cached are among them."""
-        return self._pool.num_free
-
     def lookup(self, table: BlockTable, token_ids: Sequence[int]) -> Prefix:
         """The cached blocks of the sequence's longest known prefix, for `allocate`.
 
