@@ -1,3 +1,4 @@
+from quire.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -153,6 +154,42 @@ class TextDelta(_message.Message):
     lookup_token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
     error: str
     def __init__(self, stream_id: _Optional[int] = ..., text: _Optional[str] = ..., stop_string: _Optional[str] = ..., tokens_used: _Optional[int] = ..., lookup_token_bytes: _Optional[_Iterable[bytes]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class CompileConstraintRequest(_message.Message):
+    __slots__ = ("json_schema", "regex", "grammar", "choices", "structural_tag", "backend", "disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURAL_TAG_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    DISABLE_FALLBACK_FIELD_NUMBER: _ClassVar[int]
+    DISABLE_ANY_WHITESPACE_FIELD_NUMBER: _ClassVar[int]
+    DISABLE_ADDITIONAL_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    WHITESPACE_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    json_schema: bytes
+    regex: str
+    grammar: str
+    choices: TextChoices
+    structural_tag: bytes
+    backend: str
+    disable_fallback: bool
+    disable_any_whitespace: bool
+    disable_additional_properties: bool
+    whitespace_pattern: str
+    def __init__(self, json_schema: _Optional[bytes] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choices: _Optional[_Union[TextChoices, _Mapping]] = ..., structural_tag: _Optional[bytes] = ..., backend: _Optional[str] = ..., disable_fallback: _Optional[bool] = ..., disable_any_whitespace: _Optional[bool] = ..., disable_additional_properties: _Optional[bool] = ..., whitespace_pattern: _Optional[str] = ...) -> None: ...
+
+class TextChoices(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CompileConstraintResponse(_message.Message):
+    __slots__ = ("constraint",)
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    constraint: _common_pb2.Constraint
+    def __init__(self, constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ...) -> None: ...
 
 class GetTokenizerInfoRequest(_message.Message):
     __slots__ = ()

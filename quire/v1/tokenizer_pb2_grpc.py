@@ -55,6 +55,11 @@ class TokenizerServiceStub:
                 request_serializer=quire_dot_v1_dot_tokenizer__pb2.DetokenizeSessionRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_tokenizer__pb2.DetokenizeSessionResponse.FromString,
                 _registered_method=True)
+        self.CompileConstraint = channel.unary_unary(
+                '/quire.v1.TokenizerService/CompileConstraint',
+                request_serializer=quire_dot_v1_dot_tokenizer__pb2.CompileConstraintRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_tokenizer__pb2.CompileConstraintResponse.FromString,
+                _registered_method=True)
         self.GetTokenizerInfo = channel.unary_unary(
                 '/quire.v1.TokenizerService/GetTokenizerInfo',
                 request_serializer=quire_dot_v1_dot_tokenizer__pb2.GetTokenizerInfoRequest.SerializeToString,
@@ -95,6 +100,14 @@ class TokenizerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CompileConstraint(self, request, context):
+        """Checks what an output has to look like and makes a grammar of it that engines follow. INVALID_ARGUMENT when it is
+        malformed, when no backend can express it, or when it takes too much time or memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTokenizerInfo(self, request, context):
         """What is loaded.
         """
@@ -124,6 +137,11 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
                     servicer.DetokenizeSession,
                     request_deserializer=quire_dot_v1_dot_tokenizer__pb2.DetokenizeSessionRequest.FromString,
                     response_serializer=quire_dot_v1_dot_tokenizer__pb2.DetokenizeSessionResponse.SerializeToString,
+            ),
+            'CompileConstraint': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompileConstraint,
+                    request_deserializer=quire_dot_v1_dot_tokenizer__pb2.CompileConstraintRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_tokenizer__pb2.CompileConstraintResponse.SerializeToString,
             ),
             'GetTokenizerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTokenizerInfo,
@@ -240,6 +258,33 @@ class TokenizerService:
             '/quire.v1.TokenizerService/DetokenizeSession',
             quire_dot_v1_dot_tokenizer__pb2.DetokenizeSessionRequest.SerializeToString,
             quire_dot_v1_dot_tokenizer__pb2.DetokenizeSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompileConstraint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.TokenizerService/CompileConstraint',
+            quire_dot_v1_dot_tokenizer__pb2.CompileConstraintRequest.SerializeToString,
+            quire_dot_v1_dot_tokenizer__pb2.CompileConstraintResponse.FromString,
             options,
             channel_credentials,
             insecure,
