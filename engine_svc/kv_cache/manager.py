@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.events import CacheContents, Changes, EventRecorder, Tier
-from engine_svc.kv_cache.host_tier import HostTier
+from engine_svc.kv_cache.connectors.host_tier import HostTier
 from engine_svc.kv_cache.prefix_cache import PrefixCache
 from engine_svc.layer_groups import most_blocks
 from quire.block_hash import extend_hashes
