@@ -27,8 +27,7 @@ class GatewayContext:
     tokenizer: Tokenizer
     pipeline: Pipeline
     statistics: RequestStatistics
-    # Threads for requests and answers of megabytes.
-    large_requests: WorkPool = field(default_factory=lambda: WorkPool("large requests", 2, 64))
+    large_requests: WorkPool  # threads for requests and answers of megabytes
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     # They read the text of chats, in this order.
     parsers: Sequence[type[AnswerParser]] = ()

@@ -29,6 +29,7 @@ from quire.options.server import RpcSecurityOptions
 from quire.rpc.discovery import check_addresses
 from quire.seeds import SeedSource
 from quire.supervised import Stage, report
+from quire.work_pool import WorkPool
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +84,15 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> Gatew
     """The gateway's parts; they connect once the application starts. To be called inside the event loop."""
     statistics = RequestStatistics()
     seeds = SeedSource(options.seed)
+    large_requests = WorkPool("large requests", 2, 64)
     pipeline = Pipeline(options.router_address, options.tokenizer_address, security, statistics, seeds)
     return GatewayContext(
         options,
         Fleet(options.router_address, security),
-        Tokenizer(pipeline.texts.replicas),
+        Tokenizer(pipeline.texts.replicas, large_requests),
         pipeline,
         statistics,
+        large_requests,
     )
 
 

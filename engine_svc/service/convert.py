@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine_svc.model_info import ModelInfo
@@ -13,8 +12,8 @@ from engine_svc.requests.outputs import FinishReason, Load, SequenceDelta, Usage
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from quire.counters import COUNTS, HISTOGRAMS
 from quire.histogram import HistogramSnapshot
+from quire.rpc.sampling import to_sampling
 from quire.rpc.status import to_request_error
-from quire.sampling import SamplingParameters
 from quire.v1 import common_pb2
 
 FINISH_REASONS = {
@@ -34,25 +33,13 @@ def to_request(generation: common_pb2.Generation, request_id: str = "") -> Gener
     return GenerationRequest(
         request_id=generation.request_id or request_id or uuid.uuid4().hex,
         prompt_token_ids=list(generation.prompt_token_ids),
-        sampling=_to_sampling(generation.sampling),
+        sampling=to_sampling(generation.sampling),
         model=generation.model,
         priority=generation.priority,
         cache_salt=generation.cache_salt,
         timeout_seconds=generation.timeout_ms / 1000 if generation.timeout_ms else None,
         progress=tuple(ChoiceProgress(list(choice.token_ids), choice.finished) for choice in generation.progress),
     )
-
-
-def _to_sampling(message: common_pb2.SamplingParams) -> SamplingParameters:
-    """The fields that are set, by their names; the others have their neutral values (of `n`, 0 stands for 1)."""
-    return SamplingParameters(**{field.name: _plain(value) for field, value in message.ListFields()})
-
-
-def _plain(value: Any) -> Any:
-    """A field's value; lists as tuples, and maps as the tuple of their entries by key."""
-    if isinstance(value, Mapping):
-        return tuple(sorted(value.items()))
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def add_delta(deltas: Any, delta: SequenceDelta, stream_id: int) -> None:

@@ -37,12 +37,12 @@ from gateway.protocol.chat import (
     FunctionCall,
 )
 from gateway.requests.caller import caller_of
-from gateway.requests.convert import context_bound, make_generation_request, tokenized
+from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.messages import template_messages
+from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
 from gateway.requests.validate import check_choices, check_generation, check_logprobs
 from quire.errors import InvalidRequest
-from quire.v1 import common_pb2
 
 
 async def chat_completions(request: Request) -> Response | EventStream:
@@ -53,7 +53,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     _check(body, model)
     check_choices(1, body.n, context.options.max_choices_per_request)
     caller = caller_of(request, body)
-    sequence = await context.tokenizer.render_chat(
+    prompt = await context.tokenizer.render_chat(
         await beside(request, template_messages, body.messages),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
@@ -65,7 +65,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
         max_tokens=context_bound(body, model),
     )
     generation = make_generation_request(
-        body, [await beside(request, tokenized, sequence)], model,
+        body, [prompt], model,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
@@ -75,7 +75,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     return await answer.respond(request)
 
 
-def _check(body: ChatCompletionRequest, model: common_pb2.ModelInfo) -> None:
+def _check(body: ChatCompletionRequest, model: ServedModel) -> None:
     """
     Raises:
         InvalidRequest: a field of this endpoint is wrong.

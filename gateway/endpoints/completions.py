@@ -20,11 +20,11 @@ from gateway.endpoints.generation import GenerationAnswer
 from gateway.endpoints.large import beside
 from gateway.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from gateway.requests.caller import Caller, caller_of
-from gateway.requests.convert import context_bound, make_generation_request, tokenized
+from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.generation_request import TokenizedPrompt
+from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
 from gateway.requests.validate import check_choices, check_generation, check_logprobs
-from gateway.services.tokenizer import decode_request
 from quire.bounds import check_context_length, check_token_ids
 from quire.errors import InvalidRequest
 from quire.v1 import common_pb2
@@ -54,14 +54,14 @@ async def completions(request: Request) -> Response | EventStream:
         options=context.options,
     )  # fmt: skip
     prompts = [
-        Prompt(prompt.token_ids, await context.tokenizer.decode(decode_request(prompt.token_ids)) if body.echo else "")
+        Prompt(prompt.token_ids, await context.tokenizer.decode(prompt.token_ids) if body.echo else "")
         for prompt in generation.prompts
     ]
     answer = _Answer(context, body, await context.pipeline.start(generation), prompts)
     return await answer.respond(request)
 
 
-def _check(body: CompletionRequest, model: common_pb2.ModelInfo) -> None:
+def _check(body: CompletionRequest, model: ServedModel) -> None:
     """
     Raises:
         InvalidRequest: a field of this endpoint is wrong.
@@ -82,7 +82,7 @@ def _prompt_logprobs(body: CompletionRequest) -> int | None:
 
 
 async def _tokenized(
-    request: Request, body: CompletionRequest, model: common_pb2.ModelInfo, caller: Caller
+    request: Request, body: CompletionRequest, model: ServedModel, caller: Caller
 ) -> list[TokenizedPrompt]:
     """Each prompt as token ids.
 
@@ -98,11 +98,10 @@ async def _tokenized(
     if texts := [item for item in prompts if isinstance(item, str)]:
         if len(texts) != len(prompts):
             raise InvalidRequest("prompt mixes texts and token ids; send one kind.", parameter="prompt")
-        sequences = await context.tokenizer.encode(
+        return await context.tokenizer.encode(
             texts, body.add_special_tokens, block_size=model.block_size, cache_salt=caller.cache_salt,
             max_tokens=context_bound(body, model),
         )  # fmt: skip
-        return await beside(request, lambda: [tokenized(sequence) for sequence in sequences])
     return await beside(request, _checked, prompts, model.vocab_size, context_bound(body, model))
 
 

@@ -22,17 +22,18 @@ from gateway.protocol.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.messages import template_messages
-from gateway.services.tokenizer import Tokenizer, decode_request
+from gateway.requests.served_model import ServedModel
+from gateway.services.tokenizer import Tokenizer
 from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest
-from quire.v1 import common_pb2, tokenizer_pb2
 
 
 async def list_models(request: Request) -> Response:
     """The models that workers serve, or served a moment ago."""
     context = context_of(request)
-    return json_response(ModelList([_card(context, name, info) for name, info in context.fleet.models.items()]))
+    return json_response(ModelList([_card(context, name, model) for name, model in context.fleet.models.items()]))
 
 
 async def get_model(request: Request) -> Response:
@@ -43,8 +44,8 @@ async def get_model(request: Request) -> Response:
     return json_response(_card(context, name, context.fleet.model(name)))
 
 
-def _card(context: GatewayContext, name: str, info: common_pb2.ModelInfo) -> ModelCard:
-    return ModelCard(name, info.max_model_len, context.start_time, info.model)
+def _card(context: GatewayContext, name: str, model: ServedModel) -> ModelCard:
+    return ModelCard(name, model.max_model_len, context.start_time, model.model)
 
 
 async def tokenize(request: Request) -> Response:
@@ -67,7 +68,7 @@ async def tokenize(request: Request) -> Response:
     return await large.answer(request, len(sequence.token_ids), make)
 
 
-async def _sequence(request: Request, body: TokenizeRequest, tokenizer: Tokenizer) -> tokenizer_pb2.TokenSequence:
+async def _sequence(request: Request, body: TokenizeRequest, tokenizer: Tokenizer) -> TokenizedPrompt:
     if body.messages is None:
         special = body.add_special_tokens is not False
         return (await tokenizer.encode([body.prompt or ""], special))[0]
@@ -87,11 +88,10 @@ async def detokenize(request: Request) -> Response:
     body = await read_json(request, DetokenizeRequest)
     model = context.fleet.model(body.model)
     await beside(request, check_token_ids, "tokens", body.tokens, model.vocab_size)
-    text = await context.tokenizer.decode(await beside(request, decode_request, body.tokens))
+    text = await context.tokenizer.decode(body.tokens)
     return await large.answer(request, len(body.tokens), lambda: DetokenizeResponse(text))
 
 
 async def tokenizer_info(request: Request) -> Response:
     """The tokenizer's configuration, where the server is told to show it."""
-    info = await context_of(request).tokenizer.info()
-    return json_response(msgspec.json.decode(info.config_json))
+    return json_response(msgspec.json.decode(await context_of(request).tokenizer.config_json()))

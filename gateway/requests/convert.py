@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from gateway.answers.parser import AnswerParser
 from gateway.protocol.common import GenerationFields
 from gateway.requests.caller import Caller
 from gateway.requests.generation_request import DetokenizeOptions, GenerationRequest, TokenizedPrompt
+from gateway.requests.served_model import ServedModel
 from gateway.requests.validate import stop_strings
 from quire.bounds import check_context_length
 from quire.errors import InvalidRequest
 from quire.options.gateway import GatewayOptions
 from quire.rpc.context import current_request_id
-from quire.sampling import SAMPLING_BOUNDS
-from quire.v1 import common_pb2, tokenizer_pb2
+from quire.sampling import SAMPLING_BOUNDS, SamplingParameters
 
-# The numbers that go as they come; the endpoints' names for max_tokens differ, see make_job.
+# The numbers that go as they come; the endpoints' names for max_tokens differ.
 _NUMBERS = tuple(name for name in SAMPLING_BOUNDS if name != "max_tokens")
 
 
 def make_generation_request(
     body: GenerationFields,
     prompts: Sequence[TokenizedPrompt],
-    model: common_pb2.ModelInfo,
+    model: ServedModel,
     *,
     max_tokens: int | None,
     default_max_tokens: int | None = None,
@@ -45,21 +47,17 @@ def make_generation_request(
             tokens.
         ContextTooLong: a prompt, or a prompt and max_tokens, do not fit the model.
     """
-    sampling = sampling_params(body, model.default_sampling)
-    limit = sampling.max_tokens if sampling.HasField("max_tokens") else None
+    sampling = sampling_parameters(body, model.default_sampling)
+    limit = sampling.max_tokens
     asked = _least(max_tokens, limit) if max_tokens is not None else None
     output = _least(default_max_tokens, limit) if asked is None else asked
     if output is not None:
         _check_min_tokens(sampling.min_tokens, output, limit)
-        sampling.max_tokens = output
-    if logprobs is not None:
-        sampling.logprobs = logprobs
-    if prompt_logprobs is not None:
-        sampling.prompt_logprobs = prompt_logprobs
+    sampling = msgspec.structs.replace(sampling, max_tokens=output, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     truncated = [truncate(prompt, body.truncate_prompt_tokens, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
         _check_length(len(prompt.token_ids), asked, model.max_model_len)
-    check_total(truncated, output, sampling.n or 1, model.max_model_len, options.max_tokens_per_request)
+    check_total(truncated, output, sampling.n, model.max_model_len, options.max_tokens_per_request)
     names = model.served_model_names
     return GenerationRequest(
         request_id=body.request_id or current_request_id(),
@@ -88,29 +86,30 @@ def make_generation_request(
     )
 
 
-def context_bound(body: GenerationFields, model: common_pb2.ModelInfo) -> int:
+def context_bound(body: GenerationFields, model: ServedModel) -> int:
     """The most tokens that a prompt may come to; 0 for any number, where it is truncated."""
     return 0 if body.truncate_prompt_tokens is not None else model.max_model_len
 
 
-def sampling_params(body: GenerationFields, defaults: common_pb2.SamplingParams) -> common_pb2.SamplingParams:
+def sampling_parameters(body: GenerationFields, defaults: SamplingParameters) -> SamplingParameters:
     """The request's sampling; what it leaves open comes from the model's generation config."""
-    sampling = common_pb2.SamplingParams()
-    sampling.CopyFrom(defaults)
-    for name in _NUMBERS:
-        value = getattr(body, name)
-        if value is not None:
-            setattr(sampling, name, max(0, value) if name == "top_k" else value)  # -1 and 0 both keep all
-    sampling.ignore_eos = body.ignore_eos
-    sampling.stop_token_ids.extend(body.stop_token_ids or ())
-    for token_id, bias in (body.logit_bias or {}).items():
-        sampling.logit_bias[int(token_id)] = bias
-    return sampling
+    asked = {name: value for name in _NUMBERS if (value := getattr(body, name)) is not None}
+    if body.top_k is not None:
+        asked["top_k"] = max(0, body.top_k)  # -1 and 0 both keep all
+    return msgspec.structs.replace(
+        defaults,
+        ignore_eos=body.ignore_eos,
+        stop_token_ids=(*defaults.stop_token_ids, *(body.stop_token_ids or ())),
+        logit_bias=_logit_bias(body, defaults),
+        **asked,
+    )
 
 
-def tokenized(sequence: tokenizer_pb2.TokenSequence) -> TokenizedPrompt:
-    """A prompt as it comes from the tokenizer service."""
-    return TokenizedPrompt(tuple(sequence.token_ids), tuple(sequence.block_keys))
+def _logit_bias(body: GenerationFields, defaults: SamplingParameters) -> tuple[tuple[int, float], ...]:
+    if not body.logit_bias:
+        return defaults.logit_bias
+    asked = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
+    return tuple((dict(defaults.logit_bias) | asked).items())
 
 
 def truncate(prompt: TokenizedPrompt, limit: int | None, max_model_len: int) -> TokenizedPrompt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.answers.parser import AnswerParser
-from quire.v1 import common_pb2
+from quire.sampling import SamplingParameters
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class GenerationRequest:
     requested_model: str  # the name that the request used, which may be an alias of several models
     answering_model: str  # the name in the answer
     prompts: tuple[TokenizedPrompt, ...]
-    sampling: common_pb2.SamplingParams
+    sampling: SamplingParameters
     timeout_seconds: float
     wants_text: bool = True  # or token ids and scores alone
     detokenize: DetokenizeOptions = field(default_factory=DetokenizeOptions)
@@ -51,7 +51,7 @@ class GenerationRequest:
     @property
     def n(self) -> int:
         """Sequences of each prompt."""
-        return self.sampling.n or 1
+        return self.sampling.n
 
     @property
     def choices(self) -> int:

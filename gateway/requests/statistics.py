@@ -81,8 +81,8 @@ class RequestStatistics:
         self._clocks[state] = _Clock(time.monotonic())
         model = self.models.setdefault(state.request.model, ModelStatistics())
         model.observe("request_params_n", state.request.n)
-        if state.request.sampling.HasField("max_tokens"):
-            model.observe("request_params_max_tokens", state.request.sampling.max_tokens)
+        if (max_tokens := state.request.sampling.max_tokens) is not None:
+            model.observe("request_params_max_tokens", max_tokens)
 
     def progressed(self, state: RequestState, update: ChoiceUpdate, now: float) -> None:
         """An update is on its way to the client."""

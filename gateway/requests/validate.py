@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.protocol.common import GenerationFields
+from gateway.requests.served_model import ServedModel
 from quire.bounds import (
     LOGIT_BIAS_BOUND,
     MAX_CACHE_SALT_LENGTH,
@@ -23,7 +24,6 @@ from quire.bounds import (
 from quire.errors import InvalidRequest
 from quire.rpc.context import is_request_id
 from quire.sampling import SAMPLING_BOUNDS
-from quire.v1 import common_pb2
 
 _SHOWN = 50  # characters of a key
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
@@ -47,7 +47,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )  # fmt: skip
 
 
-def check_generation(body: GenerationFields, model: common_pb2.ModelInfo) -> None:
+def check_generation(body: GenerationFields, model: ServedModel) -> None:
     """Refuses what no engine would run.
 
     Raises:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import grpc
 
+from gateway.requests.served_model import ServedModel
+from gateway.services.convert import to_served_model
 from gateway.services.fleet_counters import FleetCounters
 from quire.errors import NotFound, Unavailable
 from quire.options.server import RpcSecurityOptions
@@ -38,6 +40,9 @@ class Fleet:
         self._counters: dict[str, FleetCounters] = {}
         self._aliases: Sequence[router_pb2.ModelAlias] = ()
         self._remembered: dict[str, tuple[common_pb2.ModelInfo, float]] = {}  # main name → model, when it was told
+        # Served name → model, ready ones and main names first; those that were ready a moment ago are among them. An
+        # alias stands for the first of its models.
+        self.models: Mapping[str, ServedModel] = {}
 
     @property
     def workers(self) -> Sequence[router_pb2.Worker]:
@@ -83,6 +88,7 @@ class Fleet:
         self._remembered = {
             name: (info, when) for name, (info, when) in self._remembered.items() if now - when < _REMEMBERED_SECONDS
         }
+        self.models = self._served()
 
     async def _list_workers(self, router: router_pb2_grpc.RouterServiceStub) -> router_pb2.ListWorkersResponse:
         metadata = call_metadata(self._security)
@@ -114,40 +120,36 @@ class Fleet:
         """Workers that take requests."""
         return _ready(self.workers)
 
-    @property
-    def models(self) -> Mapping[str, common_pb2.ModelInfo]:
-        """Served name → model, ready ones and main names first; those that were ready a moment ago are among them.
-
-        An alias stands for the first of its models.
-        """
+    def _served(self) -> Mapping[str, ServedModel]:
         infos = [*(worker.model_info for worker in self.ready), *(info for info, _ in self._remembered.values())]
-        models: dict[str, common_pb2.ModelInfo] = {}
+        models: dict[str, ServedModel] = {}
         for info in infos:
-            for name in info.served_model_names:
-                models.setdefault(name, info)
+            if any(name not in models for name in info.served_model_names):
+                model = to_served_model(info)
+                for name in model.served_model_names:
+                    models.setdefault(name, model)
         for alias in self._aliases:
             known = [models[name] for name in alias.models if name in models]
             if known:
                 models.setdefault(alias.name, known[0])
         return models
 
-    def model(self, name: str | None) -> common_pb2.ModelInfo:
+    def model(self, name: str | None) -> ServedModel:
         """The model of that name; the first one for no name.
 
         Raises:
             Unavailable: no worker has told its model, or not for long.
             NotFound: none serves that name.
         """
-        models = self.models
-        if not models:
+        if not self.models:
             raise Unavailable("Loading model: no engine worker is ready yet; try again in a moment.")
         if not name:
-            return next(iter(models.values()))
-        if name not in models:
+            return next(iter(self.models.values()))
+        if name not in self.models:
             raise NotFound(
-                f"The model {name[:200]!r} does not exist. Served here: {', '.join(models)}.", parameter="model"
+                f"The model {name[:200]!r} does not exist. Served here: {', '.join(self.models)}.", parameter="model"
             )
-        return models[name]
+        return self.models[name]
 
 
 def _ready(workers: Sequence[router_pb2.Worker]) -> list[router_pb2.Worker]:

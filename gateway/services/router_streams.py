@@ -17,9 +17,9 @@ from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.state import ChoiceState, StreamState
 from gateway.requests.statistics import RequestStatistics
 from gateway.services.routers import RouterSession, pick
-from quire.bounds import is_greedy
 from quire.errors import DeadlineExceeded, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
+from quire.rpc.sampling import from_sampling
 from quire.rpc.status import from_request_error
 from quire.seeds import SeedSource
 from quire.v1 import common_pb2, router_pb2
@@ -229,7 +229,7 @@ def new_generation(request: GenerationRequest, number: int, seeds: SeedSource) -
         request_id=request.request_id if len(request.prompts) == 1 else f"{request.request_id}-{number}",
         model=request.requested_model,
         prompt_token_ids=prompt.token_ids,
-        sampling=request.sampling,
+        sampling=from_sampling(request.sampling),
         priority=request.priority,
         cache_salt=request.cache_salt,
         prompt_block_keys=prompt.block_keys,
@@ -240,8 +240,7 @@ def new_generation(request: GenerationRequest, number: int, seeds: SeedSource) -
     sampling = generation.sampling
     if sampling.HasField("max_tokens"):  # a default may be more than fits behind this prompt
         sampling.max_tokens = min(sampling.max_tokens, request.max_model_len - len(prompt.token_ids))
-    greedy = sampling.HasField("temperature") and is_greedy(sampling.temperature)
-    if not (greedy or sampling.HasField("seed")):
+    if not (request.sampling.is_greedy or sampling.HasField("seed")):
         sampling.seed = seeds.draw()
     return generation
 

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.requests.generation_request import TokenizedPrompt
+from gateway.services.convert import to_prompt
 from gateway.services.tokenizers import Tokenizers
 from quire.v1 import tokenizer_pb2
+from quire.work_pool import WorkPool
+
+T = TypeVar("T")
 
 _TEXTS_AT_ONCE = 1024  # of one call
+# Tokens that take about as long to convert as a thread takes to begin.
+_MANY_TOKENS = 8 * 1024
 
 
 class Tokenizer:
     """The unary calls of the tokenizer service."""
 
-    def __init__(self, replicas: Tokenizers) -> None:
+    def __init__(self, replicas: Tokenizers, large_requests: WorkPool) -> None:
+        """
+        Args:
+            large_requests: threads where millions of tokens are converted.
+        """
         self._replicas = replicas
+        self._large_requests = large_requests
 
     async def encode(
         self,
@@ -27,11 +39,12 @@ class Tokenizer:
         block_size: int = 0,
         cache_salt: str = "",
         max_tokens: int = 0,
-    ) -> list[tokenizer_pb2.TokenSequence]:
+    ) -> list[TokenizedPrompt]:
         """Token ids of each text, and the keys of their blocks of `block_size` tokens if wanted.
 
         Raises:
             ContextTooLong: a text has more than `max_tokens`, which may be known before it is encoded.
+            Overloaded: too many large requests are being worked on.
         """
         found: list[tokenizer_pb2.TokenSequence] = []
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
@@ -40,10 +53,16 @@ class Tokenizer:
                 block_size=block_size, cache_salt=cache_salt, max_tokens=max_tokens,
             )  # fmt: skip
             found += (await self._replicas.call("Encode", request)).sequences
-        return found
+        num_tokens = sum(len(sequence.token_ids) for sequence in found)
+        return await self._converted(num_tokens, lambda: [to_prompt(sequence) for sequence in found])
 
-    async def decode(self, request: tokenizer_pb2.DecodeRequest) -> str:
-        """The text of token ids."""
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids.
+
+        Raises:
+            Overloaded: too many large requests are being worked on.
+        """
+        request = await self._converted(len(token_ids), lambda: tokenizer_pb2.DecodeRequest(token_ids=token_ids))
         return str((await self._replicas.call("Decode", request)).text)
 
     async def token_bytes(self, token_ids: Set[int]) -> dict[int, bytes]:
@@ -68,7 +87,7 @@ class Tokenizer:
         block_size: int = 0,
         cache_salt: str = "",
         max_tokens: int = 0,
-    ) -> tokenizer_pb2.TokenSequence:
+    ) -> TokenizedPrompt:
         """Token ids of a conversation, and what else is wanted, as with `encode`."""
         request = tokenizer_pb2.RenderChatRequest(
             messages_json=messages_json,
@@ -82,15 +101,12 @@ class Tokenizer:
             max_tokens=max_tokens,
         )
         sequence: tokenizer_pb2.TokenSequence = (await self._replicas.call("RenderChat", request)).sequence
-        return sequence
+        return await self._converted(len(sequence.token_ids), lambda: to_prompt(sequence))
 
-    async def info(self) -> tokenizer_pb2.GetTokenizerInfoResponse:
-        """What the service has loaded."""
-        answer: tokenizer_pb2.GetTokenizerInfoResponse
+    async def config_json(self) -> bytes:
+        """The tokenizer's configuration."""
         answer = await self._replicas.call("GetTokenizerInfo", tokenizer_pb2.GetTokenizerInfoRequest())
-        return answer
+        return bytes(answer.config_json)
 
-
-def decode_request(token_ids: Iterable[int]) -> tokenizer_pb2.DecodeRequest:
-    """Takes long for millions of token ids, other than the call itself."""
-    return tokenizer_pb2.DecodeRequest(token_ids=token_ids)
+    async def _converted(self, num_tokens: int, convert: Callable[[], T]) -> T:
+        return convert() if num_tokens < _MANY_TOKENS else await self._large_requests.run(convert)

@@ -10,7 +10,8 @@ import msgspec
 from engine_svc.service.convert import to_request
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.common import GenerationFields
-from gateway.requests.convert import sampling_params
+from gateway.requests.convert import sampling_parameters
+from quire.rpc.sampling import from_sampling
 from quire.sampling import MODEL_DEFAULTS, SAMPLING_BOUNDS, SamplingParameters
 from quire.v1 import common_pb2
 
@@ -20,11 +21,6 @@ EVERYTHING = SamplingParameters(
     presence_penalty=-1.0, frequency_penalty=2.0, seed=-5, stop_token_ids=(9, 8), ignore_eos=True,
     logit_bias=((2, -1.0), (5, 4.0)), logprobs=0, prompt_logprobs=3,
 )  # fmt: skip
-
-
-def to_message(sampling: SamplingParameters) -> common_pb2.SamplingParams:
-    fields = msgspec.structs.asdict(sampling) | {"logit_bias": dict(sampling.logit_bias)}
-    return common_pb2.SamplingParams(**fields)
 
 
 def received(message: common_pb2.SamplingParams) -> SamplingParameters:
@@ -41,7 +37,7 @@ def test_every_field_arrives() -> None:
     """Each as itself and not as its neutral value."""
     neutral = msgspec.structs.asdict(SamplingParameters())
     assert all(value != neutral[name] for name, value in msgspec.structs.asdict(EVERYTHING).items())
-    assert received(to_message(EVERYTHING)) == EVERYTHING
+    assert received(from_sampling(EVERYTHING)) == EVERYTHING
     assert received(common_pb2.SamplingParams()) == SamplingParameters()
 
 
@@ -53,10 +49,10 @@ def test_what_is_set_to_zero_is_not_what_is_unset() -> None:
 def test_every_number_passes_the_gateway() -> None:
     numbers = {name: getattr(EVERYTHING, name) for name in SAMPLING_BOUNDS if name != "max_tokens"}
     body = ChatCompletionRequest(messages=[], **numbers)
-    assert received(sampling_params(body, common_pb2.SamplingParams())) == SamplingParameters(**numbers)
-    defaults = common_pb2.SamplingParams(top_k=3, temperature=0.25)
+    assert received(from_sampling(sampling_parameters(body, SamplingParameters()))) == SamplingParameters(**numbers)
+    defaults = SamplingParameters(top_k=3, temperature=0.25)
     body = ChatCompletionRequest(messages=[], top_k=-1)
-    assert received(sampling_params(body, defaults)) == SamplingParameters(temperature=0.25)
+    assert received(from_sampling(sampling_parameters(body, defaults))) == SamplingParameters(temperature=0.25)
 
 
 def test_a_parameter_is_named_in_few_files() -> None:

@@ -17,7 +17,8 @@ from gateway.requests.generation_request import GenerationRequest, TokenizedProm
 from gateway.requests.state import RequestState
 from quire.errors import Overloaded
 from quire.rpc import session as session_module
-from quire.v1 import common_pb2, tokenizer_pb2
+from quire.sampling import SamplingParameters
+from quire.v1 import tokenizer_pb2
 from tests.support.gateway_stack import GatewayStack, running_gateway
 from tests.support.waiting import eventually
 
@@ -148,7 +149,7 @@ async def test_a_tokenizer_service_that_does_not_read_is_given_up_and_its_text_g
 
 async def test_a_request_of_many_choices_may_fall_as_many_steps_behind_as_one_of_few() -> None:
     ended: list[RequestState] = []
-    prompt, sampling = TokenizedPrompt((65,)), common_pb2.SamplingParams(n=64)
+    prompt, sampling = TokenizedPrompt((65,)), SamplingParameters(n=64)
     live = RequestState(
         GenerationRequest("r", "m", "m", "m", (prompt,) * 16, sampling, timeout_seconds=1.0), ended.append
     )
