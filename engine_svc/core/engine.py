@@ -14,6 +14,7 @@ from engine_svc.core.processor import StepProcessor
 from engine_svc.core.statistics import EngineStatistics
 from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.kv_cache.events import CacheContents, Changes
+from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.requests.admission import make_sequences
 from engine_svc.requests.outputs import FinishReason, Load, SequenceDelta
@@ -35,15 +36,10 @@ MAX_CONSECUTIVE_FAILURES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineFacts:
+class EngineFacts(KvCacheFacts):
     """What is known of an engine only once its model is loaded."""
 
-    num_blocks: int
-    block_size: int
-    num_host_blocks: int = 0  # of the prefix cache's second tier
     max_model_len: int  # at most what the blocks hold of one sequence
-    max_num_batched_tokens: int  # of a step
-    windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see layer_groups.py
     eos_token_ids: frozenset[int] = frozenset()
 
 
@@ -70,14 +66,7 @@ class Engine:
         self._facts = facts
         self._caching = options.cache.enable_prefix_caching
         self._clock = clock
-        self._kv_cache = KvCacheManager(
-            facts.num_blocks,
-            facts.block_size,
-            self._caching,
-            facts.windows,
-            facts.num_host_blocks,
-            facts.max_num_batched_tokens,
-        )
+        self._kv_cache = KvCacheManager(facts, options.cache)
         self._policy = POLICIES[options.scheduler.scheduling_policy]()
         self._scheduler = Scheduler(self._kv_cache, options.scheduler, facts.max_num_batched_tokens, drafter)
         self._requests = LiveRequests(self._scheduler, clock)

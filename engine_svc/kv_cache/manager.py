@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.kv_cache.events import CacheContents, Changes, EventRecorder, Tier
 from engine_svc.kv_cache.connectors.host_tier import HostTier
+from engine_svc.kv_cache.events import CacheContents, Changes, EventRecorder, Tier
+from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.prefix_cache import PrefixCache
 from engine_svc.layer_groups import most_blocks
 from quire.block_hash import extend_hashes
+from quire.options.cache import CacheOptions
 
 
 @dataclass(frozen=True)
@@ -44,31 +46,20 @@ class KvCacheManager:
     nothing is ever written to a block that two sequences hold.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        enable_prefix_caching: bool = True,
-        windows: Sequence[int | None] = (None,),
-        num_host_blocks: int = 0,
-        max_num_batched_tokens: int = 0,
-    ) -> None:
+    def __init__(self, facts: KvCacheFacts, options: CacheOptions) -> None:
         """
-        Args:
-            windows: of the groups of layers, see `group_layers`. Events tell of the first one's blocks only: what the
-                windows of the others see of a prefix may be gone sooner, and an index then promises too much.
-            num_host_blocks: of the second tier, in host memory; for a single group without a window only.
-            max_num_batched_tokens: of a step.
+        Events tell of the blocks of the first group of layers only: what the windows of the others see of a prefix may
+        be gone sooner, and an index then promises too much. A second tier is for a single group without a window only.
         """
-        self.block_size = block_size
-        self._caching = enable_prefix_caching
-        self._windows = tuple(windows)
-        self._has_windows = any(window is not None for window in windows)
-        self._step_tokens = max_num_batched_tokens
-        self._pool = BlockPool(num_blocks)
+        self.block_size = facts.block_size
+        self._caching = options.enable_prefix_caching
+        self._windows = facts.windows
+        self._has_windows = any(window is not None for window in self._windows)
+        self._step_tokens = facts.max_num_batched_tokens
+        self._pool = BlockPool(facts.num_blocks)
         self._recorder = EventRecorder()
         self._caches = [PrefixCache(None if group else self._recorder.device) for group in range(len(self._windows))]
-        self._host = HostTier(num_host_blocks, self._recorder.host)
+        self._host = HostTier(facts.num_host_blocks, self._recorder.host)
 
     @property
     def num_blocks(self) -> int:

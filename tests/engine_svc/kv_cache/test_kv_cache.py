@@ -29,6 +29,7 @@ from engine_svc.kv_cache.events import (
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.layer_groups import group_layers
 from quire.block_hash import block_key, block_keys
+from tests.support.kv_cache import make_manager
 
 BLOCK = 4
 
@@ -61,7 +62,7 @@ def test_pool_refuses_a_double_release() -> None:
 
 
 def test_lookup_finds_full_blocks_and_leaves_one_token() -> None:
-    manager = KvCacheManager(8, BLOCK)
+    manager = make_manager(8, BLOCK)
     tokens = list(range(8))
     table = computed(manager, tokens)
     assert manager.lookup(BlockTable(), tokens).held == table.held[:1]  # the last block holds the last token
@@ -71,7 +72,7 @@ def test_lookup_finds_full_blocks_and_leaves_one_token() -> None:
 
 
 def test_a_sliding_window_gives_blocks_back() -> None:
-    manager = KvCacheManager(20, BLOCK, windows=(6,))
+    manager = make_manager(20, BLOCK, windows=(6,))
     tokens = list(range(40))
     table = computed(manager, tokens)
     for count in range(1, 41):
@@ -108,7 +109,7 @@ def test_layers_are_grouped(windows: tuple[int | None, ...], groups: list[tuple[
 
 
 def test_a_group_with_a_window_holds_and_needs_what_the_window_sees() -> None:
-    manager = KvCacheManager(40, BLOCK, windows=(None, 6), max_num_batched_tokens=8)
+    manager = make_manager(40, BLOCK, windows=(None, 6), max_num_batched_tokens=8)
     tokens = list(range(60))
     table = BlockTable()
     for count in range(4, 61, 4):
@@ -135,7 +136,7 @@ def test_a_group_with_a_window_holds_and_needs_what_the_window_sees() -> None:
 
 
 def test_what_the_device_forgets_is_copied_to_the_host_and_back() -> None:
-    manager = KvCacheManager(4, BLOCK, num_host_blocks=3)
+    manager = make_manager(4, BLOCK, num_host_blocks=3)
     first, second = list(range(16)), list(range(100, 116))
     table = computed(manager, first)
     blocks = table.held
@@ -153,7 +154,7 @@ def test_what_the_device_forgets_is_copied_to_the_host_and_back() -> None:
 
 
 def test_the_host_tier_forgets_what_was_unused_for_longest_and_nothing_that_is_on_its_way() -> None:
-    manager = KvCacheManager(2, BLOCK, num_host_blocks=2)
+    manager = make_manager(2, BLOCK, num_host_blocks=2)
     prompts = [[start + index for index in range(9)] for start in (0, 100, 200)]
     tables = []
     for prompt in prompts[:2]:
@@ -180,7 +181,7 @@ def test_the_host_tier_forgets_what_was_unused_for_longest_and_nothing_that_is_o
 
 
 def test_salt_separates_tenants() -> None:
-    manager = KvCacheManager(8, BLOCK)
+    manager = make_manager(8, BLOCK)
     tokens = list(range(9))
     table = computed(manager, tokens, "a")
     assert not manager.lookup(BlockTable("b"), tokens)
@@ -188,7 +189,7 @@ def test_salt_separates_tenants() -> None:
 
 
 def test_freed_blocks_stay_findable_until_overwritten_end_first() -> None:
-    manager = KvCacheManager(3, BLOCK)
+    manager = make_manager(3, BLOCK)
     tokens = list(range(12))
     manager.free(computed(manager, tokens))
     assert manager.num_used_blocks == 0
@@ -199,7 +200,7 @@ def test_freed_blocks_stay_findable_until_overwritten_end_first() -> None:
 
 
 def test_revived_blocks_are_not_counted_as_room() -> None:
-    manager = KvCacheManager(3, BLOCK)
+    manager = make_manager(3, BLOCK)
     tokens = list(range(8))
     manager.free(computed(manager, tokens))
     longer = list(range(12))
@@ -216,7 +217,7 @@ def test_revived_blocks_are_not_counted_as_room() -> None:
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize(("prompt", "shared"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
 def test_fork_shares_full_blocks_but_the_last_token(caching: bool, prompt: int, shared: int) -> None:
-    manager = KvCacheManager(8, BLOCK, caching)
+    manager = make_manager(8, BLOCK, caching)
     table = computed(manager, list(range(prompt)))
     child = manager.fork(table, prompt)
     assert child.held == table.held[:shared]
@@ -238,7 +239,7 @@ def digest(keys: Iterable[int]) -> Digest:
 
 
 def test_events_tell_the_story_and_the_contents_the_state() -> None:
-    manager = KvCacheManager(2, BLOCK)
+    manager = make_manager(2, BLOCK)
     tokens = list(range(8))
     keys = block_keys(tokens, BLOCK)
     table = computed(manager, tokens)
@@ -254,7 +255,7 @@ def test_events_tell_the_story_and_the_contents_the_state() -> None:
 
 
 def test_each_move_between_the_tiers_is_told() -> None:
-    manager = KvCacheManager(2, BLOCK, num_host_blocks=2)
+    manager = make_manager(2, BLOCK, num_host_blocks=2)
     first, second = list(range(9)), list(range(100, 109))
     keys, others = block_keys(first, BLOCK), block_keys(second, BLOCK)
     manager.free(computed(manager, first[:8]))
@@ -294,7 +295,7 @@ def test_each_move_between_the_tiers_is_told() -> None:
 
 
 def test_a_chain_is_one_event_and_a_branch_another() -> None:
-    manager = KvCacheManager(8, BLOCK)
+    manager = make_manager(8, BLOCK)
     computed(manager, list(range(8)))
     computed(manager, [*range(8), *range(50, 58)])
     computed(manager, [*range(4), *range(70, 74)])
@@ -336,7 +337,7 @@ class KvCacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = KvCacheManager(10, BLOCK, num_host_blocks=5)
+        self.manager = make_manager(10, BLOCK, num_host_blocks=5)
         self.tables: list[tuple[BlockTable, list[int]]] = []
         self.contents: dict[int, tuple[int, ...]] = {}
         self.on_host: dict[int, tuple[int, ...]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.requests.admission import make_sequences
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import LiveRequest, Sequence, SequenceState
@@ -12,6 +11,7 @@ from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.scheduler import Scheduler
 from quire.options.scheduler import SchedulerOptions
 from quire.sampling import SamplingParameters
+from tests.support.kv_cache import make_manager
 
 
 def sequence(arrival: int, prompt: int, rank: int = 0) -> Sequence:
@@ -23,7 +23,7 @@ def sequence(arrival: int, prompt: int, rank: int = 0) -> Sequence:
 
 def scheduler(blocks: int = 100, budget: int = 16, seqs: int = 4, chunked: bool = True, **options: int) -> Scheduler:
     chosen = SchedulerOptions(max_num_seqs=seqs, enable_chunked_prefill=chunked, **options)
-    return Scheduler(KvCacheManager(blocks, 4), chosen, budget)
+    return Scheduler(make_manager(blocks, 4), chosen, budget)
 
 
 def apply(batch: Batch) -> None:
