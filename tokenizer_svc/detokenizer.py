@@ -58,21 +58,22 @@ class WindowDetokenizer:
     """For decoders that join neighbouring tokens, such as WordPiece: decodes a short window again for each token."""
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool, context: Sequence[int], vocab_size: int
+        self, tokenizer: tokenizers.Tokenizer, skipped: frozenset[int], context: Sequence[int], vocab_size: int
     ) -> None:
         """
         Args:
+            skipped: ids that have no text here.
             context: the tokens before the sequence; they decide on its first space.
             vocab_size: ids from here on have no text.
         """
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._skipped = skipped
         self._vocab_size = vocab_size
-        self._shown = [token_id for token_id in context if token_id < vocab_size]  # their text is out
+        self._shown = [token_id for token_id in context if self._has_text(token_id)]  # their text is out
         self._waiting: list[int] = []
 
     def add(self, token_id: int) -> str:
-        if token_id >= self._vocab_size:
+        if not self._has_text(token_id):
             return ""
         self._waiting.append(token_id)
         text = self._new_text()
@@ -87,10 +88,13 @@ class WindowDetokenizer:
         self._waiting = []
         return text
 
+    def _has_text(self, token_id: int) -> bool:
+        return token_id < self._vocab_size and token_id not in self._skipped
+
     def _new_text(self) -> str:
         before = self._decode(self._shown)
         after = self._decode(self._shown + self._waiting)
         return after[len(before) :]
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)

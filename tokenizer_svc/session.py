@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 65536
 MAX_CONTEXT_TOKENS = 64
+MAX_KEPT_TOKENS = 64
 _TROUBLE = "These tokens cannot be detokenized; the log of the tokenizer service has the details."
 
 
@@ -52,6 +53,7 @@ class DetokenizeSession:
         try:
             self._streams[opening.stream_id] = self._codec.open_sequence(
                 skip_special_tokens=opening.skip_special_tokens,
+                kept_special_tokens=opening.kept_special_tokens,
                 stop_strings=opening.stop_strings,
                 include_stop_string=opening.include_stop_string,
                 min_tokens=opening.min_tokens,
@@ -74,6 +76,8 @@ class DetokenizeSession:
             return f"Each of stop_strings must have 1 to {MAX_STOP_STRING_LENGTH} characters."
         if len(opening.prompt_tail_token_ids) > MAX_CONTEXT_TOKENS:
             return f"prompt_tail_token_ids may have {MAX_CONTEXT_TOKENS} entries at most."
+        if len(opening.kept_special_tokens) > MAX_KEPT_TOKENS:
+            return f"kept_special_tokens may have {MAX_KEPT_TOKENS} entries at most."
         return ""
 
     def _add(self, tokens: tokenizer_pb2.DetokenizeTokens, delta: tokenizer_pb2.TextDelta) -> None:

@@ -80,6 +80,7 @@ class TextCodec:
         self,
         *,
         skip_special_tokens: bool = False,
+        kept_special_tokens: Sequence[str] = (),
         stop_strings: Sequence[str] = (),
         include_stop_string: bool = False,
         min_tokens: int = 0,
@@ -92,16 +93,18 @@ class TextCodec:
         long history only the end is worked through, as much as holds that text whatever came before.
 
         Args:
+            kept_special_tokens: stay even if others are skipped.
             context: the last tokens of its prompt.
             history: its own tokens so far, whose text nobody needs again.
         """
+        skipped = self._skipped(kept_special_tokens) if skip_special_tokens else frozenset()
         enough = max(map(len, stop_strings), default=0) + _REPLAYED_CHARS
         num_tokens = _REPLAYED_TOKENS
         while True:
             start = max(0, len(history) - num_tokens)
             before = history[max(0, start - _CONTEXT_TOKENS) : start] if start else context
             sequence = TextSequence(
-                self._detokenizer(skip_special_tokens, before),
+                self._detokenizer(skipped, before),
                 StopMatcher(stop_strings, include_stop_string),
                 min_tokens,
             )
@@ -109,8 +112,10 @@ class TextCodec:
                 return sequence
             num_tokens *= 4
 
-    def _detokenizer(self, skip_special_tokens: bool, context: Sequence[int]) -> Detokenizer:
+    def _skipped(self, kept: Sequence[str]) -> frozenset[int]:
+        return self._special_ids.difference(map(self._tokenizer.token_to_id, kept)) if kept else self._special_ids
+
+    def _detokenizer(self, skipped: frozenset[int], context: Sequence[int]) -> Detokenizer:
         if self._token_bytes is None:
-            return WindowDetokenizer(self._tokenizer, skip_special_tokens, context, self.vocab_size)
-        skipped = self._special_ids if skip_special_tokens else frozenset()
+            return WindowDetokenizer(self._tokenizer, skipped, context, self.vocab_size)
         return BytesDetokenizer(self._token_bytes, skipped, is_first=not context)

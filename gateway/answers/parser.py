@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
+from gateway.answers.context import AnswerContext
 from gateway.answers.deltas import Content, Delta, Finish
 
 
 class AnswerParser(ABC):
-    """Reads the text of one choice as it comes.
+    """Reads the text of one choice as it comes. One is made for each choice.
 
     Contract, which `tests/conformance/test_answer_parsers.py` holds every registered parser to:
 
@@ -17,6 +19,17 @@ class AnswerParser(ABC):
     * Text is held back only while it may be the beginning of something else; at the end, nothing stays behind.
     * What another parser has found passes untouched. `Finish` comes last, once.
     """
+
+    # Tokens that it reads. Where the model's vocabulary has them as special tokens, they stay in the text, from which
+    # all others are dropped.
+    special_tokens: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, context: AnswerContext) -> None:
+        """
+        Args:
+            context: what is known of the request.
+        """
+        self.context = context
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
         """What a delta becomes, with what has waited for it."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from starlette.types import Receive
 
+from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.deltas import ChoiceUpdate
 from gateway.answers.parser import AnswerParser, ParserChain
 from quire.errors import Overloaded, QuireError
@@ -23,15 +24,18 @@ MAX_WAITING_STEPS = 64
 class AnswerQueue:
     """A request's updates: the services push them, the client's task reads them."""
 
-    def __init__(self, choices: int, parsers: Sequence[type[AnswerParser]] = ()) -> None:
+    def __init__(
+        self, choices: int, parsers: Sequence[type[AnswerParser]] = (), context: AnswerContext = NO_CONTEXT
+    ) -> None:
         """
         Args:
             choices: how many there are.
             parsers: of the text of each; none where all of it is content.
+            context: what the parsers know of the request.
         """
         # Why the request failed as a whole; nothing comes after the updates that wait then.
         self.error: QuireError | None = None
-        self._chains = [ParserChain(parser() for parser in parsers) for _ in range(choices)] if parsers else []
+        self._chains = [ParserChain(parser(context) for parser in parsers) for _ in range(choices)] if parsers else []
         self._most = max(MAX_WAITING_UPDATES, MAX_WAITING_STEPS * choices)
         self._updates: deque[ChoiceUpdate] = deque()
         self._ready = asyncio.Event()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.parser import AnswerParser
 from gateway.protocol.common import GenerationFields
 from gateway.requests.caller import Caller
@@ -34,6 +35,7 @@ def make_generation_request(
     caller: Caller,
     options: GatewayOptions,
     parsers: Sequence[type[AnswerParser]] = (),
+    answer_context: AnswerContext = NO_CONTEXT,
 ) -> GenerationRequest:
     """What a request asks of the services.
 
@@ -41,6 +43,7 @@ def make_generation_request(
         max_tokens: what the request asks for, which must fit; it gets no more than the generation config allows.
         default_max_tokens: for one that asks for nothing, as far as they fit; None means as many as fit.
         parsers: of the choices' text.
+        answer_context: what they know of the request.
 
     Raises:
         InvalidRequest: a prompt is empty, min_tokens is more than may be generated, or the request may come to too many
@@ -71,12 +74,14 @@ def make_generation_request(
         wants_text=output != 0,
         detokenize=DetokenizeOptions(
             skip_special_tokens=body.skip_special_tokens,
+            kept_special_tokens=tuple(dict.fromkeys(token for parser in parsers for token in parser.special_tokens)),
             stop_strings=stop_strings(body),
             include_stop_string=body.include_stop_str_in_output,
             min_tokens=body.min_tokens or 0,
             ends_with_stop_token=body.include_stop_str_in_output,
         ),
         parsers=tuple(parsers),
+        answer_context=answer_context,
         priority=body.priority,
         cache_salt=caller.cache_salt,
         max_model_len=model.max_model_len,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.parser import AnswerParser
 from quire.sampling import SamplingParameters
 
@@ -13,6 +14,7 @@ class DetokenizeOptions:
     """How a sequence's tokens become text."""
 
     skip_special_tokens: bool = True
+    kept_special_tokens: tuple[str, ...] = ()  # that stay even so, by their text
     stop_strings: tuple[str, ...] = ()
     include_stop_string: bool = False
     min_tokens: int = 0
@@ -41,6 +43,7 @@ class GenerationRequest:
     wants_text: bool = True  # or token ids and scores alone
     detokenize: DetokenizeOptions = field(default_factory=DetokenizeOptions)
     parsers: tuple[type[AnswerParser], ...] = ()  # of each choice's text, in order
+    answer_context: AnswerContext = NO_CONTEXT  # what they know of the request
     priority: int = 0
     cache_salt: str = ""
     max_model_len: int = 0  # an output that max_tokens leaves open ends here

@@ -70,7 +70,7 @@ class RequestState(AnswerQueue):
         Args:
             release: frees what the request holds elsewhere; called once.
         """
-        super().__init__(request.choices, request.parsers)
+        super().__init__(request.choices, request.parsers, request.answer_context)
         self.request = request
         self.streams: list[StreamState] = []
         self.open_choices = request.choices

@@ -188,6 +188,7 @@ def _opening(choice: ChoiceState, text_id: int) -> tokenizer_pb2.DetokenizeOpen:
     return tokenizer_pb2.DetokenizeOpen(
         stream_id=text_id,
         skip_special_tokens=options.skip_special_tokens,
+        kept_special_tokens=options.kept_special_tokens,
         stop_strings=options.stop_strings,
         include_stop_string=options.include_stop_string,
         min_tokens=options.min_tokens,

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.answers.collecting import CollectedChoice
+from gateway.answers.context import NO_CONTEXT
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, Reasoning, ToolCall
 from gateway.answers.parser import AnswerParser, ParserChain
 from gateway.answers.registry import parser_class
@@ -25,12 +26,12 @@ WORDS: Mapping[str, Sequence[str]] = {
     "none": ("<think>", "<call>"),
 }
 CHAINS: Mapping[str, Callable[[], list[AnswerParser]]] = {
-    "think": lambda: [ThinkParser()],
-    "call": lambda: [CallParser()],
-    "think, call": lambda: [ThinkParser(), CallParser()],
+    "think": lambda: [ThinkParser(NO_CONTEXT)],
+    "call": lambda: [CallParser(NO_CONTEXT)],
+    "think, call": lambda: [ThinkParser(NO_CONTEXT), CallParser(NO_CONTEXT)],
     "none": list,
     **{
-        name: lambda registry=registry, name=name: [parser_class(registry, name)()]
+        name: lambda registry=registry, name=name: [parser_class(registry, name)(NO_CONTEXT)]
         for registry in (REASONING_PARSERS, TOOL_PARSERS)
         for name in registry
     },

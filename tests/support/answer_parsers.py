@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.answers.context import AnswerContext
 from gateway.answers.deltas import Content, Delta, Finish, Reasoning, ToolCall
 from gateway.answers.parser import AnswerParser
 
@@ -16,7 +17,8 @@ def may_begin(text: str, marker: str) -> int:
 class ThinkParser(AnswerParser):
     """Text between <think> and </think> is reasoning, each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: AnswerContext) -> None:
+        super().__init__(context)
         self._held = ""
         self._thinks = False
 
@@ -44,7 +46,8 @@ class ThinkParser(AnswerParser):
 class CallParser(AnswerParser):
     """<call>name arguments</call>: told as soon as it is whole; one that is not stays content."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: AnswerContext) -> None:
+        super().__init__(context)
         self._held = ""
         self._calls = 0
 

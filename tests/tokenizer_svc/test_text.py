@@ -114,3 +114,11 @@ def test_special_tokens_are_skipped_on_demand(byte_codec: TextCodec) -> None:
     (token_ids,) = byte_codec.encode(["hello<|im_end|>"], add_special_tokens=False)
     assert byte_codec.open_sequence(skip_special_tokens=True).add(token_ids, True).text == "hello"
     assert byte_codec.open_sequence().add(token_ids, True).text == "hello<|im_end|>"
+
+
+def test_special_tokens_that_are_kept_stay_where_others_are_skipped(codec: TextCodec) -> None:
+    (token_ids,) = codec.encode(["<|im_start|>The<|im_end|> quick"], add_special_tokens=False)
+    dropped = codec.token_id("<|im_end|>")
+    expected = codec.decode([token_id for token_id in token_ids if token_id != dropped], False)
+    sequence = codec.open_sequence(skip_special_tokens=True, kept_special_tokens=["<|im_start|>", "<|no token|>"])
+    assert sequence.add(token_ids, True).text == expected

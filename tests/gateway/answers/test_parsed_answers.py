@@ -56,6 +56,22 @@ async def test_calls_end_a_choice_in_their_own_way(start_replicas: StartReplicas
         assert choice["finish_reason"] == "tool_calls"
 
 
+async def test_the_special_tokens_that_a_parser_reads_stay_and_others_are_dropped(
+    start_replicas: StartReplicas,
+) -> None:
+    class Reader(ThinkParser):
+        special_tokens = ("<|im_start|>", "<|not in the vocabulary|>")
+
+    async with start_replicas(1) as replicas:
+        gateway, (router,) = replicas.gateway, replicas.routers
+        gateway.context.parsers = (Reader,)
+        router.state.outputs = [await spell(gateway, "a<|im_start|>b<|im_end|>c§")]
+        assert (await streamed(gateway, CHAT))[1] == "a<|im_start|>bc"
+        kept = CHAT | {"skip_special_tokens": False}
+        assert (await streamed(gateway, kept))[1] == "a<|im_start|>b<|im_end|>c"
+        assert (await gateway.complete(max_tokens=40, stop=["§"]))["choices"][0]["text"] == "abc"
+
+
 async def test_a_parser_that_fails_takes_its_own_request_only(gateway: GatewayStack) -> None:
     class Broken(ThinkParser):
         def parse(self, text: str) -> Any:
