@@ -1,0 +1,203 @@
+"""Child processes that can be killed, for work that a hostile request can make slow or large."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from quire.errors import Overloaded, Unavailable
+from tokenizer_svc.child import HEADER, Message
+
+logger = logging.getLogger(__name__)
+
+_MAX_WAITING = 1024
+_START_SECONDS = 20.0
+
+
+class ChildTooSlow(Exception):
+    """The work took longer than it may; its process is gone."""
+
+
+class ChildEnded(Exception):
+    """The process of the work ended, a new one too: for memory or for nesting."""
+
+
+class _Child:
+    """One process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._stdin, self._stdout = process.stdin, process.stdout
+
+    @classmethod
+    async def start(cls, module: str, setup: Message) -> _Child:
+        # The package's own place, whether installed or run from a checkout, and nothing else of the environment.
+        environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": os.environ.get("PATH", "")}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", module,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
+        )  # fmt: skip
+        child = cls(process)
+        child._stdin.write(setup.pack())
+        return child
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def ask(self, request: Message) -> Message:
+        self._stdin.write(request.pack())
+        await self._stdin.drain()
+        fields, payload = HEADER.unpack(await self._stdout.readexactly(HEADER.size))
+        return Message(json.loads(await self._stdout.readexactly(fields)), await self._stdout.readexactly(payload))
+
+    def kill(self) -> None:
+        """Ends it; asyncio reaps it."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def wait(self) -> None:
+        """Returns when it has ended."""
+        self._stdin.close()
+        await self._process.wait()
+
+
+class ChildPool:
+    """A few processes of one kind; one that is too slow or dies is replaced. Used from one event loop."""
+
+    def __init__(
+        self, module: str, setup: Message, probe: Message, *, work: str, timeout_seconds: float, num_processes: int = 2
+    ) -> None:
+        """
+        Args:
+            module: what runs in the processes; it calls `child.run`.
+            setup: what each is told first.
+            probe: work whose answer shows that a process is ready.
+            work: what it is, such as "conversations to render".
+            timeout_seconds: longest time for one message.
+            num_processes: at most, each started once there is work for it, or by `start`.
+        """
+        self._module = module
+        self._setup = dataclasses.replace(setup, fields={**setup.fields, "timeout_seconds": timeout_seconds})
+        self._probe = probe
+        self._work = work
+        self._timeout_seconds = timeout_seconds
+        self._children: set[_Child] = set()
+        # None: one that is yet to be started. What was used last is used next, and so the others not started in vain.
+        self._idle: asyncio.LifoQueue[_Child | None] = asyncio.LifoQueue()
+        for _ in range(num_processes):
+            self._idle.put_nowait(None)
+        self._waiting = 0
+        self._replacing: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Starts all processes and waits until they are ready.
+
+        Raises:
+            Unavailable: they do not start.
+        """
+        empty = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
+        for child in await asyncio.gather(*(self._start_ready() for _ in empty)):
+            self._idle.put_nowait(child)
+
+    async def close(self) -> None:
+        """Ends the processes."""
+        for task in self._replacing:
+            task.cancel()
+        for child in tuple(self._children):
+            child.kill()
+            await child.wait()
+
+    async def ask(self, request: Message) -> Message:
+        """The answer of a process.
+
+        Raises:
+            ChildTooSlow: it took too long.
+            ChildEnded: it ended without an answer.
+            Overloaded: too much waits already.
+            Unavailable: processes do not start.
+        """
+        if self._waiting >= _MAX_WAITING:
+            raise Overloaded(f"Too many {self._work} wait already; try again in a moment.")
+        try:
+            return await self._ask(request, fresh=False)
+        except (OSError, asyncio.IncompleteReadError):
+            # Somebody may have killed the process while it idled: only a new one's end is the work's fault.
+            try:
+                return await self._ask(request, fresh=True)
+            except (OSError, asyncio.IncompleteReadError):
+                raise ChildEnded from None
+
+    async def _ask(self, request: Message, fresh: bool) -> Message:
+        """
+        Raises:
+            ChildTooSlow: it took too long.
+            OSError, asyncio.IncompleteReadError: the process ended.
+        """
+        async with self._child(fresh) as child:
+            try:
+                async with asyncio.timeout(self._timeout_seconds):
+                    return await child.ask(request)
+            except TimeoutError:
+                raise ChildTooSlow from None
+
+    @contextlib.asynccontextmanager
+    async def _child(self, fresh: bool) -> AsyncIterator[_Child]:
+        """A child of one's own, new if it must be. It goes back to the others only after a complete exchange."""
+        self._waiting += 1
+        try:
+            child = await self._idle.get()
+        finally:
+            self._waiting -= 1
+        clean = False
+        try:
+            if fresh and child is not None:
+                child.kill()
+            if fresh or child is None or not child.alive:
+                child = await self._start_ready()
+            yield child
+            clean = True
+        finally:
+            if clean:
+                self._idle.put_nowait(child)
+            else:
+                self._replace(child)
+
+    def _replace(self, child: _Child | None) -> None:
+        """Kills a child that is of no use any more and starts another, before anybody has to wait for it."""
+        if child is not None:
+            child.kill()
+        task = asyncio.create_task(self._refill())
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+
+    async def _refill(self) -> None:
+        child = None
+        try:
+            child = await self._start_ready()
+        except Unavailable as error:
+            logger.warning("%s", error.message)
+        finally:
+            self._idle.put_nowait(child)  # whoever takes none tries again
+
+    async def _start_ready(self) -> _Child:
+        """A new child that has answered once, so that its start does not count as its working time."""
+        self._children = {child for child in self._children if child.alive}
+        child = await _Child.start(self._module, self._setup)
+        self._children.add(child)
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await child.ask(self._probe)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+            child.kill()
+            raise Unavailable(f"The process for {self._work} does not start; the log may say why.") from error
+        return child
