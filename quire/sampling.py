@@ -13,6 +13,7 @@ from typing import Annotated, get_type_hints
 import msgspec
 
 from quire.bounds import MAX_CHOICES, Bound, is_greedy
+from quire.reasoning import ReasoningMarks
 
 _COUNT = Bound(0, 2**31 - 1)
 # Marks what a model's generation config may have another default for.
@@ -41,6 +42,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None  # None: none wanted; 0: the sampled token's only
     prompt_logprobs: int | None = None
+    reasoning: ReasoningMarks | None = None  # None where nothing depends on it
 
     @property
     def is_greedy(self) -> bool:

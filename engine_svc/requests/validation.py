@@ -75,6 +75,8 @@ def _check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None
     for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None:
             Bound(0, min(limits.max_logprobs, limits.vocab_size)).check(name, count)
+    if sampling.reasoning is not None:
+        sampling.reasoning.check("reasoning", limits.vocab_size)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest(
             f"min_tokens is {sampling.min_tokens} and max_tokens {sampling.max_tokens}; min_tokens must not be larger.",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from quire.reasoning import ReasoningMarks
 from quire.sampling import SamplingParameters
 from quire.v1 import common_pb2
 
@@ -22,11 +25,25 @@ def from_sampling(sampling: SamplingParameters) -> common_pb2.SamplingParams:
     given = {name: value for name, value in fields.items() if value != getattr(_NEUTRAL, name)}
     if sampling.logit_bias:
         given["logit_bias"] = dict(sampling.logit_bias)
+    if sampling.reasoning:
+        given["reasoning"] = from_marks(sampling.reasoning)
     return common_pb2.SamplingParams(**given)
 
 
+def to_marks(message: common_pb2.ReasoningMarks) -> ReasoningMarks:
+    """Not checked yet."""
+    return ReasoningMarks(**{field.name: _plain(value) for field, value in message.ListFields()})
+
+
+def from_marks(marks: ReasoningMarks) -> common_pb2.ReasoningMarks:
+    """The message that `to_marks` reads as this."""
+    return common_pb2.ReasoningMarks(**msgspec.structs.asdict(marks))
+
+
 def _plain(value: Any) -> Any:
-    """A field's value; lists as tuples, and maps as the tuple of their entries by key."""
+    """A field's value; lists as tuples, maps as the tuple of their entries by key, messages as their own types."""
+    if isinstance(value, common_pb2.ReasoningMarks):
+        return to_marks(value)
     if isinstance(value, Mapping):
         return tuple(sorted(value.items()))
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

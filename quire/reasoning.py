@@ -1,0 +1,110 @@
+"""Where a model's thinking begins and ends in its tokens: one reading of it for all services.
+
+The gateway counts the tokens of thinking, the tokenizer service matches no stop string in it, engines have constraints
+begin after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from quire.bounds import check_token_ids
+from quire.errors import InvalidRequest
+
+MAX_MARK_TOKENS = 16
+
+
+class ReasoningMarks(msgspec.Struct, frozen=True, array_like=True):
+    """The runs of tokens that open and close the thinking; see the wire's message of that name."""
+
+    start_token_ids: tuple[int, ...] = ()
+    end_token_ids: tuple[int, ...] = ()
+    is_open: bool = False  # the prompt has opened it already
+    is_optional: bool = False  # only an output that opens it thinks; otherwise all up to the end mark is thinking
+    blank_token_ids: tuple[int, ...] = ()  # line breaks, which frame the marks and belong to neither part
+
+    def check(self, parameter: str, vocab_size: int) -> None:
+        """
+        Raises:
+            InvalidRequest: a mark has too many tokens, or one that is needed has none, or tokens are none of the
+                vocabulary's.
+        """
+        for name, needed in (
+            ("start_token_ids", self.is_optional),
+            ("end_token_ids", True),
+            ("blank_token_ids", False),
+        ):
+            token_ids = getattr(self, name)
+            check_token_ids(f"{parameter}.{name}", token_ids, vocab_size)
+            count = len(token_ids)
+            if not needed <= count <= MAX_MARK_TOKENS:
+                raise InvalidRequest(
+                    f"{parameter}.{name} has {count} tokens; it needs {int(needed)} to {MAX_MARK_TOKENS}.",
+                    parameter=parameter,
+                )
+
+
+class ReasoningTracker:
+    """Follows one sequence through its thinking, token by token.
+
+    Contract: however the tokens come, one by one or many at a time, the state after them is the same. An output opens
+    its thinking at its beginning or not at all, and what comes after the end mark is never thinking again.
+
+    Attributes:
+        thinks: the next token belongs to the thinking, or to the mark that ends it.
+        answers: a token of the answer has come: neither thinking, nor a mark, nor a blank before or behind one.
+        num_tokens: tokens of thinking so far, without the marks.
+    """
+
+    def __init__(self, marks: ReasoningMarks) -> None:
+        """
+        Args:
+            marks: checked.
+        """
+        self._marks = marks
+        self._opening: tuple[int, ...] = ()  # what has come of a start mark, while it may still come
+        self._may_open = bool(marks.start_token_ids)
+        self._recent: tuple[int, ...] = ()  # the last tokens of thinking, as many as the end mark has
+        self.thinks = marks.is_open or not marks.is_optional
+        self.answers = False
+        self.num_tokens = 0
+
+    def advance(self, token_ids: Iterable[int]) -> None:
+        """Goes on by some tokens."""
+        for token_id in token_ids:
+            if self.answers:
+                return
+            self._advance(token_id)
+
+    def _advance(self, token_id: int) -> None:
+        if self._may_open:
+            self._advance_opening(token_id)
+        elif self.thinks:
+            self._think(token_id)
+        elif token_id not in self._marks.blank_token_ids:
+            self.answers = True
+
+    def _advance_opening(self, token_id: int) -> None:
+        """At the output's beginning, where a start mark may come even if the prompt has one."""
+        opening = (*self._opening, token_id)
+        start = self._marks.start_token_ids
+        if opening == start:
+            self._may_open, self.thinks, self.num_tokens = False, True, 0
+        elif start[: len(opening)] == opening:
+            self._opening = opening
+        elif self._opening or token_id not in self._marks.blank_token_ids:
+            self._may_open = False
+            for passed in opening:
+                self._advance(passed)
+        elif self.thinks:
+            self._think(token_id)
+
+    def _think(self, token_id: int) -> None:
+        end = self._marks.end_token_ids
+        self.num_tokens += 1
+        self._recent = (*self._recent, token_id)[-len(end) :]
+        if self._recent == end:
+            self.num_tokens -= len(end)
+            self.thinks = False
