@@ -8,7 +8,7 @@ from typing import Protocol
 
 import tokenizers
 
-from tokenizer_svc.token_bytes import TokenBytes
+from quire.tokenizer.token_bytes import TokenBytes
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

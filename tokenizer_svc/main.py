@@ -17,8 +17,8 @@ from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.server import GrpcServer
+from quire.tokenizer.files import PATTERNS, TokenizerFiles, read_tokenizer_files
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from tokenizer_svc.files import PATTERNS, TokenizerFiles, read_tokenizer_files
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.service import TokenizerServicer

@@ -14,9 +14,9 @@ from quire.bounds import BLOCK_SIZE_BOUND, MAX_CACHE_SALT_LENGTH
 from quire.errors import FailedPrecondition, InvalidRequest
 from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.settings import HEARTBEAT_SECONDS, MAX_MESSAGE_BYTES
+from quire.tokenizer.files import TokenizerFiles
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.encoder import Encoded, EncodeOptions, Encoder
-from tokenizer_svc.files import TokenizerFiles
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.session import DetokenizeSession

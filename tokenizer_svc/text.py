@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from quire.tokenizer.files import TokenizerFiles
+from quire.tokenizer.token_bytes import make_token_bytes
 from tokenizer_svc.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
-from tokenizer_svc.files import TokenizerFiles
 from tokenizer_svc.pieces import text_pieces
 from tokenizer_svc.sequence import TextSequence
 from tokenizer_svc.stop_strings import StopMatcher
-from tokenizer_svc.token_bytes import make_token_bytes
 
 # Of a sequence's history so many tokens are worked through at first; and so many characters beyond the longest stop
 # string make up for a first character that is cut, and for what tokens before these would have done to their spacing.

@@ -23,11 +23,11 @@ from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.server import GrpcServer
+from quire.tokenizer.files import read_tokenizer_files
 from quire.v1 import tokenizer_pb2_grpc
 from router.app import Router
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.waiting import eventually
-from tokenizer_svc.files import read_tokenizer_files
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.service import TokenizerServicer

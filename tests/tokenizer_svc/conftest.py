@@ -11,7 +11,7 @@ import tokenizers
 import transformers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tokenizer_svc.files import TokenizerFiles, read_tokenizer_files
+from quire.tokenizer.files import TokenizerFiles, read_tokenizer_files
 from tokenizer_svc.text import TextCodec
 
 CORPUS = [

@@ -16,10 +16,10 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers, processors, t
 
 from quire.block_hash import block_keys
 from quire.errors import ContextTooLong, Overloaded
+from quire.tokenizer.files import TokenizerFiles
 from tests.tokenizer_svc.conftest import CORPUS, SPECIAL
 from tokenizer_svc import encoder as encoder_module
 from tokenizer_svc.encoder import PIECE_CHARS, EncodeOptions, Encoder
-from tokenizer_svc.files import TokenizerFiles
 from tokenizer_svc.pieces import text_pieces
 from tokenizer_svc.text import TextCodec
 

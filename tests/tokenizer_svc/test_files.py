@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from quire.errors import StartupError
-from tokenizer_svc.files import read_tokenizer_files
+from quire.tokenizer.files import read_tokenizer_files
 from tokenizer_svc.text import TextCodec
 
 
