@@ -10,7 +10,7 @@ import torch
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.registry import create_backend
 from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
-from tests.engine_svc.sampling.test_draw_kernel import check_draws
+from tests.engine_svc.kernels.test_sampling import check_draws
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import make_model, reference_tokens
 

@@ -14,7 +14,7 @@ from quire.errors import StartupError
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.v1 import common_pb2, common_pb2_grpc, engine_pb2, engine_pb2_grpc
-from tests.rpc.conftest import StartServer
+from tests.quire.rpc.conftest import StartServer
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.fake_engine import FakeEngine, expected_tokens
 from tests.support.router_client import generation

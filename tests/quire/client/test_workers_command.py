@@ -15,7 +15,7 @@ from tests.support.engine_process import free_port
 from tests.support.router_client import generation
 from tests.support.waiting import WAIT_SECONDS, eventually
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROMPT = list(range(160))  # ten blocks
 
 

@@ -16,7 +16,7 @@ from quire.rpc.channel import open_channel
 from quire.rpc.session import Outbox, SessionLink
 from quire.rpc.settings import LATE_SECONDS, LOST_SECONDS
 from quire.v1 import engine_pb2, engine_pb2_grpc
-from tests.rpc.conftest import StartServer
+from tests.quire.rpc.conftest import StartServer
 from tests.support.engine_process import free_port
 from tests.support.fake_engine import FakeEngine, expected_tokens
 from tests.support.router_client import generation

@@ -22,7 +22,7 @@ from quire.rpc.context import REQUEST_ID_HEADER
 from quire.rpc.server import GrpcServer
 from quire.rpc.status import from_rpc_error
 from quire.v1 import common_pb2, common_pb2_grpc, engine_pb2, engine_pb2_grpc
-from tests.rpc.conftest import StartServer
+from tests.quire.rpc.conftest import StartServer
 from tests.support.fake_engine import FakeEngine
 from tests.support.router_client import generation
 
