@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, TokenScore
+from gateway.answers.deltas import ChoiceUpdate
 from gateway.requests.choice_room import ChoiceRoom
 from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.state import ChoiceState, RequestState, StreamState
 from gateway.requests.statistics import RequestStatistics
-from gateway.services.router_streams import RouterStreams, new_generation
+from gateway.services.convert import to_update
+from gateway.services.router_streams import RouterStreams
 from gateway.services.texts import Texts
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.settings import CALL_SECONDS
 from quire.seeds import SeedSource
-from quire.v1 import common_pb2, tokenizer_pb2
 
-_FINISH = {
-    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    common_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
-}
-_NO_TEXT = tokenizer_pb2.TextDelta()
+if TYPE_CHECKING:
+    from quire.v1.common_pb2 import GenerationDelta
 
 
 class Pipeline:
@@ -45,7 +41,7 @@ class Pipeline:
     ) -> None:
         self._statistics = statistics
         self._seeds = seeds
-        self.texts = Texts(tokenizer_addresses, security, statistics, self._on_text)
+        self.texts = Texts(tokenizer_addresses, security, statistics, self._on_update)
         self.router_streams = RouterStreams(router_addresses, security, statistics, self._on_tokens)
         self._room = ChoiceRoom()
 
@@ -85,8 +81,7 @@ class Pipeline:
     def _open_stream(self, state: RequestState, number: int) -> StreamState:
         """The stream of one of the request's prompts, whose text can come from now on."""
         request = state.request
-        generation = new_generation(request, number, self._seeds)
-        stream = StreamState(state, generation, time.monotonic() + request.timeout_seconds)
+        stream = StreamState(state, number, self._seed(request), time.monotonic() + request.timeout_seconds)
         state.streams.append(stream)
         for index in range(request.n):
             choice = ChoiceState(stream, number * request.n + index)
@@ -94,6 +89,11 @@ class Pipeline:
             if request.wants_text:
                 self.texts.open(choice)
         return stream
+
+    def _seed(self, request: GenerationRequest) -> int | None:
+        """Drawn where the request brings none, so that any router and engine go on with the same noise."""
+        sampling = request.sampling
+        return self._seeds.draw() if sampling.seed is None and not sampling.is_greedy else sampling.seed
 
     def _release(self, state: RequestState) -> None:
         """Forgets a request that has ended, and stops what other services still do for it."""
@@ -104,14 +104,13 @@ class Pipeline:
         self._room.leave(state.request.tenant, state.request.choices)
         self._statistics.ended(state)
 
-    def _on_tokens(self, choice: ChoiceState, delta: common_pb2.GenerationDelta) -> None:
+    def _on_tokens(self, choice: ChoiceState, delta: GenerationDelta) -> None:
         if choice.stream.owner.request.wants_text:
             self.texts.add(choice, delta)
         else:
-            self._on_text(choice, delta, _NO_TEXT)
+            self._on_update(choice, to_update(choice.index, delta))
 
-    def _on_text(self, choice: ChoiceState, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> None:
-        update = _update(choice, delta, text)
+    def _on_update(self, choice: ChoiceState, update: ChoiceUpdate) -> None:
         state = choice.stream.owner
         choice.num_tokens += len(update.token_ids)
         self._statistics.progressed(state, update, time.monotonic())
@@ -127,27 +126,3 @@ class Pipeline:
         state = choice.stream.owner
         state.open_choices -= 1
         state.settle()
-
-
-def _update(choice: ChoiceState, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> ChoiceUpdate:
-    deltas: tuple[Delta, ...] = (Content(text.text),) if text.text else ()
-    if not (delta.finish_reason or delta.logprobs or delta.prompt_logprobs or text.HasField("stop_string")):
-        return ChoiceUpdate(choice.index, deltas, tuple(delta.token_ids))
-    token_ids, scores = tuple(delta.token_ids), _scores(delta, text)
-    if text.HasField("stop_string"):
-        deltas += (Finish(FinishReason.STOP, text.stop_string),)
-        token_ids, scores = token_ids[: text.tokens_used], scores[: text.tokens_used]
-    elif reason := _FINISH.get(delta.finish_reason):
-        deltas += (Finish(reason, delta.stop_token_id if delta.HasField("stop_token_id") else None),)
-    return ChoiceUpdate(choice.index, deltas, token_ids, scores, tuple(delta.prompt_logprobs))
-
-
-def _scores(delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> tuple[TokenScore, ...]:
-    texts = deque(text.lookup_token_bytes)
-    return tuple(
-        TokenScore(
-            tuple(position.token_ids), tuple(position.logprobs),
-            tuple(texts.popleft() for _ in position.token_ids), position.rank,
-        )
-        for position in delta.logprobs
-    )  # fmt: skip

@@ -23,17 +23,12 @@ ROOMS = {
 }  # fmt: skip
 # Where messages are made and written. The rest may read the few that go through it, and names their types to mypy only.
 WIRE = (
-    "gateway.services", "gateway.pipeline",
+    "gateway.services",
     "router.app", "router.service", "router.convert", "router.heartbeat", "router.requests.dispatch",
     "router.requests.sessions", "router.index.feed", "router.workers.remote", "router.workers.health",
     "router.workers.convert",
     "tokenizer_svc.main", "tokenizer_svc.service", "tokenizer_svc.session", "tokenizer_svc.metrics",
     "engine_svc.main", "engine_svc.service",
-)  # fmt: skip
-# What does not keep to that yet. Nothing is to be added.
-NOT_YET_OFF_THE_WIRE = (
-    "gateway.answers.collecting", "gateway.answers.deltas", "gateway.answers.scores", "gateway.endpoints.completions",
-    "gateway.requests.state", "gateway.requests.statistics",
 )  # fmt: skip
 PROTOBUF = ("quire.v1", "google.protobuf")
 COMPUTE_SIDE = (
@@ -165,14 +160,14 @@ def writes_in(path: Path) -> list[str]:
 @pytest.mark.parametrize("service", SERVICES)
 def test_messages_are_made_and_written_at_the_wire(service: str) -> None:
     for module, path in modules().items():
-        if under(module, service) and not under(module, *WIRE, *NOT_YET_OFF_THE_WIRE):
+        if under(module, service) and not under(module, *WIRE):
             assert not [name for name in imports_when_run(path) if under(name, *PROTOBUF)], module
             assert not writes_in(path), module
 
 
 def test_whoever_stands_at_the_wire_needs_to() -> None:
     at_the_wire = [name for name, path in modules().items() if under_any(imports_when_run(path), *PROTOBUF)]
-    for module in (*WIRE, *NOT_YET_OFF_THE_WIRE):
+    for module in WIRE:
         assert [name for name in at_the_wire if under(name, module)], f"{module} is listed for nothing"
 
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 from starlette.types import Receive
 
-from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, Reasoning, TokenScore, ToolCall
+from gateway.answers.deltas import (
+    ChoiceUpdate,
+    Content,
+    Delta,
+    Finish,
+    FinishReason,
+    PromptScore,
+    Reasoning,
+    TokenScore,
+    ToolCall,
+)
 from gateway.answers.queue import AnswerQueue
 from quire.errors import Cancelled
-from quire.v1 import common_pb2
 
 _WAIT_SECONDS = 60.0
 
@@ -20,7 +30,7 @@ class CollectedChoice:
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.scores: list[TokenScore] = []
-        self.prompt_scores: tuple[common_pb2.TokenLogprobs, ...] = ()
+        self.prompt_scores: Sequence[PromptScore] = ()
         self.tool_calls: dict[int, ToolCall] = {}  # by their index
         self.finish = Finish(FinishReason.ABORT)  # until it is known
         self.ended = False

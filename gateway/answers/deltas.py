@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-
-from quire.v1 import common_pb2
 
 
 class FinishReason(enum.Enum):
@@ -56,7 +54,16 @@ class Finish:
 Delta = Content | Reasoning | ToolCall | Finish
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class PromptScore:
+    """Log-probabilities at one position of a prompt; the token itself comes first in both."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenScore:
     """Log-probabilities at one position; the token itself comes first in all three."""
 
@@ -74,7 +81,8 @@ class ChoiceUpdate:
     deltas: tuple[Delta, ...]
     token_ids: tuple[int, ...]
     scores: tuple[TokenScore, ...] = ()  # one for each token, if asked for
-    prompt_scores: tuple[common_pb2.TokenLogprobs, ...] = ()  # with the first update of a prompt's first choice
+    # With the first update of a prompt's first choice. Reading those of a long prompt takes long.
+    prompt_scores: Sequence[PromptScore] = ()
 
     @property
     def finish(self) -> Finish | None:

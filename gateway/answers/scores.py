@@ -7,11 +7,10 @@ from typing import cast
 
 import msgspec
 
-from gateway.answers.deltas import TokenScore
+from gateway.answers.deltas import PromptScore, TokenScore
 from gateway.protocol.chat import ChatLogprobs, ChatTokenLogprob, TopLogprob
 from gateway.protocol.common import PromptLogprob, PromptLogprobs
 from gateway.protocol.completions import CompletionLogprobs
-from quire.v1 import common_pb2
 
 # JSON has no infinity.
 _LEAST = -9999.0
@@ -80,13 +79,13 @@ def merge(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
     return result
 
 
-def score_of(position: common_pb2.TokenLogprobs, texts: Mapping[int, bytes]) -> TokenScore:
+def score_of(position: PromptScore, texts: Mapping[int, bytes]) -> TokenScore:
     """A position of the prompt with the tokens' texts filled in."""
-    token_ids = tuple(position.token_ids)
-    return TokenScore(token_ids, tuple(position.logprobs), tuple(texts[i] for i in token_ids), position.rank)
+    own_texts = tuple(texts[token_id] for token_id in position.token_ids)
+    return TokenScore(position.token_ids, position.logprobs, own_texts, position.rank)
 
 
-def prompt_logprobs(positions: Sequence[common_pb2.TokenLogprobs], texts: Mapping[int, bytes]) -> PromptLogprobs:
+def prompt_logprobs(positions: Sequence[PromptScore], texts: Mapping[int, bytes]) -> PromptLogprobs:
     """vLLM's `prompt_logprobs`: nothing for the first token, then token id → entry.
 
     JSON already, position by position: together they are millions of objects.
@@ -95,7 +94,7 @@ def prompt_logprobs(positions: Sequence[common_pb2.TokenLogprobs], texts: Mappin
     return cast("PromptLogprobs", msgspec.Raw(b"[null" + b"".join(b"," + entry for entry in found) + b"]"))
 
 
-def _position(position: common_pb2.TokenLogprobs, texts: Mapping[int, bytes]) -> dict[str, PromptLogprob]:
+def _position(position: PromptScore, texts: Mapping[int, bytes]) -> dict[str, PromptLogprob]:
     own, *others = position.token_ids
     ranks = {token_id: rank for rank, token_id in enumerate(others, 1)} | {own: position.rank}
     return {

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.collecting import CollectedChoice
-from gateway.answers.deltas import ChoiceUpdate, content_of
+from gateway.answers.deltas import ChoiceUpdate, PromptScore, content_of
 from gateway.answers.events import event
 from gateway.answers.scores import CompletionScores, merge, prompt_logprobs, score_of
 from gateway.answers.stream import EventStream
@@ -27,7 +27,6 @@ from gateway.requests.state import RequestState
 from gateway.requests.validate import check_choices, check_generation, check_logprobs
 from quire.bounds import check_context_length, check_token_ids
 from quire.errors import InvalidRequest
-from quire.v1 import common_pb2
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -187,7 +186,7 @@ class _Answer(GenerationAnswer[CompletionRequest, CompletionChoice]):
         index: int,
         choice: CollectedChoice,
         prompt: Prompt,
-        prompt_scores: tuple[common_pb2.TokenLogprobs, ...],
+        prompt_scores: Sequence[PromptScore],
         texts: Mapping[int, bytes],
     ) -> CompletionLogprobs | None:
         if self._body.logprobs is None:

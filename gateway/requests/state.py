@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.answers.queue import AnswerQueue
-from gateway.requests.generation_request import GenerationRequest
-from quire.v1 import common_pb2
+from gateway.requests.generation_request import GenerationRequest, TokenizedPrompt
 
 # A client whose text is complete waits so long for what it cost, and gets an answer without it then.
 USAGE_SECONDS = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class GenerationUsage:
+    """What one prompt and its sequences took, as engine and router have measured it."""
+
+    cached_prompt_tokens: int
+    router_queue_seconds: float
+    queue_seconds: float  # in the engine
+    prefill_seconds: float
+    decode_seconds: float
+
+
 @dataclass(slots=True, eq=False)
 class ChoiceState:
-    """One sequence. Its deltas wait in `pending` for their text, in order."""
+    """One sequence."""
 
     stream: StreamState
     index: int  # prompt * n + choice
-    # Its number in the session with the replica of the tokenizer service that it is at; 0 while it is at none.
-    text_id: int = 0
-    # When its text must have gone on, by the monotonic clock; None while nothing is wrong.
-    text_deadline: float | None = None
-    pending: deque[common_pb2.GenerationDelta] = field(default_factory=deque)
     # Tokens that are the client's, and whether they are all of them.
     num_tokens: int = 0
     ended: bool = False
@@ -40,11 +44,12 @@ class StreamState:
     """One generation at a router: a prompt and its n sequences."""
 
     owner: RequestState
-    generation: common_pb2.Generation
+    number: int  # of the prompt
+    seed: int | None  # None: nothing is drawn
     deadline: float  # by the monotonic clock
     choices: list[ChoiceState] = field(default_factory=list)
     # What it cost; None where nobody has told. And whether nothing more comes of it.
-    usage: common_pb2.GenerationUsage | None = None
+    usage: GenerationUsage | None = None
     over: bool = False
     # Its number in the session with the router that works on it; 0 while none does.
     stream_id: int = 0
@@ -55,6 +60,11 @@ class StreamState:
     moves: int = 0
     # Waits for a router.
     waiting: asyncio.Task[None] | None = None
+
+    @property
+    def prompt(self) -> TokenizedPrompt:
+        """What it goes on from."""
+        return self.owner.request.prompts[self.number]
 
     @property
     def told(self) -> bool:

@@ -7,9 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from gateway.answers.deltas import ChoiceUpdate
-from gateway.requests.state import RequestState
+from gateway.requests.state import GenerationUsage, RequestState
 from quire.histogram import Histogram
-from quire.v1 import common_pb2
 
 _LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _TTFT = (
@@ -125,7 +124,7 @@ class RequestStatistics:
                 _observe_engine_times(model, stream.usage)
 
 
-def _observe_engine_times(model: ModelStatistics, usage: common_pb2.GenerationUsage) -> None:
+def _observe_engine_times(model: ModelStatistics, usage: GenerationUsage) -> None:
     model.observe("request_queue_time_seconds", usage.router_queue_seconds + usage.queue_seconds)
     model.observe("request_prefill_time_seconds", usage.prefill_seconds)
     model.observe("request_decode_time_seconds", usage.decode_seconds)

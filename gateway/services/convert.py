@@ -1,11 +1,26 @@
-"""What the other services say, in the gateway's terms."""
+"""What the other services say, in the gateway's terms, and what they are asked, in theirs."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import msgspec
+
+from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, PromptScore, TokenScore
 from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.served_model import ServedModel
-from quire.rpc.sampling import to_sampling
+from gateway.requests.state import GenerationUsage, StreamState
+from quire.rpc.sampling import from_sampling, to_sampling
 from quire.v1 import common_pb2, tokenizer_pb2
+
+_FINISH = {
+    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    common_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
+}
+_NO_TEXT = tokenizer_pb2.TextDelta()
 
 
 def to_served_model(info: common_pb2.ModelInfo) -> ServedModel:
@@ -19,3 +34,106 @@ def to_served_model(info: common_pb2.ModelInfo) -> ServedModel:
 def to_prompt(sequence: tokenizer_pb2.TokenSequence) -> TokenizedPrompt:
     """A prompt as it comes from the tokenizer service."""
     return TokenizedPrompt(tuple(sequence.token_ids), tuple(sequence.block_keys))
+
+
+def from_stream(stream: StreamState, timeout_ms: int) -> common_pb2.Generation:
+    """What a router gets: one of a request's prompts, how far it has come, and the time that it has left."""
+    request, prompt = stream.owner.request, stream.prompt
+    alone = len(request.prompts) == 1
+    return common_pb2.Generation(
+        request_id=request.request_id if alone else f"{request.request_id}-{stream.number}",
+        model=request.requested_model,
+        prompt_token_ids=prompt.token_ids,
+        sampling=_sampling(stream),
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        timeout_ms=timeout_ms,
+        progress=_progress(stream),
+        prompt_block_keys=prompt.block_keys,
+        prompt_block_size=request.block_size if prompt.block_keys else 0,
+        tenant=request.tenant,
+        session_id=request.session_id,
+    )
+
+
+def _sampling(stream: StreamState) -> common_pb2.SamplingParams:
+    request = stream.owner.request
+    sampling = msgspec.structs.replace(request.sampling, seed=stream.seed)
+    if sampling.max_tokens is not None:  # a default may be more than fits behind this prompt
+        room = request.max_model_len - len(stream.prompt.token_ids)
+        sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+    return from_sampling(sampling)
+
+
+def _progress(stream: StreamState) -> list[common_pb2.ChoiceProgress]:
+    """How far each choice has come; none for a stream that has delivered nothing."""
+    if not any(choice.delivered or choice.finished for choice in stream.choices):
+        return []
+    return [
+        common_pb2.ChoiceProgress(token_ids=choice.delivered, finished=choice.finished or choice.ended)
+        for choice in stream.choices
+    ]
+
+
+def to_usage(usage: common_pb2.GenerationUsage) -> GenerationUsage:
+    """What a generation took."""
+    return GenerationUsage(
+        usage.cached_prompt_tokens, usage.router_queue_seconds, usage.queue_seconds, usage.prefill_seconds,
+        usage.decode_seconds,
+    )  # fmt: skip
+
+
+def to_update(index: int, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta = _NO_TEXT) -> ChoiceUpdate:
+    """A choice's new tokens, with the text that has become certain with them.
+
+    Args:
+        index: of the choice, among those of all prompts.
+    """
+    deltas: tuple[Delta, ...] = (Content(text.text),) if text.text else ()
+    if not (delta.finish_reason or delta.logprobs or delta.prompt_logprobs or text.HasField("stop_string")):
+        return ChoiceUpdate(index, deltas, tuple(delta.token_ids))
+    token_ids, scores = tuple(delta.token_ids), _scores(delta, text)
+    if text.HasField("stop_string"):
+        deltas += (Finish(FinishReason.STOP, text.stop_string),)
+        token_ids, scores = token_ids[: text.tokens_used], scores[: text.tokens_used]
+    elif reason := _FINISH.get(delta.finish_reason):
+        deltas += (Finish(reason, delta.stop_token_id if delta.HasField("stop_token_id") else None),)
+    prompt_scores = _PromptScores(delta.prompt_logprobs) if delta.prompt_logprobs else ()
+    return ChoiceUpdate(index, deltas, token_ids, scores, prompt_scores)
+
+
+def _scores(delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> tuple[TokenScore, ...]:
+    texts = deque(text.lookup_token_bytes)
+    return tuple(
+        TokenScore(
+            tuple(position.token_ids), tuple(position.logprobs),
+            tuple(texts.popleft() for _ in position.token_ids), position.rank,
+        )
+        for position in delta.logprobs
+    )  # fmt: skip
+
+
+class _PromptScores(Sequence[PromptScore]):
+    """There may be a hundred thousand of them: each is made when it is read, which is done in a thread."""
+
+    def __init__(self, positions: Sequence[common_pb2.TokenLogprobs]) -> None:
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __iter__(self) -> Iterator[PromptScore]:
+        return map(_to_score, self._positions)
+
+    @overload
+    def __getitem__(self, index: int) -> PromptScore: ...
+    @overload
+    def __getitem__(self, index: slice) -> _PromptScores: ...
+    def __getitem__(self, index: int | slice) -> PromptScore | _PromptScores:
+        if isinstance(index, slice):
+            return _PromptScores(self._positions[index])
+        return _to_score(self._positions[index])
+
+
+def _to_score(position: common_pb2.TokenLogprobs) -> PromptScore:
+    return PromptScore(tuple(position.token_ids), tuple(position.logprobs), position.rank)

@@ -13,15 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.state import ChoiceState, StreamState
 from gateway.requests.statistics import RequestStatistics
+from gateway.services.convert import from_stream, to_usage
 from gateway.services.routers import RouterSession, pick
 from quire.errors import DeadlineExceeded, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
-from quire.rpc.sampling import from_sampling
 from quire.rpc.status import from_request_error
-from quire.seeds import SeedSource
 from quire.v1 import common_pb2, router_pb2
 
 logger = logging.getLogger(__name__)
@@ -135,15 +133,15 @@ class RouterStreams:
             DeadlineExceeded: its time has run out.
             Overloaded: the router does not read.
         """
-        generation = stream.generation
-        keys = generation.prompt_block_keys
-        router = pick(self.routers, generation.session_id or (f"{keys[0]:x}" if keys else ""), stream.refused_by)
+        keys = stream.prompt.block_keys
+        key = stream.owner.request.session_id or (f"{keys[0]:x}" if keys else "")
+        router = pick(self.routers, key, stream.refused_by)
         if router is None:
             return False
         if (seconds := stream.deadline - time.monotonic()) <= 0:
             raise DeadlineExceeded("The request did not finish within its time.")
         stream_id = next(self._ids)
-        router.start(stream_id, generation, _progress(stream), timeout_ms=max(1, int(seconds * 1000)))
+        router.start(stream_id, from_stream(stream, timeout_ms=max(1, int(seconds * 1000))))
         stream.stream_id, stream.answered = stream_id, False
         self._placed[stream_id] = stream, router
         router.live += 1
@@ -172,7 +170,7 @@ class RouterStreams:
             stream.answered = True
             if delta.is_final:  # the router has forgotten it: there is nothing left to abort
                 self._take_away(stream)
-                stream.usage = delta.usage
+                stream.usage = to_usage(delta.usage)
             aborted = delta.finish_reason == common_pb2.FINISH_REASON_ABORT
             for choice in stream.choices if aborted else [stream.choices[delta.choice_index]]:
                 if not (choice.ended or choice.finished):
@@ -218,42 +216,5 @@ class RouterStreams:
         self._place(stream, error)
 
 
-def new_generation(request: GenerationRequest, number: int, seeds: SeedSource) -> common_pb2.Generation:
-    """What the routers get for one of a request's prompts.
-
-    Args:
-        seeds: for a request that brings none, so that any router and engine go on with the same noise.
-    """
-    prompt = request.prompts[number]
-    generation = common_pb2.Generation(
-        request_id=request.request_id if len(request.prompts) == 1 else f"{request.request_id}-{number}",
-        model=request.requested_model,
-        prompt_token_ids=prompt.token_ids,
-        sampling=from_sampling(request.sampling),
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        prompt_block_keys=prompt.block_keys,
-        prompt_block_size=request.block_size if prompt.block_keys else 0,
-        tenant=request.tenant,
-        session_id=request.session_id,
-    )
-    sampling = generation.sampling
-    if sampling.HasField("max_tokens"):  # a default may be more than fits behind this prompt
-        sampling.max_tokens = min(sampling.max_tokens, request.max_model_len - len(prompt.token_ids))
-    if not (request.sampling.is_greedy or sampling.HasField("seed")):
-        sampling.seed = seeds.draw()
-    return generation
-
-
 def _known_tokens(stream: StreamState) -> int:
-    return len(stream.generation.prompt_token_ids) + sum(len(choice.delivered) for choice in stream.choices)
-
-
-def _progress(stream: StreamState) -> list[common_pb2.ChoiceProgress]:
-    """How far each choice has come; none for a stream that has delivered nothing."""
-    if not any(choice.delivered or choice.finished for choice in stream.choices):
-        return []
-    return [
-        common_pb2.ChoiceProgress(token_ids=choice.delivered, finished=choice.finished or choice.ended)
-        for choice in stream.choices
-    ]
+    return len(stream.prompt.token_ids) + sum(len(choice.delivered) for choice in stream.choices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from gateway.services.replica import Replica
 from quire.errors import QuireError, Unavailable
@@ -43,25 +43,15 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
             router_pb2.RouterServiceSessionRequest, take, lambda error: on_lost(self, error),
         )  # fmt: skip
 
-    def start(
-        self,
-        stream_id: int,
-        generation: common_pb2.Generation,
-        progress: Iterable[common_pb2.ChoiceProgress],
-        timeout_ms: int,
-    ) -> None:
-        """Starts a generation that has so much time left, or goes on with one that has come as far as `progress`.
+    def start(self, stream_id: int, generation: common_pb2.Generation) -> None:
+        """Starts a generation, or goes on with one that has come as far as it says.
 
         Raises:
             Unavailable: there is no connection.
             Overloaded: the router does not read.
         """
-        progress = list(progress)
-        size = generation.ByteSize() + sum(each.ByteSize() for each in progress)
-        started = self.link.post(num_bytes=size).starts.add(stream_id=stream_id).generation
-        started.CopyFrom(generation)
-        started.progress.extend(progress)
-        started.timeout_ms = timeout_ms
+        frame = self.link.post(num_bytes=generation.ByteSize())
+        frame.starts.add(stream_id=stream_id).generation.CopyFrom(generation)
 
     def abort(self, stream_id: int) -> None:
         """Ends a generation; a session that is gone has ended it already."""

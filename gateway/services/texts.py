@@ -11,10 +11,14 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
+from gateway.answers.deltas import ChoiceUpdate
 from gateway.requests.state import ChoiceState
 from gateway.requests.statistics import RequestStatistics
+from gateway.services.convert import to_update
 from gateway.services.tokenizers import TextFrame, TokenizerReplica, Tokenizers
 from quire.errors import DeadlineExceeded, Internal, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
@@ -33,10 +37,22 @@ _RETRY_SECONDS = 0.02
 _REOPENED_AT_ONCE = 32
 
 
+@dataclass(slots=True, eq=False)
+class _ChoiceText:
+    """The text of one choice. Its deltas wait in `pending` for theirs, in order."""
+
+    choice: ChoiceState
+    replica: TokenizerReplica | None = None  # that it is at
+    number: int = 0  # in the session with that replica
+    # When it must have gone on, by the monotonic clock; None while nothing is wrong.
+    deadline: float | None = None
+    pending: deque[common_pb2.GenerationDelta] = field(default_factory=deque)
+
+
 class Texts:
     """Owner of all live choices' text. Used from the event loop only.
 
-    Contract: the tokens of each choice come back by `on_text` once and in order, with their text; deltas that waited
+    Contract: the tokens of each choice come back by `on_update` once and in order, with their text; deltas that waited
     for a replica come as one. A choice that cannot go on fails its request. A choice has another number at each replica
     that it was at, so that nothing of an earlier session is taken for a later one's.
     """
@@ -46,20 +62,21 @@ class Texts:
         addresses: Sequence[str],
         security: RpcSecurityOptions,
         statistics: RequestStatistics,
-        on_text: Callable[[ChoiceState, common_pb2.GenerationDelta, tokenizer_pb2.TextDelta], None],
+        on_update: Callable[[ChoiceState, ChoiceUpdate], None],
     ) -> None:
         self.replicas = Tokenizers(addresses, security, self._on_frame, self._on_lost)
         self._statistics = statistics
-        self._on_text = on_text
-        self._placed: dict[int, tuple[ChoiceState, TokenizerReplica]] = {}
-        self._waiting: dict[ChoiceState, None] = {}
+        self._on_update = on_update
+        self._open: dict[ChoiceState, _ChoiceText] = {}
+        self._placed: dict[int, _ChoiceText] = {}  # by number
+        self._waiting: dict[_ChoiceText, None] = {}
         self._some_wait = asyncio.Event()
         self._ids = itertools.count(1)
 
     @property
     def num_open(self) -> int:
         """Choices under way."""
-        return len(self._placed) + len(self._waiting)
+        return len(self._open)
 
     async def run(self) -> None:
         """Keeps the sessions up until cancelled."""
@@ -71,28 +88,35 @@ class Texts:
         Raises:
             Overloaded: too much waits for the tokenizer service.
         """
-        if not self._place(choice):
-            self._wait(choice)
+        text = _ChoiceText(choice)
+        placed = self._place(text)
+        self._open[choice] = text
+        if not placed:
+            self._wait(text)
 
     def add(self, choice: ChoiceState, delta: common_pb2.GenerationDelta) -> None:
-        """Has a delta's tokens made text."""
-        _, replica = self._placed.get(choice.text_id, (choice, None))
-        if replica is None and choice.pending:
-            choice.pending[-1].MergeFrom(delta)
+        """Has a delta's tokens made text; those of a choice that is closed are nobody's."""
+        text = self._open.get(choice)
+        if text is None:
             return
-        choice.pending.append(delta)
-        if replica is not None:
-            _fill(replica.add(choice.text_id, delta.ByteSize()), choice, delta)
+        if text.replica is None and text.pending:
+            text.pending[-1].MergeFrom(delta)
+            return
+        text.pending.append(delta)
+        if text.replica is not None:
+            _fill(text.replica.add(text.number, delta.ByteSize()), choice, delta)
 
     def close(self, choice: ChoiceState) -> None:
         """Forgets a choice, whether it has ended or not."""
-        self._waiting.pop(choice, None)
-        text_id = choice.text_id
-        replica = self._take_away(choice)
+        text = self._open.pop(choice, None)
+        if text is None:
+            return
+        self._waiting.pop(text, None)
+        number, replica = text.number, self._take_away(text)
         if replica and not choice.ended:
-            replica.close(text_id)
+            replica.close(number)
 
-    def _place(self, choice: ChoiceState) -> bool:
+    def _place(self, text: _ChoiceText) -> bool:
         """Opens the choice, as far as it has come, at a replica; False when none is up.
 
         Raises:
@@ -101,33 +125,33 @@ class Texts:
         replica = self.replicas.pick()
         if replica is None:
             return False
-        text_id = next(self._ids)
-        replica.open(_opening(choice, text_id))
+        number = next(self._ids)
+        replica.open(_opening(text, number))
         replica.live += 1
-        choice.text_id = text_id
-        self._placed[text_id] = choice, replica
-        if not choice.pending:
-            choice.text_deadline = None
-        for delta in choice.pending:
-            _fill(replica.add(text_id, delta.ByteSize()), choice, delta)
+        text.replica, text.number = replica, number
+        self._placed[number] = text
+        if not text.pending:
+            text.deadline = None
+        for delta in text.pending:
+            _fill(replica.add(number, delta.ByteSize()), text.choice, delta)
         return True
 
-    def _take_away(self, choice: ChoiceState) -> TokenizerReplica | None:
+    def _take_away(self, text: _ChoiceText) -> TokenizerReplica | None:
         """Where the choice was; it is nowhere then."""
-        _, replica = self._placed.pop(choice.text_id, (choice, None))
-        choice.text_id = 0
+        replica, text.replica = text.replica, None
         if replica is not None:
+            del self._placed[text.number]
             replica.live -= 1
         return replica
 
-    def _wait(self, choice: ChoiceState) -> None:
+    def _wait(self, text: _ChoiceText) -> None:
         """Has the choice wait for a replica; what it waits with becomes one delta."""
-        if choice.text_deadline is None:
-            choice.text_deadline = min(choice.stream.deadline, time.monotonic() + RESUME_SECONDS)
-        while len(choice.pending) > 1:
-            last = choice.pending.pop()
-            choice.pending[-1].MergeFrom(last)
-        self._waiting[choice] = None
+        if text.deadline is None:
+            text.deadline = min(text.choice.stream.deadline, time.monotonic() + RESUME_SECONDS)
+        while len(text.pending) > 1:
+            last = text.pending.pop()
+            text.pending[-1].MergeFrom(last)
+        self._waiting[text] = None
         self._some_wait.set()
 
     async def _serve_waiting(self) -> None:
@@ -140,59 +164,61 @@ class Texts:
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _place_waiting(self) -> None:
-        for choice in list(itertools.islice(self._waiting, _REOPENED_AT_ONCE)):
+        for text in list(itertools.islice(self._waiting, _REOPENED_AT_ONCE)):
             try:
-                if not self._place(choice):
+                if not self._place(text):
                     return
             except QuireError:
                 return
-            del self._waiting[choice]
+            del self._waiting[text]
 
     def _fail_late(self, now: float) -> None:
-        for choice in [choice for choice in self._waiting if now >= (choice.text_deadline or 0.0)]:
-            if now >= choice.stream.deadline:
+        for text in [text for text in self._waiting if now >= (text.deadline or 0.0)]:
+            stream = text.choice.stream
+            if now >= stream.deadline:
                 error: QuireError = DeadlineExceeded("The request did not finish within its time.")
             else:
                 error = Unavailable(
                     "The tokenizer service is gone. The answer is not complete; send the request again."
                 )
-            choice.stream.owner.fail(error)
+            stream.owner.fail(error)
 
     def _on_frame(self, frame: TextFrame) -> None:
-        for text in frame.deltas:
-            choice, _ = self._placed.get(text.stream_id, (None, None))
-            if choice is None:
+        for delta in frame.deltas:
+            text = self._placed.get(delta.stream_id)
+            if text is None:
                 continue
-            if text.error:
-                choice.stream.owner.fail(Internal(text.error))
+            if delta.error:
+                text.choice.stream.owner.fail(Internal(delta.error))
                 continue
-            choice.text_deadline = None
-            self._on_text(choice, choice.pending.popleft(), text)
+            text.deadline = None
+            self._on_update(text.choice, to_update(text.choice.index, text.pending.popleft(), delta))
 
     def _on_lost(self, replica: TokenizerReplica, error: QuireError) -> None:
-        lost = [choice for choice, owner in self._placed.values() if owner is replica]
+        lost = [text for text in self._placed.values() if text.replica is replica]
         if lost:
             logger.warning(
                 "tokenizer service %s is lost with %d sequences: %s", replica.address, len(lost), error.message
             )
         self._statistics.texts_moved += len(lost)
-        for choice in lost:
-            self._take_away(choice)
-            self._wait(choice)
+        for text in lost:
+            self._take_away(text)
+            self._wait(text)
 
 
-def _opening(choice: ChoiceState, text_id: int) -> tokenizer_pb2.DetokenizeOpen:
+def _opening(text: _ChoiceText, number: int) -> tokenizer_pb2.DetokenizeOpen:
     """The choice as it stands after all that was answered."""
+    choice = text.choice
     options = choice.stream.owner.request.detokenize
-    answered = len(choice.delivered) - sum(len(delta.token_ids) for delta in choice.pending)
+    answered = len(choice.delivered) - sum(len(delta.token_ids) for delta in text.pending)
     return tokenizer_pb2.DetokenizeOpen(
-        stream_id=text_id,
+        stream_id=number,
         skip_special_tokens=options.skip_special_tokens,
         kept_special_tokens=options.kept_special_tokens,
         stop_strings=options.stop_strings,
         include_stop_string=options.include_stop_string,
         min_tokens=options.min_tokens,
-        prompt_tail_token_ids=choice.stream.generation.prompt_token_ids[-_PROMPT_TAIL:],
+        prompt_tail_token_ids=choice.stream.prompt.token_ids[-_PROMPT_TAIL:],
         history_token_ids=choice.delivered[:answered],
     )
 
