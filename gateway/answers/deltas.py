@@ -1,10 +1,14 @@
-"""What an answer is made of: the same pieces, whether it is streamed or whole and whatever API it is for."""
+"""What an answer is made of: the same pieces, whether it is streamed or whole and whatever API it is for.
+
+Some are made for every token: a struct takes a tenth of the time of a frozen dataclass.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
 
 
 class FinishReason(enum.Enum):
@@ -15,22 +19,19 @@ class FinishReason(enum.Enum):
     ABORT = "abort"
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(msgspec.Struct, frozen=True):
     """Text of the answer itself."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reasoning:
+class Reasoning(msgspec.Struct, frozen=True):
     """Text of what the model thinks before it answers."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True):
     """A piece of a call of a tool: `id` and `name` come with its first piece, and only then."""
 
     index: int  # of the choice's calls
@@ -40,11 +41,10 @@ class ToolCall:
 
     def with_more(self, piece: ToolCall) -> ToolCall:
         """The call with a further piece of its arguments."""
-        return replace(self, arguments=self.arguments + piece.arguments)
+        return msgspec.structs.replace(self, arguments=self.arguments + piece.arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """The end of a choice; nothing follows."""
 
     reason: FinishReason
@@ -54,8 +54,7 @@ class Finish:
 Delta = Content | Reasoning | ToolCall | Finish
 
 
-@dataclass(frozen=True, slots=True)
-class PromptScore:
+class PromptScore(msgspec.Struct, frozen=True):
     """Log-probabilities at one position of a prompt; the token itself comes first in both."""
 
     token_ids: tuple[int, ...]
@@ -63,8 +62,7 @@ class PromptScore:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenScore:
+class TokenScore(msgspec.Struct, frozen=True):
     """Log-probabilities at one position; the token itself comes first in all three."""
 
     token_ids: tuple[int, ...]
@@ -73,8 +71,7 @@ class TokenScore:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceUpdate:
+class ChoiceUpdate(msgspec.Struct, frozen=True):
     """What is new of one choice: tokens, and what has become certain of their text, which may be less or more."""
 
     index: int  # prompt * n + choice

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 
+import msgspec
 from starlette.types import Receive
 
 from gateway.answers.context import NO_CONTEXT, AnswerContext
@@ -89,7 +89,8 @@ class AnswerQueue:
         return [self._parsed(update) for update in batch] if self._chains else batch
 
     def _parsed(self, update: ChoiceUpdate) -> ChoiceUpdate:
-        return replace(update, deltas=tuple(self._chains[update.index].feed(update.deltas)))
+        deltas = tuple(self._chains[update.index].feed(update.deltas))
+        return msgspec.structs.replace(update, deltas=deltas)
 
     @contextlib.asynccontextmanager
     async def read_by(self, receive: Receive) -> AsyncIterator[None]:
