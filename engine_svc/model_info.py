@@ -47,6 +47,7 @@ class ModelInfo:
             max_model_len=self.max_model_len,
             max_logprobs=self.max_logprobs,
             scheduling_policy=self.scheduling_policy,
+            eos_token_ids=frozenset(self.eos_token_ids),
         )
 
     def summary(self) -> str:

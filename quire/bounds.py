@@ -13,6 +13,10 @@ MAX_CHOICES = 128
 MAX_STOP_TOKEN_IDS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 256  # in characters
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_LENGTH = 256  # in characters
+MAX_BAD_WORD_TOKENS = 256
+MAX_BAD_WORD_RUNS = 2 * MAX_BAD_WORDS  # of tokens: each word alone, and behind a space
 MAX_MESSAGES = 4096  # of a conversation
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_REQUEST_ID_LENGTH = 128
@@ -93,6 +97,15 @@ def check_token_ids(parameter: str, token_ids: Sequence[int], vocab_size: int) -
         f"model's vocabulary size is {vocab_size}: ids go from 0 to {vocab_size - 1}.",
         parameter=parameter,
     )
+
+
+def check_count(parameter: str, count: int, most: int, unit: str) -> None:
+    """
+    Raises:
+        InvalidRequest: there are more than are taken.
+    """
+    if count > most:
+        raise InvalidRequest(f"{parameter} has {count} {unit}; at most {most} are taken.", parameter=parameter)
 
 
 def is_greedy(temperature: float) -> bool:

@@ -42,6 +42,8 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None  # None: none wanted; 0: the sampled token's only
     prompt_logprobs: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
     reasoning: ReasoningMarks | None = None  # None where nothing depends on it
 
     @property

@@ -43,3 +43,4 @@ class RequestLimits:
     max_model_len: int  # tokens of prompt and output that fit, the KV cache's size considered
     max_logprobs: int
     scheduling_policy: str
+    eos_token_ids: frozenset[int] = frozenset()

@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest, RequestLimits
+from engine_svc.requests.sampling_validation import check_sampling
 from quire.bounds import (
-    LOGIT_BIAS_BOUND,
     MAX_CACHE_SALT_LENGTH,
-    MAX_LOGIT_BIAS_ENTRIES,
     MAX_PROMPT_LOGPROB_ENTRIES,
-    MAX_STOP_TOKEN_IDS,
     MAX_TIMEOUT_MS,
     PRIORITY_BOUND,
     REQUEST_ID_PATTERN,
     Bound,
     check_context_length,
+    check_count,
     check_token_ids,
 )
 from quire.errors import MODEL_NOT_FOUND, InvalidRequest, NotFound
-from quire.sampling import SAMPLING_BOUNDS, SamplingParameters
+from quire.sampling import SamplingParameters
 
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 
@@ -33,7 +32,7 @@ def validate(request: GenerationRequest, limits: RequestLimits) -> None:
         NotFound: the model is not served here.
     """
     _check_identity(request, limits)
-    _check_sampling(request.sampling, limits)
+    check_sampling(request.sampling, limits)
     _check_prompt(request, limits)
     _check_lengths(len(request.prompt_token_ids), request.sampling, limits)
     if request.progress:
@@ -49,7 +48,7 @@ def _check_identity(request: GenerationRequest, limits: RequestLimits) -> None:
         )
     if not _REQUEST_ID.fullmatch(request.request_id):
         raise InvalidRequest("request_id must be 1 to 128 characters of [A-Za-z0-9._-].", parameter="request_id")
-    _check_count("cache_salt", len(request.cache_salt), MAX_CACHE_SALT_LENGTH, "characters")
+    check_count("cache_salt", len(request.cache_salt), MAX_CACHE_SALT_LENGTH, "characters")
     PRIORITY_BOUND.check("priority", request.priority)
     if request.priority and limits.scheduling_policy != "priority":
         raise InvalidRequest(
@@ -59,29 +58,6 @@ def _check_identity(request: GenerationRequest, limits: RequestLimits) -> None:
         )
     if request.timeout_seconds is not None:
         Bound(0, MAX_TIMEOUT_MS, minimum_excluded=True).check("timeout_ms", request.timeout_seconds * 1000)
-
-
-def _check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
-    for name, bound in SAMPLING_BOUNDS.items():
-        value = getattr(sampling, name)
-        if value is not None:
-            bound.check(name, value)
-    _check_count("stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "entries")
-    _check_count("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS_ENTRIES, "entries")
-    check_token_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias], limits.vocab_size)
-    for _, bias in sampling.logit_bias:
-        LOGIT_BIAS_BOUND.check("logit_bias", bias)
-    check_token_ids("stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
-    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
-        if count is not None:
-            Bound(0, min(limits.max_logprobs, limits.vocab_size)).check(name, count)
-    if sampling.reasoning is not None:
-        sampling.reasoning.check("reasoning", limits.vocab_size)
-    if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
-        raise InvalidRequest(
-            f"min_tokens is {sampling.min_tokens} and max_tokens {sampling.max_tokens}; min_tokens must not be larger.",
-            parameter="min_tokens",
-        )
 
 
 def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
@@ -135,8 +111,3 @@ def _check_choice(index: int, choice: ChoiceProgress, most: int, limits: Request
 
 def _progress_error(message: str) -> InvalidRequest:
     return InvalidRequest(message, parameter="progress")
-
-
-def _check_count(parameter: str, count: int, most: int, unit: str) -> None:
-    if count > most:
-        raise InvalidRequest(f"{parameter} has {count} {unit}; at most {most} are taken.", parameter=parameter)

@@ -21,6 +21,7 @@ from gateway.answers.events import event
 from gateway.answers.scores import chat_logprobs, prompt_logprobs
 from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext, context_of
+from gateway.endpoints.bad_words import bad_word_runs
 from gateway.endpoints.body import read_json
 from gateway.endpoints.generation import GenerationAnswer
 from gateway.endpoints.large import beside
@@ -69,6 +70,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
+        bad_words=await bad_word_runs(context.tokenizer, body.bad_words or ()),
         caller=caller, options=context.options, parsers=context.parsers,
     )  # fmt: skip
     answer = _Answer(context, body, await context.pipeline.start(generation))

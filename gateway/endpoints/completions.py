@@ -15,6 +15,7 @@ from gateway.answers.events import event
 from gateway.answers.scores import CompletionScores, merge, prompt_logprobs, score_of
 from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext, context_of
+from gateway.endpoints.bad_words import bad_word_runs
 from gateway.endpoints.body import read_json
 from gateway.endpoints.generation import GenerationAnswer
 from gateway.endpoints.large import beside
@@ -49,8 +50,8 @@ async def completions(request: Request) -> Response | EventStream:
     tokens = await _tokenized(request, body, model, caller)
     generation = make_generation_request(
         body, tokens, model, max_tokens=body.max_tokens, default_max_tokens=_DEFAULT_MAX_TOKENS,
-        logprobs=body.logprobs, prompt_logprobs=_prompt_logprobs(body), caller=caller,
-        options=context.options,
+        logprobs=body.logprobs, prompt_logprobs=_prompt_logprobs(body),
+        bad_words=await bad_word_runs(context.tokenizer, body.bad_words or ()), caller=caller, options=context.options,
     )  # fmt: skip
     prompts = [
         Prompt(prompt.token_ids, await context.tokenizer.decode(prompt.token_ids) if body.echo else "")

@@ -32,6 +32,7 @@ def make_generation_request(
     default_max_tokens: int | None = None,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    bad_words: Sequence[tuple[int, ...]] = (),
     caller: Caller,
     options: GatewayOptions,
     parsers: Sequence[type[AnswerParser]] = (),
@@ -42,6 +43,7 @@ def make_generation_request(
     Args:
         max_tokens: what the request asks for, which must fit; it gets no more than the generation config allows.
         default_max_tokens: for one that asks for nothing, as far as they fit; None means as many as fit.
+        bad_words: in tokens.
         parsers: of the choices' text.
         answer_context: what they know of the request.
 
@@ -56,7 +58,9 @@ def make_generation_request(
     output = _least(default_max_tokens, limit) if asked is None else asked
     if output is not None:
         _check_min_tokens(sampling.min_tokens, output, limit)
-    sampling = msgspec.structs.replace(sampling, max_tokens=output, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    sampling = msgspec.structs.replace(
+        sampling, max_tokens=output, logprobs=logprobs, prompt_logprobs=prompt_logprobs, bad_words=tuple(bad_words)
+    )
     truncated = [truncate(prompt, body.truncate_prompt_tokens, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
         _check_length(len(prompt.token_ids), asked, model.max_model_len)
@@ -106,6 +110,7 @@ def sampling_parameters(body: GenerationFields, defaults: SamplingParameters) ->
         ignore_eos=body.ignore_eos,
         stop_token_ids=(*defaults.stop_token_ids, *(body.stop_token_ids or ())),
         logit_bias=_logit_bias(body, defaults),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
         **asked,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +11,8 @@ from gateway.protocol.common import GenerationFields
 from gateway.requests.served_model import ServedModel
 from quire.bounds import (
     LOGIT_BIAS_BOUND,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
     MAX_CACHE_SALT_LENGTH,
     MAX_CALLER_NAME_LENGTH,
     MAX_LOGIT_BIAS_ENTRIES,
@@ -18,6 +20,7 @@ from quire.bounds import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     PRIORITY_BOUND,
+    check_count,
     check_token_ids,
     is_greedy,
 )
@@ -32,7 +35,7 @@ _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "use_beam_search": (False,), "length_penalty": (1, 1.0), "spaces_between_special_tokens": (True,),
-        "truncation_side": ("left",), "logprob_token_ids": ([],), "allowed_token_ids": (), "bad_words": ([],),
+        "truncation_side": ("left",), "logprob_token_ids": ([],),
         "response_format": ({"type": "text"},), "structured_outputs": (), "guided_json": (), "guided_regex": (),
         "guided_choice": (), "guided_grammar": (), "kv_transfer_params": (), "vllm_xargs": ({},),
         "repetition_detection": (), "thinking_token_budget": (), "prompt_embeds": (), "best_of": (1,),
@@ -133,6 +136,27 @@ def _check_lists(body: GenerationFields, vocab_size: int) -> None:
         raise InvalidRequest(f"stop_token_ids may have {MAX_STOP_TOKEN_IDS} entries.", parameter="stop_token_ids")
     check_token_ids("stop_token_ids", body.stop_token_ids or (), vocab_size)
     _check_logit_bias(body.logit_bias or {}, vocab_size)
+    _check_bad_words(body.bad_words or ())
+    if body.allowed_token_ids is not None:
+        _check_allowed(body.allowed_token_ids, vocab_size)
+
+
+def _check_bad_words(words: Sequence[str]) -> None:
+    check_count("bad_words", len(words), MAX_BAD_WORDS, "words")
+    if any(not 1 <= len(word) <= MAX_BAD_WORD_LENGTH for word in words):
+        raise InvalidRequest(
+            f"Each string of bad_words needs 1 to {MAX_BAD_WORD_LENGTH} characters.", parameter="bad_words"
+        )
+
+
+def _check_allowed(token_ids: Sequence[int], vocab_size: int) -> None:
+    if not token_ids:
+        raise InvalidRequest(
+            "allowed_token_ids is empty, which allows nothing: name some token ids, or leave it out for all.",
+            parameter="allowed_token_ids",
+        )
+    check_count("allowed_token_ids", len(token_ids), vocab_size, "entries")
+    check_token_ids("allowed_token_ids", token_ids, vocab_size)
 
 
 def _check_logit_bias(logit_bias: Mapping[str, float], vocab_size: int) -> None:

@@ -25,6 +25,8 @@ def from_sampling(sampling: SamplingParameters) -> common_pb2.SamplingParams:
     given = {name: value for name, value in fields.items() if value != getattr(_NEUTRAL, name)}
     if sampling.logit_bias:
         given["logit_bias"] = dict(sampling.logit_bias)
+    if sampling.bad_words:
+        given["bad_words"] = [common_pb2.TokenIds(token_ids=run) for run in sampling.bad_words]
     if sampling.reasoning:
         given["reasoning"] = from_marks(sampling.reasoning)
     return common_pb2.SamplingParams(**given)
@@ -44,6 +46,8 @@ def _plain(value: Any) -> Any:
     """A field's value; lists as tuples, maps as the tuple of their entries by key, messages as their own types."""
     if isinstance(value, common_pb2.ReasoningMarks):
         return to_marks(value)
+    if isinstance(value, common_pb2.TokenIds):
+        return tuple(value.token_ids)
     if isinstance(value, Mapping):
         return tuple(sorted(value.items()))
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return tuple(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value

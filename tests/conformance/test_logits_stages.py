@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from engine_svc.plan import SamplingPlan
+from engine_svc.sampling.stages.allowed_tokens import AllowedTokens
+from engine_svc.sampling.stages.bad_words import BadWords
 from engine_svc.sampling.stages.base import LogitsStage, SlotSequence, StageRows
 from engine_svc.sampling.stages.chain import StageChain
 from engine_svc.sampling.stages.edits import LogitEdits
@@ -50,11 +52,26 @@ def not_ending(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int], outp
     return found
 
 
+def only_allowed(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int], output: list[int]) -> torch.Tensor:
+    wanted = set(plan.parameters.allowed_token_ids) or range(VOCABULARY)
+    return torch.tensor([value if token_id in wanted else -torch.inf for token_id, value in enumerate(logits.tolist())])
+
+
+def without_bad_words(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int], output: list[int]) -> torch.Tensor:
+    found, known = logits.clone(), [*prompt, *output]
+    for run in plan.parameters.bad_words:
+        if len(run) <= len(known) + 1 and tuple(known[len(known) + 1 - len(run) :]) == run[:-1]:
+            found[run[-1]] = -torch.inf
+    return found
+
+
 Definition = Callable[[torch.Tensor, SamplingPlan, list[int], list[int]], torch.Tensor]
 DEFINITIONS: dict[type[LogitsStage], Definition] = {
     LogitBias: biased,
     Penalties: penalised,
     MinimumTokens: not_ending,
+    AllowedTokens: only_allowed,
+    BadWords: without_bad_words,
 }
 # Parameters that some stage has to obey; a plan is a choice of these.
 PARTS: list[dict[str, Any]] = [
@@ -62,12 +79,17 @@ PARTS: list[dict[str, Any]] = [
     {"repetition_penalty": 0.5, "presence_penalty": -2.0, "frequency_penalty": 0.25}, {"logit_bias": ((0, 3.0),)},
     {"logit_bias": ((29, -100.0), (3, 0.5), (4, 2.0))}, {"min_tokens": 3, "suppress_token_ids": (2, 29)},
     {"min_tokens": 50, "suppress_token_ids": (0,)}, {"min_tokens": 2},
+    {"allowed_token_ids": (4, 9, 4, 29)}, {"allowed_token_ids": (7,)}, {"bad_words": ((3,), (29,))},
+    {"bad_words": ((1, 2, 3, 4, 5), (6,), *((first, 5) for first in range(0, VOCABULARY, 2)))},
+    {"bad_words": tuple((first, second) for first in range(VOCABULARY) for second in (11, first))},
 ]  # fmt: skip
 # Of each stage, what it cannot follow.
 REFUSED: dict[type[LogitsStage], dict[str, Any]] = {
     LogitBias: {"logit_bias": ((VOCABULARY, 1.0),)},
     Penalties: {"presence_penalty": 1.0},  # of a token that is none
     MinimumTokens: {"min_tokens": 1, "suppress_token_ids": (-1,)},
+    AllowedTokens: {"allowed_token_ids": (0, VOCABULARY)},
+    BadWords: {"bad_words": ((1,), (-1, 1))},
 }
 every = pytest.mark.parametrize("kind", STAGES)
 

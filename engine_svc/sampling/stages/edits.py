@@ -1,4 +1,4 @@
-"""Changes to single logits. A step that cannot be sampled as a whole takes them back, and samples its rows apart."""
+"""Changes to logits. A step that cannot be sampled as a whole takes them back, and samples its rows apart."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import torch
 
 
 class LogitEdits:
-    """Reads and writes logits one by one; what it costs goes by their number and not by the vocabulary's size."""
+    """Reads and writes logits; but for `keep`, what it costs goes by their number and not by the vocabulary's size."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits  # float32 [rows, vocabulary]
-        self._before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        # What stood where: of single places, or of whole rows.
+        self._before: list[tuple[tuple[torch.Tensor, ...], torch.Tensor]] = []
 
     @property
     def device(self) -> torch.device:
@@ -23,11 +24,18 @@ class LogitEdits:
 
     def write(self, rows: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
         """Sets them. A place that is named twice must get the same value both times."""
-        self._before.append((rows, ids, self.read(rows, ids)))
+        self._before.append(((rows, ids), self.read(rows, ids)))
         self._logits[rows, ids] = values
+
+    def keep(self, rows: torch.Tensor, ids: torch.Tensor, whole: torch.Tensor) -> None:
+        """Forbids all tokens of the rows `whole`, int64 without repetitions, but those at the places."""
+        kept = self.read(rows, ids)
+        self._before.append(((whole,), self._logits[whole]))
+        self._logits.index_fill_(0, whole, -torch.inf)
+        self._logits[rows, ids] = kept
 
     def undo(self) -> None:
         """Makes all logits what they were."""
         while self._before:
-            rows, ids, values = self._before.pop()
-            self._logits[rows, ids] = values
+            place, values = self._before.pop()
+            self._logits[place] = values

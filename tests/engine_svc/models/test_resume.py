@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -29,6 +30,8 @@ SAMPLINGS: dict[str, Callable[[list[int]], SamplingParameters]] = {
     "logprobs": lambda plain: replace(SAMPLED, logprobs=3, prompt_logprobs=1),
     "stop": lambda plain: replace(PLAIN, stop_token_ids=(plain[17],)),
     "min-tokens": lambda plain: replace(PLAIN, stop_token_ids=tuple(plain), min_tokens=20),
+    "bad-words": lambda plain: replace(PLAIN, bad_words=(*pairwise(plain), (PROMPT[-1], plain[0]), (plain[5],))),
+    "allowed": lambda plain: replace(SAMPLED, allowed_token_ids=tuple(plain[:3])),
     "bias": lambda plain: replace(PLAIN, logit_bias=((plain[3], -50.0), (9, 4.0))),
 }
 
@@ -135,5 +138,6 @@ def test_steps_ahead(model_folder: ModelFolder) -> None:
     """In a rank process, where the next step is planned before the last one's tokens are known."""
     folder = model_folder("llama")
     with running_engine(folder) as origin, running_engine(folder, distributed_executor_backend="mp") as target:
-        check_every_cut(origin, target, SAMPLED)
-        check_every_cut(origin, target, SAMPLINGS["penalties"]([]))
+        plain = run(origin, [PROMPT], PLAIN)[0][0].token_ids
+        for name in ("sampled", "penalties", "bad-words"):
+            check_every_cut(origin, target, SAMPLINGS[name](plain))

@@ -30,7 +30,7 @@ NEIGHBOUR = SamplingParameters(
     temperature=0.9, seed=4, top_p=0.95, max_tokens=24, logprobs=1, frequency_penalty=0.5, ignore_eos=True
 )
 EOS = 3
-LIMITS = RequestLimits(("tiny",), VOCAB_SIZE, 256, 20, "fcfs")
+LIMITS = RequestLimits(("tiny",), VOCAB_SIZE, 256, 20, "fcfs", frozenset({EOS}))
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,10 @@ SAMPLINGS = st.builds(
     logit_bias=st.sampled_from(
         [(), ((0, 100.0),), ((5, -100.0), (9, 0.0)), tuple((token_id, -100.0) for token_id in range(VOCAB_SIZE))]
     ),
+    allowed_token_ids=st.sampled_from([(), (EOS,), (5, 9), (VOCAB_SIZE - 1,), tuple(range(VOCAB_SIZE))]),
+    bad_words=st.sampled_from(
+        [(), ((5,),), ((9, 5), (5, 9), (5, 5)), tuple((token_id, token_id) for token_id in range(256)), ((1,) * 256,)]
+    ),
     logprobs=st.sampled_from([None, 0, 20]),
     prompt_logprobs=st.sampled_from([None, 0, 20]),
 )
@@ -126,6 +130,8 @@ def test_any_parameters_end_and_change_nothing_for_others(
 BROKEN: dict[str, dict[str, Any]] = {
     "added": {"logit_bias": ((10**6, 1.0),)},
     "penalised": {"presence_penalty": 1.0, "logit_bias": ((-1, 1.0),)},
+    "allowed": {"allowed_token_ids": (-1,)},
+    "forbidden": {"allowed_token_ids": (5,), "bad_words": ((5,),)},
     "scored": {"logprobs": 10**4},
     "prompt scored": {"prompt_logprobs": 10**4},
     "nothing left": {"stop_token_ids": tuple(range(VOCAB_SIZE)), "min_tokens": 3},

@@ -182,7 +182,7 @@ async def test_what_reaches_the_engine(gateway: GatewayStack) -> None:
     fields: dict[str, Any] = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 3, "min_tokens": 1, "ignore_eos": True,
         "presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.5, "logit_bias": {"5": 2},
-        "stop_token_ids": [9], "priority": 4, "request_id": "mine",
+        "stop_token_ids": [9], "priority": 4, "request_id": "mine", "allowed_token_ids": [40, 3], "bad_words": ["AB"],
     }  # fmt: skip
     await gateway.complete(**fields)
     generation = gateway.engine.record.started[-1]
@@ -191,6 +191,8 @@ async def test_what_reaches_the_engine(gateway: GatewayStack) -> None:
         assert getattr(sampling, name) == pytest.approx(fields[name], rel=1e-6)
     assert (sampling.top_k, sampling.seed, sampling.min_tokens, sampling.ignore_eos) == (7, 3, 1, True)
     assert (dict(sampling.logit_bias), list(sampling.stop_token_ids)) == ({5: 2.0}, [9])
+    assert [list(run.token_ids) for run in sampling.bad_words] == [[32, 33]]
+    assert list(sampling.allowed_token_ids) == [40, 3]
     assert (generation.priority, generation.request_id, generation.model) == (4, "mine", "fake")
     assert generation.timeout_ms > 3_000_000
 

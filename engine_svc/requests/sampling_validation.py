@@ -1,0 +1,74 @@
+"""Whether a request's sampling parameters can be followed."""
+
+from __future__ import annotations
+
+from engine_svc.requests.request import RequestLimits
+from quire.bounds import (
+    LOGIT_BIAS_BOUND,
+    MAX_BAD_WORD_RUNS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_LOGIT_BIAS_ENTRIES,
+    MAX_STOP_TOKEN_IDS,
+    Bound,
+    check_count,
+    check_token_ids,
+)
+from quire.errors import InvalidRequest
+from quire.sampling import SAMPLING_BOUNDS, SamplingParameters
+
+
+def check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
+    """
+    Raises:
+        InvalidRequest: a parameter is out of bounds, or all of them together leave no token to sample.
+    """
+    for name, bound in SAMPLING_BOUNDS.items():
+        value = getattr(sampling, name)
+        if value is not None:
+            bound.check(name, value)
+    check_count("stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "entries")
+    check_count("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS_ENTRIES, "entries")
+    check_token_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias], limits.vocab_size)
+    for _, bias in sampling.logit_bias:
+        LOGIT_BIAS_BOUND.check("logit_bias", bias)
+    check_token_ids("stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
+    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None:
+            Bound(0, min(limits.max_logprobs, limits.vocab_size)).check(name, count)
+    if sampling.reasoning is not None:
+        sampling.reasoning.check("reasoning", limits.vocab_size)
+    if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {sampling.min_tokens} and max_tokens {sampling.max_tokens}; min_tokens must not be larger.",
+            parameter="min_tokens",
+        )
+    check_count("allowed_token_ids", len(sampling.allowed_token_ids), limits.vocab_size, "entries")
+    check_token_ids("allowed_token_ids", sampling.allowed_token_ids, limits.vocab_size)
+    _check_bad_words(sampling.bad_words, limits)
+    _check_tokens_left(sampling, limits)
+
+
+def _check_bad_words(bad_words: tuple[tuple[int, ...], ...], limits: RequestLimits) -> None:
+    check_count("bad_words", len(bad_words), MAX_BAD_WORD_RUNS, "entries")
+    for run in bad_words:
+        Bound(1, MAX_BAD_WORD_TOKENS).check("bad_words", len(run))
+        check_token_ids("bad_words", run, limits.vocab_size)
+
+
+def _check_tokens_left(sampling: SamplingParameters, limits: RequestLimits) -> None:
+    """Whatever was generated, some token may come next.
+
+    Raises:
+        InvalidRequest: that is not certain.
+    """
+    forbidden = {run[-1] for run in sampling.bad_words}
+    if sampling.min_tokens:
+        forbidden |= {*sampling.stop_token_ids, *(() if sampling.ignore_eos else limits.eos_token_ids)}
+    if not forbidden or not forbidden.issuperset(sampling.allowed_token_ids or range(limits.vocab_size)):
+        return
+    parameter = "allowed_token_ids" if sampling.allowed_token_ids else "bad_words"
+    raise InvalidRequest(
+        f"{parameter} leaves no token to sample: each that is allowed may end a bad word, or ends the sequence before "
+        "min_tokens. Allow more tokens, or lower min_tokens.",
+        parameter=parameter,
+    )

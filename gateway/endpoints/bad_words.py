@@ -1,0 +1,34 @@
+"""Words that must not come, as the runs of tokens that they would come as."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.services.tokenizer import Tokenizer
+from quire.bounds import MAX_BAD_WORD_TOKENS
+from quire.errors import InvalidRequest
+
+_SHOWN = 50  # characters of a word
+
+
+async def bad_word_runs(tokenizer: Tokenizer, words: Sequence[str]) -> list[tuple[int, ...]]:
+    """Each word's tokens at the beginning of a text, and behind a space where these are others.
+
+    Raises:
+        InvalidRequest: a word comes to no token, or to too many.
+    """
+    bare = [word.lstrip(" ") or word for word in words]
+    texts = [text for word in bare for text in (word, f" {word}")]
+    runs = [tuple(sequence.token_ids) for sequence in await tokenizer.encode(texts, False)] if texts else []
+    found: dict[tuple[int, ...], None] = {}
+    for word, alone, spaced in zip(words, runs[::2], runs[1::2], strict=True):
+        if not 1 <= len(alone) <= MAX_BAD_WORD_TOKENS:
+            raise InvalidRequest(
+                f"bad_words has {word[:_SHOWN]!r}, which comes to {len(alone)} tokens; each word needs 1 to "
+                f"{MAX_BAD_WORD_TOKENS}.",
+                parameter="bad_words",
+            )
+        found[alone] = None
+        if spaced[-len(alone) :] != alone and len(spaced) <= MAX_BAD_WORD_TOKENS:
+            found[spaced] = None
+    return list(found)
