@@ -1,0 +1,278 @@
+"""llguidance: an Earley parser over a lexer of regular-expression derivatives, whose masks take microseconds.
+
+Its compiled form is its own grammar text: an engine makes a parser of that in a millisecond.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from quire.errors import InvalidRequest
+from quire.structured.base import Backend, ConstraintRequest, Form, Grammar, Inexpressible, Matcher
+from quire.structured.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+# Between the parts of JSON: a line break with what indents the next line, or a few spaces. A model that is not sure
+# what comes next would otherwise go on with whitespace until its tokens run out.
+_WHITESPACE = r"[ \t]{0,8}(\r?\n[ \t]{0,64})?"
+# What llguidance says of schemas that are right and that it cannot express.
+_UNIMPLEMENTED = ("Unimplemented", "not supported", "Unknown format", "Enable 'coerce_one_of'")
+# And of a grammar in which nothing ever ends.
+_DEAD_END = "NoExtension"
+# llguidance walks a grammar recursively: it must fit the stack of the thread that reads it (see STACK_BYTES). The
+# shortest rules that lead to one another make about 90,000 of this.
+_MOST_GRAMMAR_BYTES = 2**20
+_MOST_MESSAGE = 500
+_SILENT = 0
+
+
+class GuidanceBackend(Backend):
+    """See Backend."""
+
+    name = "guidance"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+
+    def compile(self, request: ConstraintRequest) -> bytes:
+        """See Backend.compile."""
+        try:
+            grammar = _COMPILERS[request.form](request)
+        except ValueError as error:
+            raise _refusal(str(error)) from error
+        _check_size(grammar.encode())
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer, limits=_limits())
+        if is_error:
+            raise _refusal(messages[0])
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=_SILENT, limits=_limits())
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            raise _refusal(matcher.get_error())
+        if not any(mask) and not matcher.is_accepting():
+            raise InvalidRequest("No output can satisfy the constraint: nothing is left to begin with.")
+        return grammar.encode()
+
+    def read(self, grammar: bytes) -> Grammar:
+        """See Backend.read."""
+        _check_size(grammar)
+        try:
+            matcher = LLMatcher(self._tokenizer, grammar.decode(), log_level=_SILENT, limits=_limits())
+        except ValueError as error:  # bytes that are no text among them
+            raise _refusal(str(error)) from error
+        if matcher.is_error():
+            raise _refusal(matcher.get_error())
+        matcher.compute_bitmask()  # what the first mask finds out of the vocabulary is kept for all sequences
+        return GuidanceGrammar(matcher, self._vocabulary.eos_token_ids)
+
+    @property
+    def _tokenizer(self) -> LLTokenizer:
+        with self._lock:
+            return self._made_tokenizer
+
+    @cached_property
+    def _made_tokenizer(self) -> LLTokenizer:
+        wrapper: Any = _Wrapper(self._vocabulary)
+        return LLTokenizer(wrapper, self._vocabulary.size, list(self._vocabulary.eos_token_ids) or None)
+
+
+class GuidanceGrammar(Grammar):
+    """See Grammar."""
+
+    def __init__(self, beginning: LLMatcher, eos_token_ids: Sequence[int]) -> None:
+        self._beginning = beginning
+        self._eos = [(token_id // 32, ~(1 << token_id % 32)) for token_id in eos_token_ids]
+        self._lock = threading.Lock()
+
+    def matcher(self) -> Matcher:
+        """See Grammar.matcher."""
+        with self._lock:
+            return GuidanceMatcher(self._beginning.deep_copy(), self._eos)
+
+
+class GuidanceMatcher(Matcher):
+    """See Matcher."""
+
+    def __init__(self, matcher: LLMatcher, eos: list[tuple[int, int]]) -> None:
+        self._matcher = matcher
+        self._eos = eos  # word and complement of the bit of each
+
+    @property
+    def error(self) -> str:
+        """See Matcher.error."""
+        return _shortened(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    @property
+    def is_complete(self) -> bool:
+        """See Matcher.is_complete."""
+        return not self._matcher.is_error() and self._matcher.is_accepting()
+
+    @property
+    def is_stopped(self) -> bool:
+        """See Matcher.is_stopped."""
+        return self._matcher.is_stopped()
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """See Matcher.accept."""
+        return 0 if self._matcher.is_error() else self._matcher.try_consume_tokens(list(token_ids))
+
+    def roll_back(self, num_tokens: int) -> None:
+        """See Matcher.roll_back."""
+        self._matcher.rollback(num_tokens)
+
+    def fill(self, row: npt.NDArray[np.int32]) -> None:
+        """See Matcher.fill."""
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        for word, others in self._eos:
+            row[word] &= others
+
+
+class _Wrapper:
+    """The vocabulary as llguidance asks for it."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.eos_token_id = next(iter(vocabulary.eos_token_ids), 0)
+        names = {token_id: name.encode() for name, token_id in vocabulary.names.items()}
+        self.tokens = [names.get(token_id, token) for token_id, token in enumerate(vocabulary.tokens)]
+        self.special_token_ids = sorted(vocabulary.special_token_ids)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Tokens for bytes that the grammar leaves no choice about."""
+        return self._vocabulary.encode(text.encode() if isinstance(text, str) else text)
+
+
+def _json_schema(request: ConstraintRequest) -> str:
+    schema = _parse_json(request.text, "JSON schema")
+    if not isinstance(schema, dict | bool):
+        raise ValueError("a JSON schema is an object, true or false")
+    if request.disable_additional_properties:
+        _close(schema)
+    return json.dumps({"grammars": [{"json_schema": _with_whitespace(schema, request)}]})
+
+
+def _with_whitespace(schema: dict[str, Any] | bool, request: ConstraintRequest) -> dict[str, Any]:
+    """The schema with what may stand between the parts of its values; what it says of that itself is not obeyed."""
+    schema = ({} if schema else {"enum": []}) if isinstance(schema, bool) else dict(schema)
+    pattern = request.whitespace_pattern or _WHITESPACE
+    schema["x-guidance"] = (
+        {"whitespace_flexible": False} if request.disable_any_whitespace else {"whitespace_pattern": pattern}
+    )
+    return schema
+
+
+def _close(schema: Any) -> None:
+    """Objects that do not say what else they may have, have nothing else."""
+    for each in _parts(schema):
+        if "properties" in each:
+            each.setdefault("additionalProperties", False)
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a schema."""
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            yield part
+            todo += part.values()
+        elif isinstance(part, list):
+            todo += part
+
+
+def _regex(request: ConstraintRequest) -> str:
+    grammar: str = LLMatcher.grammar_from_regex(request.text)
+    return grammar
+
+
+def _grammar(request: ConstraintRequest) -> str:
+    try:
+        lark = any_to_lark(request.text)
+    except Exception as error:  # whatever its parser stumbles over
+        raise ValueError(f"it is neither Lark's nor GBNF's notation: {error}") from error
+    grammar: str = LLMatcher.grammar_from_lark(lark)
+    return grammar
+
+
+def _choices(request: ConstraintRequest) -> str:
+    grammar: str = LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, request.choices)))
+    return grammar
+
+
+def _structural_tag(request: ConstraintRequest) -> str:
+    tag = _parse_json(request.text, "structural tag")
+    if not isinstance(tag, dict) or not isinstance(tag.get("structures"), list):
+        raise Inexpressible("guidance knows structural tags with `structures` and `triggers` only.")
+    lines = ["%llguidance {}", "start: (" + " | ".join(f"tag_{number}" for number, _ in enumerate(tag["structures"])),
+             "tag_end: TEXT", r"TEXT: /(.|\n)*/"]  # fmt: skip
+    lines[1] += ")* tag_end"
+    for number, structure in enumerate(tag["structures"]):
+        lines += _tag_rules(number, structure, tag.get("triggers") or [], request)
+    grammar: str = LLMatcher.grammar_from_lark("\n".join(lines))
+    return grammar
+
+
+def _tag_rules(number: int, structure: Any, triggers: list[Any], request: ConstraintRequest) -> list[str]:
+    """Free text up to a trigger; from there on the structure that begins with it."""
+    begin, end, schema = (structure.get(name) for name in ("begin", "end", "schema"))
+    trigger = next((each for each in triggers if isinstance(begin, str) and each and begin.startswith(each)), None)
+    if trigger is None or not isinstance(end, str) or not isinstance(schema, dict | bool):
+        raise ValueError(f"structure {number} needs begin (which starts with one of the triggers), schema and end")
+    rest, body = begin[len(trigger) :], json.dumps(_with_whitespace(schema, request))
+    parts = [json.dumps(rest)] if rest else []
+    parts += [f"%json {body}"] + ([json.dumps(end)] if end else [])
+    return [f"tag_{number}_trigger[lazy]: TEXT {json.dumps(trigger)}",
+            f"tag_{number}: tag_{number}_trigger {' '.join(parts)}"]  # fmt: skip
+
+
+_COMPILERS = {
+    Form.JSON_SCHEMA: _json_schema,
+    Form.REGEX: _regex,
+    Form.GRAMMAR: _grammar,
+    Form.CHOICES: _choices,
+    Form.STRUCTURAL_TAG: _structural_tag,
+}
+
+
+def _parse_json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the {what} is not JSON: {error}") from error
+
+
+def _check_size(grammar: bytes) -> None:
+    if len(grammar) > _MOST_GRAMMAR_BYTES:
+        raise InvalidRequest(
+            f"The constraint has {len(grammar)} bytes as a grammar; at most {_MOST_GRAMMAR_BYTES} are taken."
+        )
+
+
+def _refusal(message: str) -> InvalidRequest:
+    """What llguidance says, for the caller."""
+    if message.startswith(_DEAD_END):
+        return InvalidRequest("The constraint cannot be followed: no output satisfies it.")
+    kind = Inexpressible if any(word in message for word in _UNIMPLEMENTED) else InvalidRequest
+    return kind(f"The constraint cannot be followed: {_shortened(message)}")
+
+
+def _shortened(message: str) -> str:
+    """Without the parser's state, which llguidance puts behind what it says in angle brackets."""
+    return message.partition("\n<")[0].strip()[:_MOST_MESSAGE]
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(verbose_errors=False)
