@@ -1,9 +1,25 @@
-"""Formats of reasoning: a file each, with an `AnswerParser` that turns content into `Reasoning`."""
+"""Formats of reasoning: a file each, with a `ReasoningParser` that turns content into `Reasoning`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+_TAGS = "gateway.reasoning_parsers.tags:"
+
 # Name → module:class.
-REASONING_PARSERS: Mapping[str, str] = MappingProxyType({})
+REASONING_PARSERS: Mapping[str, str] = MappingProxyType(
+    {
+        "deepseek_r1": _TAGS + "AlwaysThinkTags",
+        "glm4_moe": _TAGS + "ThinkTags",
+        "glm45": _TAGS + "ThinkTags",
+        "granite": "gateway.reasoning_parsers.sentences:GraniteSentences",
+        "hunyuan_a13b": "gateway.reasoning_parsers.answer_tags:ThinkAndAnswerTags",
+        "mistral": _TAGS + "BracketTags",
+        "openai_gptoss": "gateway.reasoning_parsers.harmony:HarmonyChannels",
+        "qwen3": _TAGS + "ThinkTags",
+        "seed_oss": _TAGS + "SeedTags",
+        "step3": _TAGS + "AlwaysThinkTags",
+        "step3p5": _TAGS + "AlwaysThinkTags",
+    }
+)

@@ -1,0 +1,73 @@
+"""Thinking between marks, and the answer behind it in tags of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from gateway.answers.context import AnswerContext
+from gateway.answers.deltas import Content, Delta
+from gateway.reasoning_parsers.base import MAX_BLANKS, MarkedParser, longest_beginning, without_blanks
+
+
+class AnswerInTags(MarkedParser):
+    """An answer that begins with its first tag loses that one, and the last tag where it ends with it."""
+
+    answer_start: ClassVar[str]
+    answer_end: ClassVar[str]
+
+    def __init__(self, context: AnswerContext) -> None:
+        super().__init__(context)
+        self._tagged: bool | None = None  # whether the answer has a first tag, once it is known
+        self._empty = True  # no text of it yet
+        self._waiting = ""  # of the answer
+
+    def parse_answer(self, text: str) -> Sequence[Delta]:
+        text = self._waiting + text
+        self._waiting = ""
+        if self._tagged is None:
+            text = self._look_for_tag(text)
+        if self._tagged and self._empty:
+            text = text.lstrip(self.blanks)
+            self._empty = not text
+        if self._tagged:
+            text, self._waiting = self._divide(text)
+        return [Content(text)] if text else []
+
+    def end_answer(self, text: str) -> Sequence[Delta]:
+        found = self.parse_answer(text)
+        if not self._waiting or (self._tagged and self._waiting.strip(self.blanks) == self.answer_end):
+            return found
+        return [*found, Content(self._waiting)]
+
+    def _look_for_tag(self, text: str) -> str:
+        """The text without the first tag; nothing while it may still come."""
+        inside = text.lstrip(self.blanks)
+        if len(text) - len(inside) <= MAX_BLANKS:
+            if len(inside) < len(self.answer_start) and self.answer_start.startswith(inside):
+                self._waiting = text
+                return ""
+            self._tagged = inside.startswith(self.answer_start)
+        else:
+            self._tagged = False
+        return inside.removeprefix(self.answer_start) if self._tagged else text
+
+    def _divide(self, text: str) -> tuple[str, str]:
+        """What is certain of the answer, and what may be its last tag, with the blanks around it."""
+        inside = text.rstrip(self.blanks)
+        if inside.endswith(self.answer_end) and len(text) - len(inside) <= MAX_BLANKS:
+            certain = inside.removesuffix(self.answer_end)
+        else:
+            certain = text[: len(text) - longest_beginning(text, (self.answer_end,))]
+        certain = without_blanks(certain, self.blanks)
+        return certain, text[len(certain) :]
+
+
+class ThinkAndAnswerTags(AnswerInTags):
+    """Hunyuan-A13B's: `<think>…</think>` and `<answer>…</answer>`."""
+
+    start_mark = "<think>"
+    end_mark = "</think>"
+    answer_start = "<answer>"
+    answer_end = "</answer>"
+    special_tokens = (start_mark, end_mark, answer_start, answer_end)

@@ -1,0 +1,92 @@
+"""How each family of models marks its thinking, as their chat templates write it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.answers.collecting import CollectedChoice
+from gateway.answers.context import AnswerContext
+from gateway.answers.deltas import ChoiceUpdate, Content, Finish, FinishReason
+from gateway.answers.registry import parser_class
+from gateway.reasoning_parsers import REASONING_PARSERS
+
+END = Finish(FinishReason.STOP)
+
+
+def read(name: str, text: str, is_open: bool = False) -> tuple[str, str]:
+    """(reasoning, content)"""
+    parser = parser_class(REASONING_PARSERS, name)(AnswerContext(thinking_is_open=is_open))
+    choice = CollectedChoice()
+    choice.add(ChoiceUpdate(0, (*parser.feed(Content(text)), *parser.feed(END)), ()))
+    return choice.reasoning, choice.content
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "glm4_moe", "glm45", "hunyuan_a13b", "qwen3", "step3", "step3p5"])
+def test_tags(name: str) -> None:
+    assert read(name, "<think>\nwhy\n\nhow\n</think>\n\nso\n") == ("why\n\nhow", "so\n")
+    assert read(name, "\n<think>why</think>so") == ("why", "so")
+    assert read(name, "why\n</think>\n\nso", is_open=True) == ("why", "so")
+    assert read(name, "\n<think>\nwhy\n</think>\nso", is_open=True) == ("why", "so")
+    # What an answer says of tags is its own, and so is what it is given instead.
+    assert read(name, "<think></think>a <think>b</think>") == ("", "a <think>b</think>")
+    assert read(name, "a <think>b</think>") == ("", "a <think>b</think>")
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "glm45", "granite", "hunyuan_a13b", "mistral", "qwen3", "seed_oss"])
+def test_thinking_that_never_ends_is_thinking(name: str) -> None:
+    assert read(name, "why\nhow\n", is_open=True) == ("why\nhow\n", "")
+    assert read(name, "why </", is_open=True) == ("why </", "")
+    assert read(name, "", is_open=True) == ("", "")
+
+
+@pytest.mark.parametrize("name", ["glm45", "granite", "hunyuan_a13b", "mistral", "qwen3"])
+def test_what_nothing_opens_is_content(name: str) -> None:
+    assert read(name, "\n  so\n") == ("", "\n  so\n")
+    assert read(name, "Here is <thi") == ("", "Here is <thi")
+    assert read(name, "<thi") == ("", "<thi")
+
+
+def test_brackets() -> None:
+    assert read("mistral", "[THINK]why[/THINK]so") == ("why", "so")
+
+
+def test_a_budget_is_part_of_the_thinking() -> None:
+    budget = "<seed:cot_budget_reflect>I have used 9 tokens.</seed:cot_budget_reflect>"
+    assert read("seed_oss", f"<seed:think>\nwhy\n{budget}\n</seed:think>so") == (f"why\n{budget}", "so")
+
+
+def test_answers_in_tags() -> None:
+    assert read("hunyuan_a13b", "<think>\nwhy\n</think>\n<answer>\nso\n</answer>") == ("why", "so")
+    assert read("hunyuan_a13b", "<answer>\nso\n</answer>\n") == ("", "so")
+    assert read("hunyuan_a13b", "<think>\nwhy\n</think>\n<answer>\nso </answer> and\n</ans") == (
+        "why", "so </answer> and\n</ans",
+    )  # fmt: skip
+    assert read("hunyuan_a13b", "so</answer>") == ("", "so</answer>")
+
+
+def test_sentences() -> None:
+    for start, end in (
+        ("Here is my thought process:", "Here is my response:"),
+        ("Here's my thought process:\n\n", "Here's my response:"),
+    ):
+        assert read("granite", f"{start} why\n\n{end} so") == ("why", "so")
+    assert read("granite", "<think>why</think><response>so</response>") == ("why", "so")
+
+
+def test_channels() -> None:
+    analysis, final = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+    whole = f"{analysis}why<|end|><|start|>assistant{final}so<|return|>"
+    assert read("openai_gptoss", whole) == ("why", "so")
+    assert read("openai_gptoss", f"{final}so") == ("", "so")
+    preamble = "<|start|>assistant<|channel|>commentary<|message|>first, <|end|>"
+    more = f"<|start|>assistant{analysis} and how<|end|>"
+    assert read("openai_gptoss", f"{analysis}why<|end|>{preamble}{more}<|start|>assistant{final}so") == (
+        "why and how", "first, so",
+    )  # fmt: skip
+    # Cut off, in a text and in a header.
+    assert read("openai_gptoss", f"{analysis}why") == ("why", "")
+    assert read("openai_gptoss", f"{analysis}why<|end|><|start|>assistant<|channel|>fin") == ("why", "")
+    # Of a tool that nobody has given, and what is no header.
+    assert read("openai_gptoss", " to=browser.search<|channel|>commentary <|message|>{}<|call|>") == ("{}", "")
+    assert read("openai_gptoss", "<|channel|>" + "x" * 400) == ("", "<|channel|>" + "x" * 400)
+    assert read("openai_gptoss", " to=you") == ("", " to=you")
