@@ -193,3 +193,18 @@ def test_functions_and_files_stay_small() -> None:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert (node.end_lineno or 0) - node.lineno < 80, f"{module}:{node.name}"
+
+
+def test_tests_mirror_the_packages() -> None:
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    of_their_own = {Path(), Path("conformance"), Path("gpu"), Path("integration")}
+    assert not [folder for folder in folders - of_their_own if not (ROOT / folder).is_dir()]
+
+
+def test_every_interface_has_its_suite() -> None:
+    """Of each `base.py` with an abstract class, one in `tests/conformance` that imports from its package."""
+    files = (ROOT / "tests" / "conformance").glob("test_*.py")
+    suites = [imports_in(ast.parse(path.read_text(encoding="utf-8"))) for path in files]
+    for module, path in modules().items():
+        if path.name == "base.py" and "ABC" in path.read_text(encoding="utf-8"):
+            assert any(under_any(names, module.removesuffix(".base")) for names in suites), module

@@ -40,6 +40,8 @@ def experts_product(
 
     def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         output = torch.empty_like(hidden)
+        # The kernel reads a token's choices behind the last token's.
+        weights, expert_ids = weights.contiguous(), expert_ids.contiguous()
         kernel(
             hidden.data_ptr(), hidden.shape[0], hidden.stride(0), expert_ids.data_ptr(), weights.data_ptr(),
             weights.shape[1], count, *(operand.data_ptr() for operand in operands), output.data_ptr(), size,

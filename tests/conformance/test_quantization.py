@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.experts import Experts
@@ -22,7 +21,7 @@ from engine_svc.quantization.base import INPUTS, OUTPUTS, Axis, ParameterSpec, Q
 from engine_svc.quantization.registry import create_method
 from quire.options.model_form import QUANTIZATIONS
 from tests.support.native import needs_native
-from tests.support.ops import make_ops
+from tests.support.ops import experts_by_definition, make_ops
 
 CPU = torch.device("cpu")
 INPUT, OUTPUT, INNER, EXPERTS = 64, 96, 64, 3
@@ -255,11 +254,9 @@ def test_experts(case: Case, world_size: int) -> None:
         layer.pack()
         assert not list(layer.parameters())
         total += layer(hidden, weights, expert_ids).double()
-    expected = torch.zeros(6, INPUT, dtype=torch.float64)
-    for token, row in enumerate(hidden.double()):
-        for weight, index in zip(weights[token], expert_ids[token].tolist(), strict=True):
-            active = F.silu(gates[index].meant @ row) * (ups[index].meant @ row)
-            expected[token] += weight.double() * (downs[index].meant @ active)
+    gate_up = torch.stack([torch.cat((gate.meant, up.meant)) for gate, up in zip(gates, ups, strict=True)])
+    down = torch.stack([each.meant for each in downs])
+    expected = experts_by_definition(hidden, weights, expert_ids, gate_up, down)
     case.check(total, expected)
 
 

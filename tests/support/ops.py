@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from engine_svc.native.library import kernels
 from engine_svc.ops.base import Ops
@@ -19,3 +20,15 @@ def make_ops(name: str) -> tuple[Ops, torch.dtype]:
     found = kernels()
     assert found is not None
     return NativeOps(found), torch.bfloat16
+
+
+def experts_by_definition(
+    hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """In float64; the arguments are those of `Ops.experts` and of its product."""
+    expected = torch.zeros(hidden.shape, dtype=torch.float64)
+    for index, (first, second) in enumerate(zip(gate_up.double(), down.double(), strict=True)):
+        share = (weights.double() * (expert_ids == index)).sum(-1, keepdim=True)
+        gate, up = (hidden.double() @ first.T).chunk(2, dim=-1)
+        expected += share * (F.silu(gate) * up @ second.T)
+    return expected

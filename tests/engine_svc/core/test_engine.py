@@ -302,13 +302,6 @@ def test_prompt_logprobs_survive_preemption() -> None:
     assert collected.tokens[1, 0] == expected(prompts[1], 30)
 
 
-def test_priority_decides_who_starts_and_who_yields() -> None:
-    engine = make_engine(scheduling_policy="priority", max_num_seqs=1)
-    for key, priority in enumerate((5, 1, 3, 1)):
-        engine.add(key, request([key + 1], max_tokens=2, priority=priority))
-    assert list(run(engine).last) == [1, 3, 2, 0]
-
-
 def test_abort_frees_at_once() -> None:
     engine = make_engine()
     collected = Collected()

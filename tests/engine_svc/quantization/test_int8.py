@@ -8,7 +8,7 @@ import torch
 from engine_svc.quantization.base import QuantizationMethod
 from engine_svc.quantization.int8 import Int8, quantize_rows
 from tests.support.native import needs_native
-from tests.support.ops import make_ops
+from tests.support.ops import experts_by_definition, make_ops
 
 both = pytest.mark.parametrize("name", ["plain", pytest.param("native", marks=needs_native)])
 
@@ -44,3 +44,18 @@ def test_int8_matrix_of_zeros(name: str) -> None:
     method, dtype = make(name)
     product = method.linear({"weight": torch.zeros(64, 64, dtype=dtype)}, None)
     assert not product(torch.zeros(3, 64, dtype=dtype)).any()
+
+
+@both
+@pytest.mark.parametrize("tokens", [1, 3, 70, 450])
+@pytest.mark.parametrize(("experts", "chosen", "size", "inner"), [(4, 2, 64, 96), (9, 3, 200, 36), (1, 1, 64, 64)])
+def test_int8_experts(name: str, tokens: int, experts: int, chosen: int, size: int, inner: int) -> None:
+    method, dtype = make(name)
+    gate_up = normal(experts, 2 * inner, size, dtype=dtype) / size**0.5
+    down = normal(experts, size, inner, dtype=dtype, seed=1) / inner**0.5
+    hidden = normal(tokens, size, dtype=dtype, seed=2)
+    weights, expert_ids = normal(tokens, experts, dtype=torch.float32, seed=3).softmax(-1).topk(chosen)
+    found = method.experts({"weight": gate_up}, {"weight": down})(hidden, weights, expert_ids)
+    expected = experts_by_definition(hidden, weights, expert_ids, gate_up, down)
+    assert found.dtype == dtype
+    assert (found - expected).norm() / expected.norm() < 0.03

@@ -138,16 +138,13 @@ BROKEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("executor", [{}, {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}])
-def test_rows_that_cannot_be_sampled_fail_alone(
-    folder: Path, undisturbed: dict[int, list[SequenceDelta]], executor: dict[str, Any]
-) -> None:
+def test_rows_that_cannot_be_sampled_fail_alone(folder: Path, undisturbed: dict[int, list[SequenceDelta]]) -> None:
     """More such requests than steps in a row may fail; the cache is kept and neighbours get their tokens."""
     broken = {
         7 + index: GenerationRequest(fault, random_prompts(40)[0], replace(NEIGHBOUR, **BROKEN[fault]))
         for index, fault in enumerate([*BROKEN, *BROKEN])
     }
-    with running_engine(folder, cpu_threads=1, **executor) as engine:
+    with running_engine(folder) as engine:
         run(engine, neighbours())
         found = run(engine, {**neighbours(), **broken})
     for key, request in broken.items():

@@ -6,7 +6,6 @@ from engine_svc.requests.admission import make_sequences
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import LiveRequest, Sequence, SequenceState
 from engine_svc.scheduler.batch import Batch
-from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.scheduler import Scheduler
 from quire.options.scheduler import SchedulerOptions
@@ -160,9 +159,3 @@ def test_queue_keeps_the_order_and_its_count() -> None:
         queue.remove(queue.at(0))
     assert order == [2, 4, 3]
     assert queue.num_uncomputed_tokens == 0
-
-
-def test_policies_rank() -> None:
-    assert set(POLICIES) == {"fcfs", "priority"}
-    assert [POLICIES["fcfs"]().rank(priority) for priority in (-1, 5)] == [0, 0]
-    assert POLICIES["priority"]().rank(-1) < POLICIES["priority"]().rank(5)

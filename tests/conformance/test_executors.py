@@ -1,0 +1,284 @@
+"""What every executor keeps to, driven by plans as the control side would make them; and the fake one as they do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_svc.executor.base import EXECUTORS, Executor, ExecutorDead, create_executor
+from engine_svc.plan import KvCacheSpec, NewSequence, ScheduledSequence, StepPlan, StepResult
+from quire.errors import StartupError
+from quire.options.model import ModelOptions
+from tests.support.engine_options import engine_options
+from tests.support.fake_executor import FakeExecutor, expected_tokens
+from tests.support.plans import sampling_plan
+from tests.support.run_engine import random_prompts
+from tests.support.tiny_models import VOCAB_SIZE, make_model, reference_logprobs, reference_tokens
+
+SLOTS, MAX_MODEL_LEN, BLOCK_SIZE, HOST_BLOCKS = 4, 256, 16, 8
+BLOCKS_EACH = MAX_MODEL_LEN // BLOCK_SIZE
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
+# What no request may ask for: the runner cannot follow it.
+BROKEN: Mapping[str, Any] = GREEDY | {"logit_bias": ((10**6, 1.0),)}
+PROMPTS = random_prompts(7, 40, 16, 1, seed=3)
+
+# A new executor needs an entry.
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "uni": {},
+    "mp": {"distributed_executor_backend": "mp"},
+    "mp of two ranks": {"tensor_parallel_size": 2},
+}
+every = pytest.mark.parametrize("subject", [*OPTIONS, "fake"], indirect=True)
+real = pytest.mark.parametrize("subject", OPTIONS, indirect=True)
+
+
+@dataclass
+class Subject:
+    """An executor that has loaded a model, and the one thread that calls it. Each slot has blocks of its own."""
+
+    executor: Executor
+    spec: KvCacheSpec
+    expected: Callable[[list[int], int], list[int]]  # the likeliest tokens behind a prompt
+    steps: Iterator[int] = field(default_factory=lambda: iter(range(1, 10**6)))
+
+    def step(self, *scheduled: ScheduledSequence, new: Sequence[NewSequence] = (), **copies: Any) -> StepResult:
+        return run(self.executor, StepPlan(next(self.steps), list(new), list(scheduled), **copies))
+
+    def generate(self, slot: int, prompt: list[int], count: int) -> list[int]:
+        """With nobody beside it."""
+        found = sampled(self.step(part(slot, 0, len(prompt)), new=[begin(slot, prompt)]))[slot]
+        for length in range(len(prompt), len(prompt) + count - 1):
+            found += sampled(self.step(part(slot, length, 1)))[slot]
+        return found
+
+
+def run(executor: Executor, plan: StepPlan) -> StepResult:
+    executor.submit(plan)
+    return executor.collect()
+
+
+def begin(slot: int, prompt: list[int], computed: int = 0, **sampling: Any) -> NewSequence:
+    blocks = list(range(slot * BLOCKS_EACH, (slot + 1) * BLOCKS_EACH))
+    return NewSequence(slot, prompt, len(prompt), computed, [blocks], sampling_plan(**(GREEDY | sampling)))
+
+
+def part(slot: int, computed: int, count: int, samples: bool = True) -> ScheduledSequence:
+    return ScheduledSequence(slot, computed, count, int(samples), [])
+
+
+def sampled(result: StepResult) -> dict[int, list[int]]:
+    return dict(zip(result.sampled_slots, result.sampled_token_ids, strict=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("llama"), "llama-untied")
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> Mapping[tuple[int, ...], list[int]]:
+    """By prompt, the first tokens of Transformers' answer."""
+    found = reference_tokens(folder, PROMPTS, 6)
+    return {tuple(prompt): tokens for prompt, tokens in zip(PROMPTS, found, strict=True)}
+
+
+@contextlib.contextmanager
+def loaded(name: str, folder: Path) -> Iterator[tuple[Executor, KvCacheSpec]]:
+    """An executor whose cache is allocated; proves that nothing of it is left once it is closed."""
+    options = engine_options(
+        dtype="float32", max_num_seqs=SLOTS, block_size=BLOCK_SIZE, use_tqdm_on_load=False, cpu_threads=1,
+        **OPTIONS[name],
+    )  # fmt: skip
+    before = children()
+    executor = create_executor(options.parallel)
+    try:
+        spec = executor.load(ModelOptions(model=str(folder)), options)
+        executor.allocate(SLOTS * BLOCKS_EACH, HOST_BLOCKS)
+        yield executor, spec
+    finally:
+        executor.close()
+        executor.close()
+        assert children() == before
+
+
+def children() -> set[int]:
+    """Processes that this one has started and that have not been waited for."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(number) for path in lists for number in path.read_text().split()}
+
+
+@pytest.fixture(scope="module")
+def subject(
+    request: pytest.FixtureRequest, folder: Path, answers: Mapping[tuple[int, ...], list[int]]
+) -> Iterator[Subject]:
+    if request.param == "fake":
+        yield fake()
+        return
+    with loaded(request.param, folder) as (executor, spec):
+        yield Subject(executor, spec, lambda prompt, count: answers[tuple(prompt)][:count])
+
+
+def fake() -> Subject:
+    executor = FakeExecutor(
+        VOCAB_SIZE, BLOCK_SIZE, MAX_MODEL_LEN, max_in_flight=2,
+        failed_slots=lambda plan: {
+            new.slot: "cannot be followed" for new in plan.new_sequences if new.sampling.parameters.logit_bias
+        },
+    )  # fmt: skip
+    executor.allocate(SLOTS * BLOCKS_EACH, HOST_BLOCKS)
+    plan = sampling_plan(**GREEDY)
+    return Subject(executor, executor.spec, lambda prompt, count: expected_tokens(prompt, count, VOCAB_SIZE, plan))
+
+
+def test_every_executor_is_tested() -> None:
+    chosen = {type(create_executor(engine_options(**options).parallel)).__name__ for options in OPTIONS.values()}
+    assert chosen == {entry.partition(":")[2] for entry in EXECUTORS.values()}
+
+
+@every
+def test_loading_tells_what_the_control_side_must_know(subject: Subject) -> None:
+    spec = subject.spec
+    assert (spec.vocab_size, spec.max_model_len, spec.block_size) == (VOCAB_SIZE, MAX_MODEL_LEN, BLOCK_SIZE)
+    assert (spec.dtype, spec.device, spec.windows) == ("float32", "cpu", (None,))
+    assert spec.max_num_batched_tokens >= MAX_MODEL_LEN
+    assert spec.bytes_per_block > 0
+    assert spec.available_bytes > 100 * spec.bytes_per_block
+
+
+@every
+def test_a_sequence_alone(subject: Subject) -> None:
+    for prompt in PROMPTS:
+        assert subject.generate(0, prompt, 6) == subject.expected(prompt, 6)
+
+
+@every
+def test_a_prompt_in_parts_samples_at_its_end(subject: Subject) -> None:
+    prompt = PROMPTS[1]
+    for first in (1, 15, 16, 17, 39):
+        nothing = subject.step(part(1, 0, first, samples=False), new=[begin(1, prompt)])
+        assert (nothing.sampled_slots, nothing.failed_slots) == ([], {})
+        assert sampled(subject.step(part(1, first, 40 - first)))[1] == subject.expected(prompt, 1)
+
+
+@every
+def test_sequences_come_and_go_between_steps(subject: Subject) -> None:
+    """Results are in batch order, of those alone that sample, whatever is beside them."""
+    expected = {slot: subject.expected(prompt, 4) for slot, prompt in enumerate(PROMPTS)}
+    first = subject.step(
+        part(2, 0, 16), part(0, 0, 7), part(1, 0, 30, samples=False),
+        new=[begin(slot, PROMPTS[slot]) for slot in (0, 1, 2)],
+    )  # fmt: skip
+    assert first.sampled_slots == [2, 0]
+    second = subject.step(part(1, 30, 10), part(3, 0, 1), part(2, 16, 1), new=[begin(3, PROMPTS[3])])
+    assert second.sampled_slots == [1, 3, 2]
+    third = subject.step(part(0, 7, 1), part(1, 40, 1), part(2, 17, 1), part(3, 1, 1))
+    found = {
+        slot: [token for step in (first, second, third) for token in sampled(step).get(slot, [])] for slot in expected
+    }
+    assert found == {slot: expected[slot][: len(tokens)] for slot, tokens in found.items()}
+    assert [len(tokens) for tokens in found.values()] == [2, 2, 3, 2]
+    assert first.execute_milliseconds >= first.forward_milliseconds > 0
+
+
+@every
+def test_an_aborted_sequence_leaves_its_slot_and_blocks_to_the_next(subject: Subject) -> None:
+    """The control side says nothing of it: the next one takes its place, in the midst of its prompt or its answer."""
+    subject.step(part(0, 0, 20, samples=False), new=[begin(0, PROMPTS[1], frequency_penalty=2.0, prompt_logprobs=1)])
+    assert subject.generate(0, PROMPTS[0], 3) == subject.expected(PROMPTS[0], 3)
+    subject.step(part(0, 0, 16), part(1, 0, 7), new=[begin(0, PROMPTS[2]), begin(1, PROMPTS[0])])
+    result = subject.step(part(1, 7, 1), part(0, 0, 1), new=[begin(0, PROMPTS[3])])
+    assert sampled(result) == {1: subject.expected(PROMPTS[0], 2)[1:], 0: subject.expected(PROMPTS[3], 1)}
+
+
+@every
+def test_a_sequence_that_cannot_be_sampled_fails_alone(subject: Subject) -> None:
+    new = [begin(slot, PROMPTS[slot], **(BROKEN if slot == 1 else {})) for slot in range(3)]
+    result = subject.step(part(0, 0, 7), part(1, 0, 40), part(2, 0, 16), new=new)
+    assert list(result.failed_slots) == [1]
+    assert result.failed_slots[1]
+    assert sampled(result) == {slot: subject.expected(PROMPTS[slot], 1) for slot in (0, 2)}
+    after = subject.step(part(0, 7, 1), part(1, 0, 40), part(2, 16, 1), new=[begin(1, PROMPTS[1])])
+    assert after.failed_slots == {}
+    assert sampled(after) == {
+        0: subject.expected(PROMPTS[0], 2)[1:],
+        1: subject.expected(PROMPTS[1], 1),
+        2: subject.expected(PROMPTS[2], 2)[1:],
+    }
+
+
+@every
+def test_steps_are_submitted_before_the_last_ones_tokens_are_known(subject: Subject) -> None:
+    prompt, ahead, count = PROMPTS[0], subject.executor.max_in_flight, 6
+    plans = [(part(0, 0, 7), [begin(0, prompt)]), *((part(0, 7 + number, 1), []) for number in range(count - 1))]
+    found: list[int] = []
+    for number, (scheduled, new) in enumerate(plans):
+        subject.executor.submit(StepPlan(next(subject.steps), new, [scheduled]))
+        if number >= ahead - 1:
+            found += sampled(subject.executor.collect())[0]
+    for _ in range(ahead - 1):
+        found += sampled(subject.executor.collect())[0]
+    assert found == subject.expected(prompt, count)
+
+
+@every
+def test_blocks_go_to_the_host_and_come_back(subject: Subject) -> None:
+    """Into other blocks, and in the order of the plan: out before in."""
+    prompt = PROMPTS[1]
+    subject.step(part(0, 0, 40), new=[begin(0, prompt)])
+    elsewhere = [2 * BLOCKS_EACH, 2 * BLOCKS_EACH + 1]
+    result = subject.step(
+        part(2, 32, 8), new=[begin(2, prompt, computed=32)],
+        copies_out=[(0, 5), (1, 3)], copies_in=[(5, elsewhere[0]), (3, elsewhere[1])],
+    )  # fmt: skip
+    assert sampled(result)[2] == subject.expected(prompt, 1)
+
+
+@real
+def test_log_probabilities(subject: Subject, folder: Path) -> None:
+    prompt = PROMPTS[0]
+    result = subject.step(part(3, 0, 7), new=[begin(3, prompt, logprobs=2, num_prompt_logprobs=1)])
+    (token,) = sampled(result)[3]
+    reference = reference_logprobs(folder, prompt)
+    told = [*result.prompt_logprobs[3], *result.logprobs[3]]
+    assert [len(entry.token_ids) for entry in told] == [2] * 6 + [3]
+    for row, entry, follower in zip(reference, told, [*prompt[1:], token], strict=True):
+        assert entry.token_ids[0] == follower
+        assert entry.rank == 1 + int((row > row[follower]).sum())
+        assert entry.logprobs == pytest.approx(row[entry.token_ids].tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["uni", "mp"])
+def test_a_step_that_raises_is_the_last_or_costs_itself_only(
+    name: str, folder: Path, answers: Mapping[tuple[int, ...], list[int]]
+) -> None:
+    (prompt, *_) = PROMPTS
+    with loaded(name, folder) as (executor, _):
+        with pytest.raises(Exception, match=r"Error|index") as failure:
+            run(executor, StepPlan(1, [], [part(10**6, 0, 1)]))  # there is no such slot
+        if not isinstance(failure.value, ExecutorDead):
+            result = run(executor, StepPlan(2, [begin(0, prompt)], [part(0, 0, len(prompt))]))
+            assert sampled(result)[0] == answers[tuple(prompt)][:1]
+
+
+def test_a_lost_rank_is_the_end(folder: Path) -> None:
+    """Of the others too, which wait for it in a collective."""
+    before = children()
+    with loaded("mp of two ranks", folder) as (executor, _):
+        _, second = sorted(children() - before)
+        os.kill(second, signal.SIGKILL)
+        for step in (1, 2):
+            with pytest.raises(ExecutorDead):
+                run(executor, StepPlan(step, [begin(0, PROMPTS[0])], [part(0, 0, 7)]))
+
+
+@pytest.mark.parametrize("name", ["uni", "mp"])
+def test_a_model_that_is_not_there_says_so(name: str, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=str(tmp_path)), loaded(name, tmp_path):
+        pass
