@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 
 from gateway.answers.parser import AnswerParser
-from quire.errors import StartupError
+from quire.registry import load_entry
 
 
 def parser_class(parsers: Mapping[str, str], name: str) -> type[AnswerParser]:
@@ -18,8 +17,5 @@ def parser_class(parsers: Mapping[str, str], name: str) -> type[AnswerParser]:
     Raises:
         StartupError: there is none of that name.
     """
-    if name not in parsers:
-        raise StartupError(f"There is no parser {name!r}; choose one of {', '.join(parsers) or 'none'}.")
-    module, _, class_name = parsers[name].partition(":")
-    found: type[AnswerParser] = getattr(importlib.import_module(module), class_name)
+    found: type[AnswerParser] = load_entry("The parser", parsers, name)
     return found
