@@ -126,14 +126,13 @@ class SessionLink(Generic[Out, In]):
         self.error: QuireError | None = None
         self._outbox: Outbox[Out] | None = None
         self._last_frame = 0.0
-        self._connected = asyncio.Event()
         self._given_up = asyncio.Event()
         self._fault = ""
 
     @property
     def connected(self) -> bool:
         """Whether frames can be posted."""
-        return self._connected.is_set()
+        return self._outbox is not None
 
     @property
     def late(self) -> bool:
@@ -145,17 +144,6 @@ class SessionLink(Generic[Out, In]):
         self._fault = fault
         self._given_up.set()
 
-    async def wait_connected(self, timeout: float) -> None:
-        """Waits for the connection.
-
-        Raises:
-            Unavailable: it did not come about in `timeout` seconds.
-        """
-        try:
-            await asyncio.wait_for(self._connected.wait(), timeout)
-        except TimeoutError:
-            raise Unavailable(f"{self.name} cannot be reached; try again in a moment.") from None
-
     def post(self, items: int = 1, num_bytes: int = 0) -> Out:
         """The frame that goes out next, to be added to; see Outbox.
 
@@ -163,7 +151,7 @@ class SessionLink(Generic[Out, In]):
             Unavailable: there is no connection.
             Overloaded: as in Outbox.
         """
-        if self._outbox is None or not self.connected:
+        if self._outbox is None:
             raise Unavailable(f"{self.name} cannot be reached; try again in a moment.")
         return self._outbox.post(items, num_bytes)
 
@@ -192,7 +180,6 @@ class SessionLink(Generic[Out, In]):
         finally:
             call.cancel()
             was_connected, self._outbox = self.connected, None
-            self._connected.clear()
             self.error = error
         if was_connected:
             self._report_loss(error)
@@ -209,7 +196,6 @@ class SessionLink(Generic[Out, In]):
         """Moves frames both ways until one side ends; returns why."""
         self._outbox = Outbox(self._new_frame)
         self._last_frame = time.monotonic()
-        self._connected.set()
         self._on_connected()
         tasks = [asyncio.create_task(job) for job in (self._read(call), self._write(call, self._outbox), self._watch())]
         try:
