@@ -12,12 +12,30 @@ from typing import Annotated, get_type_hints
 
 import msgspec
 
-from quire.bounds import MAX_CHOICES, Bound, is_greedy
+from quire.bounds import MAX_CHOICES, MAX_REPETITION_PATTERN_SIZE, Bound, is_greedy
 from quire.reasoning import ReasoningMarks
 
 _COUNT = Bound(0, 2**31 - 1)
 # Marks what a model's generation config may have another default for.
 _MODEL_DEFAULT = "model default"
+
+
+class RepetitionDetection(msgspec.Struct, frozen=True):
+    """When a sequence repeats itself; see the wire's message of that name. In HTTP requests it is the same."""
+
+    max_pattern_size: int = 0  # in tokens; 0 detects nothing
+    min_pattern_size: int = 0  # 0 means 1
+    min_count: int = 0
+
+    def check(self, parameter: str) -> None:
+        """
+        Raises:
+            InvalidRequest: a number is out of bounds.
+        """
+        Bound(0, MAX_REPETITION_PATTERN_SIZE).check(f"{parameter}.max_pattern_size", self.max_pattern_size)
+        Bound(0, self.max_pattern_size).check(f"{parameter}.min_pattern_size", self.min_pattern_size)
+        if self.max_pattern_size:
+            Bound(2, _COUNT.maximum).check(f"{parameter}.min_count", self.min_count)
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +62,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: int | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    repetition_detection: RepetitionDetection | None = None
     reasoning: ReasoningMarks | None = None  # None where nothing depends on it
 
     @property

@@ -35,6 +35,8 @@ def check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
     for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None:
             Bound(0, min(limits.max_logprobs, limits.vocab_size)).check(name, count)
+    if sampling.repetition_detection is not None:
+        sampling.repetition_detection.check("repetition_detection")
     if sampling.reasoning is not None:
         sampling.reasoning.check("reasoning", limits.vocab_size)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:

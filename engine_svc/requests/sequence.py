@@ -7,6 +7,7 @@ from collections import abc
 
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.plan import PositionLogprobs, SamplingPlan
+from engine_svc.requests.repetition import RepetitionDetector
 from engine_svc.requests.request import GenerationRequest
 
 
@@ -72,7 +73,7 @@ class Sequence:
 
     __slots__ = (
         "_tokens", "choice_index", "generates", "max_length", "num_computed_tokens", "num_pending_tokens",
-        "num_prompt_tokens", "order", "owner", "sampling", "slot", "state", "table", "token_ids",
+        "num_prompt_tokens", "order", "owner", "repetition", "sampling", "slot", "state", "table", "token_ids",
         "wants_prompt_logprobs",
     )  # fmt: skip
 
@@ -98,6 +99,12 @@ class Sequence:
         self.num_computed_tokens = 0  # how many of its first tokens are computed
         self.num_pending_tokens = 0  # positions sampled by steps whose results have not come yet
         self.generates = max_length > self.num_prompt_tokens  # else it only computes its prompt
+        detection = sampling.parameters.repetition_detection
+        self.repetition = (
+            RepetitionDetector(detection, self._tokens[self.num_prompt_tokens :])
+            if detection and detection.max_pattern_size
+            else None
+        )
         self.slot = -1
         self.state = SequenceState.CREATED
         # Until they are complete: they need every prompt token computed, so the prefix cache must not be read.

@@ -18,14 +18,17 @@ class Ending(NamedTuple):
 
 def find_ending(sequence: Sequence, token_ids: list[int]) -> Ending | None:
     """The end of a sequence that goes on with the tokens of this run; None when it does not end with any of them."""
-    live, known = sequence.owner, len(sequence.token_ids)
-    if live.ending_token_ids.isdisjoint(token_ids) and known + len(token_ids) < sequence.max_length:
+    live, known, repetition = sequence.owner, len(sequence.token_ids), sequence.repetition
+    is_long = known + len(token_ids) >= sequence.max_length
+    if not is_long and repetition is None and live.ending_token_ids.isdisjoint(token_ids):
         return None  # as nearly always
+    min_tokens = sequence.sampling.parameters.min_tokens
     for count, token_id in enumerate(token_ids, 1):
-        if token_id in live.ending_token_ids:
-            num_output_tokens = known + count - sequence.num_prompt_tokens
-            if num_output_tokens > sequence.sampling.parameters.min_tokens:
-                return Ending(count, FinishReason.STOP, None if token_id in live.eos_token_ids else token_id)
+        num_output_tokens = known + count - sequence.num_prompt_tokens
+        if token_id in live.ending_token_ids and num_output_tokens > min_tokens:
+            return Ending(count, FinishReason.STOP, None if token_id in live.eos_token_ids else token_id)
         if known + count >= sequence.max_length:
             return Ending(count, FinishReason.LENGTH)
+        if repetition and repetition.advance(token_id) and num_output_tokens >= min_tokens:
+            return Ending(count, FinishReason.REPETITION)
     return None

@@ -21,6 +21,7 @@ FINISH_REASONS = {
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.REPETITION: common_pb2.FINISH_REASON_REPETITION,
 }
 
 

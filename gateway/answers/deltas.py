@@ -17,6 +17,7 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    REPETITION = "repetition"
 
 
 class Content(msgspec.Struct, frozen=True):

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.sampling import RepetitionDetection
+
 
 class StreamOptions(msgspec.Struct):
     """How a stream reports usage."""
@@ -37,6 +39,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    repetition_detection: RepetitionDetection | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     stream: bool | None = None
@@ -66,7 +69,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     guided_grammar: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
-    repetition_detection: Any = None
     thinking_token_budget: Any = None
     prompt_embeds: Any = None
     best_of: Any = None

@@ -110,6 +110,7 @@ def sampling_parameters(body: GenerationFields, defaults: SamplingParameters) ->
         ignore_eos=body.ignore_eos,
         stop_token_ids=(*defaults.stop_token_ids, *(body.stop_token_ids or ())),
         logit_bias=_logit_bias(body, defaults),
+        repetition_detection=body.repetition_detection,
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         **asked,
     )

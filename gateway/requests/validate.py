@@ -38,7 +38,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "truncation_side": ("left",), "logprob_token_ids": ([],),
         "response_format": ({"type": "text"},), "structured_outputs": (), "guided_json": (), "guided_regex": (),
         "guided_choice": (), "guided_grammar": (), "kv_transfer_params": (), "vllm_xargs": ({},),
-        "repetition_detection": (), "thinking_token_budget": (), "prompt_embeds": (), "best_of": (1,),
+        "thinking_token_budget": (), "prompt_embeds": (), "best_of": (1,),
         "suffix": ("",), "tools": (), "functions": (), "function_call": ("none",), "tool_choice": ("none",),
         "parallel_tool_calls": (True, False), "documents": ([],), "reasoning_effort": ("none",),
         "modalities": (["text"],), "audio": (), "guided_decoding_backend": ("auto",), "guided_whitespace_pattern": (),
@@ -74,6 +74,8 @@ def check_generation(body: GenerationFields, model: ServedModel) -> None:
         raise InvalidRequest("prompt_logprobs are not available in streams.", parameter="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true.", parameter="stream_options")
+    if body.repetition_detection is not None:
+        body.repetition_detection.check("repetition_detection")
     _check_lists(body, model.vocab_size)
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_CACHE_SALT_LENGTH:
         raise InvalidRequest(f"cache_salt needs 1 to {MAX_CACHE_SALT_LENGTH} characters.", parameter="cache_salt")

@@ -19,6 +19,7 @@ _FINISH = {
     common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     common_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
+    common_pb2.FINISH_REASON_REPETITION: FinishReason.REPETITION,
 }
 _NO_TEXT = tokenizer_pb2.TextDelta()
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.reasoning import ReasoningMarks
-from quire.sampling import SamplingParameters
+from quire.sampling import RepetitionDetection, SamplingParameters
 from quire.v1 import common_pb2
 
 _NEUTRAL = SamplingParameters()
@@ -27,6 +27,9 @@ def from_sampling(sampling: SamplingParameters) -> common_pb2.SamplingParams:
         given["logit_bias"] = dict(sampling.logit_bias)
     if sampling.bad_words:
         given["bad_words"] = [common_pb2.TokenIds(token_ids=run) for run in sampling.bad_words]
+    if sampling.repetition_detection:
+        detection = msgspec.structs.asdict(sampling.repetition_detection)
+        given["repetition_detection"] = common_pb2.RepetitionDetection(**detection)
     if sampling.reasoning:
         given["reasoning"] = from_marks(sampling.reasoning)
     return common_pb2.SamplingParams(**given)
@@ -46,6 +49,8 @@ def _plain(value: Any) -> Any:
     """A field's value; lists as tuples, maps as the tuple of their entries by key, messages as their own types."""
     if isinstance(value, common_pb2.ReasoningMarks):
         return to_marks(value)
+    if isinstance(value, common_pb2.RepetitionDetection):
+        return RepetitionDetection(value.max_pattern_size, value.min_pattern_size, value.min_count)
     if isinstance(value, common_pb2.TokenIds):
         return tuple(value.token_ids)
     if isinstance(value, Mapping):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from engine_svc.core.engine import Engine
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
-from quire.sampling import SamplingParameters
+from quire.sampling import RepetitionDetection, SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.run_engine import random_prompts, run, run_requests, running_engine
 
@@ -31,6 +31,9 @@ SAMPLINGS: dict[str, Callable[[list[int]], SamplingParameters]] = {
     "stop": lambda plain: replace(PLAIN, stop_token_ids=(plain[17],)),
     "min-tokens": lambda plain: replace(PLAIN, stop_token_ids=tuple(plain), min_tokens=20),
     "bad-words": lambda plain: replace(PLAIN, bad_words=(*pairwise(plain), (PROMPT[-1], plain[0]), (plain[5],))),
+    "repetition": lambda plain: replace(
+        PLAIN, allowed_token_ids=tuple(plain[:2]), repetition_detection=RepetitionDetection(7, 1, 3), min_tokens=9
+    ),
     "allowed": lambda plain: replace(SAMPLED, allowed_token_ids=tuple(plain[:3])),
     "bias": lambda plain: replace(PLAIN, logit_bias=((plain[3], -50.0), (9, 4.0))),
 }

@@ -20,7 +20,7 @@ from engine_svc.requests.validation import validate
 from engine_svc.sampling.isolation import sample_rows
 from engine_svc.sampling.sampler import Sampler
 from quire.errors import InvalidRequest
-from quire.sampling import SAMPLING_BOUNDS, SamplingParameters
+from quire.sampling import SAMPLING_BOUNDS, RepetitionDetection, SamplingParameters
 from tests.support.plans import sampling_plan
 from tests.support.run_engine import random_prompts, running_engine
 from tests.support.tiny_models import VOCAB_SIZE, make_model
@@ -103,6 +103,12 @@ SAMPLINGS = st.builds(
     allowed_token_ids=st.sampled_from([(), (EOS,), (5, 9), (VOCAB_SIZE - 1,), tuple(range(VOCAB_SIZE))]),
     bad_words=st.sampled_from(
         [(), ((5,),), ((9, 5), (5, 9), (5, 5)), tuple((token_id, token_id) for token_id in range(256)), ((1,) * 256,)]
+    ),
+    repetition_detection=st.builds(
+        RepetitionDetection,
+        max_pattern_size=st.sampled_from([0, 1, 1024]),
+        min_pattern_size=st.sampled_from([0, 1, 1024]),
+        min_count=st.sampled_from([0, 2, 2**31 - 1]),
     ),
     logprobs=st.sampled_from([None, 0, 20]),
     prompt_logprobs=st.sampled_from([None, 0, 20]),
