@@ -11,13 +11,12 @@ import uvloop
 from quire.errors import StartupError
 from quire.log import setup_logging
 from quire.metrics import new_registry, serve_metrics
-from quire.model_folder import model_folder
 from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.server import GrpcServer
-from quire.tokenizer.files import PATTERNS, TokenizerFiles, read_tokenizer_files
+from quire.tokenizer.files import TokenizerFiles, read_tokenizer_files, tokenizer_folder
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
@@ -50,9 +49,8 @@ async def _serve(
     registry = new_registry()
     metrics = TokenizerMetrics(registry)
     grpc_server = GrpcServer("tokenizer", _SERVICE, server, security, registry)
-    name = options.tokenizer or model.model
-    revision = options.tokenizer_revision or (None if options.tokenizer else model.revision)
-    files = read_tokenizer_files(model_folder(name, revision, model.download_dir, PATTERNS))
+    name = model.tokenizer_name
+    files = read_tokenizer_files(tokenizer_folder(model))
     renderer = ChatRenderer(
         choose_templates(files, options),
         files.special_tokens,

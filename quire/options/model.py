@@ -1,4 +1,4 @@
-"""Which model: shared by the engine and the tokenizer service."""
+"""Which model, with its tokenizer: shared by the engine and the tokenizer service."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ class ModelOptions:
     )
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")
     download_dir: str | None = option(None, "Folder for downloaded models; the Hugging Face cache when unset.")
+    tokenizer: str | None = option(
+        None, "Folder of the tokenizer, or its name on the Hugging Face hub. Default: the model's.", metavar="PATH|NAME"
+    )
+    tokenizer_revision: str | None = option(
+        None, "Branch, tag or commit of a hub tokenizer. Default: --revision when the tokenizer is the model's."
+    )
     served_model_name: tuple[str, ...] = option(
         (), "Names under which the API serves the model; the first is the one in answers. Default: the model's own."
     )
@@ -28,3 +34,8 @@ class ModelOptions:
     def served_names(self) -> tuple[str, ...]:
         """The names clients may use; never empty."""
         return self.served_model_name or (self.model,)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Folder of the tokenizer, or its name on the hub."""
+        return self.tokenizer or self.model

@@ -9,14 +9,8 @@ from quire.options.base import option
 
 @dataclass(frozen=True)
 class TokenizerOptions:
-    """Which tokenizer and chat template, and how much a request may ask of them."""
+    """Which chat template, and how much a request may ask of it and of the tokenizer."""
 
-    tokenizer: str | None = option(
-        None, "Folder of the tokenizer, or its name on the Hugging Face hub. Default: the model's.", metavar="PATH|NAME"
-    )
-    tokenizer_revision: str | None = option(
-        None, "Branch, tag or commit of a hub tokenizer. Default: --revision when the tokenizer is the model's."
-    )
     chat_template: str | None = option(
         None, "Chat template in place of the model's: a file, or the template itself on one line.", metavar="PATH|TEXT"
     )

@@ -37,7 +37,7 @@ def main(**groups: Any) -> None:
     """
     options = StackOptions(**groups)
     options.gateway.check()
-    for place in (options.model.model, options.tokenizer.tokenizer):
+    for place in (options.model.model, options.model.tokenizer):
         check_path(place or "")
     with HeldPorts() as ports:
         ports.hold(options.gateway.host, options.gateway.port, "--port")

@@ -14,6 +14,8 @@ from typing import Any
 import tokenizers
 
 from quire.errors import StartupError
+from quire.model_folder import model_folder
+from quire.options.model import ModelOptions
 
 PATTERNS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")
 
@@ -29,6 +31,16 @@ class TokenizerFiles:
     config: dict[str, Any]  # tokenizer_config.json without the chat template
     special_tokens: dict[str, str] = field(default_factory=dict)  # "eos_token" → its text
     chat_templates: dict[str, str] = field(default_factory=dict)  # "default" and, of some models, others
+
+
+def tokenizer_folder(options: ModelOptions) -> Path:
+    """The tokenizer's folder, downloaded when it is a hub name.
+
+    Raises:
+        StartupError: there is no such folder, or the hub does not give it.
+    """
+    revision = options.tokenizer_revision or (None if options.tokenizer else options.revision)
+    return model_folder(options.tokenizer_name, revision, options.download_dir, PATTERNS)
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
