@@ -8,16 +8,17 @@ import functools
 import ipaddress
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence, ValuesView
+from collections.abc import Callable, Collection, Sequence, ValuesView
 from typing import Any
 
 import grpc
 
 from gateway.services.replica import Replica
-from quire.errors import Overloaded, QuireError, Unavailable
+from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.discovery import DnsSource, Resolver, resolve_host, split_address
+from quire.rpc.peers import Peers
 from quire.rpc.settings import CALL_SECONDS
 from quire.rpc.status import from_rpc_error
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -78,6 +79,11 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
             self.link.give_up("does not read what it is sent")
             return tokenizer_pb2.DetokenizeTokens()
 
+    @property
+    def busy(self) -> bool:
+        """Whether it has texts or calls under way."""
+        return self.live > 0
+
     def close(self, stream_id: int) -> None:
         """Forgets a sequence; a session that is gone has forgotten it already."""
         with contextlib.suppress(Unavailable):
@@ -126,15 +132,14 @@ class Tokenizers:
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._resolve = resolve
-        self._replicas: dict[str, TokenizerReplica] = {}
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._announced: dict[str, frozenset[str]] = {}
+        self._replicas = Peers(MAX_REPLICAS, self._end)
+        self._running: dict[TokenizerReplica, asyncio.Task[None]] = {}
         self._heard = asyncio.Event()
 
     @property
     def known(self) -> ValuesView[TokenizerReplica]:
         """All replicas, whether they are up or not."""
-        return self._replicas.values()
+        return self._replicas.by_address.values()
 
     @property
     def connected(self) -> bool:
@@ -146,11 +151,12 @@ class Tokenizers:
         async with asyncio.TaskGroup() as group:
             for address in self._addresses:
                 host, _ = split_address(address)
-                if _is_literal(host):
-                    self._announce(group, "", address, [address])
-                else:
-                    announce = functools.partial(self._announce, group, host)
+                name = "" if _is_literal(host) else host
+                announce = functools.partial(self._replicas.announce, make=functools.partial(self._begin, group, name))
+                if name:
                     group.create_task(DnsSource(FLAG, address, announce, _LOOK_UP_SECONDS, self._resolve).run())
+                else:
+                    announce(address, [address])
 
     def pick(self, avoid: Collection[TokenizerReplica] = ()) -> TokenizerReplica | None:
         """The least busy replica, with those to avoid and those that stop or are gone last; None when none is up."""
@@ -192,32 +198,15 @@ class Tokenizers:
                 failed.append(replica)
                 await asyncio.sleep(min(1.0, _RETRY_SECONDS * 2 ** len(failed)))
 
-    def _announce(self, group: asyncio.TaskGroup, name: str, source: str, found: Iterable[str]) -> None:
-        """Replaces what `source` stands for by the addresses found.
+    def _begin(self, group: asyncio.TaskGroup, name: str, address: str) -> TokenizerReplica:
+        logger.debug("tokenizer service at %s", address)
+        replica = TokenizerReplica(address, name, self._security, self._take_frame, self._on_lost)
+        self._running[replica] = group.create_task(replica.run())
+        return replica
 
-        Raises:
-            Overloaded: there are too many.
-        """
-        chosen = frozenset(found)
-        if len(self._replicas.keys() | chosen) > MAX_REPLICAS:
-            raise Overloaded(f"there are more addresses than the {MAX_REPLICAS} that a gateway keeps up with")
-        self._announced[source] = chosen
-        for address in sorted(chosen - self._replicas.keys()):
-            logger.debug("tokenizer service at %s", address)
-            replica = TokenizerReplica(address, name, self._security, self._take_frame, self._on_lost)
-            self._replicas[address] = replica
-            self._running[address] = group.create_task(replica.run())
-        self._sweep()
-
-    def _sweep(self) -> None:
-        """Lets go of replicas that no name stands for any more and that have nothing left."""
-        announced = frozenset().union(*self._announced.values())
-        for address, replica in list(self._replicas.items()):
-            replica.retired = address not in announced
-            if replica.retired and not replica.live:
-                logger.debug("no tokenizer service at %s any more", address)
-                del self._replicas[address]
-                self._running.pop(address).cancel()
+    def _end(self, replica: TokenizerReplica) -> None:
+        logger.debug("no tokenizer service at %s any more", replica.address)
+        self._running.pop(replica).cancel()
 
     def _take_frame(self, frame: TextFrame) -> None:
         self._heard.set()

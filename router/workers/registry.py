@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Iterable, ValuesView
 
-from quire.errors import Overloaded
+from quire.rpc.peers import Peers
 from router.workers.remote import RemoteWorker
 from router.workers.state import State
 
@@ -29,15 +30,14 @@ class WorkerRegistry:
         """
         self._make_worker = make_worker
         self._on_change = on_change
-        self._workers: dict[str, RemoteWorker] = {}
-        self._announced: dict[str, frozenset[str]] = {}
+        self._peers = Peers(MAX_WORKERS, self._end)
         self._states: dict[str, State] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def workers(self) -> ValuesView[RemoteWorker]:
         """All of them, in the order in which they became known."""
-        return self._workers.values()
+        return self._peers.by_address.values()
 
     def announce(self, source: str, addresses: Iterable[str]) -> None:
         """Replaces what `source` announces by `addresses` (host:port).
@@ -45,40 +45,37 @@ class WorkerRegistry:
         Raises:
             Overloaded: there are too many.
         """
-        chosen = frozenset(addresses)
-        if len(self._workers.keys() | chosen) > MAX_WORKERS:
-            raise Overloaded(f"{source} announces more workers than the {MAX_WORKERS} that a router keeps up with.")
-        self._announced[source] = chosen
-        for address in sorted(chosen - self._workers.keys()):
-            logger.info("worker %s announced by %s", address, source)
-            self._workers[address] = worker = self._make_worker(address)
-            worker.start()
-        self.sweep()
+        self._peers.announce(source, addresses, functools.partial(self._begin, source))
+        self._watch()
 
     def sweep(self) -> None:
         """Retires workers that nobody announces, lets go of those that are done, and logs changes of state."""
-        announced = frozenset().union(*self._announced.values())
-        for address, worker in list(self._workers.items()):
-            worker.retired = address not in announced
-            if worker.retired and not worker.load.inflight_requests:
-                self._remove(address)
-            else:
-                worker.check_progress()
-                self._log_state(worker)
-        self._on_change()
+        self._peers.sweep()
+        self._watch()
 
     async def close(self) -> None:
         """Disconnects from all workers."""
-        for address in list(self._workers):
-            self._remove(address)
+        self._peers.clear()
         await asyncio.gather(*self._closing)
 
-    def _remove(self, address: str) -> None:
-        logger.info("worker %s is gone", address)
-        task = asyncio.ensure_future(self._workers.pop(address).close())
+    def _begin(self, source: str, address: str) -> RemoteWorker:
+        logger.info("worker %s announced by %s", address, source)
+        worker = self._make_worker(address)
+        worker.start()
+        return worker
+
+    def _end(self, worker: RemoteWorker) -> None:
+        logger.info("worker %s is gone", worker.address)
+        task = asyncio.ensure_future(worker.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-        self._states.pop(address, None)
+        self._states.pop(worker.address, None)
+
+    def _watch(self) -> None:
+        for worker in self.workers:
+            worker.check_progress()
+            self._log_state(worker)
+        self._on_change()
 
     def _log_state(self, worker: RemoteWorker) -> None:
         condition = worker.condition

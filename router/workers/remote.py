@@ -96,6 +96,11 @@ class RemoteWorker(Worker):
         await self._channel.close()
 
     @property
+    def busy(self) -> bool:
+        """Whether requests of this router run there."""
+        return self.load.inflight_requests > 0
+
+    @property
     def condition(self) -> Condition:
         """The worker's state now, and the reason for it."""
         return assess(

@@ -48,7 +48,7 @@ async def running(names: Names, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 def known(replicas: Tokenizers) -> list[str]:
-    return sorted(address for address, replica in replicas._replicas.items() if not replica.retired)
+    return sorted(address for address, replica in replicas._replicas.by_address.items() if not replica.retired)
 
 
 async def test_every_address_behind_a_name_is_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,20 +58,23 @@ async def test_every_address_behind_a_name_is_a_replica(monkeypatch: pytest.Monk
         assert known(replicas) == []
         names.found = ["127.0.0.2", "127.0.0.3", "::1"]
         await eventually(lambda: known(replicas) == ["127.0.0.2:50052", "127.0.0.3:50052"])
-        busy = replicas._replicas["127.0.0.3:50052"]
+        busy = replicas._replicas.by_address["127.0.0.3:50052"]
         busy.live += 1
         names.found = ["127.0.0.2"]
         await eventually(lambda: known(replicas) == ["127.0.0.2:50052"])
-        assert set(replicas._replicas) == {"127.0.0.2:50052", "127.0.0.3:50052"}  # what it has may come to its end
+        assert set(replicas._replicas.by_address) == {
+            "127.0.0.2:50052",
+            "127.0.0.3:50052",
+        }  # what it has may come to its end
         names.found = ["127.0.0.2", "127.0.0.3"]
         await eventually(lambda: len(known(replicas)) == 2)
-        assert replicas._replicas["127.0.0.3:50052"] is busy
+        assert replicas._replicas.by_address["127.0.0.3:50052"] is busy
         names.found = []  # no answer changes nothing
         await asyncio.sleep(0.1)
         assert len(known(replicas)) == 2
         busy.live -= 1
         names.found = ["127.0.0.2"]
-        await eventually(lambda: set(replicas._replicas) == {"127.0.0.2:50052"})
+        await eventually(lambda: set(replicas._replicas.by_address) == {"127.0.0.2:50052"})
         assert len(replicas._running) == 1
 
 
@@ -83,7 +86,7 @@ async def test_those_that_stop_come_last(monkeypatch: pytest.MonkeyPatch) -> Non
         for port in (1, 2, 3)
     ]
     monkeypatch.setattr(TokenizerReplica, "up", True)
-    replicas._replicas = {replica.address: replica for replica in ups}
+    replicas._replicas.by_address = {replica.address: replica for replica in ups}
     first, second, third = ups
     first.live = 5
     assert replicas.pick() is second

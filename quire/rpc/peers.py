@@ -1,0 +1,67 @@
+"""The peers that others announce: known by address, and let go of once they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from quire.errors import Overloaded
+
+
+class Peer(Protocol):
+    """Somebody at an address."""
+
+    retired: bool  # no source announces it any more
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has something left to finish."""
+
+
+P = TypeVar("P", bound=Peer)
+
+
+class Peers(Generic[P]):
+    """Address → peer. A peer is known while any source announces it, and after that until it is not busy."""
+
+    def __init__(self, most: int, on_gone: Callable[[P], None]) -> None:
+        """
+        Args:
+            most: that may be known at a time.
+            on_gone: frees what a peer has; it is not known any more.
+        """
+        # In the order in which they became known.
+        self.by_address: dict[str, P] = {}
+        self._most = most
+        self._on_gone = on_gone
+        self._announced: dict[str, frozenset[str]] = {}
+
+    def announce(self, source: str, addresses: Iterable[str], make: Callable[[str], P]) -> None:
+        """Replaces what `source` announces by `addresses` (host:port), and makes those that are new.
+
+        Raises:
+            Overloaded: there are too many.
+        """
+        chosen = frozenset(addresses)
+        if len(self.by_address.keys() | chosen) > self._most:
+            raise Overloaded(f"{source} announces more addresses than the {self._most} that can be kept up with.")
+        self._announced[source] = chosen
+        for address in sorted(chosen - self.by_address.keys()):
+            self.by_address[address] = make(address)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Retires those that nobody announces, and lets go of those of them that are done."""
+        announced = frozenset().union(*self._announced.values())
+        for address, peer in list(self.by_address.items()):
+            peer.retired = address not in announced
+            if peer.retired and not peer.busy:
+                self._let_go(address)
+
+    def clear(self) -> None:
+        """Lets go of all."""
+        for address in list(self.by_address):
+            self._let_go(address)
+
+    def _let_go(self, address: str) -> None:
+        self._on_gone(self.by_address.pop(address))
