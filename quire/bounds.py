@@ -17,6 +17,7 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256  # in characters
 MAX_BAD_WORD_TOKENS = 256
 MAX_BAD_WORD_RUNS = 2 * MAX_BAD_WORDS  # of tokens: each word alone, and behind a space
+MAX_LOGPROB_TOKEN_IDS = 1024
 MAX_REPETITION_PATTERN_SIZE = 1024  # in tokens
 MAX_MESSAGES = 4096  # of a conversation
 MAX_LOGIT_BIAS_ENTRIES = 1024

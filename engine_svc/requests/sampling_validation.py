@@ -8,6 +8,7 @@ from quire.bounds import (
     MAX_BAD_WORD_RUNS,
     MAX_BAD_WORD_TOKENS,
     MAX_LOGIT_BIAS_ENTRIES,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_STOP_TOKEN_IDS,
     Bound,
     check_count,
@@ -35,6 +36,10 @@ def check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
     for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None:
             Bound(0, min(limits.max_logprobs, limits.vocab_size)).check(name, count)
+    check_count("logprob_token_ids", len(sampling.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS, "entries")
+    check_token_ids("logprob_token_ids", sampling.logprob_token_ids, limits.vocab_size)
+    if sampling.logprob_token_ids and sampling.logprobs is None:
+        raise InvalidRequest("logprob_token_ids needs logprobs to be asked for.", parameter="logprob_token_ids")
     if sampling.repetition_detection is not None:
         sampling.repetition_detection.check("repetition_detection")
     if sampling.reasoning is not None:

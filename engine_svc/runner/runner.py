@@ -23,7 +23,7 @@ from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.pending import PendingStep, StepTimer
 from engine_svc.sampling.isolation import blame, sample_rows
-from engine_svc.sampling.logprobs import ScoredPositions, score_positions
+from engine_svc.sampling.logprobs import Alternatives, ScoredPositions, score_positions
 from engine_svc.sampling.sampler import BrokenRows, SampleOutput, Sampler
 from engine_svc.transfer import to_device, to_host
 from quire.options.engine import EngineOptions
@@ -277,7 +277,7 @@ class Runner:
     def _score(self, hidden: torch.Tensor, targets: torch.Tensor, count: int) -> list[ScoredPositions]:
         """A few rows at a time: the logits of a whole chunk of the prompt could take gigabytes."""
         return [
-            score_positions(self._model.logits(rows), tokens, [count] * len(tokens))
+            score_positions(self._model.logits(rows), tokens, [Alternatives(count)] * len(tokens))
             for rows, tokens in zip(hidden.split(_SCORED_ROWS), targets.split(_SCORED_ROWS), strict=True)
         ]
 

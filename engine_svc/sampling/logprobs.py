@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine_svc.plan import PositionLogprobs
-from engine_svc.transfer import to_host
+from engine_svc.transfer import to_device, to_host
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """What is told of a position beside the token that stands there."""
+
+    count: int  # of the most likely tokens
+    token_ids: Sequence[int] = ()  # and these
 
 
 @dataclass(frozen=True)
@@ -18,35 +28,50 @@ class ScoredPositions:
     logprobs: torch.Tensor  # float32 [rows], of these tokens
     ranks: torch.Tensor  # int64 [rows]
     best: tuple[torch.Tensor, torch.Tensor] | None  # float32 and int64 [rows, most]: the most likely tokens
-    counts: list[int]
+    named: torch.Tensor | None  # float32, of the named tokens, those of one row after the other
+    wanted: Sequence[Alternatives]
 
     def read(self) -> list[PositionLogprobs]:
         """One entry for each row, once the step is done."""
         own, ranks, ids = self.logprobs.tolist(), self.ranks.tolist(), self.token_ids.tolist()
         values, indices = (part.tolist() for part in self.best) if self.best else ([[]] * len(ids),) * 2
+        named = iter(() if self.named is None else self.named.tolist())
         return [
-            PositionLogprobs([ids[row], *indices[row][:count]], [own[row], *values[row][:count]], ranks[row])
-            for row, count in enumerate(self.counts)
+            PositionLogprobs(
+                [ids[row], *indices[row][: wanted.count], *wanted.token_ids],
+                [own[row], *values[row][: wanted.count], *(next(named) for _ in wanted.token_ids)],
+                ranks[row],
+            )
+            for row, wanted in enumerate(self.wanted)
         ]
 
 
-def score_positions(logits: torch.Tensor, token_ids: torch.Tensor, counts: list[int]) -> ScoredPositions:
-    """What stands at each position, and the most likely alternatives.
+def score_positions(logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Alternatives]) -> ScoredPositions:
+    """What stands at each position, and its alternatives.
 
     Args:
         logits: float32 [rows, vocabulary]
         token_ids: int64 [rows], the token at each position.
-        counts: alternatives wanted for each row.
+        wanted: for each row.
     """
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(-1, token_ids[:, None])
     ranks = (logprobs > own).sum(-1) + 1
-    most = max(counts)
+    most = max(each.count for each in wanted)
     best = logprobs.topk(most, dim=-1) if most else None
     return ScoredPositions(
         to_host(token_ids),
         to_host(own[:, 0]),
         to_host(ranks),
         (to_host(best.values), to_host(best.indices)) if best else None,
-        counts,
+        _named(logprobs, wanted),
+        wanted,
     )
+
+
+def _named(logprobs: torch.Tensor, wanted: Sequence[Alternatives]) -> torch.Tensor | None:
+    lists = [each.token_ids for each in wanted]
+    if not any(lists):
+        return None
+    rows = to_device(np.repeat(np.arange(len(lists)), [len(ids) for ids in lists]), logprobs.device)
+    return to_host(logprobs[rows, to_device(np.concatenate([np.array(ids, np.int64) for ids in lists]), rows.device)])

@@ -52,6 +52,7 @@ class Sampler:
     """Samples one token for each of the rows it is given. A slot's state is set by `add` and lasts until the next."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
         self._device = device
         self._states = [GREEDY] * max_num_seqs
         self._stages = StageChain(max_num_seqs, vocab_size, device)
@@ -64,7 +65,7 @@ class Sampler:
         """
         self._states[slot] = GREEDY
         self._stages.add(slot, SlotSequence(plan, token_ids, num_prompt_tokens))
-        self._states[slot] = make_state(plan, self._device)
+        self._states[slot] = make_state(plan, self._vocab_size, self._device)
 
     def sample(self, logits: torch.Tensor, slots: list[int], num_tokens: list[int]) -> SampleOutput:
         """Samples. What raises leaves the logits and the slots' state as they were.
@@ -93,8 +94,8 @@ class Sampler:
         token_ids.masked_fill_(broken, 0)
         scores = None
         if raw is not None:
-            counts = [states[row].parameters.logprobs or 0 for row in wanting]
-            scores = score_positions(raw, token_ids[self._index(wanting)], counts)
+            alternatives = [states[row].alternatives for row in wanting]
+            scores = score_positions(raw, token_ids[self._index(wanting)], alternatives)
         for recorder in recorders:  # the last thing, for it cannot be taken back
             recorder.record(token_ids)
         scored_slots = [slots[row] for row in wanting]

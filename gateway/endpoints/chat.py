@@ -86,6 +86,8 @@ def _check(body: ChatCompletionRequest, model: ServedModel) -> None:
     check_logprobs("top_logprobs", body.top_logprobs, model.max_logprobs)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", parameter="top_logprobs")
+    if body.logprob_token_ids and not body.logprobs:
+        raise InvalidRequest("logprob_token_ids needs logprobs: true.", parameter="logprob_token_ids")
     for name in ("max_tokens", "max_completion_tokens"):
         value = getattr(body, name)
         if value is not None and not 1 <= value < 2**31:

@@ -68,6 +68,8 @@ def _check(body: CompletionRequest, model: ServedModel) -> None:
     """
     check_generation(body, model)
     check_logprobs("logprobs", body.logprobs, model.max_logprobs)
+    if body.logprob_token_ids and body.logprobs is None:
+        raise InvalidRequest("logprob_token_ids needs logprobs, such as 0.", parameter="logprob_token_ids")
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens is 0, which asks for nothing without echo.", parameter="max_tokens")
     if body.echo and body.stream and body.logprobs is not None:

@@ -111,6 +111,7 @@ def sampling_parameters(body: GenerationFields, defaults: SamplingParameters) ->
         stop_token_ids=(*defaults.stop_token_ids, *(body.stop_token_ids or ())),
         logit_bias=_logit_bias(body, defaults),
         repetition_detection=body.repetition_detection,
+        logprob_token_ids=tuple(body.logprob_token_ids or ()),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         **asked,
     )

@@ -16,6 +16,7 @@ from quire.bounds import (
     MAX_CACHE_SALT_LENGTH,
     MAX_CALLER_NAME_LENGTH,
     MAX_LOGIT_BIAS_ENTRIES,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_STOP_STRING_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -35,7 +36,7 @@ _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "use_beam_search": (False,), "length_penalty": (1, 1.0), "spaces_between_special_tokens": (True,),
-        "truncation_side": ("left",), "logprob_token_ids": ([],),
+        "truncation_side": ("left",),
         "response_format": ({"type": "text"},), "structured_outputs": (), "guided_json": (), "guided_regex": (),
         "guided_choice": (), "guided_grammar": (), "kv_transfer_params": (), "vllm_xargs": ({},),
         "thinking_token_budget": (), "prompt_embeds": (), "best_of": (1,),
@@ -139,6 +140,9 @@ def _check_lists(body: GenerationFields, vocab_size: int) -> None:
     check_token_ids("stop_token_ids", body.stop_token_ids or (), vocab_size)
     _check_logit_bias(body.logit_bias or {}, vocab_size)
     _check_bad_words(body.bad_words or ())
+    named = body.logprob_token_ids or ()
+    check_count("logprob_token_ids", len(named), MAX_LOGPROB_TOKEN_IDS, "entries")
+    check_token_ids("logprob_token_ids", named, vocab_size)
     if body.allowed_token_ids is not None:
         _check_allowed(body.allowed_token_ids, vocab_size)
 

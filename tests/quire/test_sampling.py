@@ -21,7 +21,8 @@ EVERYTHING = SamplingParameters(
     n=3, max_tokens=7, min_tokens=2, temperature=0.5, top_p=0.25, top_k=4, min_p=0.125, repetition_penalty=1.5,
     presence_penalty=-1.0, frequency_penalty=2.0, seed=-5, stop_token_ids=(9, 8), ignore_eos=True,
     logit_bias=((2, -1.0), (5, 4.0)), logprobs=0, prompt_logprobs=3,
-    bad_words=((1,), (2, 3)), repetition_detection=RepetitionDetection(5, 2, 3), allowed_token_ids=(8, 9),
+    logprob_token_ids=(7, 6), bad_words=((1,), (2, 3)), allowed_token_ids=(8, 9),
+    repetition_detection=RepetitionDetection(5, 2, 3),
     reasoning=ReasoningMarks((4, 5), (6,), is_open=True, is_optional=True, blank_token_ids=(7,)),
 )  # fmt: skip
 

@@ -28,6 +28,7 @@ SAMPLINGS: dict[str, Callable[[list[int]], SamplingParameters]] = {
     "penalties": lambda plain: replace(PLAIN, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.3),
     "sampled-penalties": lambda plain: replace(SAMPLED, frequency_penalty=2.0, repetition_penalty=0.8),
     "logprobs": lambda plain: replace(SAMPLED, logprobs=3, prompt_logprobs=1),
+    "logprobs-by-name": lambda plain: replace(SAMPLED, logprobs=0, logprob_token_ids=(5, plain[0])),
     "stop": lambda plain: replace(PLAIN, stop_token_ids=(plain[17],)),
     "min-tokens": lambda plain: replace(PLAIN, stop_token_ids=tuple(plain), min_tokens=20),
     "bad-words": lambda plain: replace(PLAIN, bad_words=(*pairwise(plain), (PROMPT[-1], plain[0]), (plain[5],))),

@@ -111,6 +111,7 @@ SAMPLINGS = st.builds(
         min_count=st.sampled_from([0, 2, 2**31 - 1]),
     ),
     logprobs=st.sampled_from([None, 0, 20]),
+    logprob_token_ids=st.sampled_from([(), (5,), (9, 9, VOCAB_SIZE - 1), tuple(range(200))]),
     prompt_logprobs=st.sampled_from([None, 0, 20]),
 )
 
@@ -138,6 +139,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "penalised": {"presence_penalty": 1.0, "logit_bias": ((-1, 1.0),)},
     "allowed": {"allowed_token_ids": (-1,)},
     "forbidden": {"allowed_token_ids": (5,), "bad_words": ((5,),)},
+    "scored by name": {"logprob_token_ids": (VOCAB_SIZE,)},
     "scored": {"logprobs": 10**4},
     "prompt scored": {"prompt_logprobs": 10**4},
     "nothing left": {"stop_token_ids": tuple(range(VOCAB_SIZE)), "min_tokens": 3},

@@ -121,6 +121,18 @@ def test_logit_bias_and_suppressed_tokens() -> None:
     assert found == [5, 5, 4]
 
 
+def test_logprobs_of_named_tokens_beside_rows_of_the_likeliest() -> None:
+    fields = [{"logprobs": 0, "logprob_token_ids": (11, 3, 3)}, {"logprobs": 2}, {}, {"logprobs": 1}]
+    fields.append({"logprobs": 5, "logprob_token_ids": (7,)})
+    sampler = sampler_for([sampling_plan(temperature=0.0, **each) for each in fields])
+    found = sampler.sample(LOGITS.repeat(5, 1), list(range(5)), [1] * 5).logprobs()
+    expected = {0: [0, 11, 3, 3], 1: [0, 0, 1], 3: [0, 0], 4: [0, 7]}
+    assert {slot: position.token_ids for slot, position in found.items()} == expected
+    logprobs = LOGITS.double().log_softmax(0)
+    for position in found.values():
+        assert position.logprobs == pytest.approx(logprobs[position.token_ids].tolist(), abs=1e-6)
+
+
 def test_logprobs_are_of_the_unmodified_logits() -> None:
     plan = sampling_plan(temperature=0.0, logit_bias=((4, 100.0),), logprobs=2)
     output = sampler_for([plan]).sample(LOGITS[None].clone(), [0], [1])
