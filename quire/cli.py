@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 
 import click
 
@@ -41,68 +43,88 @@ def _main_of(module: str) -> Callable[..., None]:
     return run
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_RPC = {"server": GrpcServerOptions, "security": RpcSecurityOptions, "log": LogOptions}
+
+# Name → makes the command. Hundreds of options take a while to make, and a process needs those of one command.
+COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
+    {
+        "serve": partial(
+            OptionsCommand,
+            "serve",
+            "Starts gateway, router, tokenizer and engines on this machine and serves MODEL.",
+            {
+                "serve": ServeOptions,
+                "model": ModelOptions,
+                "gateway": GatewayOptions,
+                "tokenizer": TokenizerOptions,
+                "router": RouterOptions,
+                "engine": EngineOptions,
+                "security": RpcSecurityOptions,
+                "log": LogOptions,
+            },
+            _main_of("quire.serve.stack"),
+            {"router_address": (), "tokenizer_address": ()},
+        ),
+        "gateway": partial(
+            OptionsCommand,
+            "gateway",
+            "Starts the HTTP gateway alone.",
+            {"gateway": GatewayOptions, "security": RpcSecurityOptions, "log": LogOptions},
+            _main_of("gateway.main"),
+        ),
+        "tokenizer": partial(
+            OptionsCommand,
+            "tokenizer",
+            "Starts the tokenizer service of MODEL alone.",
+            {"model": ModelOptions, "tokenizer": TokenizerOptions, **_RPC},
+            _main_of("tokenizer_svc.main"),
+            {"port": GRPC_PORTS["tokenizer"]},
+        ),
+        "router": partial(
+            OptionsCommand,
+            "router",
+            "Starts the router alone.",
+            {"router": RouterOptions, **_RPC},
+            _main_of("router.main"),
+            {"port": GRPC_PORTS["router"]},
+        ),
+        "engine": partial(
+            OptionsCommand,
+            "engine",
+            "Starts one engine worker of MODEL alone.",
+            {"model": ModelOptions, "engine": EngineOptions, **_RPC},
+            _main_of("engine_svc.main"),
+            {"port": GRPC_PORTS["engine"]},
+        ),
+        "chat": lambda: chat,
+        "complete": lambda: complete,
+        "workers": partial(
+            OptionsCommand,
+            "workers",
+            "Shows the workers of a running router, or why it placed a request where it did.",
+            {"workers": WorkersOptions, "security": RpcSecurityOptions},
+            _main_of("quire.client.workers"),
+        ),
+    }
+)
+
+
+class _Quire(click.Group):
+    """The commands, each made when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The one of that name."""
+        return COMMANDS[cmd_name]() if cmd_name in COMMANDS else None
+
+
+@click.group(cls=_Quire, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(quire.__version__, "-v", "--version", message="quire %(version)s")
 def cli() -> None:
     """Quire serves large language models: an OpenAI API in front of a fleet of engine workers."""
-
-
-_RPC = {"server": GrpcServerOptions, "security": RpcSecurityOptions, "log": LogOptions}
-
-for command in (
-    OptionsCommand(
-        "serve",
-        "Starts gateway, router, tokenizer and engines on this machine and serves MODEL.",
-        {
-            "serve": ServeOptions,
-            "model": ModelOptions,
-            "gateway": GatewayOptions,
-            "tokenizer": TokenizerOptions,
-            "router": RouterOptions,
-            "engine": EngineOptions,
-            "security": RpcSecurityOptions,
-            "log": LogOptions,
-        },
-        _main_of("quire.serve.stack"),
-        {"router_address": (), "tokenizer_address": ()},
-    ),
-    OptionsCommand(
-        "gateway",
-        "Starts the HTTP gateway alone.",
-        {"gateway": GatewayOptions, "security": RpcSecurityOptions, "log": LogOptions},
-        _main_of("gateway.main"),
-    ),
-    OptionsCommand(
-        "tokenizer",
-        "Starts the tokenizer service of MODEL alone.",
-        {"model": ModelOptions, "tokenizer": TokenizerOptions, **_RPC},
-        _main_of("tokenizer_svc.main"),
-        {"port": GRPC_PORTS["tokenizer"]},
-    ),
-    OptionsCommand(
-        "router",
-        "Starts the router alone.",
-        {"router": RouterOptions, **_RPC},
-        _main_of("router.main"),
-        {"port": GRPC_PORTS["router"]},
-    ),
-    OptionsCommand(
-        "engine",
-        "Starts one engine worker of MODEL alone.",
-        {"model": ModelOptions, "engine": EngineOptions, **_RPC},
-        _main_of("engine_svc.main"),
-        {"port": GRPC_PORTS["engine"]},
-    ),
-    chat,
-    complete,
-    OptionsCommand(
-        "workers",
-        "Shows the workers of a running router, or why it placed a request where it did.",
-        {"workers": WorkersOptions, "security": RpcSecurityOptions},
-        _main_of("quire.client.workers"),
-    ),
-):
-    cli.add_command(command)
 
 
 def main() -> None:

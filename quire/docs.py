@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.cli import cli
+from quire.cli import COMMANDS
 from quire.options.base import OptionField, OptionGroup
 from quire.options.command import OptionsCommand
 
@@ -23,7 +23,8 @@ This page is made by `make docs` from the declarations in `quire/options/`.
 def options_page() -> str:
     """The page as Markdown: one section for each group, which names the commands that take it."""
     sections: dict[str, tuple[list[str], OptionGroup]] = {}
-    for name, command in cli.commands.items():
+    for name, make in COMMANDS.items():
+        command = make()
         if isinstance(command, OptionsCommand):
             for group in command.sections():
                 sections.setdefault(group.title, ([], group))[0].append(f"`quire {name}`")

@@ -21,7 +21,7 @@ import openai
 import pytest
 import yaml
 
-from quire.cli import cli
+from quire.cli import COMMANDS
 from tests.support.engine_process import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -169,7 +169,7 @@ def test_what_compose_promises(name: str) -> None:
     assert parsed["networks"]["quire"]["internal"]
     assert "COMPOSE_PROFILES=cpu" in (ROOT / ".env").read_text()
     # The options parse: --help after them ends the command before it does anything.
-    command = cli.commands[json.loads(last(dockerfile(service), "ENTRYPOINT"))[1]]
+    command = COMMANDS[json.loads(last(dockerfile(service), "ENTRYPOINT"))[1]]()
     with pytest.raises(SystemExit) as ended:
         command.main([*service["command"], "--help"])
     assert ended.value.code == 0

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.cli import cli
+from quire.cli import COMMANDS
 from quire.options.base import build, fields_of, option, to_arguments
 from quire.options.command import OptionsCommand
 from quire.options.engine import EngineOptions
@@ -321,7 +321,8 @@ def test_two_options_of_one_name_are_refused(group: type, name: str) -> None:
 
 
 def test_no_two_options_of_a_command_share_a_name() -> None:
-    for command in cli.commands.values():
+    for make in COMMANDS.values():
+        command = make()
         names = [name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)]
         variables = [str(parameter.envvar) for parameter in command.params if parameter.envvar]
         assert all(count == 1 for count in Counter([*names, *variables]).values()), command.name
