@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
+import msgspec
 from starlette.types import Receive
 
 from gateway.answers.deltas import (
@@ -31,11 +32,11 @@ class CollectedChoice:
         self.token_ids: list[int] = []
         self.scores: list[TokenScore] = []
         self.prompt_scores: Sequence[PromptScore] = ()
-        self.tool_calls: dict[int, ToolCall] = {}  # by their index
         self.finish = Finish(FinishReason.ABORT)  # until it is known
         self.ended = False
         self._content = io.StringIO()
         self._reasoning = io.StringIO()
+        self._calls: dict[int, tuple[ToolCall, io.StringIO]] = {}  # by their index, with what has come of them
 
     @property
     def content(self) -> str:
@@ -46,6 +47,11 @@ class CollectedChoice:
     def reasoning(self) -> str:
         """What came before the text."""
         return self._reasoning.getvalue()
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """Its calls of tools."""
+        return [msgspec.structs.replace(call, arguments=text.getvalue()) for call, text in self._calls.values()]
 
     def add(self, update: ChoiceUpdate) -> None:
         """Adds what an update brought."""
@@ -61,9 +67,8 @@ class CollectedChoice:
                 self._content.write(text)
             case Reasoning(text):
                 self._reasoning.write(text)
-            case ToolCall(index):
-                begun = self.tool_calls.get(index)
-                self.tool_calls[index] = begun.with_more(delta) if begun else delta
+            case ToolCall(index, arguments):
+                self._calls.setdefault(index, (delta, io.StringIO()))[1].write(arguments)
             case Finish():
                 self.finish, self.ended = delta, True
 

@@ -40,10 +40,6 @@ class ToolCall(msgspec.Struct, frozen=True):
     id: str = ""
     name: str = ""
 
-    def with_more(self, piece: ToolCall) -> ToolCall:
-        """The call with a further piece of its arguments."""
-        return msgspec.structs.replace(self, arguments=self.arguments + piece.arguments)
-
 
 class Finish(msgspec.Struct, frozen=True):
     """The end of a choice; nothing follows."""

@@ -164,7 +164,7 @@ def _message(role: str, echo: str, choice: CollectedChoice) -> ChatMessage:
         message.reasoning = choice.reasoning
     if choice.tool_calls:
         message.tool_calls = [
-            ChatToolCall(call.id, FunctionCall(call.arguments, call.name)) for call in choice.tool_calls.values()
+            ChatToolCall(call.id, FunctionCall(call.arguments, call.name)) for call in choice.tool_calls
         ]
         message.content = message.content or None
     return message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,8 @@ from gateway.reasoning_parsers import REASONING_PARSERS
 from gateway.tool_parsers import TOOL_PARSERS
 from quire.errors import StartupError
 from tests.support.answer_parsers import CallParser, ThinkParser
+from tests.support.tool_formats import ONE_OF_EACH_FORMAT
+from tests.support.tool_formats import words_of as words_of_calls
 
 # Parser → words of its format, whole and cut, which the texts are made of. A parser that is registered needs its own.
 WORDS: Mapping[str, Sequence[str]] = {
@@ -49,7 +52,9 @@ CHAINS: Mapping[str, Callable[[], list[AnswerParser]]] = {
         for name in REASONING_WORDS
         for opened, context in (("", NO_CONTEXT), (", opened", OPENED))
     },
-    **{f"{name} tools": lambda name=name: [parser_class(TOOL_PARSERS, name)(NO_CONTEXT)] for name in TOOL_PARSERS},
+    **{
+        f"{name} tools": lambda name=name: [parser_class(TOOL_PARSERS, name)(NO_CONTEXT)] for name in ONE_OF_EACH_FORMAT
+    },
 }
 END = Finish(FinishReason.STOP, "x")
 PLAIN = ("a", " ", "é", "\n", "🙂", "{}", "two words")
@@ -60,6 +65,8 @@ every_chain = pytest.mark.parametrize("name", CHAINS)
 def words_of(name: str) -> Sequence[str]:
     if name in WORDS:
         return WORDS[name]
+    if name.endswith(" tools"):
+        return words_of_calls(name.removesuffix(" tools"))
     words = REASONING_WORDS[name.split()[0]]
     return (*words, *(word[:-1] for word in words), *(word[1:] for word in words))
 
@@ -75,9 +82,11 @@ def deltas_of(name: str, pieces: Iterable[str]) -> list[Delta]:
 
 
 def collected(deltas: Sequence[Delta]) -> tuple[str, str, list[ToolCall], Finish]:
+    """(content, reasoning, calls, end), without the calls' ids, which are made up."""
     choice = CollectedChoice()
     choice.add(ChoiceUpdate(0, tuple(deltas), ()))
-    return choice.content, choice.reasoning, list(choice.tool_calls.values()), choice.finish
+    calls = [msgspec.structs.replace(call, id="id" if call.id else "") for call in choice.tool_calls]
+    return choice.content, choice.reasoning, calls, choice.finish
 
 
 @every_chain
@@ -140,7 +149,7 @@ def test_every_format_of_reasoning_is_tried() -> None:
 def test_the_formats_of_these_tests() -> None:
     """Reasoning, a call and content, in a chain of two."""
     text = "<think>why <call></think>so <call>f {}</call>!"
-    calls = [ToolCall(0, "{}", "call-0", "f")]
+    calls = [ToolCall(0, "{}", "id", "f")]
     assert collected(deltas_of("think, call", text)) == ("so !", "why <call>", calls, END)
 
 

@@ -1,0 +1,137 @@
+"""Calls that are JSON objects with a name and arguments: `{"name": …, "arguments": …}`, alone or in a list."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+from gateway.tool_parsers.base import CallSyntax, ToolParser
+from gateway.tool_parsers.json_text import read_string, read_value
+from gateway.tool_parsers.scanner import NotACallError, Scanner, Sink, Steps
+
+_NAME = "name"
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class JsonCallParser(ToolParser):
+    """The object. Of keys that come twice, the first counts; other keys are passed over."""
+
+    # Begin what need not be a call: it is certain when its arguments begin, and not when its name is there.
+    doubtful: ClassVar[tuple[str, ...]] = ("",)
+    arguments_key: ClassVar[str] = "arguments"
+
+    @classmethod
+    def object_syntax(cls, name: str) -> CallSyntax:
+        """How the object alone is written."""
+        return CallSyntax(f'{{"{_NAME}": {json.dumps(name, ensure_ascii=False)}, "{cls.arguments_key}": ', "}")
+
+    def read_object(self, marker: str) -> Steps[None]:
+        """A call.
+
+        Raises:
+            NotACallError: it is none.
+        """
+        yield from self.text.expect("{")
+        call = _Call(self, marker in self.doubtful)
+        while (following := (yield from self.text.peek_past_space())) != "}":
+            if following == ",":
+                self.text.take(1)
+            else:
+                yield from call.read_member()
+        self.text.take(1)
+        call.end()
+
+    def read_list(self, marker: str) -> Steps[None]:
+        """Calls in brackets."""
+        yield from self.text.expect("[")
+        while (following := (yield from self.text.peek_past_space())) != "]":
+            if following == ",":
+                self.text.take(1)
+            else:
+                self.text.hold()
+                yield from self.read_object(marker)
+        self.text.take(1)
+        if self.text.holds:  # not one call
+            raise NotACallError
+
+
+def read_arguments(text: Scanner, sink: Sink) -> Steps[None]:
+    """A call's arguments: an object as it is written, a string that holds one, or null for none.
+
+    Raises:
+        NotACallError: what comes is no JSON.
+    """
+    first = yield from text.peek_past_space()
+    if first in "{[":
+        yield from read_value(text, sink)
+    elif first == '"':
+        sink((yield from read_string(text)))
+    else:
+        pieces: list[str] = []
+        yield from read_value(text, pieces.append)
+        scalar = "".join(pieces)
+        sink("{}" if scalar == "null" else scalar)
+
+
+class _Call:
+    """One object, member by member."""
+
+    def __init__(self, parser: JsonCallParser, is_doubtful: bool) -> None:
+        self._parser = parser
+        self._is_doubtful = is_doubtful
+        self._name = ""
+        self._begun = False
+        self._early: str | None = None  # arguments that have come before the name
+        self._has_arguments = False
+
+    def read_member(self) -> Steps[None]:
+        text = self._parser.text
+        key = yield from read_string(text)
+        yield from text.peek_past_space()
+        yield from text.expect(":")
+        first = yield from text.peek_past_space()
+        if key == _NAME and not self._name:
+            self._name = yield from read_string(text)
+            self._name_is_known()
+        elif key in _ARGUMENTS and not self._has_arguments and self._early is None:
+            yield from self._read_arguments(first)
+        else:
+            yield from read_value(text, _pass_over)
+
+    def _name_is_known(self) -> None:
+        if not self._is_doubtful or self._early is not None:
+            self._begin()
+        if self._early is not None:
+            self._parser.found.arguments(self._early)
+            self._has_arguments = True
+
+    def _begin(self) -> None:
+        self._parser.begin_call(self._name)
+        self._begun = True
+
+    def _read_arguments(self, first: str) -> Steps[None]:
+        if not self._name:
+            pieces: list[str] = []
+            yield from read_arguments(self._parser.text, pieces.append)
+            self._early = "".join(pieces)
+            return
+        if not self._begun:
+            if first != "{":
+                raise NotACallError
+            self._begin()
+        self._has_arguments = True
+        yield from read_arguments(self._parser.text, self._parser.found.arguments)
+
+    def end(self) -> None:
+        """
+        Raises:
+            NotACallError: it was none.
+        """
+        if not self._begun:
+            raise NotACallError
+        if not self._has_arguments:
+            self._parser.found.arguments("{}")
+
+
+def _pass_over(text: str) -> None:
+    """What is no part of a call."""

@@ -1,0 +1,124 @@
+"""Every family of tool calls: what a model writes is read as it was meant, however it comes, and whatever it is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.answers.context import NO_CONTEXT
+from gateway.answers.deltas import ToolCall
+from gateway.answers.registry import parser_class
+from gateway.tool_parsers import TOOL_PARSERS
+from tests.support.tool_formats import (
+    FORMS,
+    ONE_OF_EACH_FORMAT,
+    Call,
+    Turn,
+    deltas_of,
+    parse,
+    put_together,
+    render,
+    turns_of,
+    words_of,
+)
+
+every_family = pytest.mark.parametrize("family", FORMS)
+every_class = pytest.mark.parametrize("family", ONE_OF_EACH_FORMAT)
+HOSTILE_CHARACTERS = 2**18
+SECONDS = 30.0
+
+
+def test_every_family_has_a_form() -> None:
+    assert FORMS.keys() == TOOL_PARSERS.keys()
+
+
+@every_family
+def test_what_is_rendered_is_parsed_and_rendered_again_the_same(family: str) -> None:
+    for turn in turns_of(family):
+        text = render(family, turn)
+        content, calls = parse(family, text)
+        again = Turn(content, tuple(Call(name, json.loads(arguments)) for name, arguments in calls))
+        assert again == turn
+        assert render(family, again) == text
+
+
+@every_family
+def test_how_a_text_is_cut_changes_no_byte(family: str) -> None:
+    for turn in turns_of(family):
+        text = render(family, turn)
+        whole = parse(family, text)
+        assert parse(family, *text) == whole
+        for place in range(len(text) + 1):
+            assert parse(family, text[:place], text[place:]) == whole
+
+
+@every_family
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_how_many_tokens_come_at_once_changes_no_byte(family: str, data: st.DataObject) -> None:
+    text = render(family, data.draw(st.sampled_from(turns_of(family))))
+    cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=20))})
+    assert parse(family, *(text[i:j] for i, j in itertools.pairwise(cuts))) == parse(family, text)
+
+
+@every_family
+def test_a_name_comes_before_its_arguments_and_these_as_they_come(family: str) -> None:
+    call = Call("get_weather", {"city": "x" * 200})
+    text = render(family, Turn("", (call,)))
+    named_at, pieces = None, 0
+    parser = parser_class(TOOL_PARSERS, family)(NO_CONTEXT)
+    for place, character in enumerate(text):
+        for delta in parser.parse(character):
+            assert isinstance(delta, ToolCall)
+            named_at = place if delta.name else named_at
+            pieces += bool(delta.arguments)
+    assert named_at is not None
+    assert named_at < text.index("xx")
+    assert pieces > 190 or not FORMS[family].streams
+
+
+@every_family
+def test_a_text_that_breaks_off_keeps_what_it_had(family: str) -> None:
+    """Nothing fails, no arguments are other than those of the whole, and what was no call yet is content."""
+    for turn in turns_of(family):
+        text = render(family, turn)
+        _, whole = parse(family, text)
+        for place in range(len(text)):
+            content, calls = parse(family, text[:place])
+            assert [name for name, _ in calls] == [name for name, _ in whole[: len(calls)]]
+            assert all(full.startswith(begun) for (_, begun), (_, full) in zip(calls, whole, strict=False))
+            if not calls:
+                assert content == text[:place] or family == "gigachat3"
+
+
+@every_class
+def test_whatever_comes_is_read_in_linear_time(family: str) -> None:
+    parser = parser_class(TOOL_PARSERS, family)
+    begins = (*getattr(parser, "begins", ()), *getattr(parser, "bare", ""))
+    words = ("{", "[", '"', "\\", " ", "\n", "<", '{"a":', '{"name":"f","arguments":', "f(", "a=", ",", *begins)
+    opened = [*begins, *(f'{begin}{{"name": "f", "arguments": {{"a": "' for begin in begins)]
+    generator = random.Random(0)
+    started = time.monotonic()
+    for before in ("", *opened):
+        for word in words:
+            hostile = before + word * (HOSTILE_CHARACTERS // len(words) // len(word))
+            deltas_of(family, [hostile])
+    mixed = "".join(generator.choices(words, k=HOSTILE_CHARACTERS // 4))
+    deltas_of(family, [mixed[i : i + 4] for i in range(0, len(mixed), 4)])
+    assert time.monotonic() - started < SECONDS
+
+
+@every_family
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_text_is_lost_or_fails(family: str, data: st.DataObject) -> None:
+    """Random pieces of the format: every cut of them is read the same."""
+    text = "".join(data.draw(st.lists(st.sampled_from(words_of(family)), max_size=40)))
+    whole = put_together(deltas_of(family, [text]))
+    assert put_together(deltas_of(family, list(text))) == whole

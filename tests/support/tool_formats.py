@@ -1,0 +1,180 @@
+"""How models write their calls of tools: a template for each family, in the form of the model's own chat template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+from gateway.answers.collecting import CollectedChoice
+from gateway.answers.context import AnswerContext, Tool
+from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason
+from gateway.answers.registry import parser_class
+from gateway.tool_parsers import TOOL_PARSERS
+
+END = Finish(FinishReason.STOP)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, with its arguments decoded."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a model says: text, and the calls after it."""
+
+    content: str
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A family's form."""
+
+    template: str
+    content: bool = True  # text may come before the calls
+    several: bool = True  # calls in one turn
+    hostile: tuple[str, ...] = ()  # words that its values cannot hold
+    streams: bool = True  # a value's text goes out as it comes
+
+
+_OBJECT = '{"name": {{ call.name | tojson }}, "arguments": {{ call.arguments | tojson }}}'
+_LIST = "[{% for call in calls %}{{ ', ' if not loop.first }}" + _OBJECT + "{% endfor %}]"
+_HERMES = (
+    "{{ content }}{% for call in calls %}{{ '\\n' if content or not loop.first }}"
+    "<tool_call>\n" + _OBJECT + "\n</tool_call>{% endfor %}"
+)
+_MINIMAX = "{{ content }}<tool_calls>\n{% for call in calls %}" + _OBJECT + "\n{% endfor %}</tool_calls>"
+_TAGGED_LIST = "{{ content }}<tool_calls>" + _LIST + "</tool_calls>"
+_LLAMA = (
+    "{% for call in calls %}{{ '; ' if not loop.first }}"
+    '{"name": {{ call.name | tojson }}, "parameters": {{ call.arguments | tojson }}}{% endfor %}'
+)
+
+FORMS: Mapping[str, Form] = {
+    "hermes": Form(_HERMES),
+    "qwen": Form(_HERMES),
+    "granite-20b-fc": Form("{% for call in calls %}<function_call> " + _OBJECT + "{% endfor %}", content=False),
+    "internlm": Form(
+        "{{ content }}{% for call in calls %}<|action_start|><|plugin|>\n" + _OBJECT + "<|action_end|>{% endfor %}"
+    ),
+    "minimax": Form(_MINIMAX),
+    "minimax_m1": Form(_MINIMAX),
+    "gigachat3": Form(
+        "{{ content }}<|message_sep|>\n\n{% for call in calls %}function call<|role_sep|>\n" + _OBJECT + "{% endfor %}",
+        several=False,
+    ),
+    "granite": Form("{{ content }}<|tool_call|>" + _LIST),
+    "hunyuan_a13b": Form(_TAGGED_LIST),
+    "jamba": Form(_TAGGED_LIST),
+    "phi4_mini_json": Form("{{ content }}functools" + _LIST),
+    "xlam": Form(_LIST, content=False),
+    "llama3_json": Form(_LLAMA, content=False),
+    "llama4_json": Form(_LLAMA, content=False),
+}
+
+# A family for each parser, for what takes long.
+ONE_OF_EACH_FORMAT = tuple({TOOL_PARSERS[family]: family for family in FORMS}.values())
+
+TOOLS = (
+    Tool(
+        "get_weather",
+        {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "hourly": {"type": "boolean"},
+                "limit": {"type": ["number", "null"]},
+            },
+            "required": ["city"],
+        },
+    ),
+    Tool("now", {"type": "object", "properties": {}}),
+    Tool(
+        "write-file",
+        {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string"},
+                "lines": {"type": "array", "items": {"type": "string"}},
+                "options": {"$ref": "#/$defs/options"},
+                "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            },
+            "$defs": {"options": {"type": "object"}},
+        },
+    ),
+)
+CONTEXT = AnswerContext(TOOLS)
+_QUOTES = 'a "quoted" text, it\'s \\n no line break\n\tbut this is {one} [of] two 🙂'
+_NESTED = {"a": {"b": [1, 2.5, -3e10, True, False, None, {"c": "}"}]}, "ü": "", "q": '"]}'}
+_CALLS = (
+    Call("get_weather", {"city": "Zürich", "days": 3, "hourly": False, "limit": None}),
+    Call("now", {}),
+    Call("write-file", {"path": "a\\b/c.txt", "lines": ["1", _QUOTES, ""], "options": _NESTED, "note": "null!"}),
+    Call("get_weather", {"city": _QUOTES, "limit": 0.5}),
+    Call("unheard_of", {"x": [{}]}),
+)
+TURNS = (
+    *(Turn("", (call,)) for call in _CALLS),
+    Turn("", _CALLS),
+    Turn("I'll look. [1] {2} <b>", _CALLS[:2]),
+)
+
+
+def turns_of(family: str) -> list[Turn]:
+    """What a family can say."""
+    form = FORMS[family]
+    fitting = [turn for turn in TURNS if form.content or not turn.content]
+    return [turn if form.several else Turn(turn.content, turn.calls[:1]) for turn in fitting]
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(keep_trailing_newline=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment
+
+
+_ENVIRONMENT = _environment()
+
+
+def render(family: str, turn: Turn) -> str:
+    """The text that a model of the family generates."""
+    return _ENVIRONMENT.from_string(FORMS[family].template).render(content=turn.content, calls=turn.calls)
+
+
+def words_of(family: str) -> list[str]:
+    """Words of its format, whole and cut."""
+    parser = parser_class(TOOL_PARSERS, family)
+    marks = [mark for name in ("begins", "ends", "dropped") for mark in getattr(parser, name, ())]
+    calls = [render(family, turn) for turn in turns_of(family)[1:2]]
+    pieces = [piece for call in calls for piece in re.findall(r"\w+|\s|[^\w\s]+", call)]
+    return [*calls, *marks, *(mark[:-1] for mark in marks), *pieces, "{", "[", '"', "<"]
+
+
+def deltas_of(family: str, pieces: Sequence[str], context: AnswerContext = CONTEXT) -> list[Delta]:
+    """What comes of a text that comes in pieces."""
+    parser = parser_class(TOOL_PARSERS, family)(context)
+    found = [delta for piece in pieces for delta in parser.feed(Content(piece))]
+    return [*found, *parser.feed(END)]
+
+
+def put_together(deltas: Sequence[Delta]) -> tuple[str, list[tuple[str, str]]]:
+    """(content, (name, arguments) of each call)."""
+    choice = CollectedChoice()
+    choice.add(ChoiceUpdate(0, tuple(deltas), ()))
+    assert choice.ended
+    return choice.content, [(call.name, call.arguments) for call in choice.tool_calls]
+
+
+def parse(family: str, *pieces: str) -> tuple[str, list[tuple[str, str]]]:
+    """(content, (name, arguments) of each call) of a text that comes in pieces."""
+    return put_together(deltas_of(family, pieces))
