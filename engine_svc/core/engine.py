@@ -17,7 +17,7 @@ from engine_svc.kv_cache.events import CacheContents, Changes
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.requests.admission import make_sequences
-from engine_svc.requests.outputs import FinishReason, Load, SequenceDelta
+from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import LiveRequest
 from engine_svc.scheduler.batch import Batch
@@ -147,10 +147,10 @@ class Engine:
         """Frees what the executor holds."""
         self._executor.close()
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """Load now."""
         scheduler = self._scheduler
-        return Load(
+        return EngineLoad(
             running_sequences=scheduler.num_running,
             waiting_requests=scheduler.num_waiting,
             used_kv_blocks=self._kv_cache.num_used_blocks,

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from engine_svc.core.engine import Engine
 from engine_svc.kv_cache.events import CacheContents, Changes, EventLog
-from engine_svc.requests.outputs import Load, SequenceDelta
+from engine_svc.requests.outputs import EngineLoad, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import DRAINING, ENGINE_FAULT, LOADING, QUEUE_FULL, Overloaded, Unavailable
 
@@ -125,7 +125,7 @@ class EngineLoop:
             self.abort(key)
         return len(keys)
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """Load now.
 
         Raises:

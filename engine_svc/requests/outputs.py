@@ -51,7 +51,7 @@ class SequenceDelta(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Load:
+class EngineLoad:
     """Load now, and the counters."""
 
     running_sequences: int

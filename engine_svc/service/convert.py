@@ -8,7 +8,7 @@ from typing import Any
 
 from engine_svc.model_info import ModelInfo
 from engine_svc.plan import PositionLogprobs
-from engine_svc.requests.outputs import FinishReason, Load, SequenceDelta, Usage
+from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta, Usage
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from quire.counters import COUNTS, HISTOGRAMS
 from quire.histogram import HistogramSnapshot
@@ -79,7 +79,7 @@ def _from_usage(usage: Usage) -> common_pb2.GenerationUsage:
     )
 
 
-def from_load(load: Load) -> common_pb2.EngineLoad:
+def from_load(load: EngineLoad) -> common_pb2.EngineLoad:
     """The load as a message."""
     counters: dict[str, Any] = {name: getattr(load.counters, name) for name in COUNTS}
     counters |= {name: _from_histogram(getattr(load.counters, name)) for name in HISTOGRAMS}

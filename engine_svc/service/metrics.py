@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine_svc.requests.outputs import Load
+from engine_svc.requests.outputs import EngineLoad
 from quire.counters import COUNTS, HELP, HISTOGRAMS, Counters
 from quire.errors import Unavailable
 from quire.histogram import HistogramSnapshot
@@ -17,7 +17,7 @@ from quire.histogram import HistogramSnapshot
 class EngineCollector(Collector):
     """Renders `load()`; nothing while the model loads."""
 
-    def __init__(self, load: Callable[[], Load]) -> None:
+    def __init__(self, load: Callable[[], EngineLoad]) -> None:
         self._load = load
 
     def collect(self) -> Iterator[Metric]:
@@ -31,7 +31,7 @@ class EngineCollector(Collector):
         yield from _histograms(load.counters)
 
 
-def _gauges(load: Load) -> Iterator[Metric]:
+def _gauges(load: EngineLoad) -> Iterator[Metric]:
     yield GaugeMetricFamily("quire_engine_running_sequences", "Sequences in the batch.", load.running_sequences)
     yield GaugeMetricFamily("quire_engine_waiting_requests", "Requests that wait.", load.waiting_requests)
     yield GaugeMetricFamily(

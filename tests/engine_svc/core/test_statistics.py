@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_svc.core.engine import Engine, EngineFacts
-from engine_svc.requests.outputs import Load
+from engine_svc.requests.outputs import EngineLoad
 from engine_svc.requests.request import GenerationRequest
 from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options
@@ -24,7 +24,7 @@ def add(engine: Engine, key: int, prompt: list[int], max_tokens: int) -> None:
     engine.add(key, GenerationRequest("r", prompt, SamplingParameters(temperature=0.0, max_tokens=max_tokens)))
 
 
-def run(engine: Engine) -> list[Load]:
+def run(engine: Engine) -> list[EngineLoad]:
     """The loads after each step."""
     loads = []
     while engine.has_work:
