@@ -61,7 +61,7 @@ class PlacementTable(Generic[Request]):
         Raises:
             QuireError: no worker for the model is ready.
         """
-        self._ready_workers.ready(model)
+        self._ready_workers.gather(model)
 
     def patience(self, model: str) -> float:
         """Seconds that a new request may wait where no worker is ready."""
@@ -115,7 +115,7 @@ class PlacementTable(Generic[Request]):
 
     def _suitable(self, stream: RoutedRequest) -> Sequence[Worker]:
         """Ready workers with room; for a request that moves, others than it was on, and of the same make."""
-        workers = self._ready_workers.ready(stream.request.model)
+        workers = self._ready_workers.gather(stream.request.model)
         if stream.avoid is not None:
             others = [worker for worker in workers if worker is not stream.avoid]
             workers = others if others or self._clock.time() < stream.avoid_until else workers

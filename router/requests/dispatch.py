@@ -158,7 +158,7 @@ class Dispatcher:
         for delta in frame.deltas:
             stream = find(delta.stream_id)
             if stream is None or (
-                delta.finish_reason == common_pb2.FINISH_REASON_ERROR and self._escape(stream, delta)
+                delta.finish_reason == common_pb2.FINISH_REASON_ERROR and self._try_elsewhere(stream, delta)
             ):
                 continue  # aborted, with its last deltas on their way; or on its way to another worker
             if not stream.started:
@@ -272,8 +272,8 @@ class Dispatcher:
             message = "The request could not be placed; the log of the router has the details."
             raise Internal(message) from error
 
-    def _escape(self, stream: Stream, delta: common_pb2.GenerationDelta) -> bool:
-        """Whether a request that its worker gave up on goes on elsewhere instead of ending."""
+    def _try_elsewhere(self, stream: Stream, delta: common_pb2.GenerationDelta) -> bool:
+        """Has a request that its worker gave up on go on elsewhere; False if it is to end instead."""
         error, worker = from_request_error(delta.error), stream.worker
         if not isinstance(error, Unavailable) and error.reason != ENGINE_FAULT:
             return False
@@ -287,7 +287,7 @@ class Dispatcher:
             stream.retrying = True
         if crashed and worker is not None and stream in self._suspects(worker):
             stream.suspicions += 1
-            if self._convict(stream):
+            if self._record_crash(stream):
                 return True
         self._move(stream, error)
         return True
@@ -308,11 +308,11 @@ class Dispatcher:
         """The worker that these had just begun on has died."""
         for stream in suspects:
             if not stream.started:  # or it has begun elsewhere meanwhile, and did no harm
-                self._convict(stream)
+                self._record_crash(stream)
         self.waiting.call()
 
-    def _convict(self, stream: Stream) -> bool:
-        """A worker crashed as it began the request; whether that ends it, because it was not the first one."""
+    def _record_crash(self, stream: Stream) -> bool:
+        """A worker crashed as it began the request, which ends if that was not the first one; whether it did."""
         guilty = self._crash_suspects.record_crash(stream.assignment)
         if guilty and stream.session.streams.get(stream.stream_id) is stream:
             self._abort_at_worker(stream)

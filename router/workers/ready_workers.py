@@ -35,8 +35,9 @@ class ReadyWorkers:
         self._ready: dict[str, Sequence[Worker]] = {}
         self._lines: dict[str, StepLine] = {}
 
-    def ready(self, model: str) -> Sequence[Worker]:
-        """The ready workers that serve the model.
+    def gather(self, model: str) -> Sequence[Worker]:
+        """The ready workers that serve the model, looked for once until something changes: they learn from each other
+        then, and that there are some is noted.
 
         Raises:
             QuireError: there is none; see `eligible`.
