@@ -20,6 +20,10 @@ _STATES: Mapping[State, router_pb2.WorkerState] = MappingProxyType(
         State.EJECTED: router_pb2.WORKER_STATE_EJECTED,
     }
 )
+# Field of PlacementWeights → option.
+_WEIGHTS: Mapping[str, str] = MappingProxyType(
+    {"host_tier": "host_tier_weight", "interference": "interference_weight", "temperature": "routing_temperature"}
+)
 
 
 def worker_message(worker: Worker) -> router_pb2.Worker:
@@ -43,7 +47,7 @@ def worker_message(worker: Worker) -> router_pb2.Worker:
 
 def explanation(decision: Decision, asked: router_pb2.PlacementWeights) -> router_pb2.ExplainPlacementResponse:
     """A placement in full, and what other weights would have made of it."""
-    changed = {field.name: value for field, value in asked.ListFields()}
+    changed = {_WEIGHTS[field.name]: value for field, value in asked.ListFields()}
     weights = dataclasses.replace(decision.weights, **changed)
     answer = router_pb2.ExplainPlacementResponse(
         request_id=decision.request.request_id,

@@ -10,6 +10,22 @@ ROUTING_POLICIES = ("prefix", "least_loaded", "power_of_two", "round_robin", "ra
 
 
 @dataclass(frozen=True)
+class PlacementCostOptions:
+    """What counts when the prefix policy compares workers."""
+
+    host_tier_weight: float = option(
+        0.25, "prefix policy: share of a prompt token's prefill time that one cached in host memory still takes.",
+        minimum=0, maximum=1,
+    )  # fmt: skip
+    interference_weight: float = option(
+        0.1, "prefix policy: seconds that count for each second in which a request slows others down.", minimum=0
+    )
+    routing_temperature: float = option(
+        0.0, "prefix policy: costs that exceed the least by less than this share of it are as good.", minimum=0
+    )
+
+
+@dataclass(frozen=True)
 class RouterOptions:
     """Where the workers are and how requests are placed on them."""
 
@@ -23,16 +39,7 @@ class RouterOptions:
         10.0, "Workers that register themselves are dropped after this long without a heartbeat.", minimum=0.5
     )
     routing_policy: str = option("prefix", "How a worker is picked.", choices=ROUTING_POLICIES)
-    host_tier_weight: float = option(
-        0.25, "prefix policy: share of a prompt token's prefill time that one cached in host memory still takes.",
-        minimum=0, maximum=1,
-    )  # fmt: skip
-    interference_weight: float = option(
-        0.1, "prefix policy: seconds that count for each second in which a request slows others down.", minimum=0
-    )
-    routing_temperature: float = option(
-        0.0, "prefix policy: costs that exceed the least by less than this share of it are as good.", minimum=0
-    )
+    placement_cost: PlacementCostOptions = PlacementCostOptions()
     max_index_blocks: int = option(
         4_000_000, "KV blocks that the prefix index knows of, at about 100 bytes each. Beyond, it keeps every second "
         "block, then every fourth, and so on: matches are then known to within so many blocks.", minimum=1024,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from router.placement.policies.base import Candidate, RouteRequest, Weights
+from quire.options.router import PlacementCostOptions
+from router.placement.policies.base import Candidate, RouteRequest
 from router.placement.policies.cost import cost_seconds
 from router.placement.policies.prefix import least_cost
 
@@ -22,7 +23,7 @@ class Decision:
     request: RouteRequest
     time_seconds: float  # Unix time
     policy: str
-    weights: Weights
+    weights: PlacementCostOptions
     attempt: int  # from 1
     seconds: float  # that the decision took
     queued_seconds: float
@@ -35,11 +36,11 @@ class Decision:
         """The workers that could have taken it."""
         return [Candidate(*facts) for facts in self.facts]
 
-    def costs(self, weights: Weights) -> list[float]:
+    def costs(self, weights: PlacementCostOptions) -> list[float]:
         """Of the candidates."""
         return [cost_seconds(self.request, candidate, weights) for candidate in self.candidates]
 
-    def would_choose(self, weights: Weights) -> str:
+    def would_choose(self, weights: PlacementCostOptions) -> str:
         """Where the prefix policy sends the request with other weights."""
         return least_cost(self.request, self.candidates, weights, Random(0)).address  # noqa: S311  (no secret)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, NamedTuple
 
+from quire.options.router import PlacementCostOptions
 from router.workers.speed import DEFAULT_SECONDS_PER_STEP, DEFAULT_SECONDS_PER_TOKEN
 
 
@@ -61,18 +62,6 @@ class Candidate(NamedTuple):
     duplicate_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Weights:
-    """What the parts of the prefix policy's cost count."""
-
-    # Share of a prompt token's prefill time that a token cached in host memory still takes.
-    host_tier: float
-    # Seconds that count for each second in which the request slows others down.
-    interference: float
-    # Costs that exceed the least by less than this share of it are as good.
-    temperature: float
-
-
 class Policy(ABC):
     """Picks a worker for each request.
 
@@ -83,7 +72,7 @@ class Policy(ABC):
     # Whether it looks at what workers have cached; else nobody looks it up.
     uses_cache: ClassVar[bool] = False
 
-    def __init__(self, weights: Weights, random: Random) -> None:
+    def __init__(self, weights: PlacementCostOptions, random: Random) -> None:
         """
         Args:
             weights: for policies that compare costs.

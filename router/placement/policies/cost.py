@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from router.placement.policies.base import Candidate, RouteRequest, Weights
+from quire.options.router import PlacementCostOptions
+from router.placement.policies.base import Candidate, RouteRequest
 
 # A worker this full of KV blocks begins to preempt; its sequences cost more than they seem.
 CROWDED_KV_USAGE = 0.95
@@ -11,7 +12,7 @@ CROWDED_FACTOR = 2.0
 _DUPLICATION = 16.0
 
 
-def cost_seconds(request: RouteRequest, candidate: Candidate, weights: Weights) -> float:
+def cost_seconds(request: RouteRequest, candidate: Candidate, weights: PlacementCostOptions) -> float:
     """The time that the request takes there, what it keeps from others, and the work itself.
 
     The work counts beside the waiting that it causes to the request: time spent on computing what another worker has
@@ -19,7 +20,7 @@ def cost_seconds(request: RouteRequest, candidate: Candidate, weights: Weights) 
     first of them computes it, as they wait no longer there than anywhere else; once it is computed, load spreads it.
     """
     _, cached, host_cached, sequences, most, waiting_tokens, kv_usage, per_step, per_token, _, duplicates = candidate
-    tokens = request.known_tokens - cached - (1 - weights.host_tier) * host_cached
+    tokens = request.known_tokens - cached - (1 - weights.host_tier_weight) * host_cached
     prefill = per_token * max(1.0, tokens)
     added = request.sequences
     own = per_token * waiting_tokens + prefill
@@ -28,5 +29,5 @@ def cost_seconds(request: RouteRequest, candidate: Candidate, weights: Weights) 
     if most and sequences + added > most:  # of those that run, one ends every so often
         own += request.output_tokens * step * (sequences + added - most) / most
     others = sequences * (prefill + request.output_tokens * per_token * added)
-    cost = own + prefill + weights.interference * others + _DUPLICATION * per_token * duplicates
+    cost = own + prefill + weights.interference_weight * others + _DUPLICATION * per_token * duplicates
     return cost * CROWDED_FACTOR if kv_usage > CROWDED_KV_USAGE else cost

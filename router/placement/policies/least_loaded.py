@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 from random import Random
 
-from router.placement.policies.base import Candidate, Policy, RouteRequest, Weights
+from quire.options.router import PlacementCostOptions
+from router.placement.policies.base import Candidate, Policy, RouteRequest
 from router.placement.policies.cost import CROWDED_FACTOR, CROWDED_KV_USAGE
 
 # Prompt tokens that weigh as much as one more sequence: about what a step's budget loses to either.
@@ -22,7 +23,7 @@ def cost(load: Candidate) -> float:
 class LeastLoaded(Policy):
     """Least cost wins; equals take turns."""
 
-    def __init__(self, weights: Weights, random: Random) -> None:
+    def __init__(self, weights: PlacementCostOptions, random: Random) -> None:
         super().__init__(weights, random)
         self._turn = itertools.count()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from router.placement.policies.base import Candidate, Policy, RouteRequest, Weights
+from quire.options.router import PlacementCostOptions
+from router.placement.policies.base import Candidate, Policy, RouteRequest
 from router.placement.policies.cost import cost_seconds
 
 
@@ -18,10 +19,12 @@ class PrefixPolicy(Policy):
         return least_cost(request, candidates, self.weights, self.random)
 
 
-def least_cost(request: RouteRequest, candidates: Sequence[Candidate], weights: Weights, random: Random) -> Candidate:
+def least_cost(
+    request: RouteRequest, candidates: Sequence[Candidate], weights: PlacementCostOptions, random: Random
+) -> Candidate:
     """The cheapest candidate; of those that are as good, the one whose last request is longest ago."""
     costs = [cost_seconds(request, candidate, weights) for candidate in candidates]
-    most = min(costs) * (1 + weights.temperature)
+    most = min(costs) * (1 + weights.routing_temperature)
     cheapest = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost <= most]
     if len(cheapest) == 1:
         return cheapest[0]

@@ -6,7 +6,7 @@ from random import Random
 
 from quire.options.router import ROUTING_POLICIES, RouterOptions
 from quire.registry import load_entry, registry
-from router.placement.policies.base import Policy, Weights
+from router.placement.policies.base import Policy
 
 # Name → module:class, imported when chosen.
 POLICIES = registry(
@@ -32,6 +32,6 @@ def make_policy(options: RouterOptions, random: Random) -> Policy:
     Raises:
         StartupError: there is none of that name.
     """
-    weights = Weights(options.host_tier_weight, options.interference_weight, options.routing_temperature)
-    policy: Policy = load_entry("--routing-policy", POLICIES, options.routing_policy)(weights, random)
+    policy_class = load_entry("--routing-policy", POLICIES, options.routing_policy)
+    policy: Policy = policy_class(options.placement_cost, random)
     return policy

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Sequence
 from random import Random
 
-from router.placement.policies.base import Candidate, Policy, RouteRequest, Weights
+from quire.options.router import PlacementCostOptions
+from router.placement.policies.base import Candidate, Policy, RouteRequest
 
 
 class RoundRobin(Policy):
     """Each worker gets every n-th request, whatever the load."""
 
-    def __init__(self, weights: Weights, random: Random) -> None:
+    def __init__(self, weights: PlacementCostOptions, random: Random) -> None:
         super().__init__(weights, random)
         self._turn = itertools.count()
 
