@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gateway.answers.deltas import ChoiceUpdate
+from gateway.beam_search import BeamSearches
 from gateway.requests.choice_room import ChoiceRoom
 from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.state import ChoiceState, RequestState, StreamState
@@ -43,6 +44,7 @@ class Pipeline:
         self._seeds = seeds
         self.texts = Texts(tokenizer_addresses, security, statistics, self._on_update)
         self.router_streams = RouterStreams(router_addresses, security, statistics, self._on_tokens)
+        self._beam_searches = BeamSearches(self.router_streams, self.texts)
         self._room = ChoiceRoom()
 
     @property
@@ -66,6 +68,9 @@ class Pipeline:
         self._room.enter(request.tenant, request.choices)
         state = RequestState(request, self._release)
         self._statistics.started(state)
+        if request.beams is not None:
+            self._beam_searches.start(state)
+            return state
         try:
             for number in range(len(request.prompts)):
                 if state.closed:
@@ -97,6 +102,7 @@ class Pipeline:
 
     def _release(self, state: RequestState) -> None:
         """Forgets a request that has ended, and stops what other services still do for it."""
+        self._beam_searches.stop(state)
         for stream in state.streams:
             self.router_streams.abort(stream)
             for choice in stream.choices:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -42,6 +42,10 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     logprob_token_ids: list[int] | None = None
     repetition_detection: RepetitionDetection | None = None
     prompt_logprobs: int | None = None
+    use_beam_search: bool = False
+    best_of: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] = False
     skip_special_tokens: bool = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -57,8 +61,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     user: str | None = None
 
     # Known to clients and not built: refused unless they say nothing. See validate.UNSUPPORTED.
-    use_beam_search: Any = None
-    length_penalty: Any = None
     spaces_between_special_tokens: Any = None
     truncation_side: Any = None
     response_format: Any = None
@@ -71,7 +73,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     vllm_xargs: Any = None
     thinking_token_budget: Any = None
     prompt_embeds: Any = None
-    best_of: Any = None
     suffix: Any = None
     guided_decoding_backend: Any = None
     guided_whitespace_pattern: Any = None

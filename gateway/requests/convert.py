@@ -9,6 +9,7 @@ import msgspec
 from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.parser import AnswerParser
 from gateway.protocol.common import GenerationFields
+from gateway.requests.beams import beams_of
 from gateway.requests.caller import Caller
 from gateway.requests.generation_request import DetokenizeOptions, GenerationRequest, TokenizedPrompt
 from gateway.requests.served_model import ServedModel
@@ -86,6 +87,7 @@ def make_generation_request(
         ),
         parsers=tuple(parsers),
         answer_context=answer_context,
+        beams=beams_of(body, model),
         priority=body.priority,
         cache_salt=caller.cache_salt,
         max_model_len=model.max_model_len,

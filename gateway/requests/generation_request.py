@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.parser import AnswerParser
+from gateway.requests.beams import BeamSearchParameters
 from quire.sampling import SamplingParameters
 
 
@@ -44,6 +45,7 @@ class GenerationRequest:
     detokenize: DetokenizeOptions = field(default_factory=DetokenizeOptions)
     parsers: tuple[type[AnswerParser], ...] = ()  # of each choice's text, in order
     answer_context: AnswerContext = NO_CONTEXT  # what they know of the request
+    beams: BeamSearchParameters | None = None  # with them, nothing is sampled
     priority: int = 0
     cache_salt: str = ""
     max_model_len: int = 0  # an output that max_tokens leaves open ends here

@@ -19,3 +19,4 @@ class ServedModel:
     max_logprobs: int  # most alternatives that a request may ask for
     # Of its generation config; max_tokens, if it is there, is also the most that a request may have.
     default_sampling: SamplingParameters
+    eos_token_ids: tuple[int, ...] = ()

@@ -35,11 +35,11 @@ _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 # Field → values that ask for nothing, besides null. Any other value is refused: Quire does not have the feature yet.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
-        "use_beam_search": (False,), "length_penalty": (1, 1.0), "spaces_between_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
         "truncation_side": ("left",),
         "response_format": ({"type": "text"},), "structured_outputs": (), "guided_json": (), "guided_regex": (),
         "guided_choice": (), "guided_grammar": (), "kv_transfer_params": (), "vllm_xargs": ({},),
-        "thinking_token_budget": (), "prompt_embeds": (), "best_of": (1,),
+        "thinking_token_budget": (), "prompt_embeds": (),
         "suffix": ("",), "tools": (), "functions": (), "function_call": ("none",), "tool_choice": ("none",),
         "parallel_tool_calls": (True, False), "documents": ([],), "reasoning_effort": ("none",),
         "modalities": (["text"],), "audio": (), "guided_decoding_backend": ("auto",), "guided_whitespace_pattern": (),
@@ -64,7 +64,7 @@ def check_generation(body: GenerationFields, model: ServedModel) -> None:
         if value is not None and not (name == "top_k" and value == -1):
             bound.check(name, value)
     PRIORITY_BOUND.check("priority", body.priority)
-    if (body.n or 1) > 1 and body.temperature is not None and is_greedy(body.temperature):
+    if (body.n or 1) > 1 and not body.use_beam_search and body.temperature is not None and is_greedy(body.temperature):
         raise InvalidRequest(
             f"n is {body.n} with temperature {body.temperature:g}: below 1e-5 all choices are the same. Leave n out "
             "or raise the temperature.",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import overload
 
 import msgspec
 
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, PromptScore, TokenScore
+from gateway.requests.beams import Beam, Likeliest
 from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import GenerationUsage, StreamState
 from quire.rpc.sampling import from_sampling, to_sampling
+from quire.sampling import SamplingParameters
 from quire.v1 import common_pb2, tokenizer_pb2
 
 _FINISH = {
@@ -28,7 +30,7 @@ def to_served_model(info: common_pb2.ModelInfo) -> ServedModel:
     """A model as its workers tell of it."""
     return ServedModel(
         tuple(info.served_model_names), info.model, info.max_model_len, info.vocab_size, info.block_size,
-        info.max_logprobs, to_sampling(info.default_sampling),
+        info.max_logprobs, to_sampling(info.default_sampling), tuple(info.eos_token_ids),
     )  # fmt: skip
 
 
@@ -103,12 +105,31 @@ def to_update(index: int, delta: common_pb2.GenerationDelta, text: tokenizer_pb2
     return ChoiceUpdate(index, deltas, token_ids, scores, prompt_scores)
 
 
+def from_beam(beam: Beam, has_ended: bool, sampling: SamplingParameters) -> common_pb2.GenerationDelta:
+    """What a beam search has found, as one delta of a sequence that an engine would have generated."""
+    last = beam.token_ids[-1]
+    return common_pb2.GenerationDelta(
+        token_ids=beam.token_ids,
+        logprobs=() if sampling.logprobs is None else [_chosen(*chosen, sampling.logprobs) for chosen in beam.chosen],
+        finish_reason=common_pb2.FINISH_REASON_STOP if has_ended else common_pb2.FINISH_REASON_LENGTH,
+        stop_token_id=last if has_ended and last in sampling.stop_token_ids else None,
+    )
+
+
+def _chosen(position: Likeliest, choice: int, alternatives: int) -> common_pb2.TokenLogprobs:
+    return common_pb2.TokenLogprobs(
+        token_ids=(position.token_ids[choice], *position.token_ids[:alternatives]),
+        logprobs=(position.logprobs[choice], *position.logprobs[:alternatives]),
+        rank=choice + 1,
+    )
+
+
 def _scores(delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> tuple[TokenScore, ...]:
-    texts = deque(text.lookup_token_bytes)
+    texts = iter(text.lookup_token_bytes)  # none for one whose tokens become no text
     return tuple(
         TokenScore(
             tuple(position.token_ids), tuple(position.logprobs),
-            tuple(texts.popleft() for _ in position.token_ids), position.rank,
+            tuple(itertools.islice(texts, len(position.token_ids))), position.rank,
         )
         for position in delta.logprobs
     )  # fmt: skip

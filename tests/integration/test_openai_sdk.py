@@ -185,3 +185,44 @@ def test_tokenize_and_back(stack: Stack) -> None:
     answer = post("/tokenize", {"prompt": "Grüße 🎉"})
     assert answer["count"] == len("Grüße 🎉".encode())
     assert post("/detokenize", {"tokens": answer["tokens"]})["prompt"] == "Grüße 🎉"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_beam_search_equals_transformers(client: openai.OpenAI, stack: Stack, stream: bool) -> None:
+    model, _ = reference(str(stack.model))
+    prompts = [[5, 6, 7, 8] * 6, [9, 300, 77]]
+    found = [
+        model.generate(
+            torch.tensor([prompt]), num_beams=4, num_return_sequences=3, max_new_tokens=10, do_sample=False,
+            pad_token_id=0, length_penalty=0.5,
+        )[:, len(prompt) :].tolist()
+        for prompt in prompts
+    ]  # fmt: skip
+    fields: dict[str, Any] = {
+        "use_beam_search": True, "best_of": 4, "length_penalty": 0.5, "return_token_ids": True,
+    }  # fmt: skip
+    answer = client.completions.create(
+        model="tiny", prompt=prompts, n=3, max_tokens=10, temperature=0, logprobs=1, extra_body=fields, stream=stream
+    )
+    chunks: list[Any] = list(answer) if stream else [answer]
+    choices = {choice.index: choice for chunk in chunks for choice in chunk.choices}
+    assert [choices[index].token_ids for index in range(6)] == [*found[0], *found[1]]
+    assert {choice.finish_reason for choice in choices.values()} == {"length"}
+    assert all(len(choice.logprobs.token_logprobs) == 10 for choice in choices.values())
+
+
+def test_beam_search_ends_with_stop_tokens_and_refuses_what_it_cannot_do(client: openai.OpenAI) -> None:
+    def search(**fields: Any) -> Any:
+        return client.chat.completions.create(
+            model="tiny", messages=MESSAGES, n=2, max_tokens=8,
+            extra_body={"use_beam_search": True, "return_token_ids": True} | fields,
+        )  # fmt: skip
+
+    free: Any = search()
+    ending = free.choices[0].token_ids[3]
+    ended: Any = search(stop_token_ids=[ending], early_stopping=True)
+    assert any(choice.stop_reason == ending and choice.finish_reason == "stop" for choice in ended.choices)
+    assert free.usage.completion_tokens == sum(len(choice.token_ids) for choice in free.choices) == 16
+    for fields, named in (({"stop": ["x"]}, "stop"), ({"n": 30}, "max-logprobs"), ({"length_penalty": 99}, "length_p")):
+        with pytest.raises(openai.BadRequestError, match=named):
+            search(**fields)

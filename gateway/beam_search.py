@@ -1,0 +1,152 @@
+"""Requests that ask for beam search: each step of the search is a small request of its own for all running beams.
+
+A step asks the engine for the likeliest tokens behind each beam: one sequence for a beam, which goes on from the tokens
+that it has, as a request goes on that has come from another worker. So a step runs on any worker, moves to another when
+its worker is lost, and finds what it shares with earlier steps in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from gateway.answers.deltas import TokenScore
+from gateway.requests.beams import Beam, BeamSearch, Likeliest
+from gateway.requests.generation_request import GenerationRequest
+from gateway.requests.state import ChoiceState, GenerationUsage, RequestState, StreamState
+from gateway.services.convert import from_beam
+from gateway.services.router_streams import RouterStreams
+from gateway.services.texts import Texts
+from quire.errors import DeadlineExceeded, Internal, QuireError
+
+logger = logging.getLogger(__name__)
+
+# A step's id adds the number of the prompt.
+_MAX_REQUEST_ID = 100
+
+
+class BeamSearches:
+    """The searches under way. What they find goes the way of all tokens: through the text session to the client."""
+
+    def __init__(self, router_streams: RouterStreams, texts: Texts) -> None:
+        self._router_streams = router_streams
+        self._texts = texts
+        self._tasks: dict[RequestState, asyncio.Task[None]] = {}
+
+    def start(self, state: RequestState) -> None:
+        """Begins the search of a request; it ends through its state."""
+        self._tasks[state] = asyncio.create_task(self._run(state))
+
+    def stop(self, state: RequestState) -> None:
+        """Forgets a request that has ended. One without a search is no error."""
+        if task := self._tasks.pop(state, None):
+            task.cancel()
+
+    async def _run(self, state: RequestState) -> None:
+        deadline = time.monotonic() + state.request.timeout_seconds
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(len(state.request.prompts)):
+                    group.create_task(self._search(state, number, deadline))
+        except* QuireError as errors:
+            error = errors.exceptions[0]
+            assert isinstance(error, QuireError)
+            state.fail(error)
+        except* Exception as errors:
+            logger.error("request %s: its beam search failed", state.request.request_id, exc_info=errors)
+            state.fail(Internal("The beam search failed; the gateway's log says why."))
+
+    async def _search(self, state: RequestState, number: int, deadline: float) -> None:
+        """Searches behind one prompt, and delivers the outputs."""
+        request = state.request
+        assert request.beams is not None
+        room = request.max_model_len - len(request.prompts[number].token_ids)
+        wanted = request.sampling.max_tokens
+        search = BeamSearch(request.beams, room if wanted is None else min(room, wanted))
+        usage: GenerationUsage | None = None
+        while not search.done:
+            stream = _step(request, number, search.running, deadline, self._abandon)
+            self._router_streams.start(stream)
+            search.advance(await _read(stream, deadline))
+            usage = usage or stream.usage
+        self._deliver(StreamState(state, number, None, deadline, usage=usage, over=True), search)
+
+    def _abandon(self, step: RequestState) -> None:
+        for stream in step.streams:
+            self._router_streams.abort(stream)
+
+    def _deliver(self, stream: StreamState, search: BeamSearch) -> None:
+        """Has the best outputs become text. Where there are not as many as choices, the best one stands for the rest.
+
+        Raises:
+            Internal: there are none.
+        """
+        request = stream.owner.request
+        if not search.outputs:
+            raise Internal("The beam search found no output: no token was possible. Ask for fewer constraints.")
+        stream.owner.streams.append(stream)
+        outputs = search.outputs + search.outputs[:1] * request.n
+        for index, beam in enumerate(outputs[: request.n]):
+            choice = ChoiceState(stream, stream.number * request.n + index, finished=True)
+            stream.choices.append(choice)
+            self._texts.open(choice)
+            choice.delivered.extend(beam.token_ids)
+            self._texts.add(choice, from_beam(beam, search.ends(beam), request.sampling))
+
+
+def _step(
+    request: GenerationRequest,
+    number: int,
+    running: Sequence[Beam],
+    deadline: float,
+    release: Callable[[RequestState], None],
+) -> StreamState:
+    """One step of the search behind one of the request's prompts."""
+    assert request.beams is not None
+    length = len(running[0].token_ids) + 1
+    sampling = msgspec.structs.replace(
+        request.sampling,
+        n=len(running),
+        max_tokens=length,
+        min_tokens=min(request.sampling.min_tokens, length),
+        # What it samples is of no interest.
+        temperature=0.0,
+        logprobs=max(request.beams.num_candidates, request.sampling.logprobs or 0),
+    )
+    step = replace(
+        request, request_id=f"{request.request_id[:_MAX_REQUEST_ID]}-{number}", prompts=(request.prompts[number],),
+        sampling=sampling, wants_text=False, parsers=(), beams=None,
+    )  # fmt: skip
+    state = RequestState(step, release)
+    stream = StreamState(state, 0, None, deadline)
+    state.streams.append(stream)
+    stream.choices += [ChoiceState(stream, index, delivered=array("I", beam.token_ids))
+                       for index, beam in enumerate(running)]  # fmt: skip
+    return stream
+
+
+async def _read(stream: StreamState, deadline: float) -> list[Likeliest]:
+    """The likeliest tokens behind each beam, once the step is done.
+
+    Raises:
+        QuireError: it failed.
+    """
+    step = stream.owner
+    scores: dict[int, TokenScore] = {}
+    try:
+        while (batch := await step.next_batch(max(0.0, deadline - time.monotonic()))) != []:
+            if batch is None:
+                raise DeadlineExceeded("The request did not finish within its time.")
+            scores |= {update.index: update.scores[-1] for update in batch if update.scores}
+        if step.error:
+            raise step.error
+    finally:
+        step.cancel()
+    # The first one is the sampled token.
+    return [Likeliest(scores[index].token_ids[1:], scores[index].logprobs[1:]) for index in range(len(stream.choices))]

@@ -1,0 +1,78 @@
+"""The search by itself: what it finds is what Transformers finds with the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from gateway.requests.beams import BeamSearch, BeamSearchParameters, EarlyStopping, Likeliest
+from tests.support.tiny_models import load_reference, make_model
+
+PROMPT = [5, 17, 99, 3]
+MAX_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    # Less sure of itself than the others' model: the beams differ.
+    return load_reference(make_model(tmp_path_factory.mktemp("llama"), "llama", initializer_range=0.06))
+
+
+def likeliest(model: Any, outputs: Sequence[tuple[int, ...]], count: int) -> list[Likeliest]:
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*PROMPT, *output] for output in outputs])).logits[:, -1].float()
+    best = logits.log_softmax(-1).topk(count)
+    return [
+        Likeliest(tuple(ids), tuple(logprobs))
+        for ids, logprobs in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def search(model: Any, parameters: BeamSearchParameters, max_tokens: int = MAX_TOKENS) -> list[list[int]]:
+    beams = BeamSearch(parameters, max_tokens)
+    while not beams.done:
+        known = likeliest(model, [beam.token_ids for beam in beams.running], parameters.num_candidates)
+        beams.advance(known)
+    assert all(len(beam.chosen) == len(beam.token_ids) for beam in beams.outputs)
+    return [list(beam.token_ids) for beam in beams.outputs]
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, -1.0, 2.0])
+@pytest.mark.parametrize("width", [2, 3, 5])
+def test_outputs_are_those_of_transformers(
+    model: Any, width: int, length_penalty: float, early_stopping: EarlyStopping
+) -> None:
+    endings = common_tokens(model)
+    for ending in (endings[:1], endings[:3]):
+        expected = model.generate(
+            torch.tensor([PROMPT]), num_beams=width, num_return_sequences=width, do_sample=False,
+            max_new_tokens=MAX_TOKENS, early_stopping=early_stopping, length_penalty=length_penalty,
+            eos_token_id=ending, pad_token_id=0, use_cache=False,
+        )  # fmt: skip
+        found = search(model, BeamSearchParameters(width, frozenset(ending), length_penalty, early_stopping))
+        assert found == [cut(output, ending) for output in expected[:, len(PROMPT) :].tolist()]
+
+
+def common_tokens(model: Any) -> list[int]:
+    """Tokens that the likeliest outputs have, rarest first: as ends, they end some of them soon and others late."""
+    outputs = search(model, BeamSearchParameters(8, frozenset()))
+    tokens = [token for output in outputs for token in output]
+    return sorted(set(tokens), key=lambda token: (tokens.count(token), token))
+
+
+def cut(output: list[int], ending: list[int]) -> list[int]:
+    """Up to the token that ends it, without what pads it."""
+    return next((output[: at + 1] for at, token in enumerate(output) if token in ending), output)
+
+
+def test_what_cannot_be_is_no_output() -> None:
+    beams = BeamSearch(BeamSearchParameters(3, frozenset()), 2)
+    beams.advance([Likeliest((7, 8, 9), (-0.1, -3.0, float("-inf")))])
+    assert [beam.token_ids for beam in beams.running] == [(7,), (8,)]
+    beams.advance([Likeliest((1, 2, 3), (float("-inf"),) * 3), Likeliest((1, 2, 3), (0.0,) + (float("-inf"),) * 2)])
+    assert beams.done
+    assert [beam.token_ids for beam in beams.outputs] == [(8, 1)]
