@@ -70,7 +70,6 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1 or positive"),
     ({"max_tokens": 5000}, "max_tokens", "4096"),
     ({"response_format": {"type": "json_object"}}, "response_format", "not implemented"),
-    ({"use_beam_search": True}, "use_beam_search", "not implemented"),
     ({"guided_regex": "a+"}, "guided_regex", "not implemented"),
 ]
 ONLY_CHAT: list[tuple[dict[str, Any], str, str]] = [
