@@ -11,6 +11,8 @@ that the model puts behind them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from quire.sampling import SamplingParameters
@@ -50,15 +52,39 @@ class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True):
     draft_token_ids: tuple[int, ...] = ()  # behind the tokens known: guessed, to be verified
 
 
+class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks that move between the device and wherever a connector keeps them."""
+
+    block_ids: list[int]  # on the device
+    places: Sequence[int | bytes]  # of each: where it is kept, as the connector names it; a number in memory, a hash
+    key: int = 0  # by which its end is reported; 0 where the step waits for it
+
+
+class Transfers(msgspec.Struct, frozen=True, array_like=True):
+    """What a connector's store does before a step computes, in this order: see block_stores/base.py."""
+
+    saves: list[BlockTransfer] = []
+    loads: list[BlockTransfer] = []
+    cancelled: list[int] = []  # keys of transfers that nobody waits for
+
+
+NO_TRANSFERS = Transfers()
+
+
+class EndedTransfer(msgspec.Struct, frozen=True, array_like=True):
+    """A transfer whose blocks the store will not touch again."""
+
+    key: int
+    num_blocks: int  # how many of its first ones have been moved; fewer than all where it failed or was cancelled
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
-    """One engine step."""
+    """One engine step. One that schedules nobody only lets a connector's transfers get on."""
 
     step: int
     new_sequences: list[NewSequence]
     scheduled: list[ScheduledSequence]  # in batch order; a slot appears once at most
-    # KV blocks to copy before anything is computed, in this order.
-    copies_out: list[tuple[int, int]] = []  # (device block, host block)
-    copies_in: list[tuple[int, int]] = []  # (host block, device block)
+    transfers: Transfers = NO_TRANSFERS  # which begin before anything is computed
 
     @property
     def num_tokens(self) -> int:
@@ -95,6 +121,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     execute_milliseconds: float
     # slot -> why its sequence failed, in words for its caller; the other sequences of the step are well.
     failed_slots: dict[int, str] = {}
+    ended_transfers: list[EndedTransfer] = []  # since the last step
 
 
 class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):

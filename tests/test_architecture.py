@@ -32,8 +32,8 @@ WIRE = (
 )  # fmt: skip
 PROTOBUF = ("quire.v1", "google.protobuf")
 COMPUTE_SIDE = (
-    "kernels", "native", "ops", "quantization", "attention", "layers", "models", "loader", "sampling", "parallel",
-    "runner",
+    "kernels", "native", "ops", "quantization", "attention", "block_stores", "layers", "models", "loader", "sampling",
+    "parallel", "runner",
 )  # fmt: skip
 # Of the compute side, from what products are made of to what runs a step: none imports one further on.
 COMPUTE_ORDER = ("kernels", "native", "ops", "quantization", "layers", "models", "loader", "runner")

@@ -13,6 +13,8 @@ from engine_svc.core.live_requests import LiveRequests
 from engine_svc.core.processor import StepProcessor
 from engine_svc.core.statistics import EngineStatistics
 from engine_svc.executor.base import Executor, ExecutorDead
+from engine_svc.kv_cache.connectors.base import KvConnector
+from engine_svc.kv_cache.connectors.host_tier import HostTier
 from engine_svc.kv_cache.events import CacheContents, Changes
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
@@ -57,16 +59,20 @@ class Engine:
         facts: EngineFacts,
         clock: Callable[[], float] = time.monotonic,
         drafter: Drafter | None = None,
+        connector: KvConnector | None = None,
     ) -> None:
         """
         Args:
             drafter: guesses tokens for an executor that verifies them.
+            connector: whose store the executor has; by default that of the host tier, where there is one.
         """
         self._executor = executor
         self._facts = facts
         self._caching = options.cache.enable_prefix_caching
         self._clock = clock
-        self._kv_cache = KvCacheManager(facts, options.cache)
+        if connector is None and facts.num_host_blocks:
+            connector = HostTier(facts.num_host_blocks)
+        self._kv_cache = KvCacheManager(facts, options.cache, connector, clock)
         self._policy = POLICIES[options.scheduler.scheduling_policy]()
         self._scheduler = Scheduler(self._kv_cache, options.scheduler, facts.max_num_batched_tokens, drafter)
         self._requests = LiveRequests(self._scheduler, clock)
@@ -76,6 +82,7 @@ class Engine:
         self._seeds = SeedSource(options.generation.seed)
         self._failures = 0
         self._in_flight: deque[Batch] = deque()
+        self._is_waiting = False
         self._max_in_flight = executor.max_in_flight if options.scheduler.async_scheduling else 1
 
     @property
@@ -84,8 +91,13 @@ class Engine:
         return self._scheduler.has_work or self._requests.has_deltas or bool(self._in_flight)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the last step had nothing to compute but blocks on their way: there is no hurry with the next."""
+        return self._is_waiting
+
+    @property
     def num_waiting(self) -> int:
-        """Sequences that wait for a slot. May be read from any thread."""
+        """Sequences that have no slot. May be read from any thread."""
         return self._scheduler.num_waiting
 
     def add(self, key: int, request: GenerationRequest, arrival_time: float | None = None) -> None:
@@ -131,7 +143,8 @@ class Engine:
         """
         self._expire()
         batch = self._scheduler.schedule()
-        if batch.sequences:
+        self._is_waiting = batch.has_work and not batch.sequences
+        if batch.has_work:
             self._submit(batch)
         if self._in_flight and (len(self._in_flight) >= self._max_in_flight or not batch.sequences):
             self._collect()
@@ -199,7 +212,8 @@ class Engine:
         except Exception as error:
             self._fail(batch, error)
         else:
-            self._failures = 0
+            if batch.sequences:
+                self._failures = 0
             self._processor.process(batch, result)
 
     def _fail(self, batch: Batch, error: Exception) -> None:

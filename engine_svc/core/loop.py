@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 # The idle thread is woken by commands; it looks up this often all the same.
 _IDLE_SECONDS = 1.0
+# So often it looks for blocks that come from elsewhere, where there is nothing else to do.
+_BLOCKS_SECONDS = 0.001
 # Steps that the event loop may be behind with their results.
 _MAX_HANDOVERS = 16
 
@@ -229,6 +231,8 @@ class EngineLoop:
         while not self._stopping:
             if not engine.has_work:
                 self._wake.wait(_IDLE_SECONDS)
+            elif engine.is_waiting:
+                self._wake.wait(_BLOCKS_SECONDS)
             self._wake.clear()
             while self._commands:
                 self._commands.popleft()(engine)

@@ -44,6 +44,10 @@ class StepProcessor:
         Raises:
             RuntimeError: tokens are missing. The sequences would wait for them forever.
         """
+        if result.ended_transfers:
+            self._kv_cache.end_transfers(result.ended_transfers)
+        if not batch.sequences:
+            return
         if missing := batch.sampling.keys() - result.sampled_slots - result.failed_slots.keys():
             raise RuntimeError(f"{len(missing)} of {len(batch.sampling)} tokens did not come back from a step")
         now = self._clock()

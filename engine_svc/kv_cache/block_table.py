@@ -9,13 +9,14 @@ class BlockTable:
     Filled by KvCacheManager only. The hashes outlive a preemption: the tokens they name do not change.
     """
 
-    __slots__ = ("block_ids", "cache_salt", "hashes", "num_findable", "num_released")
+    __slots__ = ("block_ids", "cache_salt", "has_awaited", "hashes", "num_findable", "num_released")
 
     def __init__(self, cache_salt: str = "", hashes: list[bytes] | None = None) -> None:
         self.cache_salt = cache_salt
         # Of each group of layers, all of the same length; empty when nothing is held.
         self.block_ids: list[list[int]] = []
         self.hashes = hashes if hashes is not None else []  # of the first full blocks of its tokens
+        self.has_awaited = False  # blocks from elsewhere; once is enough, so that its sequence gets on
         self.num_findable = 0  # how many of the first blocks the prefix cache has been told of
         # Of each group: how many of the first ones are not held any more: the window has passed them.
         self.num_released: list[int] = []

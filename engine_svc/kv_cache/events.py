@@ -137,9 +137,13 @@ class TierRecorder:
 class EventRecorder:
     """The recorders of both tiers, and what concerns them both."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: TierRecorder | None = None) -> None:
+        """
+        Args:
+            host: of the host tier, where there is one.
+        """
         self.device = TierRecorder(Tier.DEVICE)
-        self.host = TierRecorder(Tier.HOST)
+        self.host = host or TierRecorder(Tier.HOST)
         self._was_cleared = False
 
     def cleared(self) -> None:

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
-from engine_svc.kv_cache.connectors.host_tier import HostTier
+from engine_svc.kv_cache.connectors.base import NOTHING, Found, KvConnector
+from engine_svc.kv_cache.connectors.none import NoConnector
 from engine_svc.kv_cache.events import CacheContents, Changes, EventRecorder, Tier
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.prefix_cache import PrefixCache
+from engine_svc.kv_cache.transfers import BlockTransfers
 from engine_svc.layer_groups import most_blocks
+from engine_svc.plan import EndedTransfer, Transfers
 from quire.block_hash import extend_hashes
 from quire.options.cache import CacheOptions
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """Blocks that a sequence can begin with: first those on the device, then those that must be copied to it."""
+    """Blocks that a sequence can begin with: first those on the device, then those that a connector brings."""
 
     device: list[list[int]] = field(default_factory=list)  # of each group
     # Of each group: the first block that its window sees. Those before it are not held, whatever stands for them.
     first: list[int] = field(default_factory=list)
-    host: list[bytes] = field(default_factory=list)  # by hash
+    elsewhere: Found = NOTHING
 
     def __len__(self) -> int:
-        return (len(self.device[0]) if self.device else 0) + len(self.host)
+        return (len(self.device[0]) if self.device else 0) + len(self.elsewhere.hashes)
 
     def num_held(self, group: int) -> int:
         """How many blocks of a group on the device it refers to."""
@@ -46,20 +52,33 @@ class KvCacheManager:
     nothing is ever written to a block that two sequences hold.
     """
 
-    def __init__(self, facts: KvCacheFacts, options: CacheOptions) -> None:
+    def __init__(
+        self,
+        facts: KvCacheFacts,
+        options: CacheOptions,
+        connector: KvConnector | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Events tell of the blocks of the first group of layers only: what the windows of the others see of a prefix may
-        be gone sooner, and an index then promises too much. A second tier is for a single group without a window only.
+        be gone sooner, and an index then promises too much.
+
+        Args:
+            connector: for a single group without a window only.
+            clock: seconds; deadlines of awaited blocks are on it.
         """
+        if connector is not None and facts.windows != (None,):
+            raise ValueError(f"a connector keeps blocks of layers that see everything, not of windows {facts.windows}")
         self.block_size = facts.block_size
         self._caching = options.enable_prefix_caching
         self._windows = facts.windows
         self._has_windows = any(window is not None for window in self._windows)
         self._step_tokens = facts.max_num_batched_tokens
         self._pool = BlockPool(facts.num_blocks)
-        self._recorder = EventRecorder()
+        self._recorder = EventRecorder(connector.recorder if connector else None)
         self._caches = [PrefixCache(None if group else self._recorder.device) for group in range(len(self._windows))]
-        self._host = HostTier(facts.num_host_blocks, self._recorder.host)
+        self._connector = connector or NoConnector()
+        self._transfers = BlockTransfers(self._connector, self._pool, self._caches[0], clock)
 
     @property
     def num_blocks(self) -> int:
@@ -74,30 +93,38 @@ class KvCacheManager:
     @property
     def num_host_blocks(self) -> int:
         """Blocks of the host tier."""
-        return self._host.num_blocks
+        return self._connector.num_blocks
 
     @property
     def num_used_host_blocks(self) -> int:
         """Those of them that keep something."""
-        return len(self._host)
+        return self._connector.num_used_blocks
 
-    def lookup(self, table: BlockTable, token_ids: Sequence[int]) -> Prefix:
-        """The cached blocks of the sequence's longest known prefix, for `allocate`.
+    def lookup(self, table: BlockTable, token_ids: Sequence[int], may_await: bool = True) -> Prefix:
+        """The cached blocks of the sequence's longest known prefix, for `allocate` or `await_blocks`.
 
         The last token is never among them: something must be computed to sample from.
+
+        Args:
+            may_await: whether blocks that come later are of use; never again to a sequence that has waited for some.
         """
         if not self._caching:
             return Prefix()
         extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt)
         wanted = table.hashes[: (len(token_ids) - 1) // self.block_size]
         count = self._longest(wanted)
-        if not count and not self._host.num_blocks:
+        elsewhere = self._find_elsewhere(table, wanted[count:], may_await and not table.has_awaited)
+        if not count and not elsewhere.hashes:
             return Prefix()
         first = [self._first_seen(window, count) for window in self._windows]
         device = [
             [0] * start + cache.find(wanted[start:count]) for start, cache in zip(first, self._caches, strict=True)
         ]
-        return Prefix(device, first, self._host.find(wanted[count:]))
+        return Prefix(device, first, elsewhere)
+
+    def _find_elsewhere(self, table: BlockTable, hashes: list[bytes], may_await: bool) -> Found:
+        found = self._connector.find(table, hashes) if hashes else NOTHING
+        return NOTHING if found.is_awaited and not may_await else found
 
     def _longest(self, wanted: list[bytes]) -> int:
         """The greatest number of first blocks of which every group has those that its window still sees."""
@@ -134,15 +161,34 @@ class KvCacheManager:
         missing = -(-num_tokens // self.block_size) - len(table) - len(found)
         if missing * len(self._windows) + self._cost(found) > self._pool.num_free:
             return None
-        if not table.block_ids:
-            table.block_ids = [[] for _ in self._windows]
-            table.num_released = [0] * len(self._windows)
-        if found:
-            self._begin(table, found)
+        self._begin(table, found)
+        if found.elsewhere.hashes:
+            self._load(table, found.elsewhere.hashes)
         added = [[self._take() for _ in range(missing)] for _ in self._windows]
         for block_ids, blocks in zip(table.block_ids, added, strict=True):
             block_ids.extend(blocks)
         return added if missing > 0 else []
+
+    def await_blocks(self, table: BlockTable, found: Prefix) -> None:
+        """An empty table begins with what was found on the device, and waits for the rest: see `take_arrivals`.
+
+        The caller has seen that there is room.
+        """
+        hashes, wait_seconds = found.elsewhere.hashes, found.elsewhere.wait_seconds
+        if wait_seconds is None:
+            raise RuntimeError("these blocks need no waiting: `allocate` begins with them")
+        self._begin(table, found)
+        table.has_awaited = True
+        self._connector.pin(hashes)
+        self._transfers.load(table, hashes, [self._take() for _ in hashes], wait_seconds)
+
+    def abandon(self, table: BlockTable) -> None:
+        """The table does not wait any more. The blocks that were to come are free once the connector has let go."""
+        self._transfers.abandon(table)
+
+    def take_arrivals(self) -> list[BlockTable]:
+        """The tables that waited and do so no longer, with as many of the blocks as have come."""
+        return self._transfers.take_arrivals()
 
     def can_extend(self, table: BlockTable, num_tokens: int) -> bool:
         """Whether `allocate` would extend the table to `num_tokens` now."""
@@ -160,17 +206,22 @@ class KvCacheManager:
         return missing + self._cost(found) <= self._pool.num_free
 
     def _cost(self, found: Prefix) -> int:
-        """Free blocks that the prefix takes: the cached ones that nobody holds, and those that come from the host."""
-        return len(found.host) + sum(1 for block in found.held if not self._pool.references(block))
+        """Free blocks that the prefix takes: the cached ones that nobody holds, and those that come from elsewhere."""
+        return len(found.elsewhere.hashes) + sum(1 for block in found.held if not self._pool.references(block))
 
     def _begin(self, table: BlockTable, found: Prefix) -> None:
+        """An empty table holds what was found on the device; one that is not stays as it is."""
+        if not table.block_ids:
+            table.block_ids = [[] for _ in self._windows]
+            table.num_released = [0] * len(self._windows)
+        if not found.device:
+            return
         for block in found.held:
             self._pool.share(block)
         for block_ids, blocks in zip(table.block_ids, found.device, strict=True):
             block_ids.extend(blocks)
         table.num_released = list(found.first)
-        self._restore(table, found.host)
-        table.num_findable += len(found)
+        table.num_findable += len(found.device[0])
 
     def book(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """After a step: blocks that became full can be found by others, and those that a window has passed are free."""
@@ -186,11 +237,19 @@ class KvCacheManager:
             return
         if len(table.hashes) < full:
             extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt)
+        self._save(table, full)
         for index in range(table.num_findable, full):
             parent = table.hashes[index - 1] if index else b""
             for cache, block_ids in zip(self._caches, table.block_ids, strict=True):
                 cache.store(block_ids[index], table.hashes[index], parent)
         table.num_findable = full
+
+    def _save(self, table: BlockTable, full: int) -> None:
+        """Of the blocks that are about to become findable, those that the connector wants leave."""
+        first = table.num_findable
+        if wanted := self._connector.wants(table.hashes[first:full]):
+            hashes, block_ids = table.hashes[first:full], table.block_ids[0][first:full]
+            self._transfers.save([hashes[index] for index in wanted], [block_ids[index] for index in wanted])
 
     def release_passed(self, table: BlockTable, num_computed_tokens: int) -> None:
         """Gives back the blocks that no further token of the sequence will see, nor a fork of it made now."""
@@ -229,12 +288,22 @@ class KvCacheManager:
         if self._caching:
             for cache in self._caches:
                 cache.clear()
-            self._host.clear()
+            self._connector.clear()
+            self._transfers.abandon_all()
             self._recorder.cleared()
 
-    def take_copies(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """What the next step copies between device and host before it computes: see HostTier.take_copies."""
-        return self._host.take_copies()
+    @property
+    def is_transferring(self) -> bool:
+        """Whether a transfer is under way that no step waits for; it gets on by steps, though they compute nothing."""
+        return self._transfers.is_active
+
+    def take_transfers(self) -> Transfers:
+        """What the next step begins with."""
+        return self._connector.take_transfers()
+
+    def end_transfers(self, ends: Sequence[EndedTransfer]) -> None:
+        """Those that have ended, as a step told."""
+        self._transfers.end(ends)
 
     def take_changes(self) -> Changes | None:
         """Changes of the prefix cache since the last call; None if there are none."""
@@ -242,7 +311,7 @@ class KvCacheManager:
 
     def contents(self) -> CacheContents:
         """All that is findable now."""
-        hashes = {Tier.DEVICE: self._caches[0].hashes(), Tier.HOST: self._host.hashes()}
+        hashes = {Tier.DEVICE: self._caches[0].hashes(), Tier.HOST: self._connector.hashes()}
         return CacheContents(hashes, self._recorder.digests())
 
     def check(self, tables: Sequence[BlockTable]) -> None:
@@ -257,31 +326,25 @@ class KvCacheManager:
         self._pool.check()
         for cache in self._caches:
             cache.check()
-        self._host.check()
-        held: dict[int, int] = {}
-        for table in tables:
-            for block in table.held:
-                held[block] = held.get(block, 0) + 1
-        wrong = [block for block in range(self.num_blocks) if self._pool.references(block) != held.get(block, 0)]
+        self._connector.check()
+        held = Counter(itertools.chain(self._transfers.held, *(table.held for table in tables)))
+        wrong = [block for block in range(self.num_blocks) if self._pool.references(block) != held[block]]
         if wrong:
             raise RuntimeError(f"blocks {wrong[:10]} have another number of references than holders")
 
-    def _restore(self, table: BlockTable, hashes: list[bytes]) -> None:
-        """Appends blocks that are copied in from the host."""
-        self._host.pin(hashes)
+    def _load(self, table: BlockTable, hashes: Sequence[bytes]) -> None:
+        """Appends blocks that the connector brings before the step computes."""
+        self._connector.pin(hashes)
         for block_hash in hashes:
             block = self._take()
-            self._host.restore(block_hash, block)
-            parent = table.hashes[len(table) - 1] if len(table) else b""
-            self._caches[0].store(block, block_hash, parent)
-            table.block_ids[0].append(block)
+            self._connector.load(0, [block_hash], [block])
+            self._transfers.append(table, block_hash, block)
 
     def _take(self) -> int:
         block = self._pool.take()
         for cache in self._caches:
             block_hash = cache.forget(block)
             if block_hash is not None:
-                if self._host.num_blocks:
-                    self._host.keep(block_hash, block)
+                self._connector.keep(block_hash, block)
                 break
         return block

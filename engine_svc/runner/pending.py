@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from engine_svc.plan import PositionLogprobs, StepResult
+from engine_svc.plan import EndedTransfer, PositionLogprobs, StepResult
 from engine_svc.sampling.logprobs import ScoredPositions
 from engine_svc.sampling.sampler import BrokenRows, SampleOutput
 
@@ -51,6 +51,7 @@ class PendingStep:
         prompt_scores: dict[int, list[ScoredPositions]],
         failed: dict[int, str],
         broken: BrokenRows | None,
+        ended: list[EndedTransfer],
     ) -> None:
         """
         Args:
@@ -59,12 +60,14 @@ class PendingStep:
             prompt_scores: of prompt positions, by slot.
             failed: slot → why its sequence has failed already.
             broken: those that sample nothing and have overflowed; None where all sample.
+            ended: transfers.
         """
         self._timer = timer
         self._outputs = outputs
         self._prompt_scores = prompt_scores
         self._failed = failed
         self._broken = broken
+        self._ended = ended
 
     def result(self) -> StepResult:
         """Waits for the device."""
@@ -90,4 +93,5 @@ class PendingStep:
             forward_milliseconds=self._timer.milliseconds(1),
             execute_milliseconds=self._timer.milliseconds(-1),
             failed_slots=failed,
+            ended_transfers=self._ended,
         )

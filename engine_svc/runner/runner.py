@@ -6,18 +6,30 @@ import contextlib
 import dataclasses
 import logging
 import os
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
 
-from engine_svc.attention.base import AttentionMetadata, Prepared
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, Prepared
+from engine_svc.block_stores.base import BlockStore
+from engine_svc.block_stores.host_memory import HostMemory
 from engine_svc.layer_groups import group_layers
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import load_model
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.decoder import Decoder
 from engine_svc.parallel.group import ParallelGroups
-from engine_svc.plan import KvCacheSpec, NewSequence, SamplingPlan, ScheduledSequence, StepPlan, StepResult
+from engine_svc.plan import (
+    EndedTransfer,
+    KvCacheSpec,
+    NewSequence,
+    SamplingPlan,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+    Transfers,
+)
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
@@ -70,7 +82,7 @@ class Runner:
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
         # One for each layer of a group; the groups' blocks lie side by side in it.
         self._caches: list[torch.Tensor] = []
-        self._host_caches: list[torch.Tensor] = []
+        self._store: BlockStore | None = None
         self._graphs: DecodeGraphs | None = None
 
     def profile(self) -> None:
@@ -102,15 +114,20 @@ class Runner:
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocates the KV cache and its tier in host memory, warms the kernels up, and on a GPU records graphs."""
-        self._allocate(num_blocks, num_host_blocks)
+        self._allocate(num_blocks)
+        if num_host_blocks:
+            self.connect(lambda attention, caches: HostMemory(attention, caches, num_host_blocks))
         self._warm_up(num_blocks)
         if self._device.type == "cuda" and isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager:
             self.make_graphs(CudaCapture())
         self._isolates = self._num_ranks == 1
 
-    def _allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def connect(self, make_store: Callable[[AttentionBackend, Sequence[torch.Tensor]], BlockStore]) -> None:
+        """Gives the allocated caches to the store of a connector, which moves blocks from now on."""
+        self._store = make_store(self._attention, self._caches)
+
+    def _allocate(self, num_blocks: int) -> None:
         self._caches = self._attention.allocate(num_blocks, self._group_size)
-        self._host_caches = self._attention.allocate_host(self._caches, num_host_blocks)
 
     def _warm_up(self, num_blocks: int) -> None:
         """A prefill and a decode over the cache."""
@@ -155,8 +172,10 @@ class Runner:
         if plan.has_drafts:
             raise NotImplementedError("drafted tokens cannot be verified")
         timer = StepTimer(self._device)
-        self._attention.copy_blocks(self._caches, self._host_caches, plan.copies_out)
-        self._attention.copy_blocks(self._host_caches, self._caches, plan.copies_in)
+        ended = self._transfer(plan.transfers)
+        if not plan.scheduled:
+            timer.mark()
+            return PendingStep(timer, [], {}, {}, None, ended)
         failed: dict[int, str] = {}
         for sequence in plan.new_sequences:
             self._add(sequence, failed)
@@ -169,7 +188,13 @@ class Runner:
         rest = [index for index, sequence in enumerate(plan.scheduled) if not sequence.num_sampled_positions]
         broken = self._find_broken(batch, hidden, rest) if rest else None
         timer.mark()
-        return PendingStep(timer, outputs, prompt_scores, failed, broken)
+        return PendingStep(timer, outputs, prompt_scores, failed, broken, ended)
+
+    def _transfer(self, transfers: Transfers) -> list[EndedTransfer]:
+        if self._store is None:
+            return []
+        self._store.begin(transfers)
+        return self._store.take_ended()
 
     def _compute_rows(self, plan: StepPlan, batch: FlatBatch, failed: dict[int, str]) -> torch.Tensor:
         """The hidden states of a batch, all at once; where that raises, of each sequence apart.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan
+from engine_svc.plan import NO_TRANSFERS, NewSequence, ScheduledSequence, StepPlan
 from engine_svc.requests.sequence import Sequence
 
 
@@ -22,8 +22,8 @@ class Batch:
         self.long_partial_prefills = 0
         self.preempted = False
         self.unscheduled_prefill_tokens = 0
-        self.copies_out: list[tuple[int, int]] = []  # (device block, host block)
-        self.copies_in: list[tuple[int, int]] = []  # (host block, device block)
+        self.transfers = NO_TRANSFERS
+        self.is_transferring = False  # blocks are on their way that no step waits for
         self._new: list[NewSequence] = []
         self._scheduled: list[ScheduledSequence] = []
 
@@ -31,6 +31,11 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
         return self._token_budget - self.budget
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the step would do anything: compute, or let blocks get on their way."""
+        return bool(self.sequences) or self.is_transferring
 
     def add(self, sequence: Sequence, count: int, new_block_ids: list[list[int]], drafts: tuple[int, ...] = ()) -> None:
         """Lets a sequence compute its next `count` tokens and the drafted ones behind them: see Sequence.advance."""
@@ -70,4 +75,4 @@ class Batch:
 
     def plan(self) -> StepPlan:
         """The step as the executor gets it."""
-        return StepPlan(self.step, self._new, self._scheduled, self.copies_out, self.copies_in)
+        return StepPlan(self.step, self._new, self._scheduled, self.transfers)

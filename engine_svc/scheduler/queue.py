@@ -44,5 +44,5 @@ class WaitingQueue:
         self.num_uncomputed_tokens -= sequence.num_uncomputed_tokens
 
     def last_holder(self) -> Sequence | None:
-        """The last in order that holds blocks (shared with the sequence it was forked from); None if none does."""
+        """The last in order that holds blocks: of the sequence it was forked from, or from elsewhere."""
         return next((sequence for sequence in self._entries if len(sequence.table)), None)

@@ -49,6 +49,7 @@ class Scheduler:
         self._token_budget = token_budget
         self._drafter = drafter
         self._waiting = WaitingQueue()
+        self._awaiting: dict[BlockTable, Sequence] = {}  # those that wait for blocks from elsewhere
         self._running: list[Sequence] = []  # in the policy's order
         self._free_slots = list(range(options.max_num_seqs - 1, -1, -1))
         self._step = 0
@@ -67,8 +68,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for a slot."""
-        return len(self._waiting)
+        """Sequences that wait for a slot, or for blocks first."""
+        return len(self._waiting) + len(self._awaiting)
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -78,7 +79,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._running) or len(self._waiting) > 0
+        return bool(self._running) or self.num_waiting > 0 or self._kv_cache.is_transferring
 
     @property
     def num_steps(self) -> int:
@@ -102,21 +103,40 @@ class Scheduler:
             self._running.remove(sequence)
             self._release_slot(sequence)
         elif sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED):
-            self._waiting.remove(sequence)
+            self._leave(sequence)
             self.num_preempted -= sequence.state is SequenceState.PREEMPTED
         self._kv_cache.free(sequence.table)
         sequence.state = SequenceState.FINISHED
 
+    def _leave(self, sequence: Sequence) -> None:
+        """Takes a sequence out of the waiting queue, or from among those that wait for blocks."""
+        if self._awaiting.pop(sequence.table, None) is None:
+            self._waiting.remove(sequence)
+        else:
+            self._kv_cache.abandon(sequence.table)
+
     def schedule(self) -> Batch:
         """The next step. Its sequences have slots and blocks for what they are to compute."""
         batch = Batch(self._step, self._token_budget)
+        if self._awaiting:
+            self._take_arrivals()
         self._schedule_running(batch)
         self._schedule_waiting(batch)
-        if batch.sequences:
-            batch.copies_out, batch.copies_in = self._kv_cache.take_copies()
+        batch.is_transferring = self._kv_cache.is_transferring
+        if batch.has_work:
+            batch.transfers = self._kv_cache.take_transfers()
         self._step += 1
         self._unscheduled_prefill_tokens = batch.unscheduled_prefill_tokens
         return batch
+
+    def _take_arrivals(self) -> None:
+        """Those that wait for blocks no longer take their place in the queue, with what has come computed."""
+        for table in self._kv_cache.take_arrivals():
+            sequence = self._awaiting.pop(table)
+            sequence.advance(len(table) * self._kv_cache.block_size)
+            if sequence.num_computed_tokens:  # else it looks again
+                self._count_hits(sequence, sequence.num_computed_tokens)
+            self._waiting.push(sequence)
 
     def _schedule_running(self, batch: Batch) -> None:
         index, allocate = 0, self._kv_cache.allocate
@@ -175,6 +195,11 @@ class Scheduler:
                 passed_over += 1  # shorter ones behind it need not wait for the long ones that run
                 continue
             found = self._lookup(sequence)
+            if found.elsewhere.is_awaited:
+                if not self._make_room(sequence, found):
+                    break
+                self._await(sequence, found)
+                continue
             computed = sequence.num_computed_tokens + len(found) * self._kv_cache.block_size
             missing = len(sequence.token_ids) - computed
             if missing > batch.budget and not self._options.enable_chunked_prefill:
@@ -192,30 +217,52 @@ class Scheduler:
             batch.add_new(sequence, count)
 
     def _lookup(self, sequence: Sequence) -> Prefix:
-        """The cached blocks that a waiting sequence can begin with; none for one that holds blocks from a fork."""
+        """The cached blocks that a waiting sequence can begin with; none for one that holds some already."""
         if len(sequence.table) or sequence.wants_prompt_logprobs:
             return Prefix()
-        return self._kv_cache.lookup(sequence.table, sequence.token_ids)
+        may_await = len(self._awaiting) < self._options.max_num_seqs
+        return self._kv_cache.lookup(sequence.table, sequence.token_ids, may_await)
+
+    def _await(self, sequence: Sequence, found: Prefix) -> None:
+        """Has a sequence wait for blocks that come from elsewhere, out of the way of the others."""
+        self._waiting.remove(sequence)
+        self._awaiting[sequence.table] = sequence
+        self._kv_cache.await_blocks(sequence.table, found)
+
+    def _stop_awaiting(self, after: Sequence) -> None:
+        """Where blocks are short, the last in order that waits for some goes on without them, if it is behind `after`.
+
+        The blocks come back once the connector has let go of them.
+        """
+        last = max(self._awaiting.values(), key=_order, default=None)
+        if last is not None and last.order > after.order:
+            self._leave(last)
+            self._kv_cache.free(last.table)
+            self._waiting.push(last)
 
     def _make_room(self, sequence: Sequence, found: Prefix) -> bool:
         """Whether all of a waiting sequence's known tokens have room; half a prompt would soon be preempted again."""
         while not self._kv_cache.has_room(sequence.table, len(sequence.token_ids), found):
             holder = self._waiting.last_holder()
-            if self._running or holder is None or holder is sequence:
+            if self._running:
                 return False
-            self._release_fork(holder)
+            if holder is None or holder is sequence:
+                self._stop_awaiting(after=sequence)
+                return False
+            self._release_blocks(holder)
         return True
 
     def _count_lookup(self, sequence: Sequence, found: Prefix) -> None:
-        """What of a starting sequence was found in the cache; a fork has not looked."""
-        if sequence.num_computed_tokens or sequence.wants_prompt_logprobs:
-            return
-        size, tokens = self._kv_cache.block_size, len(sequence.token_ids)
-        in_host = len(found.host) * size
-        on_device = len(found) * size - in_host
-        self.prefix_queries += tokens
+        """What of a starting sequence was found in the cache; one that holds blocks already has not looked."""
+        if not sequence.num_computed_tokens and not sequence.wants_prompt_logprobs:
+            in_host = len(found.elsewhere.hashes) * self._kv_cache.block_size
+            self._count_hits(sequence, len(found) * self._kv_cache.block_size - in_host, in_host)
+
+    def _count_hits(self, sequence: Sequence, on_device: int, in_host: int = 0) -> None:
+        """Tokens of a sequence that were looked up, and found."""
+        self.prefix_queries += len(sequence.token_ids)
         self.prefix_hits += on_device + in_host
-        self.host_queries += tokens - on_device
+        self.host_queries += len(sequence.token_ids) - on_device
         self.host_hits += in_host
 
     def _start(self, sequence: Sequence, num_computed_tokens: int) -> None:
@@ -235,8 +282,9 @@ class Scheduler:
             victim = self._running[-1]
             holder = self._waiting.last_holder()
             if holder is not None and (holder.order > victim.order or victim is self._running[0]):
-                self._release_fork(holder)
+                self._release_blocks(holder)
                 continue
+            self._stop_awaiting(after=victim)
             self._preempt(victim)
             batch.preempted = True
             if victim is sequence:
@@ -257,8 +305,8 @@ class Scheduler:
             sequence.owner.prompt_logprobs.clear()
         self._waiting.push(sequence)
 
-    def _release_fork(self, sequence: Sequence) -> None:
-        """Takes the shared blocks of a waiting fork away; it computes the prompt itself then."""
+    def _release_blocks(self, sequence: Sequence) -> None:
+        """Takes the blocks of one away that holds some in the queue: it computes its prompt itself then."""
         self._waiting.remove(sequence)
         self._kv_cache.free(sequence.table)
         sequence.roll_back()
@@ -270,7 +318,7 @@ class Scheduler:
 
     def live_tables(self) -> Iterable[BlockTable]:
         """Block tables of all running and waiting sequences, for the integrity check."""
-        for sequence in (*self._running, *self._waiting):
+        for sequence in (*self._running, *self._waiting, *self._awaiting.values()):
             yield sequence.table
 
     def check(self) -> None:
@@ -279,7 +327,7 @@ class Scheduler:
         Raises:
             RuntimeError: it is not so.
         """
-        for sequence in (*self._running, *self._waiting):
+        for sequence in (*self._running, *self._waiting, *self._awaiting.values()):
             sequence.check(self._kv_cache.block_size)
         self._kv_cache.check(list(self.live_tables()))
         slots = {sequence.slot for sequence in self._running}

@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 
 from engine_svc.executor.base import EXECUTORS, Executor, ExecutorDead, create_executor
-from engine_svc.plan import KvCacheSpec, NewSequence, ScheduledSequence, StepPlan, StepResult
+from engine_svc.plan import (
+    BlockTransfer,
+    KvCacheSpec,
+    NewSequence,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+    Transfers,
+)
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
 from tests.support.engine_options import engine_options
@@ -233,11 +241,21 @@ def test_blocks_go_to_the_host_and_come_back(subject: Subject) -> None:
     prompt = PROMPTS[1]
     subject.step(part(0, 0, 40), new=[begin(0, prompt)])
     elsewhere = [2 * BLOCKS_EACH, 2 * BLOCKS_EACH + 1]
-    result = subject.step(
-        part(2, 32, 8), new=[begin(2, prompt, computed=32)],
-        copies_out=[(0, 5), (1, 3)], copies_in=[(5, elsewhere[0]), (3, elsewhere[1])],
-    )  # fmt: skip
+    transfers = Transfers([BlockTransfer([0, 1], [5, 3])], [BlockTransfer(elsewhere, [5, 3])])
+    result = subject.step(part(2, 32, 8), new=[begin(2, prompt, computed=32)], transfers=transfers)
     assert sampled(result)[2] == subject.expected(prompt, 1)
+
+
+@every
+def test_a_step_that_schedules_nobody_moves_blocks_and_changes_nothing(subject: Subject) -> None:
+    prompt = PROMPTS[1]
+    subject.step(part(0, 0, 40), new=[begin(0, prompt)])
+    result = subject.step(transfers=Transfers([BlockTransfer([0, 1], [2, 4])]))
+    assert (sampled(result), result.failed_slots, result.ended_transfers) == ({}, {}, [])
+    elsewhere = [2 * BLOCKS_EACH, 2 * BLOCKS_EACH + 1]
+    subject.step(transfers=Transfers(loads=[BlockTransfer(elsewhere, [2, 4])]))
+    result = subject.step(part(0, 40, 1), part(2, 32, 8), new=[begin(2, prompt, computed=32)])
+    assert sampled(result) == {0: subject.expected(prompt, 2)[1:], 2: subject.expected(prompt, 1)}
 
 
 @real

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine_svc.block_stores.base import BlockStore
 from engine_svc.executor.base import Executor
 from engine_svc.plan import (
     KvCacheSpec,
@@ -19,6 +20,7 @@ from engine_svc.plan import (
     ScheduledSequence,
     StepPlan,
     StepResult,
+    Transfers,
 )
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
@@ -48,6 +50,25 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int, sampling
     return tokens
 
 
+Block = list[tuple[int, int]]
+
+
+class FakeHostMemory(BlockStore):
+    """Blocks in another list."""
+
+    def __init__(self, cache: list[Block], num_blocks: int) -> None:
+        self._cache = cache
+        self._memory: list[Block] = [[] for _ in range(num_blocks)]
+
+    def begin(self, transfers: Transfers) -> None:
+        for save in transfers.saves:
+            for block, place in zip(save.block_ids, save.places, strict=True):
+                self._memory[int(place)] = list(self._cache[block])
+        for load in transfers.loads:
+            for block, place in zip(load.block_ids, load.places, strict=True):
+                self._cache[block] = list(self._memory[int(place)])
+
+
 @dataclass
 class _Row:
     token_ids: list[int]
@@ -68,6 +89,7 @@ class FakeExecutor(Executor):
         on_step: called with each plan before it runs; may raise, to make the step fail.
         failed_slots: called with each plan; slots that fail, and why.
         max_in_flight: see Executor; a step runs when it is submitted, before the control side hears of the last one.
+        make_store: makes the store of a connector, which moves blocks of this cache; by default the host tier's.
     """
 
     def __init__(
@@ -84,6 +106,7 @@ class FakeExecutor(Executor):
         on_step: Callable[[StepPlan], None] | None = None,
         failed_slots: Callable[[StepPlan], dict[int, str]] | None = None,
         max_in_flight: int = 1,
+        make_store: Callable[[list[Block]], BlockStore] | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.spec = KvCacheSpec(
@@ -100,15 +123,17 @@ class FakeExecutor(Executor):
         self.max_in_flight = max_in_flight
         self._results: deque[StepResult] = deque()
         self._rows: dict[int, _Row] = {}
-        self._cache: list[list[tuple[int, int]]] = []
-        self._host: list[list[tuple[int, int]]] = []
+        self._cache: list[Block] = []
+        self._make_store = make_store
+        self._store: BlockStore = FakeHostMemory(self._cache, 0)
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         return self.spec
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         self._cache = [[(0, 0)] * self.spec.block_size for _ in range(num_blocks)]
-        self._host = [[(0, 0)] * self.spec.block_size for _ in range(num_host_blocks)]
+        make_store = self._make_store
+        self._store = make_store(self._cache) if make_store else FakeHostMemory(self._cache, num_host_blocks)
 
     def close(self) -> None:
         self.closed = True
@@ -125,10 +150,8 @@ class FakeExecutor(Executor):
             self.on_step(plan)
         if self.step_seconds:
             time.sleep(self.step_seconds)
-        for source, target in plan.copies_out:
-            self._host[target] = list(self._cache[source])
-        for source, target in plan.copies_in:
-            self._cache[target] = list(self._host[source])
+        self._store.begin(plan.transfers)
+        ended = self._store.take_ended()
         for new in plan.new_sequences:
             self._rows[new.slot] = self._new_row(new)
         failed = self.failed_slots(plan) if self.failed_slots is not None else {}
@@ -153,7 +176,7 @@ class FakeExecutor(Executor):
                 runs.append(run)
                 if row.sampling.parameters.logprobs is not None:
                     logprobs[slot] = [_position(token_id, row.sampling.parameters.logprobs) for token_id in run]
-        return StepResult(slots, runs, logprobs, prompt_logprobs, 0.5, 1.0, failed)
+        return StepResult(slots, runs, logprobs, prompt_logprobs, 0.5, 1.0, failed, ended)
 
     def _sample(self, row: _Row, states: list[int], drafts: tuple[int, ...]) -> list[int]:
         """The drafted tokens that are right, and the one behind them; the row forgets what was computed of the rest."""

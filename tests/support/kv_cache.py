@@ -1,9 +1,13 @@
-"""A KV cache manager by its few figures."""
+"""A KV cache manager by its few figures, and the copies of its host tier."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from engine_svc.kv_cache.connectors.host_tier import HostTier
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.plan import BlockTransfer
 from quire.options.cache import CacheOptions
 
 
@@ -20,4 +24,16 @@ def make_manager(
         num_blocks=num_blocks, block_size=block_size, windows=windows, num_host_blocks=num_host_blocks,
         max_num_batched_tokens=max_num_batched_tokens,
     )  # fmt: skip
-    return KvCacheManager(facts, CacheOptions(enable_prefix_caching=caching))
+    connector = HostTier(num_host_blocks) if num_host_blocks else None
+    return KvCacheManager(facts, CacheOptions(enable_prefix_caching=caching), connector)
+
+
+def take_copies(manager: KvCacheManager) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Of the host tier: (device block, host block) pairs to copy out, (host block, device block) pairs to copy in."""
+    transfers = manager.take_transfers()
+    out = [(block, int(place)) for save in transfers.saves for block, place in _pairs(save)]
+    return out, [(int(place), block) for load in transfers.loads for block, place in _pairs(load)]
+
+
+def _pairs(transfer: BlockTransfer) -> Iterable[tuple[int, int | bytes]]:
+    return zip(transfer.block_ids, transfer.places, strict=True)

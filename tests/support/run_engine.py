@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine_svc.core.engine import Engine, EngineFacts
-from engine_svc.executor.base import create_executor
+from engine_svc.executor.base import Executor, create_executor
+from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.outputs import FinishReason, Usage
@@ -37,12 +39,19 @@ class Output:
 
 @contextmanager
 def running_engine(
-    folder: Path, num_blocks: int = 256, num_host_blocks: int = 0, eos_token_ids: tuple[int, ...] = (), **options: Any
+    folder: Path,
+    num_blocks: int = 256,
+    num_host_blocks: int = 0,
+    eos_token_ids: tuple[int, ...] = (),
+    executor: Executor | None = None,
+    connector: KvConnector | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **options: Any,
 ) -> Iterator[Engine]:
     """An engine of float32 unless the options say otherwise; proves at its end that nothing leaked."""
     given = {"dtype": "float32", "use_tqdm_on_load": False, "num_gpu_blocks_override": num_blocks} | options
     chosen = engine_options(**given)
-    executor = create_executor(chosen.parallel)
+    executor = executor or create_executor(chosen.parallel)
     try:
         spec = executor.load(ModelOptions(model=str(folder)), chosen)
         executor.allocate(num_blocks, num_host_blocks)
@@ -54,6 +63,8 @@ def running_engine(
                 windows=spec.windows, max_model_len=size_kv_cache(spec, chosen.cache, chosen.scheduler).max_model_len,
                 max_num_batched_tokens=spec.max_num_batched_tokens, eos_token_ids=frozenset(eos_token_ids),
             ),
+            clock,
+            connector=connector,
         )  # fmt: skip
         yield engine
         engine.check()

@@ -1,83 +1,93 @@
 """A second tier of the prefix cache, in host memory: what the device's blocks had to forget.
 
 A block whose contents are about to be overwritten is copied out first, and copied in again when a prompt wants it. That
-serves preempted sequences (their blocks are cached) as well as prefixes that come back late.
+serves preempted sequences (their blocks are cached) as well as prefixes that come back late. The copies are over before
+the step computes, so that nobody waits for them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import takewhile
 
-from engine_svc.kv_cache.events import TierRecorder
+from engine_svc.kv_cache.block_table import BlockTable
+from engine_svc.kv_cache.connectors.base import NOTHING, Found, KvConnector
+from engine_svc.kv_cache.events import Tier, TierRecorder
+from engine_svc.plan import NO_TRANSFERS, BlockTransfer, Transfers
 
 
-class HostTier:
+class HostTier(KvConnector):
     """Host blocks by hash, least recently used first, and the copies that the next step begins with.
 
-    All copies out of the device run before all copies in, and both before anything is computed. The recorder is told
-    what comes and goes.
+    All copies out of the device run before all copies in.
     """
 
-    def __init__(self, num_blocks: int, recorder: TierRecorder) -> None:
-        self.num_blocks = num_blocks
-        self._recorder = recorder
+    def __init__(self, num_blocks: int) -> None:
+        self.recorder = self._recorder = TierRecorder(Tier.HOST)
+        self._num_blocks = num_blocks
         self._blocks: OrderedDict[bytes, int] = OrderedDict()
         self._free = list(range(num_blocks - 1, -1, -1))
         self._pinned: set[bytes] = set()
-        self._arriving: set[int] = set()  # device blocks of the copies in
         self._copies_out: dict[int, int] = {}  # host block → device block; a later copy replaces an earlier one
-        self._copies_in: list[tuple[int, int]] = []
+        self._copies_in: dict[int, int] = {}  # device block → host block
 
-    def __len__(self) -> int:
+    @property
+    def num_blocks(self) -> int:
+        """See KvConnector.num_blocks."""
+        return self._num_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        """See KvConnector.num_used_blocks."""
         return len(self._blocks)
 
-    def find(self, hashes: Iterable[bytes]) -> list[bytes]:
-        """The longest prefix of `hashes` that is here."""
-        found = []
-        for block_hash in hashes:
-            if block_hash not in self._blocks:
-                break
-            found.append(block_hash)
-        return found
+    def find(self, table: BlockTable, hashes: Sequence[bytes]) -> Found:
+        """See KvConnector.find."""
+        found = list(takewhile(self._blocks.__contains__, hashes))
+        return Found(found) if found else NOTHING
 
-    def keep(self, block_hash: bytes, device_block: int) -> None:
+    def keep(self, block_hash: bytes, block_id: int) -> None:
         """Copies a device block here, unless it is here already or there is no room."""
         if block_hash in self._blocks:
             self._blocks.move_to_end(block_hash)
             return
         # One that is only about to be filled itself has nothing to copy yet.
-        if device_block in self._arriving:
+        if block_id in self._copies_in:
             return
         host_block = self._take()
         if host_block is not None:
             self._blocks[block_hash] = host_block
-            self._copies_out[host_block] = device_block
+            self._copies_out[host_block] = block_id
             self._recorder.stored(block_hash)
 
-    def pin(self, hashes: Iterable[bytes]) -> None:
+    def pin(self, hashes: Sequence[bytes]) -> None:
         """These stay until the next step has begun."""
         self._pinned.update(hashes)
 
-    def restore(self, block_hash: bytes, device_block: int) -> None:
-        """Copies a pinned block to the device; it stays here too."""
-        self._blocks.move_to_end(block_hash)
-        self._copies_in.append((self._blocks[block_hash], device_block))
-        self._arriving.add(device_block)
+    def load(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Copies pinned blocks to the device; they stay here too."""
+        for block_hash, block_id in zip(hashes, block_ids, strict=True):
+            self._blocks.move_to_end(block_hash)
+            self._copies_in[block_id] = self._blocks[block_hash]
 
-    def take_copies(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """(device block, host block) pairs to copy out, and (host block, device block) pairs to copy in."""
-        copies = [(device, host) for host, device in self._copies_out.items()], self._copies_in
-        self._copies_out, self._copies_in = {}, []
+    def take_transfers(self) -> Transfers:
+        """See KvConnector.take_transfers."""
+        if not self._copies_out and not self._copies_in and not self._pinned:
+            return NO_TRANSFERS
+        out, into = self._copies_out, self._copies_in
+        self._copies_out, self._copies_in = {}, {}
         self._pinned.clear()
-        self._arriving.clear()
-        return copies
+        return Transfers(
+            saves=[BlockTransfer(list(out.values()), list(out))] if out else [],
+            loads=[BlockTransfer(list(into), list(into.values()))] if into else [],
+        )
 
     def clear(self) -> None:
-        """Forgets everything; the recorder hears of it from whoever clears all tiers."""
+        """See KvConnector.clear."""
         self._free.extend(self._blocks.values())
         self._blocks.clear()
-        self.take_copies()
+        self.take_transfers()
 
     def hashes(self) -> list[bytes]:
         """Of all blocks, in no order: following an OrderedDict's own takes forty times as long."""

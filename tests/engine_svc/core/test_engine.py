@@ -13,6 +13,7 @@ import pytest
 
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import ExecutorDead
+from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.plan import StepPlan, StepResult
 from engine_svc.requests.admission import sequence_seed
 from engine_svc.requests.outputs import FinishReason, SequenceDelta
@@ -32,6 +33,7 @@ def make_engine(
     executor: FakeExecutor | None = None,
     clock: Callable[[], float] = time.monotonic,
     drafter: Drafter | None = None,
+    connector: KvConnector | None = None,
     **changes: Any,
 ) -> Engine:
     """The changes are to facts and options."""
@@ -40,7 +42,7 @@ def make_engine(
     options = engine_options(**{"max_num_seqs": 8} | {name: changes[name] for name in changes.keys() - known})
     executor = executor or FakeExecutor(VOCABULARY, facts.block_size, verify=True)
     executor.allocate(facts.num_blocks, facts.num_host_blocks)
-    return Engine(executor, options, facts, clock, drafter)
+    return Engine(executor, options, facts, clock, drafter, connector)
 
 
 def request(prompt: list[int], **sampling: Any) -> GenerationRequest:

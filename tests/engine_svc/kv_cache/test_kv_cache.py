@@ -29,7 +29,7 @@ from engine_svc.kv_cache.events import (
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.layer_groups import group_layers
 from quire.block_hash import block_key, block_keys
-from tests.support.kv_cache import make_manager
+from tests.support.kv_cache import make_manager, take_copies
 
 BLOCK = 4
 
@@ -141,15 +141,15 @@ def test_what_the_device_forgets_is_copied_to_the_host_and_back() -> None:
     table = computed(manager, first)
     blocks = table.held
     manager.free(table)
-    assert manager.take_copies() == ([], [])
+    assert take_copies(manager) == ([], [])
     table = computed(manager, second)  # takes all four blocks, the last of the first prompt before its others
-    copied_out, copied_in = manager.take_copies()
+    copied_out, copied_in = take_copies(manager)
     # The host has room for three: what came first, the prompt's end, went first.
     assert {device for device, _ in copied_out} == set(blocks[:3])
     assert len({host for _, host in copied_out}) == 3
     assert copied_in == []
     manager.free(table)
-    assert len(manager.lookup(BlockTable(), first).host) == 3
+    assert len(manager.lookup(BlockTable(), first).elsewhere.hashes) == 3
     manager.check([])
 
 
@@ -161,14 +161,14 @@ def test_the_host_tier_forgets_what_was_unused_for_longest_and_nothing_that_is_o
         table = computed(manager, prompt[:8])
         tables.append(table.held)
         manager.free(table)
-    copied_out, _ = manager.take_copies()
+    copied_out, _ = take_copies(manager)
     assert len(copied_out) == 2
     again = BlockTable()
     found = manager.lookup(again, prompts[0])
-    assert (found.held, len(found.host)) == ([], 2)
+    assert (found.held, len(found.elsewhere.hashes)) == ([], 2)
     # The blocks that are taken for it push the second prompt's to the host, but not what is being copied in.
     assert manager.allocate(again, 8, found) == []
-    copied_out, copied_in = manager.take_copies()
+    copied_out, copied_in = take_copies(manager)
     assert copied_out == []
     assert len(copied_in) == 2
     assert [device for _, device in copied_in] == again.held
@@ -269,7 +269,7 @@ def test_each_move_between_the_tiers_is_told() -> None:
     ]
     assert manager.contents().digests == {Tier.DEVICE: digest(others), Tier.HOST: digest(keys)}
     # What is copied back stays on the host, which has no room for those that make way.
-    manager.take_copies()
+    take_copies(manager)
     table = BlockTable()
     assert manager.allocate(table, 8, manager.lookup(table, first)) is not None
     changes = manager.take_changes()
@@ -284,7 +284,7 @@ def test_each_move_between_the_tiers_is_told() -> None:
     assert changes.digests == {Tier.DEVICE: digest(keys), Tier.HOST: digest(keys)}
     # Others push them out of the host tier in turn.
     manager.free(table)
-    manager.take_copies()
+    take_copies(manager)
     manager.free(computed(manager, second[:8]))
     manager.free(computed(manager, list(range(200, 208))))
     gone = [event.keys for event in events(manager) if isinstance(event, BlocksRemoved) and event.tier is Tier.HOST]
@@ -391,7 +391,7 @@ class KvCacheMachine(RuleBasedStateMachine):
 
     def _copy(self) -> None:
         """Between device and host, as a step would."""
-        copies_out, copies_in = self.manager.take_copies()
+        copies_out, copies_in = take_copies(self.manager)
         for device, host in copies_out:
             self.on_host[host] = self.contents[device]
         for host, device in copies_in:
@@ -437,7 +437,7 @@ class KvCacheMachine(RuleBasedStateMachine):
         keys = block_keys(tokens[:-1], BLOCK, salt)
         device = list(itertools.takewhile(self.index[Tier.DEVICE].__contains__, keys))
         host = list(itertools.takewhile(self.index[Tier.HOST].__contains__, keys[len(device) :]))
-        assert (len(found) - len(found.host), len(found.host)) == (len(device), len(host))
+        assert (len(found) - len(found.elsewhere.hashes), len(found.elsewhere.hashes)) == (len(device), len(host))
 
 
 TestKvCacheMachine = KvCacheMachine.TestCase

@@ -1,4 +1,4 @@
-"""Random arrivals, aborts, forks, drafts and shortage: nothing leaks, everybody finishes, no token changes."""
+"""Random arrivals, aborts, forks, drafts, shortage, blocks from elsewhere: nothing leaks, all finish, tokens stay."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from tests.support.engine_options import engine_options
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_executor import FakeExecutor, expected_tokens
 from tests.support.plans import sampling_plan
+from tests.support.remote_connector import Fare, Remote, RemoteConnector, list_store
 
 VOCABULARY = 50
 BLOCK = 4
 END = (7, 8, 9)
+FARES = st.builds(Fare, st.none() | st.integers(0, 6), most=st.integers(0, 6), lingers=st.integers(0, 4))
 STOP = 11
 
 
@@ -34,19 +36,24 @@ class EngineMachine(RuleBasedStateMachine):
         chunked=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]), partial=st.integers(1, 3),
         long=st.integers(1, 3), threshold=st.integers(0, 12), host=st.integers(0, 12), in_flight=st.integers(1, 2),
         windows=st.lists(st.none() | st.integers(2, 16), min_size=1, max_size=3), drafts=st.integers(0, 5),
+        fares=st.lists(FARES, max_size=3),
     )  # fmt: skip
     def start(
         self, spare: int, slots: int, budget: int, caching: bool, chunked: bool, policy: str, partial: int,
         long: int, threshold: int, host: int, in_flight: int, windows: list[int | None], drafts: int,
+        fares: list[Fare],
     ) -> None:  # fmt: skip
         self.length = 40
         budget = budget if chunked else max(budget, self.length)
         blocks = spare + sum(most_blocks(window, self.length, BLOCK, budget) for window in windows)
         self.begun = 0
         self.faults: set[int] = set()
+        keeps = caching and windows == [None]  # elsewhere what the device forgets or computes
+        remote = Remote(20, lambda key: fares[key % len(fares)], lambda key: Fare(key % 5)) if keeps and fares else None
         executor = FakeExecutor(
             VOCABULARY, BLOCK, verify=True, windows=windows, max_in_flight=in_flight, on_step=self._begin,
             failed_slots=self._fail, max_model_len=self.length,
+            make_store=list_store(remote, [(9, 9)] * BLOCK) if remote else None,
         )  # fmt: skip
         executor.allocate(blocks, host)
         self.engine = Engine(
@@ -58,10 +65,12 @@ class EngineMachine(RuleBasedStateMachine):
             ),
             EngineFacts(
                 num_blocks=blocks, block_size=BLOCK, max_model_len=self.length, max_num_batched_tokens=budget,
-                windows=tuple(windows), num_host_blocks=host if caching and windows == [None] else 0,
+                windows=tuple(windows), num_host_blocks=host if keeps else 0,
                 eos_token_ids=frozenset(END),
             ),
+            clock=lambda: float(self.begun),
             drafter=FakeDrafter(VOCABULARY, drafts) if drafts else None,
+            connector=RemoteConnector(remote) if remote else None,
         )  # fmt: skip
         self.requests: dict[int, GenerationRequest] = {}
         self.tokens: dict[tuple[int, int], list[int]] = {}

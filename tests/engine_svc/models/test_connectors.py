@@ -1,0 +1,68 @@
+"""Blocks that come from elsewhere, with a model: no token depends on where a block was computed, or whether it came."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_svc.requests.request import GenerationRequest
+from tests.engine_svc.models.conftest import ModelFolder
+from tests.support.remote_connector import Fare, Remote, RemoteConnector, RemoteExecutor
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+
+SHARED, *TAILS = random_prompts(50, 20, 1, 33, seed=11)
+PROMPTS = [[*SHARED, *tail] for tail in TAILS]
+SHORT = random_prompts(5, seed=12)
+
+
+@pytest.mark.parametrize("fare", [Fare(0), Fare(5), Fare(3, most=2), Fare(3, most=0), Fare(None, lingers=4)], ids=str)
+def test_tokens_are_those_without(model_folder: ModelFolder, fare: Fare) -> None:
+    """Prompts that one worker has computed go on at another one: blocks come late, in part, not at all, or never."""
+    folder = model_folder("llama")
+    remote, clock = Remote(load=lambda key: fare, wait_seconds=20), iter(range(10**9))
+    with running_engine(folder) as plain:
+        expected = tokens(run(plain, [*PROMPTS, *SHORT]))
+    with running_engine(folder, executor=RemoteExecutor(remote), connector=RemoteConnector(remote)) as first:
+        assert tokens(run(first, PROMPTS)) == expected[:-1]
+    with running_engine(
+        folder, executor=RemoteExecutor(remote), connector=RemoteConnector(remote), clock=lambda: float(next(clock))
+    ) as second:
+        assert tokens(run(second, [*PROMPTS, *SHORT])) == expected
+        assert second.load().used_kv_blocks == 0
+    assert (remote.num_brought > 0) == (fare.steps is not None and fare.most > 0)
+
+
+def test_what_the_device_forgets_comes_back_while_others_run(model_folder: ModelFolder) -> None:
+    """A cache that holds a third of it all: preempted sequences, too, come back from elsewhere."""
+    folder = model_folder("llama")
+    with running_engine(folder) as plain:
+        expected = tokens(run(plain, PROMPTS))
+    remote = Remote(load=lambda key: Fare(2), save=lambda key: Fare(3))
+    with running_engine(
+        folder, num_blocks=24, max_model_len=160, block_size=8, executor=RemoteExecutor(remote),
+        connector=RemoteConnector(remote),
+    ) as engine:  # fmt: skip
+        for _ in range(2):
+            assert tokens(run(engine, PROMPTS)) == expected
+        assert engine.load().counters.preemptions > 0
+    assert remote.num_brought > 0
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_cancelled_while_it_waits(model_folder: ModelFolder, steps: int) -> None:
+    """What the transfer writes afterwards reaches nobody, in a cache that has no block to spare."""
+    folder = model_folder("llama")
+    remote = Remote(blocks={})
+    with running_engine(folder, executor=RemoteExecutor(remote), connector=RemoteConnector(remote)) as first:
+        expected = tokens(run(first, [PROMPTS[2], *SHORT]))
+    remote.load = lambda key: Fare(3, lingers=3)
+    with running_engine(
+        folder, num_blocks=20, max_model_len=160, block_size=16, executor=RemoteExecutor(remote),
+        connector=RemoteConnector(remote),
+    ) as engine:  # fmt: skip
+        engine.add(1, GenerationRequest("r", PROMPTS[2], GREEDY))
+        for _ in range(steps):
+            engine.step()
+        engine.abort(1)
+        engine.step()
+        assert tokens(run(engine, [PROMPTS[2], *SHORT])) == expected
+        assert engine.load().used_kv_blocks == 0

@@ -1,0 +1,195 @@
+"""A connector to a store elsewhere, a dictionary here: what it brings comes some steps later, in part, or never."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+import torch
+
+from engine_svc.attention.base import AttentionBackend
+from engine_svc.block_stores.base import BlockStore
+from engine_svc.executor.uniproc import UniprocExecutor
+from engine_svc.kv_cache.block_table import BlockTable
+from engine_svc.kv_cache.connectors.base import NOTHING, Found, KvConnector
+from engine_svc.plan import BlockTransfer, EndedTransfer, Transfers
+
+MakeStore = Callable[[list[Any]], BlockStore]
+
+
+@dataclass(frozen=True)
+class Fare:
+    """How a transfer fares."""
+
+    steps: int | None = 2  # after which it ends; None: never by itself
+    most: int = 1_000_000  # of its first blocks that are moved
+    lingers: int = 0  # steps that it goes on once it is cancelled
+
+
+@dataclass
+class Remote:
+    """What is kept elsewhere, by hash; workers may share it."""
+
+    wait_seconds: float = 1e9
+    load: Callable[[int], Fare] = lambda key: Fare()
+    save: Callable[[int], Fare] = lambda key: Fare()
+    blocks: dict[bytes, Any] = field(default_factory=dict)
+    num_brought: int = 0  # blocks, so far
+
+
+class RemoteConnector(KvConnector):
+    """Saves every block that is computed, and has sequences wait for those that are there."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._saves: list[BlockTransfer] = []
+        self._loads: list[BlockTransfer] = []
+        self._cancelled: list[int] = []
+        self._own: set[bytes] = set()  # that this worker has saved, or is saving
+        self._saving: dict[int, Sequence[bytes]] = {}
+        self.ends: list[EndedTransfer] = []
+
+    def find(self, table: BlockTable, hashes: Sequence[bytes]) -> Found:
+        found = list(takewhile(self._remote.blocks.__contains__, hashes))
+        return Found(found, self._remote.wait_seconds) if found else NOTHING
+
+    def load(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        assert key
+        self._loads.append(BlockTransfer(list(block_ids), list(hashes), key))
+
+    def wants(self, hashes: Sequence[bytes]) -> Sequence[int]:
+        there = self._remote.blocks.keys() | self._own
+        return [index for index, block_hash in enumerate(hashes) if block_hash not in there]
+
+    def save(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        assert key
+        self._own.update(hashes)
+        self._saving[key] = hashes
+        self._saves.append(BlockTransfer(list(block_ids), list(hashes), key))
+
+    def cancel(self, key: int) -> None:
+        self._cancelled.append(key)
+
+    def take_transfers(self) -> Transfers:
+        transfers = Transfers(self._saves, self._loads, self._cancelled)
+        self._saves, self._loads, self._cancelled = [], [], []
+        return transfers
+
+    def ended(self, end: EndedTransfer) -> None:
+        self.ends.append(end)
+        self._own -= set(self._saving.pop(end.key, ())[end.num_blocks :])
+
+    def clear(self) -> None:
+        for block_hash in self._own:
+            self._remote.blocks.pop(block_hash, None)
+        self._own.clear()
+
+
+@dataclass
+class _Job:
+    transfer: BlockTransfer
+    is_save: bool
+    most: int
+    left: int | None
+
+
+class RemoteStore(BlockStore):
+    """Until a load has ended its blocks hold nonsense, over and over: nobody else may have them."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        read: Callable[[int], Any],
+        write: Callable[[int, Any], None],
+        spoil: Callable[[int], None],
+    ) -> None:
+        self._remote = remote
+        self._read, self._write, self._spoil = read, write, spoil
+        self._jobs: dict[int, _Job] = {}
+        self._ended: list[EndedTransfer] = []
+
+    def begin(self, transfers: Transfers) -> None:
+        for is_save, added in ((True, transfers.saves), (False, transfers.loads)):
+            for transfer in added:
+                fare = (self._remote.save if is_save else self._remote.load)(transfer.key)
+                self._jobs[transfer.key] = _Job(transfer, is_save, fare.most, fare.steps)
+        for key in transfers.cancelled:
+            self._cancel(key)
+        for key, job in list(self._jobs.items()):
+            self._get_on(key, job)
+
+    def take_ended(self) -> list[EndedTransfer]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _cancel(self, key: int) -> None:
+        job = self._jobs.get(key)
+        if job is None:
+            self._ended.append(EndedTransfer(key, 0))
+        else:
+            job.most, job.left = 0, self._remote.load(key).lingers
+
+    def _get_on(self, key: int, job: _Job) -> None:
+        if not job.is_save:
+            for block in job.transfer.block_ids:
+                self._spoil(block)
+        if job.left is None:
+            return
+        job.left -= 1
+        if job.left < 0:
+            del self._jobs[key]
+            self._ended.append(EndedTransfer(key, self._move(job)))
+
+    def _move(self, job: _Job) -> int:
+        pairs = list(zip(job.transfer.block_ids, map(bytes, job.transfer.places), strict=True))[: job.most]
+        for count, (block, block_hash) in enumerate(pairs):
+            if job.is_save:
+                self._remote.blocks[block_hash] = self._read(block)
+            elif block_hash in self._remote.blocks:
+                self._write(block, self._remote.blocks[block_hash])
+                self._remote.num_brought += 1
+            else:
+                return count
+        return len(pairs)
+
+
+def list_store(remote: Remote, nonsense: list[Any]) -> MakeStore:
+    """Makes the store of a cache that is a list of blocks, which are lists."""
+
+    def make(cache: list[Any]) -> BlockStore:
+        def write(block: int, contents: list[Any]) -> None:
+            cache[block] = list(contents)
+
+        return RemoteStore(remote, lambda block: list(cache[block]), write, lambda block: write(block, nonsense))
+
+    return make
+
+
+class RemoteExecutor(UniprocExecutor):
+    """One rank in this process, with the store of a remote connector."""
+
+    def __init__(self, remote: Remote) -> None:
+        super().__init__()
+        self._remote = remote
+
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        super().allocate(num_blocks, num_host_blocks)
+        self._loaded().connect(self._make_store)
+
+    def _make_store(self, attention: AttentionBackend, caches: Sequence[torch.Tensor]) -> BlockStore:
+        dimension = attention.block_dimension
+
+        def read(block: int) -> list[torch.Tensor]:
+            return [cache.select(dimension, block).clone() for cache in caches]
+
+        def write(block: int, contents: list[torch.Tensor]) -> None:
+            for cache, content in zip(caches, contents, strict=True):
+                cache.select(dimension, block).copy_(content)
+
+        def spoil(block: int) -> None:
+            for cache in caches:
+                cache.select(dimension, block).fill_(torch.nan)
+
+        return RemoteStore(self._remote, read, write, spoil)
