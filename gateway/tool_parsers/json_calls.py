@@ -73,6 +73,14 @@ def read_arguments(text: Scanner, sink: Sink) -> Steps[None]:
         sink("{}" if scalar == "null" else scalar)
 
 
+def read_bare_arguments(text: Scanner, sink: Sink) -> Steps[None]:
+    """Arguments without an object around them; there may be none."""
+    if (yield from text.peek_past_space()) in '{["':
+        yield from read_arguments(text, sink)
+    else:
+        sink("{}")
+
+
 class _Call:
     """One object, member by member."""
 

@@ -18,6 +18,8 @@ Steps = Generator[None, None, T]
 Sink = Callable[[str], object]
 
 _SPACE = re.compile(r"[ \t\r\n]*+")
+# Names end at white space and at what begins a token or arguments.
+_NAME = re.compile(r"[^\s<>{}()\[\]\"'=,;]*+")
 
 
 class NotACallError(Exception):
@@ -122,6 +124,11 @@ class Scanner:
         pieces: list[str] = []
         yield from self.pour(pattern, pieces.append)
         return "".join(pieces)
+
+    def name(self) -> Steps[str]:
+        """The name that comes next, past white space; nothing where none does."""
+        yield from self.peek_past_space()
+        return (yield from self.word(_NAME))
 
     def accept(self, *words: str) -> Steps[str]:
         """Takes that of some words which comes next, and nothing if none does. None may begin another."""

@@ -42,8 +42,6 @@ class Form:
     template: str
     content: bool = True  # text may come before the calls
     several: bool = True  # calls in one turn
-    hostile: tuple[str, ...] = ()  # words that its values cannot hold
-    streams: bool = True  # a value's text goes out as it comes
 
 
 _OBJECT = '{"name": {{ call.name | tojson }}, "arguments": {{ call.arguments | tojson }}}'
@@ -58,6 +56,23 @@ _LLAMA = (
     "{% for call in calls %}{{ '; ' if not loop.first }}"
     '{"name": {{ call.name | tojson }}, "parameters": {{ call.arguments | tojson }}}{% endfor %}'
 )
+
+_XML_CALL = (
+    "<tool_call>\n<function={{ call.name }}>\n{% for key, value in call.arguments.items() %}<parameter={{ key }}>\n"
+    "{{ value | tojson if value is mapping or (value is sequence and value is not string) else value }}"
+    "\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+)
+_PAIRS = "<arg_key>{{ key }}</arg_key>BREAK<arg_value>{{ value if value is string else value | tojson }}</arg_value>"
+_GLM45 = (
+    "{{ content }}{% for call in calls %}\n<tool_call>{{ call.name }}\n{% for key, value in call.arguments.items() %}"
+    + _PAIRS.replace("BREAK", "\n") + "\n{% endfor %}</tool_call>{% endfor %}"
+)  # fmt: skip
+_KEY_WORD = "{{ ', ' if not loop.first }}{{ key }}={{ value | python }}"
+_PYTHON_ARGUMENTS = "{% for key, value in call.arguments.items() %}" + _KEY_WORD + "{% endfor %}"
+_PYTHON = (
+    "[{% for call in calls %}{{ ', ' if not loop.first }}{{ call.name }}(" + _PYTHON_ARGUMENTS
+    + "){% endfor %}]"
+)  # fmt: skip
 
 FORMS: Mapping[str, Form] = {
     "hermes": Form(_HERMES),
@@ -77,6 +92,38 @@ FORMS: Mapping[str, Form] = {
     "jamba": Form(_TAGGED_LIST),
     "phi4_mini_json": Form("{{ content }}functools" + _LIST),
     "xlam": Form(_LIST, content=False),
+    "deepseek_v3": Form(
+        "{{ content }}<｜tool▁calls▁begin｜>{% for call in calls %}{{ '\\n' if not loop.first }}"
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ call.name }}\n```json\n{{ call.arguments | tojson }}\n```"
+        "<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>"
+    ),
+    "deepseek_v31": Form(
+        "{{ content }}<｜tool▁calls▁begin｜>{% for call in calls %}<｜tool▁call▁begin｜>{{ call.name }}<｜tool▁sep｜>"
+        "{{ call.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>"
+    ),
+    "kimi_k2": Form(
+        "{{ content }}<|tool_calls_section_begin|>{% for call in calls %}<|tool_call_begin|>"
+        "functions.{{ call.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>{{ call.arguments | tojson }}"
+        "<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>"
+    ),
+    "mistral": Form("{{ content }}[TOOL_CALLS]" + _LIST),
+    "glm4_moe": Form(_GLM45),
+    "glm45": Form(_GLM45),
+    "glm47": Form(
+        "{{ content }}{% for call in calls %}<tool_call>{{ call.name }}{% for key, value in call.arguments.items() %}"
+        + _PAIRS.replace("BREAK", "")
+        + "{% endfor %}</tool_call>{% endfor %}"
+    ),
+    "qwen3_coder": Form("{{ content + '\\n' if content }}{% for call in calls %}\n" + _XML_CALL + "{% endfor %}"),
+    "step3p5": Form("{{ content }}{% for call in calls %}" + _XML_CALL + "{% endfor %}"),
+    "pythonic": Form(_PYTHON, content=False),
+    "llama4_pythonic": Form(_PYTHON, content=False),
+    "olmo3": Form(
+        "<function_calls>\n{% for call in calls %}{{ call.name }}("
+        + _PYTHON_ARGUMENTS.replace("python", "olmo")
+        + ")\n{% endfor %}</function_calls>",
+        content=False,
+    ),
     "llama3_json": Form(_LLAMA, content=False),
     "llama4_json": Form(_LLAMA, content=False),
 }
@@ -137,8 +184,14 @@ def turns_of(family: str) -> list[Turn]:
     return [turn if form.several else Turn(turn.content, turn.calls[:1]) for turn in fitting]
 
 
+def _as_olmo_writes(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(keep_trailing_newline=True)
+    environment.filters["python"] = repr
+    environment.filters["olmo"] = _as_olmo_writes
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return environment
 

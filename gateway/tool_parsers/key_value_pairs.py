@@ -1,0 +1,43 @@
+"""Calls as pairs: `<tool_call>get_weather<arg_key>city</arg_key><arg_value>Bonn</arg_value></tool_call>`."""
+
+from __future__ import annotations
+
+from gateway.answers.markers import Markers
+from gateway.tool_parsers.base import ToolParser
+from gateway.tool_parsers.scanner import NotACallError, Steps
+from gateway.tool_parsers.schema_values import ArgumentWriter
+
+_KEY, _KEY_END = "<arg_key>", "</arg_key>"
+_VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
+
+
+class KeyValueParser(ToolParser):
+    """GLM 4.5 to 4.7, with line breaks between the pairs or without. Strings stand as they are, the rest as JSON."""
+
+    begins = ("<tool_call>",)
+    ends = ("</tool_call>",)
+    special_tokens = (*begins, *ends, _KEY, _KEY_END, _VALUE, _VALUE_END)
+
+    def read_calls(self, marker: str) -> Steps[None]:
+        name = yield from self.text.name()
+        yield from self.text.peek_past_space()
+        element = yield from self.text.expect(_KEY, *self.ends)
+        self.begin_call(name)
+        arguments = ArgumentWriter(self.context, name, self.found.arguments)
+        while element == _KEY:
+            element = yield from self._read_pair(arguments)
+        arguments.close()
+        self.unclosed = not element
+
+    def _read_pair(self, arguments: ArgumentWriter) -> Steps[str]:
+        """A pair's rest; the element that comes after it."""
+        pieces: list[str] = []
+        yield from self.text.until(Markers(_KEY_END), pieces.append)
+        yield from self.text.peek_past_space()
+        if not (yield from self.text.accept(_VALUE)):
+            raise NotACallError
+        value = arguments.value("".join(pieces).strip())
+        yield from self.text.until(Markers(_VALUE_END), value)
+        value.close()
+        yield from self.text.peek_past_space()
+        return (yield from self.text.accept(_KEY, *self.ends))

@@ -1,0 +1,39 @@
+"""Mistral's two forms: a token and a JSON list, or a token, a name and JSON for each call."""
+
+from __future__ import annotations
+
+import secrets
+import string
+
+from gateway.tool_parsers.json_calls import read_bare_arguments
+from gateway.tool_parsers.json_lists import JsonListParser
+from gateway.tool_parsers.scanner import NotACallError, Steps
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
+
+
+class Mistral(JsonListParser):
+    """The list is of tokenizers up to version 7, the other of those since 11. Ids are as its templates ask for them."""
+
+    begins = ("[TOOL_CALLS]",)
+    special_tokens = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+
+    def read_calls(self, marker: str) -> Steps[None]:
+        if (yield from self.text.peek_past_space()) in "[{":
+            yield from super().read_calls(marker)
+        else:
+            yield from self._read_block()
+
+    def _read_block(self) -> Steps[None]:
+        name, call_id = (yield from self.text.name()), ""
+        yield from self.text.peek_past_space()
+        if (yield from self.text.accept("[CALL_ID]")):
+            call_id = yield from self.text.name()
+        if not (yield from self.text.accept("[ARGS]")) and (yield from self.text.peek_past_space()) != "{":
+            raise NotACallError
+        self.begin_call(name, call_id)
+        yield from read_bare_arguments(self.text, self.found.arguments)
+        yield from self.close()
+
+    def new_id(self, name: str) -> str:
+        return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))

@@ -1,0 +1,86 @@
+"""Calls as Python writes them: `[get_weather(city="Bonn"), now()]`, with literals as arguments, by keyword."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from gateway.tool_parsers.base import ToolParser
+from gateway.tool_parsers.python_values import json_text, read_literal
+from gateway.tool_parsers.scanner import NotACallError, Steps
+
+_NAME = re.compile(r"[-.\w]*+")
+
+
+class PythonCallParser(ToolParser):
+    """A list of calls that is the whole answer. Brackets further on are content."""
+
+    bare = "["
+    # Opens and closes the calls, where a marker does not.
+    brackets: ClassVar[str] = "[]"
+
+    def read_calls(self, marker: str) -> Steps[None]:
+        yield from self.text.peek_past_space()
+        if self.brackets:
+            yield from self.text.expect(self.brackets[0])
+        yield from self._read_call()
+        while True:
+            self.text.hold()
+            following = yield from self.text.peek_past_space()
+            if following == ",":
+                self.text.take(1)
+            elif _NAME.fullmatch(following):
+                yield from self._read_call()
+            else:
+                break
+        if self.brackets:
+            yield from self.text.expect(self.brackets[1])
+            self.text.let_go()
+        yield from self.close()
+
+    def _read_call(self) -> Steps[None]:
+        yield from self.text.peek_past_space()
+        name = yield from self.text.word(_NAME)
+        yield from self.text.peek_past_space()
+        yield from self.text.expect("(")
+        separator = "{"
+        while (yield from self.text.peek_past_space()) != ")":
+            key = yield from self._read_key()
+            if separator == "{":
+                self.begin_call(name)
+            self.found.arguments(f'{separator}"{json_text(key)}": ')
+            yield from read_literal(self.text, self.found.arguments)
+            separator = ", "
+            if (yield from self.text.peek_past_space()) == ",":
+                self.text.take(1)
+        self.text.take(1)
+        if separator == "{":
+            self.begin_call(name)
+            self.found.arguments("{")
+        self.found.arguments("}")
+
+    def _read_key(self) -> Steps[str]:
+        key = yield from self.text.word(_NAME)
+        yield from self.text.peek_past_space()
+        yield from self.text.expect("=")
+        if not key:
+            raise NotACallError
+        return key
+
+
+class Llama4Python(PythonCallParser):
+    """Llama 4: the list may stand between tokens."""
+
+    begins = ("<|python_start|>",)
+    ends = ("<|python_end|>",)
+    special_tokens = begins + ends
+
+
+class Olmo3(PythonCallParser):
+    """OLMo 3: a line for each call, all between tags."""
+
+    begins = ("<function_calls>",)
+    ends = ("</function_calls>",)
+    special_tokens = begins + ends
+    bare = ""
+    brackets = ""

@@ -1,0 +1,123 @@
+"""Python's literals as JSON, piece by piece. Nothing is evaluated; nesting costs one entry of a list."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from gateway.tool_parsers.scanner import NotACallError, Scanner, Sink, Steps
+
+_WORD = re.compile(r"[-+.\w]*+")
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][-+]?\d++)?")
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
+_DIGITS = {"x": 2, "u": 4, "U": 8}
+_BODY = {"'": re.compile(r"[^'\\]*+"), '"': re.compile(r'[^"\\]*+')}
+_CLOSE = {"[": "]", "(": ")", "{": "}"}
+_MOST_DIGITS = 4000  # of a number; longer ones take long to convert
+
+
+def json_text(text: str) -> str:
+    """Text as it stands within a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def read_literal(text: Scanner, sink: Sink) -> Steps[None]:
+    """A string, number, list, tuple, dict, True, False or None.
+
+    Raises:
+        NotACallError: it is anything else.
+    """
+    open_brackets: list[str] = []
+    yield from _read_item(text, sink, open_brackets)
+    while open_brackets:
+        closing = _CLOSE[open_brackets[-1]]
+        following = yield from text.peek_past_space()
+        if following == ",":
+            text.take(1)
+            following = yield from text.peek_past_space()
+            if following != closing:
+                sink(", ")
+                yield from _read_member(text, sink, open_brackets)
+                continue
+        if following != closing:
+            raise NotACallError
+        text.take(1)
+        sink("}" if closing == "}" else "]")
+        open_brackets.pop()
+
+
+def _read_item(text: Scanner, sink: Sink, open_brackets: list[str]) -> Steps[None]:
+    """A value, or the beginning of one up to where a further one begins in it or it may be closed."""
+    while (first := (yield from text.peek_past_space())) in _CLOSE:
+        open_brackets.append(text.take(1))
+        sink("{" if first == "{" else "[")
+        if (yield from text.peek_past_space()) == _CLOSE[first]:
+            return
+        if first == "{":
+            yield from _read_key(text, sink)
+    if first in _BODY:
+        yield from _read_string(text, sink)
+    else:
+        sink((yield from _read_scalar(text)))
+
+
+def _read_member(text: Scanner, sink: Sink, open_brackets: list[str]) -> Steps[None]:
+    if open_brackets[-1] == "{":
+        yield from _read_key(text, sink)
+    yield from _read_item(text, sink, open_brackets)
+
+
+def _read_key(text: Scanner, sink: Sink) -> Steps[None]:
+    """A key of a dict, which JSON has as a string, and its colon."""
+    if (yield from text.peek_past_space()) in _BODY:
+        yield from _read_string(text, sink)
+    else:
+        sink(f'"{yield from _read_scalar(text)}"')
+    yield from text.peek_past_space()
+    yield from text.expect(":")
+    sink(": ")
+
+
+def _read_scalar(text: Scanner) -> Steps[str]:
+    word = yield from text.word(_WORD)
+    if word in _WORDS:
+        return _WORDS[word]
+    if _JSON_NUMBER.fullmatch(word):
+        return word
+    if len(word) > _MOST_DIGITS:
+        raise NotACallError
+    try:
+        return str(int(word, 0)) if not set(word) & set(".eEjJ") or word[:2] in ("0x", "0X") else _float(word)
+    except ValueError as error:
+        raise NotACallError from error
+
+
+def _float(word: str) -> str:
+    return json.dumps(float(word), allow_nan=False)
+
+
+def _read_string(text: Scanner, sink: Sink) -> Steps[None]:
+    quote = text.take(1)
+    sink('"')
+    while (yield from text.pour(_BODY[quote], lambda piece: sink(json_text(piece)))) != quote:
+        text.take(1)
+        sink((yield from _read_escape(text)))
+    text.take(1)
+    sink('"')
+
+
+def _read_escape(text: Scanner) -> Steps[str]:
+    """What comes after a backslash, as it stands within a JSON string; an escape that Python does not know stays."""
+    kind = yield from text.peek()
+    text.take(1)
+    if kind not in _DIGITS:
+        return json_text(_ESCAPES.get(kind, kind if kind in "'\"\\" else "\\" + kind))
+    digits = ""
+    while len(digits) < _DIGITS[kind]:
+        yield from text.peek()
+        digits += text.take(1)
+    try:
+        return json.dumps(chr(int(digits, 16)))[1:-1]
+    except (ValueError, OverflowError) as error:
+        raise NotACallError from error

@@ -1,0 +1,53 @@
+"""Calls as elements: `<function=get_weather><parameter=city>Bonn</parameter></function>`."""
+
+from __future__ import annotations
+
+from gateway.answers.markers import Markers
+from gateway.tool_parsers.base import ToolParser
+from gateway.tool_parsers.scanner import NotACallError, Steps
+from gateway.tool_parsers.schema_values import ArgumentWriter
+
+_FUNCTION = "<function="
+_PARAMETER = "<parameter="
+# A value that nothing closes ends where the next element begins.
+_VALUE_ENDS = Markers("</parameter>", _PARAMETER, "</function>")
+
+
+class XmlParameterParser(ToolParser):
+    """Qwen3-Coder, Step 3.5. Values are text: what they are in JSON is a matter of the tool's schema."""
+
+    begins = ("<tool_call>", _FUNCTION)
+    ends = ("</tool_call>",)
+    special_tokens = ("<tool_call>", *ends)
+
+    def read_calls(self, marker: str) -> Steps[None]:
+        if marker != _FUNCTION:
+            yield from self.text.peek_past_space()
+            yield from self.text.expect(_FUNCTION)
+        name = yield from self._read_name()
+        self.begin_call(name)
+        arguments = ArgumentWriter(self.context, name, self.found.arguments)
+        yield from self.text.peek_past_space()
+        element = yield from self.text.accept(_PARAMETER, "</function>")
+        while element == _PARAMETER:
+            element = yield from self._read_parameter(arguments)
+        arguments.close()
+        yield from self.close()
+
+    def _read_name(self) -> Steps[str]:
+        name = yield from self.text.name()
+        yield from self.text.peek_past_space()
+        yield from self.text.expect(">")
+        if not name:
+            raise NotACallError
+        return name
+
+    def _read_parameter(self, arguments: ArgumentWriter) -> Steps[str]:
+        """A parameter's rest; the element that comes after it."""
+        value = arguments.value((yield from self._read_name()), "\n")
+        element = yield from self.text.until(_VALUE_ENDS, value)
+        value.close()
+        if element != "</parameter>":
+            return element
+        yield from self.text.peek_past_space()
+        return (yield from self.text.accept(_PARAMETER, "</function>"))
