@@ -132,6 +132,10 @@ def beams_of(body: GenerationFields, model: ServedModel) -> BeamSearchParameters
         InvalidRequest: a field is wrong, or is of no use beside a search.
     """
     if not body.use_beam_search:
+        if body.best_of not in (None, body.n or 1):
+            raise InvalidRequest(
+                "best_of needs use_beam_search: true; to get more choices, raise n.", parameter="best_of"
+            )
         return None
     width = max(body.n or 1, body.best_of or 0)
     Bound(1, MAX_CHOICES).check("best_of" if body.best_of else "n", width)

@@ -97,7 +97,7 @@ ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [1] * 4096}, "prompt", "4096"),
     ({"max_tokens": 0}, "max_tokens", "echo"),
     ({"logprobs": 21}, "logprobs", "20"),
-    ({"best_of": 3}, "best_of", "not implemented"),
+    ({"best_of": 3}, "best_of", "use_beam_search"),
     ({"suffix": "x"}, "suffix", "not implemented"),
 ]
 
