@@ -21,7 +21,11 @@ class BlockStore(ABC):
 
     @abstractmethod
     def begin(self, transfers: Transfers) -> None:
-        """Before a step computes. Waits for nothing but copies of its own memory."""
+        """Before a step computes. Waits for nothing but copies of its own memory.
+
+        Steps launched before may still use the blocks on the device: what does not move them in the order of its stream
+        lets these get to their end first.
+        """
 
     def take_ended(self) -> list[EndedTransfer]:
         """The transfers with a key that have ended since the last call."""

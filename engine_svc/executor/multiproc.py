@@ -16,7 +16,7 @@ from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.executor.channel import Channel
 from engine_svc.executor.messages import Allocate, Answer, Command, Failed, Loaded, LoadModel, Step, Stepped
 from engine_svc.parallel.layout import layout_of
-from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
+from engine_svc.plan import EndedTransfer, KvCacheSpec, StepPlan, StepResult
 from quire.errors import StartupError
 from quire.log import log_options
 from quire.options.engine import EngineOptions
@@ -39,6 +39,7 @@ class MultiprocExecutor(Executor):
         self._channels: list[Channel] = []
         self._rendezvous: tempfile.TemporaryDirectory[str] | None = None
         self._step_seconds = _LOAD_SECONDS
+        self._ends = TransferEnds()
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         """See Executor.load."""
@@ -79,7 +80,7 @@ class MultiprocExecutor(Executor):
         results = [answer.result for answer in answers if isinstance(answer, Stepped)]
         if len(results) < len(answers):
             raise ExecutorDead(f"{len(answers) - len(results)} ranks answered something else to a step")
-        return agree(results)
+        return self._ends.agree(results, agree(results))
 
     def _call(self, commands: list[Command], timeout: float) -> list[Answer]:
         """Sends each rank its command and waits for all answers; raises as `_receive`."""
@@ -131,6 +132,24 @@ class MultiprocExecutor(Executor):
         if self._rendezvous is not None:
             with contextlib.suppress(OSError):
                 self._rendezvous.cleanup()
+
+
+class TransferEnds:
+    """Each rank moves its part of a block, and is done with it in a step of its own: a transfer ends with the last."""
+
+    def __init__(self) -> None:
+        self._reported: dict[int, dict[int, int]] = {}  # by key and rank, how many blocks were moved
+
+    def agree(self, results: list[StepResult], joint: StepResult) -> StepResult:
+        """The joint result with the transfers that have ended on all ranks; the blocks that all of them have moved."""
+        if not any(result.ended_transfers for result in results):
+            return joint
+        for rank, result in enumerate(results):
+            for end in result.ended_transfers:
+                self._reported.setdefault(end.key, {})[rank] = end.num_blocks
+        complete = [key for key, reported in self._reported.items() if len(reported) == len(results)]
+        ended = [EndedTransfer(key, min(self._reported.pop(key).values())) for key in complete]
+        return msgspec.structs.replace(joint, ended_transfers=ended)
 
 
 def agree(results: list[StepResult]) -> StepResult:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from engine_svc.executor.multiproc import agree
-from engine_svc.plan import StepResult
+import msgspec
+
+from engine_svc.executor.messages import Step
+from engine_svc.executor.multiproc import TransferEnds, agree
+from engine_svc.plan import BlockTransfer, EndedTransfer, StepPlan, StepResult, Transfers
 
 
 def result(sampled: dict[int, int], failed: dict[int, str]) -> StepResult:
@@ -18,3 +21,29 @@ def test_a_sequence_that_fails_on_any_rank_has_failed() -> None:
 def test_ranks_that_agree_are_not_copied() -> None:
     first = result({0: 7}, {1: "both"})
     assert agree([first, result({0: 7}, {1: "both"})]) is first
+
+
+def test_a_transfer_has_ended_once_it_has_on_every_rank() -> None:
+    """With the blocks that all have moved; and also where it was cancelled as it ended on one of them."""
+    ends = TransferEnds()
+
+    def step(*ranks: dict[int, int]) -> dict[int, int]:
+        results = [
+            msgspec.structs.replace(result({}, {}), ended_transfers=[EndedTransfer(*end) for end in told.items()])
+            for told in ranks
+        ]
+        return {end.key: end.num_blocks for end in ends.agree(results, results[0]).ended_transfers}
+
+    assert step({}, {}) == {}
+    assert step({1: 5, 2: 3}, {2: 4}) == {2: 3}
+    assert step({}, {3: 7}) == {}
+    assert step({3: 7}, {1: 5}) == {1: 5, 3: 7}
+    assert step({4: 2}, {}) == {}
+    assert step({4: 0}, {4: 0}) == {4: 0}
+    assert step({}, {}) == {}
+
+
+def test_transfers_reach_a_rank_as_they_are() -> None:
+    transfers = Transfers([BlockTransfer([1, 2], [7, 0])], [BlockTransfer([3], [b"hash"], 9)], [4])
+    plan = StepPlan(0, [], [], transfers)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Step(plan)), type=Step).plan == plan
