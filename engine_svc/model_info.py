@@ -83,10 +83,14 @@ def make_model_info(
         max_num_seqs=options.scheduler.max_num_seqs,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         eos_token_ids=eos_token_ids,
-        max_logprobs=min(options.generation.max_logprobs, spec.vocab_size),
+        max_logprobs=_max_logprobs(options.generation.max_logprobs, spec.vocab_size),
         tensor_parallel_size=options.parallel.tensor_parallel_size,
         attention_backend=spec.attention_backend,
         scheduling_policy=options.scheduler.scheduling_policy,
         fingerprint=fingerprint(folder, options, spec, eos_token_ids),
         default_sampling=dict(defaults.sampling),
     )
+
+
+def _max_logprobs(wanted: int, vocab_size: int) -> int:
+    return vocab_size if wanted == -1 else min(wanted, vocab_size)

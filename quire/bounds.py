@@ -27,6 +27,9 @@ MAX_CALLER_NAME_LENGTH = 128  # of a tenant, and of a session
 MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 # Entries (prompt tokens times alternatives) whose log-probabilities fit one message: 17 bytes each at most.
 MAX_PROMPT_LOGPROB_ENTRIES = 500_000
+# More alternatives than these make answers of their size: they come whole, and all in all no more than so many entries.
+MANY_LOGPROBS = 1024
+MAX_MANY_LOGPROB_ENTRIES = 2**22
 REQUEST_ID_PATTERN = r"[A-Za-z0-9._-]{1,128}"
 
 _SHOWN_IDS = 100

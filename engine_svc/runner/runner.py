@@ -35,7 +35,7 @@ from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.pending import PendingStep, StepTimer
 from engine_svc.sampling.isolation import blame, sample_rows
-from engine_svc.sampling.logprobs import Alternatives, ScoredPositions, score_positions
+from engine_svc.sampling.logprobs import ScoredPositions
 from engine_svc.sampling.sampler import BrokenRows, SampleOutput, Sampler
 from engine_svc.transfer import to_device, to_host
 from quire.options.engine import EngineOptions
@@ -78,7 +78,7 @@ class Runner:
         self._buffers = SlotBuffers(
             max_num_seqs, self._max_model_len, self._attention.shape.block_size, len(self._groups), device
         )
-        self._sampler = Sampler(max_num_seqs, self._facts.vocab_size, device)
+        self._sampler = Sampler(max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode)
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
         # One for each layer of a group; the groups' blocks lie side by side in it.
         self._caches: list[torch.Tensor] = []
@@ -294,17 +294,26 @@ class Runner:
                 start = batch.query_start[index]
                 targets = self._buffers.token_ids[slot, first + 1 : last + 1]
                 try:
-                    found[slot] = self._score(hidden[start : start + last - first], targets, count)
+                    found[slot] = self._score(slot, hidden[start : start + last - first], targets, first + 1, count)
                 except Exception as error:
                     failed[slot] = blame(slot, "its prompt's log-probabilities could not be computed", error)
         return found
 
-    def _score(self, hidden: torch.Tensor, targets: torch.Tensor, count: int) -> list[ScoredPositions]:
-        """A few rows at a time: the logits of a whole chunk of the prompt could take gigabytes."""
-        return [
-            score_positions(self._model.logits(rows), tokens, [Alternatives(count)] * len(tokens))
-            for rows, tokens in zip(hidden.split(_SCORED_ROWS), targets.split(_SCORED_ROWS), strict=True)
-        ]
+    def _score(
+        self, slot: int, hidden: torch.Tensor, targets: torch.Tensor, known: int, count: int
+    ) -> list[ScoredPositions]:
+        """A few rows at a time: the logits of a whole chunk of the prompt could take gigabytes.
+
+        Args:
+            known: tokens before the first target.
+        """
+        found = []
+        for start in range(0, len(targets), _SCORED_ROWS):
+            logits = self._model.logits(hidden[start : start + _SCORED_ROWS])
+            before = list(range(known + start, known + start + len(logits)))
+            tokens = targets[start : start + _SCORED_ROWS]
+            found.append(self._sampler.score_prompt(slot, logits, tokens, before, count))
+        return found
 
 
 def _device_name(device: torch.device) -> str:

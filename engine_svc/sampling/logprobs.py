@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled and prompt tokens, from the unmodified logits."""
+"""Log-probabilities of sampled and prompt tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ import torch
 
 from engine_svc.plan import PositionLogprobs
 from engine_svc.transfer import to_device, to_host
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What counts as a token's log-probability; see the option `logprobs_mode`."""
+
+    is_processed: bool = False  # of the logits that a token is drawn from, or of the model's own
+    is_normalised: bool = True  # or the logits themselves
+
+
+def make_scoring(mode: str) -> Scoring:
+    """Of one of the option's values."""
+    return Scoring(mode.startswith("processed"), mode.endswith("logprobs"))
 
 
 @dataclass(frozen=True)
@@ -46,15 +59,18 @@ class ScoredPositions:
         ]
 
 
-def score_positions(logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Alternatives]) -> ScoredPositions:
+def score_positions(
+    logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Alternatives], is_normalised: bool = True
+) -> ScoredPositions:
     """What stands at each position, and its alternatives.
 
     Args:
         logits: float32 [rows, vocabulary]
         token_ids: int64 [rows], the token at each position.
         wanted: for each row.
+        is_normalised: see Scoring.
     """
-    logprobs = logits.log_softmax(-1)
+    logprobs = logits.log_softmax(-1) if is_normalised else logits
     own = logprobs.gather(-1, token_ids[:, None])
     ranks = (logprobs > own).sum(-1) + 1
     most = max(each.count for each in wanted)

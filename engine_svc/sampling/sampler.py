@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from engine_svc.plan import PositionLogprobs, SamplingPlan
-from engine_svc.sampling.logprobs import ScoredPositions, score_positions
+from engine_svc.sampling.logprobs import Alternatives, ScoredPositions, make_scoring, score_positions
 from engine_svc.sampling.noise import uniforms
 from engine_svc.sampling.slot import GREEDY, SlotState, make_state
 from engine_svc.sampling.stages.base import SlotSequence
 from engine_svc.sampling.stages.chain import StageChain
 from engine_svc.sampling.stages.edits import LogitEdits
-from engine_svc.sampling.truncation import DrawMethod, draw_rows
+from engine_svc.sampling.truncation import DrawMethod, draw_rows, processed_logits
 from engine_svc.transfer import to_device, to_host
 
 OVERFLOW = "the model's values overflowed, or no token is left to sample"
@@ -51,7 +51,10 @@ class SampleOutput:
 class Sampler:
     """Samples one token for each of the rows it is given. A slot's state is set by `add` and lasts until the next."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_num_seqs: int, vocab_size: int, device: torch.device, logprobs_mode: str = "raw_logprobs"
+    ) -> None:
+        self._scoring = make_scoring(logprobs_mode)
         self._vocab_size = vocab_size
         self._device = device
         self._states = [GREEDY] * max_num_seqs
@@ -85,23 +88,51 @@ class Sampler:
     def _sample(self, logits: torch.Tensor, edits: LogitEdits, slots: list[int], num_tokens: list[int]) -> SampleOutput:
         states = [self._states[slot] for slot in slots]
         wanting = [row for row, state in enumerate(states) if state.parameters.logprobs is not None]
-        raw = logits[self._index(wanting)] if wanting else None
+        raw = logits[self._index(wanting)] if wanting and not self._scoring.is_processed else None
         recorders = self._stages.apply(edits, slots, num_tokens)
         best = logits.max(dim=-1)
         token_ids = best.indices
         self._draw_random(logits, token_ids, states, num_tokens)
         broken = ~torch.isfinite(best.values)
         token_ids.masked_fill_(broken, 0)
-        scores = None
-        if raw is not None:
-            alternatives = [states[row].alternatives for row in wanting]
-            scores = score_positions(raw, token_ids[self._index(wanting)], alternatives)
+        scores = self._score(logits, raw, token_ids, states, wanting) if wanting else None
         for recorder in recorders:  # the last thing, for it cannot be taken back
             recorder.record(token_ids)
         scored_slots = [slots[row] for row in wanting]
         return SampleOutput(
             slots, token_ids, to_host(token_ids), BrokenRows(slots, to_host(broken)), scores, scored_slots
         )
+
+    def score_prompt(
+        self, slot: int, logits: torch.Tensor, token_ids: torch.Tensor, num_tokens: list[int], count: int
+    ) -> ScoredPositions:
+        """Scores tokens of a slot's prompt.
+
+        Args:
+            logits: float32 [rows, vocabulary]; overwritten.
+            token_ids: int64 [rows], what stands there.
+            num_tokens: before each of them.
+            count: alternatives wanted.
+        """
+        if self._scoring.is_processed:
+            self._stages.apply_to_prompt(LogitEdits(logits), slot, num_tokens)
+            logits = processed_logits(logits, [self._states[slot].parameters] * len(logits))
+        return score_positions(logits, token_ids, [Alternatives(count)] * len(logits), self._scoring.is_normalised)
+
+    def _score(
+        self,
+        logits: torch.Tensor,
+        raw: torch.Tensor | None,
+        token_ids: torch.Tensor,
+        states: list[SlotState],
+        wanting: list[int],
+    ) -> ScoredPositions:
+        """Scores the sampled tokens of the rows that want it, by their logits as the model gave them or as they are."""
+        index, wanted = self._index(wanting), [states[row] for row in wanting]
+        if raw is None:
+            raw = processed_logits(logits[index], [state.parameters for state in wanted])
+        alternatives = [state.alternatives for state in wanted]
+        return score_positions(raw, token_ids[index], alternatives, self._scoring.is_normalised)
 
     def _index(self, rows: list[int]) -> torch.Tensor:
         return to_device(rows, self._device)

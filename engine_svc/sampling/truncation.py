@@ -10,6 +10,7 @@ import torch
 from engine_svc.transfer import to_device
 from quire.sampling import SamplingParameters
 
+NEUTRAL = SamplingParameters()
 # So many of the most likely tokens are looked at first: to sort a whole vocabulary can take longer than the model does.
 _CANDIDATES = 1024
 # Where a top-k needs no more than one of these, nobody looks any further.
@@ -33,24 +34,50 @@ def draw_method(parameters: SamplingParameters, device: torch.device) -> DrawMet
     return DrawMethod(top_k > 0 or parameters.top_p < 1.0, candidates)
 
 
+def processed_logits(logits: torch.Tensor, parameters: Sequence[SamplingParameters]) -> torch.Tensor:
+    """What the rows' tokens are drawn from: divided by the temperature, and -inf for what is not kept.
+
+    Args:
+        logits: float32 [rows, vocabulary]
+        parameters: of each row; greedy ones stay as they are.
+    """
+    drawn = [NEUTRAL if each.is_greedy else each for each in parameters]
+    temperature, top_k, top_p, min_p = _columns(drawn, logits)
+    scaled = logits / temperature[:, None]
+    if top_k is None and top_p is None and min_p is None:
+        return scaled
+    probabilities = _keep_min_p(scaled.softmax(-1), min_p)
+    if top_k is not None or top_p is not None:
+        ordered, token_ids = probabilities.sort(dim=-1, descending=True)
+        kept = _truncate(ordered, probabilities.sum(-1, keepdim=True), top_k, top_p)
+        probabilities = probabilities.scatter(-1, token_ids, kept)
+    truncates = to_device([each.top_k > 0 or each.top_p < 1.0 or each.min_p > 0.0 for each in drawn], logits.device)
+    return scaled.masked_fill_((probabilities == 0.0) & truncates[:, None], -torch.inf)
+
+
 def draw_rows(
     logits: torch.Tensor, parameters: Sequence[SamplingParameters], noise: torch.Tensor, method: DrawMethod
 ) -> torch.Tensor:
     """A token for each row, which all have the same method; see `draw`."""
+    temperature, top_k, top_p, min_p = _columns(parameters, logits)
+    return draw(logits, temperature, top_k, top_p, min_p, noise, method.candidates)
+
+
+def _columns(
+    parameters: Sequence[SamplingParameters], logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Temperature, top-k, top-p and min-p of each row, as `draw` takes them."""
 
     def column(value: Callable[[SamplingParameters], float], neutral: float) -> torch.Tensor | None:
         values = [value(each) for each in parameters]
         return None if all(each == neutral for each in values) else to_device(values, logits.device)
 
     size = logits.shape[-1]
-    return draw(
-        logits,
+    return (
         to_device([each.temperature for each in parameters], logits.device),
         column(lambda each: min(each.top_k, size), 0),
         column(lambda each: each.top_p, 1.0),
         column(lambda each: each.min_p, 0.0),
-        noise,
-        method.candidates,
     )
 
 
@@ -116,7 +143,14 @@ def _draw_ordered(
         ordered: their probabilities, falling, and their ids.
         total: [rows, 1], of all tokens.
     """
-    probabilities, token_ids = ordered
+    probabilities = _truncate(ordered[0], total, top_k, top_p)
+    return ordered[1].gather(-1, _invert(probabilities, noise)[:, None])[:, 0]
+
+
+def _truncate(
+    probabilities: torch.Tensor, total: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
+) -> torch.Tensor:
+    """Probabilities, falling, with 0 for those that top-k and top-p drop."""
     if top_k is not None:
         ranks = torch.arange(probabilities.shape[-1], device=probabilities.device)
         limited = (top_k > 0)[:, None]
@@ -128,7 +162,7 @@ def _draw_ordered(
         # The mass before the most likely token is 0 but for rounding: it is always kept.
         before[:, 0] = 0.0
         probabilities = probabilities.masked_fill((before >= top_p[:, None]), 0.0)
-    return token_ids.gather(-1, _invert(probabilities, noise)[:, None])[:, 0]
+    return probabilities
 
 
 def _keep_min_p(probabilities: torch.Tensor, min_p: torch.Tensor | None) -> torch.Tensor:

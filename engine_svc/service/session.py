@@ -10,10 +10,14 @@ from collections.abc import AsyncIterator
 from engine_svc.requests.outputs import FinishReason, SequenceDelta
 from engine_svc.service.convert import add_delta, from_load, to_request
 from engine_svc.worker import EngineWorker
+from quire.bounds import MANY_LOGPROBS
 from quire.errors import InvalidRequest, Overloaded, QuireError
 from quire.rpc.session import Outbox
 from quire.rpc.settings import HEARTBEAT_SECONDS
 from quire.v1 import engine_pb2
+
+# Of log-probabilities that wait for a client which does not read.
+_MAX_LARGE_BYTES = 2**30
 
 
 class EngineSession:
@@ -25,8 +29,9 @@ class EngineSession:
         self._unsent = False
         self._streams: dict[int, int] = {}  # the engine's key -> the client's stream id
         self._keys: dict[int, int] = {}  # and back
-        # Deltas of megabytes, each on its way in a frame of its own; always the first of their stream.
+        # Deltas of megabytes, each on its way in a frame of its own: the first ones of their stream.
         self._large: deque[engine_pb2.EngineServiceSessionResponse] = deque()
+        self._large_bytes = 0
         self._held: engine_pb2.EngineServiceSessionResponse | None = None  # goes out after the large ones
         self._load_sent = 0.0
         self._overflow: Overloaded | None = None
@@ -65,9 +70,8 @@ class EngineSession:
         streams, messages = self._streams, frame.deltas
         for delta in deltas:
             stream_id = streams[delta.key]
-            if delta.prompt_logprobs:
-                self._large.append(engine_pb2.EngineServiceSessionResponse())
-                add_delta(self._large[-1].deltas, delta, stream_id)
+            if delta.prompt_logprobs or _is_large(delta):
+                self._post_large(delta, stream_id)
             else:
                 add_delta(messages, delta, stream_id)
             if delta.is_final:
@@ -103,12 +107,23 @@ class EngineSession:
         try:
             frame = self._outbox.post(items)
         except Overloaded as error:
-            self._overflow = error
-            for key in self._streams:
-                self._worker.loop.detach(key)
+            self._give_up(error)
             return None
         self._unsent = True
         return frame
+
+    def _post_large(self, delta: SequenceDelta, stream_id: int) -> None:
+        frame = engine_pb2.EngineServiceSessionResponse()
+        add_delta(frame.deltas, delta, stream_id)
+        self._large.append(frame)
+        self._large_bytes += frame.ByteSize()
+        if self._large_bytes > _MAX_LARGE_BYTES:
+            self._give_up(Overloaded("The client does not read its log-probabilities."))
+
+    def _give_up(self, error: Overloaded) -> None:
+        self._overflow = error
+        for key in self._streams:
+            self._worker.loop.detach(key)
 
     async def _next_frame(self) -> engine_pb2.EngineServiceSessionResponse:
         """What has been posted, or a heartbeat when nothing is for a while."""
@@ -116,10 +131,17 @@ class EngineSession:
             self._held = await self._outbox.next(HEARTBEAT_SECONDS)
             self._unsent = False
         if self._large:
-            return self._large.popleft()
+            large = self._large.popleft()
+            self._large_bytes -= large.ByteSize()
+            return large
         frame, self._held = self._held or engine_pb2.EngineServiceSessionResponse(), None
         now = time.monotonic()
         if now - self._load_sent >= HEARTBEAT_SECONDS * 0.9:
             self._load_sent = now
             frame.load.CopyFrom(from_load(self._worker.loop.load()))
         return frame
+
+
+def _is_large(delta: SequenceDelta) -> bool:
+    """Whether each of the stream's tokens has very many alternatives."""
+    return delta.logprobs is not None and len(delta.logprobs[0].token_ids) > MANY_LOGPROBS

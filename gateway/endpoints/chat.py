@@ -42,7 +42,7 @@ from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.messages import template_messages
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
-from gateway.requests.validate import check_choices, check_generation, check_logprobs
+from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
 from quire.errors import InvalidRequest
 
 
@@ -68,8 +68,8 @@ async def chat_completions(request: Request) -> Response | EventStream:
     generation = make_generation_request(
         body, [prompt], model,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=body.prompt_logprobs,
+        logprobs=num_alternatives(body.top_logprobs or 0, model) if body.logprobs else None,
+        prompt_logprobs=num_alternatives(body.prompt_logprobs, model),
         bad_words=await bad_word_runs(context.tokenizer, body.bad_words or ()),
         caller=caller, options=context.options, parsers=context.parsers,
     )  # fmt: skip
@@ -83,7 +83,7 @@ def _check(body: ChatCompletionRequest, model: ServedModel) -> None:
         InvalidRequest: a field of this endpoint is wrong.
     """
     check_generation(body, model)
-    check_logprobs("top_logprobs", body.top_logprobs, model.max_logprobs)
+    check_logprobs("top_logprobs", body.top_logprobs, model)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", parameter="top_logprobs")
     if body.logprob_token_ids and not body.logprobs:

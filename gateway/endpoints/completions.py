@@ -25,7 +25,7 @@ from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
-from gateway.requests.validate import check_choices, check_generation, check_logprobs
+from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
 from quire.bounds import check_context_length, check_token_ids
 from quire.errors import InvalidRequest
 
@@ -50,7 +50,7 @@ async def completions(request: Request) -> Response | EventStream:
     tokens = await _tokenized(request, body, model, caller)
     generation = make_generation_request(
         body, tokens, model, max_tokens=body.max_tokens, default_max_tokens=_DEFAULT_MAX_TOKENS,
-        logprobs=body.logprobs, prompt_logprobs=_prompt_logprobs(body),
+        logprobs=num_alternatives(body.logprobs, model), prompt_logprobs=_prompt_logprobs(body, model),
         bad_words=await bad_word_runs(context.tokenizer, body.bad_words or ()), caller=caller, options=context.options,
     )  # fmt: skip
     prompts = [
@@ -67,7 +67,7 @@ def _check(body: CompletionRequest, model: ServedModel) -> None:
         InvalidRequest: a field of this endpoint is wrong.
     """
     check_generation(body, model)
-    check_logprobs("logprobs", body.logprobs, model.max_logprobs)
+    check_logprobs("logprobs", body.logprobs, model)
     if body.logprob_token_ids and body.logprobs is None:
         raise InvalidRequest("logprob_token_ids needs logprobs, such as 0.", parameter="logprob_token_ids")
     if body.max_tokens == 0 and not body.echo:
@@ -76,11 +76,12 @@ def _check(body: CompletionRequest, model: ServedModel) -> None:
         raise InvalidRequest("echo with logprobs is not available in streams.", parameter="echo")
 
 
-def _prompt_logprobs(body: CompletionRequest) -> int | None:
+def _prompt_logprobs(body: CompletionRequest, model: ServedModel) -> int | None:
     """With echo, the prompt is scored as the output is; a prompt only computed is scored in any case."""
-    if body.echo and body.logprobs is not None:
-        return max(body.logprobs, body.prompt_logprobs or 0)
-    return 0 if body.prompt_logprobs is None and body.max_tokens == 0 else body.prompt_logprobs
+    logprobs, wanted = num_alternatives(body.logprobs, model), num_alternatives(body.prompt_logprobs, model)
+    if body.echo and logprobs is not None:
+        return max(logprobs, wanted or 0)
+    return 0 if wanted is None and body.max_tokens == 0 else wanted
 
 
 async def _tokenized(

@@ -14,7 +14,7 @@ from gateway.requests.caller import Caller
 from gateway.requests.generation_request import DetokenizeOptions, GenerationRequest, TokenizedPrompt
 from gateway.requests.served_model import ServedModel
 from gateway.requests.validate import stop_strings
-from quire.bounds import check_context_length
+from quire.bounds import MANY_LOGPROBS, MAX_MANY_LOGPROB_ENTRIES, check_context_length
 from quire.errors import InvalidRequest
 from quire.options.gateway import GatewayOptions
 from quire.rpc.context import current_request_id
@@ -65,7 +65,8 @@ def make_generation_request(
     truncated = [truncate(prompt, body.truncate_prompt_tokens, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
         _check_length(len(prompt.token_ids), asked, model.max_model_len)
-    check_total(truncated, output, sampling.n, model.max_model_len, options.max_tokens_per_request)
+    output_tokens = check_total(truncated, output, sampling.n, model.max_model_len, options.max_tokens_per_request)
+    _check_scores(output_tokens, sampling.logprobs or 0, bool(body.stream))
     names = model.served_model_names
     return GenerationRequest(
         request_id=body.request_id or current_request_id(),
@@ -161,8 +162,9 @@ def _least(*counts: int | None) -> int | None:
     return min((count for count in counts if count is not None), default=None)
 
 
-def check_total(prompts: Sequence[TokenizedPrompt], output: int | None, n: int, max_model_len: int, limit: int) -> None:
-    """
+def check_total(prompts: Sequence[TokenizedPrompt], output: int | None, n: int, max_model_len: int, limit: int) -> int:
+    """Most tokens that may come of the request's choices.
+
     Args:
         output: most tokens of a choice; None for as many as fit.
 
@@ -178,4 +180,26 @@ def check_total(prompts: Sequence[TokenizedPrompt], output: int | None, n: int, 
             f"{output_tokens} of its choices; at most {limit} are allowed (--max-tokens-per-request): send fewer "
             "prompts, lower n or max_tokens.",
             parameter="max_tokens" if output_tokens > limit else "prompt",
+        )
+    return output_tokens
+
+
+def _check_scores(output_tokens: int, logprobs: int, streams: bool) -> None:
+    """
+    Raises:
+        InvalidRequest: the answer would have too many log-probabilities, or too many in each of its events.
+    """
+    if logprobs <= MANY_LOGPROBS:
+        return
+    if streams:
+        raise InvalidRequest(
+            f"logprobs come to {logprobs} alternatives of each token; more than {MANY_LOGPROBS} are not available in "
+            "streams.",
+            parameter="stream",
+        )
+    if output_tokens * (logprobs + 1) > MAX_MANY_LOGPROB_ENTRIES:
+        raise InvalidRequest(
+            f"logprobs come to {logprobs} alternatives of up to {output_tokens} tokens; an answer has at most "
+            f"{MAX_MANY_LOGPROB_ENTRIES} of them: lower max_tokens or n, or ask for fewer.",
+            parameter="max_tokens",
         )

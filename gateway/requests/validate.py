@@ -70,7 +70,7 @@ def check_generation(body: GenerationFields, model: ServedModel) -> None:
             "or raise the temperature.",
             parameter="n",
         )
-    check_logprobs("prompt_logprobs", body.prompt_logprobs, model.max_logprobs)
+    check_logprobs("prompt_logprobs", body.prompt_logprobs, model)
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs are not available in streams.", parameter="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -118,13 +118,21 @@ def check_unsupported(body: GenerationFields) -> None:
             raise InvalidRequest(f"{name} is not implemented by Quire yet; leave it out.", parameter=name)
 
 
-def check_logprobs(name: str, value: int | None, max_logprobs: int) -> None:
+def check_logprobs(name: str, value: int | None, model: ServedModel) -> None:
     """
     Raises:
         InvalidRequest: more alternatives than the server gives.
     """
-    if value is not None and not 0 <= value <= max_logprobs:
-        raise InvalidRequest(f"{name} is {value}; it must be between 0 and {max_logprobs}.", parameter=name)
+    most = model.max_logprobs
+    if value is None or 0 <= value <= most or (value == -1 and most >= model.vocab_size):
+        return
+    every = ", or -1 for all" if most >= model.vocab_size else ""
+    raise InvalidRequest(f"{name} is {value}; it must be between 0 and {most}{every}.", parameter=name)
+
+
+def num_alternatives(value: int | None, model: ServedModel) -> int | None:
+    """What was asked for, checked: -1 stands for all tokens."""
+    return model.vocab_size if value == -1 else value
 
 
 def _check_lists(body: GenerationFields, vocab_size: int) -> None:

@@ -100,7 +100,7 @@ def to_update(index: int, delta: common_pb2.GenerationDelta, text: tokenizer_pb2
         deltas += (Finish(FinishReason.STOP, text.stop_string),)
         token_ids, scores = token_ids[: text.tokens_used], scores[: text.tokens_used]
     elif reason := _FINISH.get(delta.finish_reason):
-        deltas += (Finish(reason, delta.stop_token_id if delta.HasField("stop_token_id") else None),)
+        deltas += (Finish(reason, _stop_reason(reason, delta)),)
     prompt_scores = _PromptScores(delta.prompt_logprobs) if delta.prompt_logprobs else ()
     return ChoiceUpdate(index, deltas, token_ids, scores, prompt_scores)
 
@@ -122,6 +122,12 @@ def _chosen(position: Likeliest, choice: int, alternatives: int) -> common_pb2.T
         logprobs=(position.logprobs[choice], *position.logprobs[:alternatives]),
         rank=choice + 1,
     )
+
+
+def _stop_reason(reason: FinishReason, delta: common_pb2.GenerationDelta) -> str | int | None:
+    if reason is FinishReason.REPETITION:
+        return "repetition_detected"
+    return delta.stop_token_id if delta.HasField("stop_token_id") else None
 
 
 def _scores(delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> tuple[TokenScore, ...]:

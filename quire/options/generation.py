@@ -38,5 +38,13 @@ class GenerationOptions:
         "Sampling defaults that win over the generation config, as JSON; null takes one away.",
         schema=GenerationOverrides,
     )
-    max_logprobs: int = option(20, "Most alternatives that logprobs may ask for.", minimum=0, maximum=1024)
+    max_logprobs: int = option(
+        20, "Most alternatives that logprobs may ask for; -1 allows as many as the vocabulary has.", minimum=-1
+    )
+    logprobs_mode: str = option(
+        "raw_logprobs", "What is told as a token's log-probability: that (logprobs) or its logit (logits), as the "
+        "model gave it (raw), or as it is drawn from (processed): biases, penalties, forbidden tokens, temperature "
+        "and truncation included. Penalties and bad words count in outputs only, not in prompts.",
+        choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"), affects_output=True,
+    )  # fmt: skip
     seed: int | None = seed_option()

@@ -80,7 +80,6 @@ UNIMPLEMENTED = frozenset(
         "log-error-stack",
         "logits-processor-pattern",
         "logits-processors",
-        "logprobs-mode",
         "long-lora-scaling-factors",
         "lora-dtype",
         "lora-extra-vocab-size",

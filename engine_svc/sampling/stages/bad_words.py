@@ -44,6 +44,8 @@ class BadWords(LogitsStage):
     Only the device may know the last of these tokens, so it keeps as many of each slot as the longest run needs.
     """
 
+    looks_back = True
+
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device

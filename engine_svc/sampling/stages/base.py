@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -44,6 +44,9 @@ class LogitsStage(ABC):
     A step that raises anywhere leaves logits and state as they were, for its rows are sampled apart then: so a stage
     writes logits through `LogitEdits` alone, does all that may fail in `apply`, and changes its state in `record`.
     """
+
+    # Whether it goes by the tokens before, so that it has nothing to say of the prompt's own positions.
+    looks_back: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:

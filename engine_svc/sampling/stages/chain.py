@@ -43,3 +43,14 @@ class StageChain:
                 some = StageRows(rows, [slots[row] for row in rows], [num_tokens[row] for row in rows])
                 recorders.append(stage.apply(edits, some))
         return [recorder for recorder in recorders if recorder is not None]
+
+    def apply_to_prompt(self, edits: LogitEdits, slot: int, num_tokens: list[int]) -> None:
+        """Changes the logits of a slot's prompt as far as that does not go by the tokens before.
+
+        Args:
+            num_tokens: before each row's position.
+        """
+        rows = StageRows(list(range(len(num_tokens))), [slot] * len(num_tokens), num_tokens)
+        for stage, members in self._stages:
+            if slot in members and not stage.looks_back:
+                stage.apply(edits, rows)

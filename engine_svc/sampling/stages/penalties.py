@@ -48,6 +48,8 @@ class Penalties(LogitsStage):
     token have its count.
     """
 
+    looks_back = True
+
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device

@@ -1,0 +1,144 @@
+"""Each field of sampling through the real path, from HTTP to the engine and back: streamed and whole, with several
+choices, with several prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.stack import Stack, start_stack, stop_stack
+
+PROMPT = [101, 7, 45, 300, 12, 9]
+SAMPLED = {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def client(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    running = start(tiny_llama, tmp_path_factory.mktemp("stack") / "log")
+    try:
+        running.wait_healthy()
+        with httpx.Client(base_url=running.url, timeout=60) as client:
+            yield client
+    finally:
+        code = stop_stack(running)
+    assert code == 0, running.log.read_text()
+
+
+def start(model: Path, log: Path) -> Stack:
+    return start_stack(
+        model, log, "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "64M",
+        "--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs",
+    )  # fmt: skip
+
+
+def complete(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
+    """The choices of a completion; streamed, they are the same."""
+    body = SAMPLED | {"prompt": PROMPT, "seed": 5} | fields
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    choices: list[dict[str, Any]] = answer.json()["choices"]
+    if not (body.get("logprobs") == -1 or body.get("prompt_logprobs") is not None):
+        check_stream(client, body, choices)
+    return choices
+
+
+def check_stream(client: httpx.Client, body: dict[str, Any], choices: list[dict[str, Any]]) -> None:
+    """Its pieces make the same choices."""
+    answer = client.post("/v1/completions", json=body | {"stream": True})
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    pieces = [choice for line in lines for choice in json.loads(line)["choices"]]
+    for choice in choices:
+        own = [piece for piece in pieces if piece["index"] == choice["index"]]
+        assert "".join(piece["text"] for piece in own) == choice["text"]
+        assert [token for piece in own for token in piece["token_ids"]] == choice["token_ids"]
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+        assert own[-1]["stop_reason"] == choice["stop_reason"]
+
+
+def refusal(client: httpx.Client, **fields: Any) -> tuple[str, str]:
+    """(parameter, message)"""
+    answer = client.post("/v1/completions", json=SAMPLED | {"prompt": PROMPT} | fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    return error["param"], error["message"]
+
+
+def test_allowed_token_ids(client: httpx.Client) -> None:
+    choices = complete(client, prompt=[PROMPT, PROMPT[:3]], n=2, allowed_token_ids=[40, 41, 42])
+    assert len(choices) == 4
+    assert {token for choice in choices for token in choice["token_ids"]} == {40, 41, 42}
+    assert len({tuple(choice["token_ids"]) for choice in choices}) == 4
+
+
+def test_bad_words(client: httpx.Client) -> None:
+    """Of three letters two pairs are not possible; and a chat is told the same."""
+    letters = {name: client.post("/tokenize", json={"prompt": name, "add_special_tokens": False}) for name in "abc"}
+    ids = {name: answer.json()["tokens"] for name, answer in letters.items()}
+    assert all(len(tokens) == 1 for tokens in ids.values())
+    fields = {"allowed_token_ids": [tokens[0] for tokens in ids.values()], "bad_words": ["ab", "cc"], "n": 2}
+    for choice in complete(client, prompt=["x", "a"], **fields):
+        assert len(choice["text"]) == SAMPLED["max_tokens"]
+        assert not {"ab", "cc"} & {choice["text"][at : at + 2] for at in range(len(choice["text"]))}
+        assert choice["index"] < 2 or not choice["text"].startswith("b")  # the prompt counts
+    chat = {"messages": [{"role": "user", "content": "b"}], "seed": 3}
+    text = client.post("/v1/chat/completions", json=SAMPLED | chat | fields).json()["choices"][1]["message"]["content"]
+    assert "ab" not in text
+    assert "cc" not in text
+    assert set(text) <= set("abc")
+    assert refusal(client, allowed_token_ids=ids["a"], bad_words=["a"])[0] == "allowed_token_ids"
+
+
+def test_repetition_detection(client: httpx.Client) -> None:
+    rules = {"max_pattern_size": 3, "min_count": 4}
+    for choice in complete(client, prompt=[PROMPT] * 2, n=2, allowed_token_ids=[40, 41], repetition_detection=rules):
+        if choice["finish_reason"] == "length":
+            continue
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+        tokens = choice["token_ids"]
+        assert any(tokens[-4 * size :] == tokens[-size:] * 4 for size in (1, 2, 3))
+    [choice] = complete(client, allowed_token_ids=[40], repetition_detection=rules)
+    assert choice["token_ids"] == [40] * 4
+    assert choice["finish_reason"] == "repetition"
+
+
+def test_logprobs_of_named_tokens(client: httpx.Client) -> None:
+    fields = {"logprobs": 3, "logprob_token_ids": [40, 50], "return_tokens_as_token_ids": True, "n": 2}
+    for choice in complete(client, **fields):
+        for token, top in zip(choice["token_ids"], choice["logprobs"]["top_logprobs"], strict=True):
+            assert set(top) == {f"token_id:{token}", "token_id:40", "token_id:50"}
+
+
+def test_logprobs_are_those_that_tokens_are_drawn_from(client: httpx.Client) -> None:
+    fields = {"logprobs": 5, "top_k": 3, "logit_bias": {"40": 9, "41": 9}, "temperature": 0.5}
+    [choice] = complete(client, **fields, return_tokens_as_token_ids=True)
+    for own, top in zip(choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"], strict=True):
+        assert own > -1000
+        assert sum(value > -1000 for value in top.values()) == 3, top
+    [choice] = complete(client, **fields, prompt_logprobs=3)
+    assert [sorted(entry)[:2] for entry in choice["prompt_logprobs"][1:]] != []
+    assert all({"40", "41"} <= set(entry) for entry in choice["prompt_logprobs"][1:])
+
+
+def test_logprobs_of_all_tokens(client: httpx.Client) -> None:
+    [choice] = complete(client, logprobs=-1, max_tokens=3, return_tokens_as_token_ids=True)
+    size = len(choice["logprobs"]["top_logprobs"][0])
+    assert size > 2000
+    answer = client.post(
+        "/v1/chat/completions",
+        json={"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": -1, "max_tokens": 2,
+              "n": 2},
+    ).json()  # fmt: skip
+    assert {len(token["top_logprobs"]) for choice in answer["choices"] for token in choice["logprobs"]["content"]} == {
+        size
+    }
+    [choice] = complete(client, prompt_logprobs=-1, max_tokens=1)
+    assert len(choice["prompt_logprobs"][1]) == size
+    assert refusal(client, logprobs=-1, stream=True)[0] == "stream"
+    assert refusal(client, logprobs=-1, max_tokens=500, n=100)[0] == "max_tokens"
+    assert refusal(client, logprobs=-2)[0] == "logprobs"
