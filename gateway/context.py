@@ -13,6 +13,7 @@ from gateway.pipeline import Pipeline
 from gateway.protocol.unknown import UnknownFields
 from gateway.requests.statistics import RequestStatistics
 from gateway.services.fleet import Fleet
+from gateway.services.reasoning import ReasoningFormat
 from gateway.services.tokenizer import Tokenizer
 from quire.options.gateway import GatewayOptions
 from quire.work_pool import WorkPool
@@ -29,7 +30,9 @@ class GatewayContext:
     statistics: RequestStatistics
     large_requests: WorkPool  # threads for requests and answers of megabytes
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
-    # They read the text of chats, in this order.
+    # Tells the thinking of chats apart; none for models that do not think.
+    reasoning: ReasoningFormat | None = None
+    # They read the text of chats, in this order, and what the reasoning's parser has left of it.
     parsers: Sequence[type[AnswerParser]] = ()
     draining: bool = False
     start_time: int = field(default_factory=lambda: int(time.time()))

@@ -17,8 +17,10 @@ from gateway.app import create_app
 from gateway.context import GatewayContext
 from gateway.http_protocol import limited_protocol
 from gateway.pipeline import Pipeline
+from gateway.reasoning_parsers import reasoning_parser
 from gateway.requests.statistics import RequestStatistics
 from gateway.services.fleet import Fleet
+from gateway.services.reasoning import ReasoningFormat
 from gateway.services.tokenizer import Tokenizer
 from gateway.services.tokenizers import FLAG as TOKENIZER_FLAG
 from quire.errors import StartupError
@@ -86,13 +88,16 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> Gatew
     seeds = SeedSource(options.seed)
     large_requests = WorkPool("large requests", 2, 64)
     pipeline = Pipeline(options.router_address, options.tokenizer_address, security, statistics, seeds)
+    tokenizer = Tokenizer(pipeline.texts.replicas, large_requests)
+    name = options.reasoning.reasoning_parser
     return GatewayContext(
         options,
         Fleet(options.router_address, security),
-        Tokenizer(pipeline.texts.replicas, large_requests),
+        tokenizer,
         pipeline,
         statistics,
         large_requests,
+        reasoning=ReasoningFormat(reasoning_parser(name), tokenizer) if name else None,
     )
 
 

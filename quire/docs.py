@@ -49,7 +49,7 @@ def _default(field: OptionField) -> str:
 
 def _describe(field: OptionField) -> str:
     choices = field.metadata["choices"]
-    suffix = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
+    suffix = f" One of {', '.join(f'`{choice}`' for choice in choices if choice)}." if choices else ""
     return str(field.metadata["help"]).replace("|", "\\|") + suffix
 
 

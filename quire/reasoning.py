@@ -25,7 +25,7 @@ class ReasoningMarks(msgspec.Struct, frozen=True, array_like=True):
     is_optional: bool = False  # only an output that opens it thinks; otherwise all up to the end mark is thinking
     blank_token_ids: tuple[int, ...] = ()  # line breaks, which frame the marks and belong to neither part
 
-    def check(self, parameter: str, vocab_size: int) -> None:
+    def check(self, parameter: str, vocab_size: int = 2**32) -> None:
         """
         Raises:
             InvalidRequest: a mark has too many tokens, or one that is needed has none, or tokens are none of the
@@ -108,3 +108,27 @@ class ReasoningTracker:
         if self._recent == end:
             self.num_tokens -= len(end)
             self.thinks = False
+
+
+class StretchCounter:
+    """Counts the tokens between marks that may come again and again, as messages of a channel do.
+
+    Attributes:
+        num_tokens: so far, without the marks.
+    """
+
+    def __init__(self, start_token_ids: tuple[int, ...], end_token_ids: tuple[int, ...]) -> None:
+        self._marks = (start_token_ids, end_token_ids)
+        self._inside = False
+        self._recent: tuple[int, ...] = ()
+        self.num_tokens = 0
+
+    def advance(self, token_ids: Iterable[int]) -> None:
+        """Goes on by some tokens."""
+        for token_id in token_ids:
+            mark = self._marks[self._inside]
+            self.num_tokens += self._inside
+            self._recent = (*self._recent, token_id)[-len(mark) :]
+            if self._recent == mark:
+                self.num_tokens -= len(mark) * self._inside
+                self._inside, self._recent = not self._inside, ()

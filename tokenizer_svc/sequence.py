@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.reasoning import ReasoningTracker
 from tokenizer_svc.detokenizer import Detokenizer
 from tokenizer_svc.stop_strings import Match, StopMatcher
 
@@ -21,14 +22,18 @@ class Step:
 class TextSequence:
     """Turns tokens to text. After a stop string or `is_last` it must not be used again."""
 
-    def __init__(self, detokenizer: Detokenizer, matcher: StopMatcher, min_tokens: int) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, matcher: StopMatcher, min_tokens: int, thinking: ReasoningTracker | None = None
+    ) -> None:
         """
         Args:
             min_tokens: no stop string ends the sequence within its first this many tokens.
+            thinking: nor does one before the answer has begun.
         """
         self._detokenizer = detokenizer
         self._matcher = matcher
         self._min_tokens = min_tokens
+        self._thinking = thinking
         self._num_tokens = 0
 
     def replay(self, history: Sequence[int], start: int) -> int:
@@ -41,6 +46,8 @@ class TextSequence:
             How many characters these brought.
         """
         self._num_tokens = len(history)
+        if self._thinking:
+            self._thinking.advance(history)
         return sum(len(self._matcher.pass_over(self._detokenizer.add(token_id))) for token_id in history[start:])
 
     def add(self, token_ids: Sequence[int], is_last: bool) -> Step:
@@ -48,13 +55,19 @@ class TextSequence:
         texts: list[str] = []
         for used, token_id in enumerate(token_ids, 1):
             self._num_tokens += 1
-            found = self._matcher.add(self._detokenizer.add(token_id), self._num_tokens > self._min_tokens)
+            if self._thinking:
+                self._thinking.advance((token_id,))
+            found = self._matcher.add(self._detokenizer.add(token_id), self._may_stop)
             if isinstance(found, Match):
                 return Step("".join((*texts, found.text)), found.stop_string, used)
             texts.append(found)
         if is_last:
-            found = self._matcher.add(self._detokenizer.finish(), self._num_tokens > self._min_tokens)
+            found = self._matcher.add(self._detokenizer.finish(), self._may_stop)
             if isinstance(found, Match):
                 return Step("".join((*texts, found.text)), found.stop_string, len(token_ids))
             texts += (found, self._matcher.finish())
         return Step("".join(texts))
+
+    @property
+    def _may_stop(self) -> bool:
+        return self._num_tokens > self._min_tokens and (self._thinking is None or self._thinking.answers)

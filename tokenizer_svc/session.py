@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 
 from quire.bounds import MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS
+from quire.errors import InvalidRequest
+from quire.rpc.sampling import to_marks
 from quire.v1 import tokenizer_pb2
 from tokenizer_svc.sequence import TextSequence
 from tokenizer_svc.text import TextCodec
@@ -57,6 +59,7 @@ class DetokenizeSession:
                 stop_strings=opening.stop_strings,
                 include_stop_string=opening.include_stop_string,
                 min_tokens=opening.min_tokens,
+                reasoning=to_marks(opening.reasoning) if opening.HasField("reasoning") else None,
                 context=opening.prompt_tail_token_ids,
                 history=opening.history_token_ids,
             )
@@ -78,7 +81,7 @@ class DetokenizeSession:
             return f"prompt_tail_token_ids may have {MAX_CONTEXT_TOKENS} entries at most."
         if len(opening.kept_special_tokens) > MAX_KEPT_TOKENS:
             return f"kept_special_tokens may have {MAX_KEPT_TOKENS} entries at most."
-        return ""
+        return _problem_of_marks(opening)
 
     def _add(self, tokens: tokenizer_pb2.DetokenizeTokens, delta: tokenizer_pb2.TextDelta) -> None:
         stream = self._streams.get(tokens.stream_id)
@@ -107,3 +110,12 @@ class DetokenizeSession:
         if tokens.lookup_token_ids:
             delta.lookup_token_bytes.extend(map(self._codec.token_bytes, tokens.lookup_token_ids))
         return tokens.is_last or step.stop_string is not None
+
+
+def _problem_of_marks(opening: tokenizer_pb2.DetokenizeOpen) -> str:
+    try:
+        if opening.HasField("reasoning"):
+            to_marks(opening.reasoning).check("reasoning")
+    except InvalidRequest as error:
+        return error.message
+    return ""

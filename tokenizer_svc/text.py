@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from quire.reasoning import ReasoningMarks, ReasoningTracker
 from quire.tokenizer.files import TokenizerFiles
 from quire.tokenizer.token_bytes import make_token_bytes
 from tokenizer_svc.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
@@ -84,6 +85,7 @@ class TextCodec:
         stop_strings: Sequence[str] = (),
         include_stop_string: bool = False,
         min_tokens: int = 0,
+        reasoning: ReasoningMarks | None = None,
         context: Sequence[int] = (),
         history: Sequence[int] = (),
     ) -> TextSequence:
@@ -94,6 +96,7 @@ class TextCodec:
 
         Args:
             kept_special_tokens: stay even if others are skipped.
+            reasoning: of a model that thinks first, where no stop string is matched.
             context: the last tokens of its prompt.
             history: its own tokens so far, whose text nobody needs again.
         """
@@ -107,6 +110,7 @@ class TextCodec:
                 self._detokenizer(skipped, before),
                 StopMatcher(stop_strings, include_stop_string),
                 min_tokens,
+                ReasoningTracker(reasoning) if reasoning else None,
             )
             if sequence.replay(history, start) >= enough or not start:
                 return sequence

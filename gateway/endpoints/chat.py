@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.collecting import CollectedChoice
+from gateway.answers.context import AnswerContext
 from gateway.answers.deltas import (
     ChoiceUpdate,
     Content,
@@ -18,6 +19,7 @@ from gateway.answers.deltas import (
     ToolCall,
 )
 from gateway.answers.events import event
+from gateway.answers.parser import AnswerParser
 from gateway.answers.scores import chat_logprobs, prompt_logprobs
 from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext, context_of
@@ -37,11 +39,13 @@ from gateway.protocol.chat import (
     ChatToolCallPiece,
     FunctionCall,
 )
+from gateway.reasoning_parsers.omitted import ReasoningOmitted
 from gateway.requests.caller import caller_of
 from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.messages import template_messages
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
+from gateway.requests.template_variables import template_variables
 from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
 from quire.errors import InvalidRequest
 
@@ -54,27 +58,42 @@ async def chat_completions(request: Request) -> Response | EventStream:
     _check(body, model)
     check_choices(1, body.n, context.options.max_choices_per_request)
     caller = caller_of(request, body)
-    prompt = await context.tokenizer.render_chat(
+    rendered = await context.tokenizer.render_chat(
         await beside(request, template_messages, body.messages),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=body.add_special_tokens,
         template=body.chat_template,
-        kwargs=body.chat_template_kwargs,
+        kwargs=template_variables(
+            body.chat_template_kwargs, body.reasoning_effort, context.options.reasoning.reasoning_effort
+        ),
         block_size=model.block_size,
         cache_salt=caller.cache_salt,
         max_tokens=context_bound(body, model),
+        with_text=context.reasoning is not None,
     )
+    thinking = None
+    if context.reasoning:
+        thinking = await context.reasoning.thinking(rendered.text, is_continued=body.continue_final_message)
     generation = make_generation_request(
-        body, [prompt], model,
+        body, [rendered.prompt], model,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         logprobs=num_alternatives(body.top_logprobs or 0, model) if body.logprobs else None,
         prompt_logprobs=num_alternatives(body.prompt_logprobs, model),
         bad_words=await bad_word_runs(context.tokenizer, body.bad_words or ()),
-        caller=caller, options=context.options, parsers=context.parsers,
+        caller=caller, options=context.options, parsers=_parsers(context, body),
+        answer_context=AnswerContext(thinking_is_open=bool(thinking and thinking.is_open)), thinking=thinking,
     )  # fmt: skip
     answer = _Answer(context, body, await context.pipeline.start(generation))
     return await answer.respond(request)
+
+
+def _parsers(context: GatewayContext, body: ChatCompletionRequest) -> Sequence[type[AnswerParser]]:
+    """Those of the reasoning come first, and last where it is left out."""
+    if context.reasoning is None:
+        return context.parsers
+    omitted = (ReasoningOmitted,) if body.include_reasoning is False else ()
+    return (context.reasoning.parser, *context.parsers, *omitted)
 
 
 def _check(body: ChatCompletionRequest, model: ServedModel) -> None:
@@ -158,10 +177,11 @@ class _Answer(GenerationAnswer[ChatCompletionRequest, ChatChunkChoice]):
 
 
 def _message(role: str, echo: str, choice: CollectedChoice) -> ChatMessage:
-    """A choice's message; one that only calls tools has no content."""
+    """A choice's message; one that only thinks or calls tools has no content."""
     message = ChatMessage(role, echo + choice.content)
     if choice.reasoning:
         message.reasoning = choice.reasoning
+        message.content = message.content or None
     if choice.tool_calls:
         message.tool_calls = [
             ChatToolCall(call.id, FunctionCall(call.arguments, call.name)) for call in choice.tool_calls

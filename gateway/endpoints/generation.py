@@ -19,7 +19,7 @@ from gateway.context import GatewayContext
 from gateway.endpoints import large
 from gateway.errors import error_body
 from gateway.protocol.chat import ChatChunkChoice, ChatCompletionChunk
-from gateway.protocol.common import GenerationFields, PromptTokensDetails, Usage
+from gateway.protocol.common import CompletionTokensDetails, GenerationFields, PromptTokensDetails, Usage
 from gateway.protocol.completions import Completion, CompletionChoice
 from gateway.requests.state import RequestState
 from quire.errors import QuireError
@@ -48,6 +48,8 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         self._usage_at_end = context.options.enable_force_include_usage or bool(options and options.include_usage)
         self._usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
         self._num_tokens = 0  # of what was written
+        thinking = self._request.thinking
+        self._thinking = thinking.counters(self._request.choices) if thinking else ()
 
     @abstractmethod
     def opening(self) -> Iterator[bytes]:
@@ -80,11 +82,18 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         choices = await collect(self._state, self._request.choices, request.receive)
         self._num_tokens = sum(len(choice.token_ids) for choice in choices)
         texts = await self._texts(choices)
-        return await large.answer(request, self._size(choices), lambda: self._whole(choices, texts))
+        return await large.answer(request, self._size(choices), lambda: self._made(choices, texts))
+
+    def _made(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> Any:
+        for counter, choice in zip(self._thinking, choices, strict=False):
+            counter.advance(choice.token_ids)
+        return self._whole(choices, texts)
 
     def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
         """An update's event; none for one that has nothing to show."""
         self._num_tokens += len(update.token_ids)
+        if self._thinking:
+            self._thinking[update.index].advance(update.token_ids)
         if not self._shows(update):
             return ()
         choice = self._choice(update)
@@ -117,6 +126,9 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         usage = self._usage_so_far()
         if self._context.options.enable_prompt_tokens_details:
             usage.prompt_tokens_details = PromptTokensDetails(self._state.cached_tokens)
+        if self._request.thinking:
+            reasoning_tokens = sum(counter.num_tokens for counter in self._thinking)
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens)
         return usage
 
     def _usage_so_far(self) -> Usage:

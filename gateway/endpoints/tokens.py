@@ -25,7 +25,7 @@ from gateway.protocol.tokens import (
 from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.messages import template_messages
 from gateway.requests.served_model import ServedModel
-from gateway.services.tokenizer import Tokenizer
+from gateway.requests.template_variables import template_variables
 from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest
 
@@ -55,7 +55,7 @@ async def tokenize(request: Request) -> Response:
     model = context.fleet.model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Send either prompt or messages.", parameter="prompt")
-    sequence = await _sequence(request, body, context.tokenizer)
+    sequence = await _sequence(request, body, context)
     strings: Mapping[int, str] | None = None
     if body.return_token_strs:
         strings = await context.tokenizer.token_strings(await beside(request, set, sequence.token_ids))
@@ -68,18 +68,19 @@ async def tokenize(request: Request) -> Response:
     return await large.answer(request, len(sequence.token_ids), make)
 
 
-async def _sequence(request: Request, body: TokenizeRequest, tokenizer: Tokenizer) -> TokenizedPrompt:
+async def _sequence(request: Request, body: TokenizeRequest, context: GatewayContext) -> TokenizedPrompt:
     if body.messages is None:
         special = body.add_special_tokens is not False
-        return (await tokenizer.encode([body.prompt or ""], special))[0]
-    return await tokenizer.render_chat(
+        return (await context.tokenizer.encode([body.prompt or ""], special))[0]
+    rendered = await context.tokenizer.render_chat(
         await beside(request, template_messages, body.messages),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=bool(body.add_special_tokens),
         template=body.chat_template,
-        kwargs=body.chat_template_kwargs,
+        kwargs=template_variables(body.chat_template_kwargs, None, context.options.reasoning.reasoning_effort),
     )
+    return rendered.prompt
 
 
 async def detokenize(request: Request) -> Response:

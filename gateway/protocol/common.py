@@ -81,7 +81,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     mm_processor_kwargs: Any = None
     mm_payload: Any = None
     ec_transfer_params: Any = None
-    include_reasoning: Any = None
+    include_reasoning: bool | None = None
     return_prompt_text: Any = None
     return_token_offsets: Any = None
     return_weight_versions: Any = None
@@ -96,6 +96,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """What completion tokens are."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """Tokens of a request."""
 
@@ -103,6 +109,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class PromptLogprob(msgspec.Struct):

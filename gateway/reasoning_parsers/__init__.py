@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+
+from gateway.reasoning_parsers.base import ReasoningParser
+from quire.options.reasoning import REASONING_PARSERS as NAMES
+from quire.registry import load_entry, registry
 
 _TAGS = "gateway.reasoning_parsers.tags:"
 
 # Name → module:class.
-REASONING_PARSERS: Mapping[str, str] = MappingProxyType(
+REASONING_PARSERS: Mapping[str, str] = registry(
+    "--reasoning-parser",
+    NAMES,
     {
         "deepseek_r1": _TAGS + "AlwaysThinkTags",
         "glm4_moe": _TAGS + "ThinkTags",
@@ -21,5 +26,15 @@ REASONING_PARSERS: Mapping[str, str] = MappingProxyType(
         "seed_oss": _TAGS + "SeedTags",
         "step3": _TAGS + "AlwaysThinkTags",
         "step3p5": _TAGS + "AlwaysThinkTags",
-    }
+    },
 )
+
+
+def reasoning_parser(name: str) -> type[ReasoningParser]:
+    """The parser of that name.
+
+    Raises:
+        StartupError: there is none.
+    """
+    found: type[ReasoningParser] = load_entry("--reasoning-parser", REASONING_PARSERS, name)
+    return found

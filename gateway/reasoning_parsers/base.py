@@ -25,6 +25,8 @@ class ReasoningParser(AnswerParser):
     # Whether models of this format think only where prompt or output opens it. Otherwise an answer is thinking up to
     # the end mark, unless the prompt has closed it.
     is_optional: ClassVar[bool] = True
+    # Where the thinking comes in several stretches, each opened by the start mark: what ends one.
+    stretch_end_mark: ClassVar[str] = ""
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)

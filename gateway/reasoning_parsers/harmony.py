@@ -41,6 +41,7 @@ class HarmonyChannels(ReasoningParser):
     start_mark = "<|channel|>analysis<|message|>"
     end_mark = "<|channel|>final<|message|>"
     is_optional = False
+    stretch_end_mark = "<|end|>"
     special_tokens = (*_ENDS, _MESSAGE, _CONSTRAIN)
 
     def __init__(self, context: AnswerContext) -> None:

@@ -13,6 +13,7 @@ from gateway.requests.beams import beams_of
 from gateway.requests.caller import Caller
 from gateway.requests.generation_request import DetokenizeOptions, GenerationRequest, TokenizedPrompt
 from gateway.requests.served_model import ServedModel
+from gateway.requests.thinking import Thinking
 from gateway.requests.validate import stop_strings
 from quire.bounds import MANY_LOGPROBS, MAX_MANY_LOGPROB_ENTRIES, check_context_length
 from quire.errors import InvalidRequest
@@ -38,6 +39,7 @@ def make_generation_request(
     options: GatewayOptions,
     parsers: Sequence[type[AnswerParser]] = (),
     answer_context: AnswerContext = NO_CONTEXT,
+    thinking: Thinking | None = None,
 ) -> GenerationRequest:
     """What a request asks of the services.
 
@@ -47,6 +49,7 @@ def make_generation_request(
         bad_words: in tokens.
         parsers: of the choices' text.
         answer_context: what they know of the request.
+        thinking: of a chat with a model that thinks.
 
     Raises:
         InvalidRequest: a prompt is empty, min_tokens is more than may be generated, or the request may come to too many
@@ -59,9 +62,11 @@ def make_generation_request(
     output = _least(default_max_tokens, limit) if asked is None else asked
     if output is not None:
         _check_min_tokens(sampling.min_tokens, output, limit)
+    marks = thinking.marks if thinking else None
     sampling = msgspec.structs.replace(
-        sampling, max_tokens=output, logprobs=logprobs, prompt_logprobs=prompt_logprobs, bad_words=tuple(bad_words)
-    )
+        sampling, max_tokens=output, logprobs=logprobs, prompt_logprobs=prompt_logprobs, bad_words=tuple(bad_words),
+        reasoning=marks if body.thinking_token_budget is not None else None,
+    )  # fmt: skip
     truncated = [truncate(prompt, body.truncate_prompt_tokens, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
         _check_length(len(prompt.token_ids), asked, model.max_model_len)
@@ -84,11 +89,13 @@ def make_generation_request(
             stop_strings=stop_strings(body),
             include_stop_string=body.include_stop_str_in_output,
             min_tokens=body.min_tokens or 0,
+            reasoning=marks if body.stop else None,
             ends_with_stop_token=body.include_stop_str_in_output,
         ),
         parsers=tuple(parsers),
         answer_context=answer_context,
         beams=beams_of(body, model),
+        thinking=thinking,
         priority=body.priority,
         cache_salt=caller.cache_salt,
         max_model_len=model.max_model_len,

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.parser import AnswerParser
 from gateway.requests.beams import BeamSearchParameters
+from gateway.requests.thinking import Thinking
+from quire.reasoning import ReasoningMarks
 from quire.sampling import SamplingParameters
 
 
@@ -19,6 +21,7 @@ class DetokenizeOptions:
     stop_strings: tuple[str, ...] = ()
     include_stop_string: bool = False
     min_tokens: int = 0
+    reasoning: ReasoningMarks | None = None  # stop strings are matched behind it
     ends_with_stop_token: bool = False  # the stop token's own text is part of the text
 
 
@@ -46,6 +49,7 @@ class GenerationRequest:
     parsers: tuple[type[AnswerParser], ...] = ()  # of each choice's text, in order
     answer_context: AnswerContext = NO_CONTEXT  # what they know of the request
     beams: BeamSearchParameters | None = None  # with them, nothing is sampled
+    thinking: Thinking | None = None  # where its tokens are told apart from the answer's
     priority: int = 0
     cache_salt: str = ""
     max_model_len: int = 0  # an output that max_tokens leaves open ends here

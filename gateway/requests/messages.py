@@ -16,7 +16,7 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> bytes:
     is.
 
     Raises:
-        InvalidRequest: a message has no role, or content that is not text.
+        InvalidRequest: a message has no role, or content or reasoning that is not text.
     """
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise InvalidRequest(f"messages needs 1 to {MAX_MESSAGES} entries.", parameter="messages")
@@ -34,9 +34,21 @@ def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
         converted["content"] = "\n".join(parts)
     elif content is not None and not isinstance(content, str):
         raise InvalidRequest(f"{place}.content must be a string or a list of parts.", parameter="messages")
+    if (reasoning := _reasoning(message, place)) is not None:
+        converted["reasoning"] = converted["reasoning_content"] = reasoning  # templates read the one or the other
     if message.get("tool_calls"):
         converted["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
     return converted
+
+
+def _reasoning(message: Mapping[str, Any], place: str) -> str | None:
+    """What the model thought, under its name or the one that it had before."""
+    for name in ("reasoning", "reasoning_content"):
+        if (reasoning := message.get(name)) is not None:
+            if not isinstance(reasoning, str):
+                raise InvalidRequest(f"{place}.{name} must be a string.", parameter="messages")
+            return reasoning
+    return None
 
 
 def _part(part: Any, place: str) -> str:

@@ -41,10 +41,10 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "guided_choice": (), "guided_grammar": (), "kv_transfer_params": (), "vllm_xargs": ({},),
         "thinking_token_budget": (), "prompt_embeds": (),
         "suffix": ("",), "tools": (), "functions": (), "function_call": ("none",), "tool_choice": ("none",),
-        "parallel_tool_calls": (True, False), "documents": ([],), "reasoning_effort": ("none",),
+        "parallel_tool_calls": (True, False), "documents": ([],),
         "modalities": (["text"],), "audio": (), "guided_decoding_backend": ("auto",), "guided_whitespace_pattern": (),
         "logits_processors": ([],), "media_io_kwargs": ({},), "mm_processor_kwargs": ({},), "mm_payload": (),
-        "ec_transfer_params": (), "include_reasoning": (True,), "return_prompt_text": (False,),
+        "ec_transfer_params": (), "return_prompt_text": (False,),
         "return_token_offsets": (False,), "return_weight_versions": (False,), "routed_experts_prompt_start": (0,),
         "stream_interval": (1,), "watermarking": (False,),
     }

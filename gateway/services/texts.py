@@ -22,6 +22,7 @@ from gateway.services.convert import to_update
 from gateway.services.tokenizers import TextFrame, TokenizerReplica, Tokenizers
 from quire.errors import DeadlineExceeded, Internal, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
+from quire.rpc.sampling import from_marks
 from quire.v1 import common_pb2, tokenizer_pb2
 
 logger = logging.getLogger(__name__)
@@ -218,6 +219,7 @@ def _opening(text: _ChoiceText, number: int) -> tokenizer_pb2.DetokenizeOpen:
         stop_strings=options.stop_strings,
         include_stop_string=options.include_stop_string,
         min_tokens=options.min_tokens,
+        reasoning=from_marks(options.reasoning) if options.reasoning else None,
         prompt_tail_token_ids=choice.stream.prompt.token_ids[-_PROMPT_TAIL:],
         history_token_ids=choice.delivered[:answered],
     )

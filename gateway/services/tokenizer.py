@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,14 @@ T = TypeVar("T")
 _TEXTS_AT_ONCE = 1024  # of one call
 # Tokens that take about as long to convert as a thread takes to begin.
 _MANY_TOKENS = 8 * 1024
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A conversation as the model gets it, and its text where that is wanted."""
+
+    prompt: TokenizedPrompt
+    text: str = ""
 
 
 class Tokenizer:
@@ -87,7 +96,8 @@ class Tokenizer:
         block_size: int = 0,
         cache_salt: str = "",
         max_tokens: int = 0,
-    ) -> TokenizedPrompt:
+        with_text: bool = False,
+    ) -> RenderedChat:
         """Token ids of a conversation, and what else is wanted, as with `encode`."""
         request = tokenizer_pb2.RenderChatRequest(
             messages_json=messages_json,
@@ -100,8 +110,10 @@ class Tokenizer:
             cache_salt=cache_salt,
             max_tokens=max_tokens,
         )
-        sequence: tokenizer_pb2.TokenSequence = (await self._replicas.call("RenderChat", request)).sequence
-        return await self._converted(len(sequence.token_ids), lambda: to_prompt(sequence))
+        answer: tokenizer_pb2.RenderChatResponse = await self._replicas.call("RenderChat", request)
+        sequence = answer.sequence
+        prompt = await self._converted(len(sequence.token_ids), lambda: to_prompt(sequence))
+        return RenderedChat(prompt, answer.text if with_text else "")
 
     async def config_json(self) -> bytes:
         """The tokenizer's configuration."""

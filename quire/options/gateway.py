@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from quire.errors import StartupError
 from quire.options.base import option
+from quire.options.reasoning import ReasoningOptions
 from quire.options.seed import seed_option
 from quire.options.server import LOOPBACK
 
@@ -71,12 +72,14 @@ class GatewayOptions:
         "finished then get an error: 503, or an event at the end of their stream.", minimum=0.0,
     )  # fmt: skip
 
+    reasoning: ReasoningOptions = ReasoningOptions()
+
     def check(self) -> None:
         """Refuses to expose an open server.
 
         Raises:
-            StartupError: the address is reachable from other machines and no key is asked for; credentials are allowed
-                from everywhere; or half of TLS is set.
+            StartupError: options do not go together: the address is reachable from other machines and no key is asked
+                for; credentials are allowed from everywhere; half of TLS is set; reasoning without a parser.
         """
         if self.host not in LOOPBACK and not self.api_key and not self.insecure:
             raise StartupError(
@@ -89,3 +92,4 @@ class GatewayOptions:
             )
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
+        self.reasoning.check()

@@ -9,6 +9,7 @@ import pytest
 from quire.errors import StartupError
 from quire.options.base import fields_of
 from quire.options.engine import EngineOptions
+from quire.options.gateway import GatewayOptions
 from quire.options.router import RouterOptions
 from quire.registry import load_entry, registry
 
@@ -22,14 +23,15 @@ from quire.registry import load_entry, registry
         ("attention_backend", "engine_svc.attention.registry:BACKENDS"),
         ("scheduling_policy", "engine_svc.scheduler.policies:POLICIES"),
         ("distributed_executor_backend", "engine_svc.executor.base:EXECUTORS"),
+        ("reasoning_parser", "gateway.reasoning_parsers:REASONING_PARSERS"),
         ("routing_policy", "router.placement.policies.registry:POLICIES"),
     ],
 )
 def test_an_option_takes_what_its_registry_has(option: str, place: str) -> None:
     module, _, name = place.partition(":")
     table = getattr(importlib.import_module(module), name)
-    fields = {field.name: field for field in (*fields_of(EngineOptions), *fields_of(RouterOptions))}
-    assert {*fields[option].metadata["choices"], "auto"} == {*table, "auto"}
+    fields = {field.name: field for kind in (EngineOptions, RouterOptions, GatewayOptions) for field in fields_of(kind)}
+    assert {*fields[option].metadata["choices"], "auto"} - {""} == {*table, "auto"}
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b", "c"), ("a", "c")])

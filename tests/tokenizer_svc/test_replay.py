@@ -84,6 +84,15 @@ def test_every_cut(codec: TextCodec, text: str, replayed: int, monkeypatch: pyte
             check_cuts(codec, token_ids, options | {"prompt_tail_token_ids": context}, range(len(token_ids)))
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_every_cut_through_thinking(codec: TextCodec, is_open: bool) -> None:
+    start, end, blank, text = codec.encode(["<think>", "</think>", "\n", TEXTS[0]], add_special_tokens=False)
+    marks = {"start_token_ids": start, "end_token_ids": end, "blank_token_ids": blank, "is_optional": True}
+    options = {"stop_strings": ["o", "\n"], "reasoning": marks | {"is_open": is_open}}
+    for token_ids in (text + end + blank + text, start + blank + text + end + blank + text, text):
+        check_cuts(codec, token_ids, options, range(len(token_ids)))
+
+
 def test_long_histories(codec: TextCodec) -> None:
     """Longer than what is worked through, with long runs of tokens without a text of their own."""
     (filler,) = codec.encode(["The quick brown fox jumps over the lazy dog. "], add_special_tokens=False)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.reasoning import ReasoningMarks
+from quire.v1 import tokenizer_pb2
 from tokenizer_svc.sequence import Step
+from tokenizer_svc.session import DetokenizeSession
 from tokenizer_svc.stop_strings import Match, StopMatcher
 from tokenizer_svc.text import TextCodec
 
@@ -106,3 +109,25 @@ def test_held_text_is_released_at_the_end(byte_codec: TextCodec) -> None:
 
 def test_a_match_at_the_very_end_counts(byte_codec: TextCodec) -> None:
     assert steps(byte_codec, "ends with END", 100, stop_strings=["END"])[1].stop_string == "END"
+
+
+def test_thinking_is_not_searched(byte_codec: TextCodec) -> None:
+    """Nor are the line breaks behind it: the answer would end before it began."""
+    start, end, blank = byte_codec.encode(["<think>", "</think>", "\n"], add_special_tokens=False)
+    marks = ReasoningMarks(tuple(start), tuple(end), True, True, tuple(blank))
+    text = "well\n\nhm. </think>\n\nso\n\n it is."
+    for size in (1, 4, 100):
+        shown, step = steps(byte_codec, text, size, stop_strings=["\n\n", "."], reasoning=marks)
+        assert (shown, step.stop_string) == ("well\n\nhm. </think>\n\nso", "\n\n")
+        shown, step = steps(byte_codec, "well. hm", size, stop_strings=["."], reasoning=marks)
+        assert (shown, step.stop_string) == ("well. hm", None)
+        closed = ReasoningMarks(tuple(start), tuple(end), is_optional=True)
+        assert steps(byte_codec, "well. hm", size, stop_strings=["."], reasoning=closed)[0] == "well"
+
+
+def test_marks_that_cannot_be_are_refused(byte_codec: TextCodec) -> None:
+    frame = tokenizer_pb2.DetokenizeSessionRequest()
+    frame.opens.add(stream_id=1, reasoning={"start_token_ids": [1]})
+    frame.tokens.add(stream_id=1, token_ids=[1])
+    (delta,) = DetokenizeSession(byte_codec).answer(frame).deltas
+    assert "reasoning.end_token_ids has 0 tokens" in delta.error

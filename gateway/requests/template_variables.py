@@ -1,0 +1,31 @@
+"""What chat templates are told of a request, beside its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import InvalidRequest
+from quire.options.reasoning import REASONING_EFFORTS
+
+
+def template_variables(
+    kwargs: Mapping[str, Any] | None, reasoning_effort: Any, default_effort: str
+) -> Mapping[str, Any]:
+    """The variables, of which those that the request names itself win.
+
+    An effort that is asked for also turns thinking on, or off for `none`, in templates that have a switch for it. The
+    server's own says how much to think and not whether.
+
+    Raises:
+        InvalidRequest: there is no such effort.
+    """
+    if reasoning_effort is None:
+        return {"reasoning_effort": default_effort, **(kwargs or {})}
+    if reasoning_effort not in REASONING_EFFORTS:
+        raise InvalidRequest(
+            f"reasoning_effort is {str(reasoning_effort)[:50]!r}; it must be one of {', '.join(REASONING_EFFORTS)}.",
+            parameter="reasoning_effort",
+        )
+    switch = {"enable_thinking": reasoning_effort != "none"}
+    return {"reasoning_effort": reasoning_effort, **switch, **(kwargs or {})}

@@ -1,0 +1,46 @@
+"""Options of how the thinking of models is told from their answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quire.errors import StartupError
+from quire.options.base import option
+
+REASONING_PARSERS = (
+    "deepseek_r1", "glm4_moe", "glm45", "granite", "hunyuan_a13b", "mistral", "openai_gptoss", "qwen3", "seed_oss",
+    "step3", "step3p5",
+)  # fmt: skip
+# Of requests; templates make of them what they know.
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+@dataclass(frozen=True)
+class ReasoningOptions:
+    """Models that think before they answer."""
+
+    group: ClassVar[str] = "StructuredOutputsConfig"
+
+    reasoning_parser: str = option(
+        "", "How the model marks its thinking, which becomes `reasoning` beside the `content` of chat completions; see "
+        "docs/reasoning.md. Empty for models that do not think.", choices=("", *REASONING_PARSERS),
+        metavar=f"[{'|'.join(REASONING_PARSERS)}]",
+    )  # fmt: skip
+    enable_reasoning: bool | None = option(None, "Deprecated: --reasoning-parser implies it.")
+    reasoning_effort: str = option(
+        "medium", "How much models think whose chat template knows `reasoning_effort`, where a request says nothing.",
+        choices=("low", "medium", "high"),
+    )  # fmt: skip
+
+    def check(self) -> None:
+        """
+        Raises:
+            StartupError: reasoning is turned on without a parser, or off with one.
+        """
+        if self.enable_reasoning is not None and self.enable_reasoning != bool(self.reasoning_parser):
+            raise StartupError(
+                "--enable-reasoning is deprecated and follows from --reasoning-parser, which is "
+                f"{self.reasoning_parser or 'not set'}: leave it out"
+                + ("." if self.reasoning_parser else f", and choose one of {', '.join(REASONING_PARSERS)}.")
+            )

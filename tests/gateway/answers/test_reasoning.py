@@ -1,0 +1,89 @@
+"""Chats with a model that thinks: text, usage and what the services are told, over real sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.options.reasoning import ReasoningOptions
+from tests.gateway.conftest import Replicas, StartReplicas
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+QWEN = {"reasoning": ReasoningOptions("qwen3")}
+CHAT = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 40}
+# The answer goes on with the model's thinking.
+OPEN = {
+    "messages": [{"role": "user", "content": "A"}, {"role": "assistant", "content": "<think>\nI "}],
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+}
+STREAM = {"stream_options": {"include_usage": True}}
+
+
+async def says(replicas: Replicas, *texts: str) -> None:
+    """The model says these, one for each choice."""
+    tokens = [(await replicas.gateway.post("/tokenize", {"prompt": text})).json()["tokens"] for text in texts]
+    replicas.routers[0].state.outputs = tokens
+
+
+async def answers(replicas: Replicas, **fields: Any) -> tuple[list[tuple[str, str]], int]:
+    """((reasoning, content) of each choice, tokens of reasoning), the same whether it is streamed or not."""
+    body = CHAT | fields
+    whole = (await replicas.gateway.post("/v1/chat/completions", body)).json()
+    messages = [choice["message"] for choice in whole["choices"]]
+    found = [(message.get("reasoning", ""), message["content"] or "") for message in messages]
+    *chunks, usage, _ = await replicas.gateway.events("/v1/chat/completions", body | STREAM)
+    for index, expected in enumerate(found):
+        deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        assert tuple("".join(delta.get(name, "") for delta in deltas) for name in ("reasoning", "content")) == expected
+    assert usage["usage"] == whole["usage"]
+    return found, whole["usage"]["completion_tokens_details"]["reasoning_tokens"]
+
+
+async def test_thinking_that_the_prompt_has_opened(start_replicas: StartReplicas) -> None:
+    """Of three choices, one never closes it. The tokens of this vocabulary are bytes."""
+    async with start_replicas(1, **QWEN) as replicas:
+        await says(replicas, "wonder.\n</think>\n\nso", "hm</think>no", "think on")
+        expected = [("wonder.", "so"), ("hm", "no"), ("think on", "")]
+        tokens = len("wonder.\n") + len("hm") + len("think on")
+        assert await answers(replicas, **OPEN, n=3, temperature=1.0) == (expected, tokens)
+        generation = replicas.routers[0].state.started[-1]
+        assert not generation.sampling.HasField("reasoning"), "nothing there depends on it"
+
+
+async def test_thinking_that_the_answer_opens(start_replicas: StartReplicas) -> None:
+    async with start_replicas(1, **QWEN) as replicas:
+        await says(replicas, "\n<think>\nwhy</think>\nso", "so <think>")
+        assert await answers(replicas, n=2, temperature=1.0) == ([("why", "so"), ("", "so <think>")], len("\nwhy"))
+
+
+async def test_stop_strings_end_the_answer_and_not_the_thinking(start_replicas: StartReplicas) -> None:
+    async with start_replicas(1, **QWEN) as replicas:
+        await says(replicas, "one, two\n</think>\n\nthree, four")
+        assert (await answers(replicas, **OPEN, stop=[",", "\n"]))[0] == [("one, two", "three")]
+        await says(replicas, "three, four")
+        assert (await answers(replicas, stop=[",", "\n"]))[0] == [("", "three")]
+
+
+async def test_reasoning_that_is_not_wanted_is_left_out(start_replicas: StartReplicas) -> None:
+    async with start_replicas(1, **QWEN) as replicas:
+        await says(replicas, "one</think>two")
+        assert await answers(replicas, **OPEN, include_reasoning=False) == ([("", "two")], 3)
+        whole = (await replicas.gateway.post("/v1/chat/completions", CHAT | OPEN | {"include_reasoning": False})).json()
+        assert "reasoning" not in whole["choices"][0]["message"]
+
+
+async def test_a_model_that_does_not_think_tells_of_no_reasoning(start_replicas: StartReplicas) -> None:
+    async with start_replicas(1) as replicas:
+        await says(replicas, "<think>one</think>two")
+        whole = (await replicas.gateway.post("/v1/chat/completions", CHAT)).json()
+        assert whole["choices"][0]["message"]["content"] == "<think>one</think>two"
+        assert "completion_tokens_details" not in whole["usage"]
+
+
+async def test_an_effort_that_does_not_exist_is_refused(start_replicas: StartReplicas) -> None:
+    async with start_replicas(1) as replicas:
+        answer = await replicas.gateway.post("/v1/chat/completions", CHAT | {"reasoning_effort": "huge"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")

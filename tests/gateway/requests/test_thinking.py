@@ -1,0 +1,122 @@
+"""What a prompt says of the thinking of its answers, and what templates and services are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.reasoning_parsers import reasoning_parser
+from gateway.requests.messages import template_messages
+from gateway.requests.template_variables import template_variables
+from gateway.requests.thinking import MarkTokens, Thinking, thinking_after
+from quire.errors import InvalidRequest, StartupError
+from quire.options.gateway import GatewayOptions
+from quire.options.reasoning import ReasoningOptions
+from quire.reasoning import ReasoningMarks
+
+TOKENS = MarkTokens((1, 2), (3,), (), (4, 5))
+
+
+def thinking(name: str, prompt: str, is_continued: bool = False) -> Thinking:
+    return thinking_after(prompt, reasoning_parser(name), TOKENS, is_continued=is_continued)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "is_open"),
+    [
+        ("qwen3", "<|im_start|>assistant\n<think>\n", True),
+        ("qwen3", "<|im_start|>assistant\n", False),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("qwen3", "What does <think> mean?<|im_end|>\n<|im_start|>assistant\n", False),
+        ("glm45", "<|assistant|><think>", True),
+        ("glm45", "<|assistant|>\n<think></think>\n", False),
+        ("deepseek_r1", "<|Assistant|><think>\n", True),
+        ("deepseek_r1", "<|Assistant|>", True),  # it thinks even so
+        ("deepseek_r1", "<think>hm</think>so<|User|>and?<|Assistant|>", True),
+        ("deepseek_r1", "<|Assistant|></think>", False),
+        ("hunyuan_a13b", "<|extra_0|><think>\n\n</think>\n", False),
+        ("seed_oss", "<seed:think>\n<seed:cot_budget_reflect>0</seed:cot_budget_reflect>\n</seed:think>", False),
+        ("openai_gptoss", "<|start|>assistant", True),
+    ],
+)
+def test_whether_answers_begin_with_thinking(name: str, prompt: str, is_open: bool) -> None:
+    assert thinking(name, prompt).is_open == is_open
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"),
+    [
+        ("<|im_start|>assistant\n<think>\nI wonder", True),
+        ("<|im_start|>assistant\n<think>\nI wonder</think>So it", False),
+        ("<|im_start|>assistant\nSo it", False),
+    ],
+)
+def test_an_answer_that_is_gone_on_with(prompt: str, is_open: bool) -> None:
+    assert thinking("qwen3", prompt, is_continued=True).is_open == is_open
+
+
+def test_marks_for_services() -> None:
+    opened = thinking("qwen3", "assistant\n<think>\n")
+    assert opened.marks == ReasoningMarks((1, 2), (3,), True, True, (4, 5))
+    assert thinking("qwen3", "assistant\n").marks == ReasoningMarks((1, 2), (3,), False, True, (4, 5))
+    assert thinking("step3", "assistant\n").marks == ReasoningMarks((1, 2), (3,), False, False, (4, 5))
+    closed = thinking("qwen3", "assistant\n<think>\n\n</think>\n\n")
+    assert (closed.marks, closed.counters(2)) == (None, ())
+    counter, _ = opened.counters(2)
+    counter.advance([9, 9, 3, 4, 9])
+    assert counter.num_tokens == 2
+
+
+def test_channels_are_counted_each_time() -> None:
+    tokens = MarkTokens((1, 2), (1, 5), (3,), ())
+    counters = thinking_after(
+        "<|start|>assistant", reasoning_parser("openai_gptoss"), tokens, is_continued=False
+    ).counters(1)
+    # Analysis of two tokens, a call, analysis of one, the answer.
+    counters[0].advance([1, 2, 9, 9, 3, 8, 1, 7, 9, 9, 3, 8, 1, 2, 9, 3, 8, 1, 5, 9])
+    assert counters[0].num_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("effort", "kwargs", "expected"),
+    [
+        (None, None, {"reasoning_effort": "medium"}),
+        (None, {"reasoning_effort": None}, {"reasoning_effort": None}),
+        ("high", None, {"reasoning_effort": "high", "enable_thinking": True}),
+        ("none", {}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ("low", {"enable_thinking": False, "x": 1}, {"reasoning_effort": "low", "enable_thinking": False, "x": 1}),
+    ],
+)
+def test_what_templates_are_told(effort: Any, kwargs: Any, expected: dict[str, Any]) -> None:
+    assert template_variables(kwargs, effort, "medium") == expected
+
+
+@pytest.mark.parametrize("effort", ["huge", "", 3, ["low"]])
+def test_an_effort_that_does_not_exist(effort: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"reasoning_effort is .*none, minimal, low, medium, high, xhigh, max"):
+        template_variables(None, effort, "medium")
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_messages_have_their_reasoning_under_both_names(name: str) -> None:
+    (message,) = msgspec.json.decode(template_messages([{"role": "assistant", "content": "so", name: "why"}]))
+    assert message == {"role": "assistant", "content": "so", "reasoning": "why", "reasoning_content": "why"}
+    with pytest.raises(InvalidRequest, match=rf"messages\[0\].{name} must be a string"):
+        template_messages([{"role": "assistant", "content": "so", name: ["why"]}])
+
+
+def test_messages_without_reasoning_stay_as_they_are() -> None:
+    given = [{"role": "assistant", "content": "so", "reasoning_content": None}]
+    assert msgspec.json.decode(template_messages(given)) == given
+
+
+def test_reasoning_that_is_turned_on_needs_a_parser() -> None:
+    GatewayOptions(reasoning=ReasoningOptions("qwen3", enable_reasoning=True)).check()
+    with pytest.raises(StartupError, match=r"--enable-reasoning is deprecated.*deepseek_r1, glm4_moe"):
+        GatewayOptions(reasoning=ReasoningOptions(enable_reasoning=True)).check()
+    with pytest.raises(StartupError, match=r"which is qwen3: leave it out"):
+        GatewayOptions(reasoning=ReasoningOptions("qwen3", enable_reasoning=False)).check()
+    with pytest.raises(StartupError, match=r"--reasoning-parser r1 does not exist.*qwen3"):
+        reasoning_parser("r1")
