@@ -15,7 +15,7 @@ from engine_svc.kv_cache.connectors.none import NoConnector
 from engine_svc.kv_cache.events import CacheContents, Changes, EventRecorder, Tier
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.prefix_cache import PrefixCache
-from engine_svc.kv_cache.transfers import BlockTransfers
+from engine_svc.kv_cache.transfers import TransfersUnderWay
 from engine_svc.layer_groups import most_blocks
 from engine_svc.plan import EndedTransfer, Transfers
 from quire.block_hash import extend_hashes
@@ -78,7 +78,7 @@ class KvCacheManager:
         self._recorder = EventRecorder(connector.recorder if connector else None)
         self._caches = [PrefixCache(None if group else self._recorder.device) for group in range(len(self._windows))]
         self._connector = connector or NoConnector()
-        self._transfers = BlockTransfers(self._connector, self._pool, self._caches[0], clock)
+        self._transfers = TransfersUnderWay(self._connector, self._pool, self._caches[0], clock)
 
     @property
     def num_blocks(self) -> int:
@@ -149,7 +149,7 @@ class KvCacheManager:
         """Extends the table until it holds `num_tokens`.
 
         Args:
-            found: of `lookup`, which an empty table begins with.
+            found: of `lookup`, which an empty table begins with; nothing of it is awaited.
 
         Returns:
             The blocks added to each group, those found not among them; empty when there are none. None (and nothing

@@ -22,7 +22,7 @@ class _Awaited:
     deadline: float  # on the clock
 
 
-class BlockTransfers:
+class TransfersUnderWay:
     """Each transfer under way holds its blocks until the store has done with them, whoever has lost interest meanwhile.
 
     So a sequence may go on, be aborted or lose its place at any time: the connector is told that nobody waits, and the
