@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -71,7 +72,10 @@ def imports_in(tree: ast.Module) -> set[str]:
     return names
 
 
-IMPORTS = {module: imports_of(module, path) for module, path in modules().items()}
+@functools.cache
+def all_imports() -> dict[str, set[str]]:
+    """Of every module of ours."""
+    return {module: imports_of(module, path) for module, path in modules().items()}
 
 
 def under(name: str, *prefixes: str) -> bool:
@@ -85,12 +89,14 @@ def under_any(names: set[str], *prefixes: str) -> bool:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_imports_no_service_but_itself(package: str) -> None:
     others = tuple(service for service in SERVICES if service != package)
-    for module in (name for name in IMPORTS if under(name, package)):
-        assert not [name for name in IMPORTS[module] if under(name, *others)], module
+    for module in (name for name in all_imports() if under(name, package)):
+        assert not [name for name in all_imports()[module] if under(name, *others)], module
 
 
 def test_no_import_cycle() -> None:
-    graph = {module: {name for name in names if name in IMPORTS} - {module} for module, names in IMPORTS.items()}
+    graph = {
+        module: {name for name in names if name in all_imports()} - {module} for module, names in all_imports().items()
+    }
     done: set[str] = set()
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
@@ -108,20 +114,20 @@ def test_no_import_cycle() -> None:
 def test_the_rooms_of_a_service_import_one_way(service: str) -> None:
     for number, room in enumerate(ROOMS[service]):
         later = tuple(f"{service}.{name}" for name in ROOMS[service][number + 1 :])
-        for module in (name for name in IMPORTS if under(name, f"{service}.{room}")):
-            assert not [name for name in IMPORTS[module] if under(name, *later)], module
+        for module in (name for name in all_imports() if under(name, f"{service}.{room}")):
+            assert not [name for name in all_imports()[module] if under(name, *later)], module
 
 
 def test_the_control_side_does_not_reach_the_compute_side() -> None:
     compute = tuple(f"engine_svc.{name}" for name in COMPUTE_SIDE)
-    for module in (name for name in IMPORTS if under(name, *CONTROL_SIDE)):
-        assert not [name for name in IMPORTS[module] if under(name, "torch", "triton", *compute)], module
+    for module in (name for name in all_imports() if under(name, *CONTROL_SIDE)):
+        assert not [name for name in all_imports()[module] if under(name, "torch", "triton", *compute)], module
 
 
 def test_the_compute_side_does_not_reach_back() -> None:
     control = tuple(f"engine_svc.{room}" for room in ROOMS["engine_svc"] if room != "executor")
-    for module in (name for name in IMPORTS if under(name, *(f"engine_svc.{part}" for part in COMPUTE_SIDE))):
-        assert not [name for name in IMPORTS[module] if under(name, *control)], module
+    for module in (name for name in all_imports() if under(name, *(f"engine_svc.{part}" for part in COMPUTE_SIDE))):
+        assert not [name for name in all_imports()[module] if under(name, *control)], module
 
 
 def test_a_sequence_alone_writes_its_tokens_and_counters() -> None:
@@ -138,8 +144,8 @@ def test_a_sequence_alone_writes_its_tokens_and_counters() -> None:
 def test_the_compute_side_is_built_from_the_kernels_up() -> None:
     for index, part in enumerate(COMPUTE_ORDER):
         later = tuple(f"engine_svc.{name}" for name in COMPUTE_ORDER[index + 1 :])
-        for module in (name for name in IMPORTS if under(name, f"engine_svc.{part}")):
-            assert not [name for name in IMPORTS[module] if later and under(name, *later)], module
+        for module in (name for name in all_imports() if under(name, f"engine_svc.{part}")):
+            assert not [name for name in all_imports()[module] if later and under(name, *later)], module
 
 
 def imports_when_run(path: Path) -> set[str]:
@@ -180,7 +186,7 @@ def test_no_torch_is_loaded(module: str) -> None:
 
 
 def test_nothing_received_is_unpickled() -> None:
-    for module, names in IMPORTS.items():
+    for module, names in all_imports().items():
         assert not [name for name in names if under(name, "pickle", "cloudpickle", "marshal", "dill", "shelve")], module
 
 

@@ -265,6 +265,7 @@ def test_native_softcap_and_sinks(special: str) -> None:
     check_backend(make_backend("native", dtype=torch.bfloat16), BATCHES["mixed"], 12, special)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 40, 300])
 def test_decode_over_several_parts(window: int | None) -> None:
     """Longer than a part of the split decode kernel, and just at its edge."""

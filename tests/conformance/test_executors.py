@@ -43,8 +43,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "mp": {"distributed_executor_backend": "mp"},
     "mp of two ranks": {"tensor_parallel_size": 2},
 }
-every = pytest.mark.parametrize("subject", [*OPTIONS, "fake"], indirect=True)
-real = pytest.mark.parametrize("subject", OPTIONS, indirect=True)
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if "ranks" in name else name for name in OPTIONS]
+every = pytest.mark.parametrize("subject", [*NAMES, "fake"], indirect=True)
+real = pytest.mark.parametrize("subject", NAMES, indirect=True)
 
 
 @dataclass
@@ -285,6 +286,7 @@ def test_a_step_that_raises_is_the_last_or_costs_itself_only(
             assert sampled(result)[0] == answers[tuple(prompt)][:1]
 
 
+@pytest.mark.slow
 def test_a_lost_rank_is_the_end(folder: Path) -> None:
     """Of the others too, which wait for it in a collective."""
     before = children()

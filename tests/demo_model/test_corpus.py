@@ -18,6 +18,8 @@ from demo_model.dataset import MAX_TOKENS, Encoder
 from demo_model.evaluate import probes
 from demo_model.tokenizer import VOCAB_SIZE, train_tokenizer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def corpus() -> list[Example]:

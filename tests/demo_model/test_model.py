@@ -12,6 +12,8 @@ import transformers
 from demo_model.evaluate import Answers, probes
 from tests.support.run_engine import GREEDY, run, running_engine, tokens
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(str(resources.files("demo_model")))
 MODELS = ("quire-demo", "quire-demo-draft")
 QUESTIONS = ("Hello!", "What is Quire?", "What is 17 + 25?", "Repeat: plinsot gruk", "What does --port do?")

@@ -161,6 +161,7 @@ async def test_two_lengths_are_refused(strict: GatewayStack) -> None:
     assert (await send(strict.port, data)).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.slow
 async def test_an_engine_that_refuses(strict: GatewayStack) -> None:
     for error, status in ((Overloaded("Full."), 503), (Unavailable("Leaving."), 503)):
         strict.engine.options = FakeOptions(start_error=error)
@@ -172,6 +173,7 @@ async def test_an_engine_that_refuses(strict: GatewayStack) -> None:
     strict.engine.options = FakeOptions(step_seconds=0.01)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_dies_in_the_middle_of_a_stream(tokenizer_folder: Path) -> None:
     """And no other one comes for as long as requests wait for one."""
     patience = {"max_queue_seconds": 1.0}
@@ -192,6 +194,7 @@ async def test_an_engine_that_dies_in_the_middle_of_a_stream(tokenizer_folder: P
         assert "no engine worker is ready" in response.json()["error"]["message"].lower()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", ["router", "tokenizer"])
 async def test_a_service_that_vanishes(tokenizer_folder: Path, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "RESUME_SECONDS", 0.3)

@@ -71,6 +71,7 @@ async def test_a_stopped_choice_decodes_no_further(tokenizer_folder: Path) -> No
         assert await sample(stack, "vllm:time_per_output_token_seconds_count") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["killed", "silent"])
 async def test_an_answer_whose_cost_nobody_tells(start_replicas: StartReplicas, ending: str) -> None:
     """The router dies, or says nothing, between the stop and the usage: the answer is whole all the same."""

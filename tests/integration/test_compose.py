@@ -24,6 +24,8 @@ import yaml
 from quire.cli import COMMANDS
 from tests.support.engine_process import free_port
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 KEY, TOKEN = "sk-compose", "token-compose"
 SERVICES = ("router", "tokenizer", "engine", "gateway")

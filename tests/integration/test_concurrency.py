@@ -10,8 +10,11 @@ import signal
 import urllib.request
 
 import openai
+import pytest
 
 from tests.support.stack import Stack
+
+pytestmark = pytest.mark.slow
 
 STREAMS = 100
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.stack import Stack, start_stack, stop_stack
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:

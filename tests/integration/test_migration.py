@@ -20,6 +20,8 @@ from tests.support.router_client import GatewaySession, Output, RouterClient, co
 from tests.support.stack import ROOT, free_port, quire
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 START_SECONDS = 90.0
 STREAMS = 16
 TOKENS = 100

@@ -14,6 +14,8 @@ import transformers
 
 from tests.support.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 MESSAGES: list[Any] = [{"role": "user", "content": "Hello, world! Grüße, 你好 🎉"}]
 
 

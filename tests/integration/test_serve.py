@@ -18,6 +18,8 @@ import quire as quire_package
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.stack import ROOT, STOP_SECONDS, Stack, free_port, quire, start_stack, stop_stack
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(quire(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=90)

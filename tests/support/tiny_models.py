@@ -145,6 +145,20 @@ def reference_tokens(folder: Path, prompts: list[list[int]], num_tokens: int, **
     return outputs
 
 
+def check_greedy(folder: Path, prompts: list[list[int]], found: list[list[int]], num_tokens: int) -> None:
+    """Fails unless the answers are so long, and are those of `reference_tokens`.
+
+    In one pass for each, where Transformers would take one for each token: they are its own if each token of them is
+    the one that it holds likeliest behind those before it.
+    """
+    model = load_reference(folder)
+    for prompt, answer in zip(prompts, found, strict=True):
+        assert len(answer) == num_tokens
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + answer[:-1]])).logits[0]
+        assert answer == logits[len(prompt) - 1 :].argmax(-1).tolist()
+
+
 def reference_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
     """[tokens, vocabulary], in float64."""
     model = load_reference(folder).double()

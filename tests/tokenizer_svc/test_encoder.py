@@ -196,6 +196,7 @@ async def test_a_text_that_proves_too_long_is_encoded_no_further(watched: Watche
         await Encoder(watched).encode(["a b c"], EncodeOptions(max_tokens=2))
 
 
+@pytest.mark.slow
 async def test_short_texts_take_their_turn_between_the_pieces_of_long_ones(watched: Watched) -> None:
     encoder = Encoder(watched)
     long = asyncio.create_task(encoder.encode(["text of words " * 200_000], EncodeOptions()))

@@ -170,6 +170,7 @@ async def test_a_session(service: Service) -> None:
     assert await read_deltas(call) is grpc.aio.EOF
 
 
+@pytest.mark.slow
 async def test_a_session_beats_and_says_that_the_service_stops(folders: dict[str, Path]) -> None:
     running = Service(folders["byte_level"])
     await running.wait_serving()
@@ -187,6 +188,7 @@ async def test_a_session_beats_and_says_that_the_service_stops(folders: dict[str
     assert await running.close() == 0
 
 
+@pytest.mark.slow
 async def test_no_chat_template(folders: dict[str, Path]) -> None:
     running = Service(folders["byte_level"])
     await running.wait_serving()

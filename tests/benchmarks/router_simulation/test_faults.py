@@ -77,6 +77,7 @@ def justified(scenario: Scenario, request: SimRequest, outcome: Outcome) -> bool
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 1000, 100))
 def test_random_faults(first: int) -> None:
     requests = errors = migrated = 0

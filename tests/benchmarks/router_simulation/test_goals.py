@@ -20,6 +20,7 @@ def figures(trace: str, policy: str = "prefix", requests: int = 2000, routers: i
     return simulate(Run(trace, policy, "poisson", 0.8, 8, routers, requests, 1))[0]
 
 
+@pytest.mark.slow
 def test_conversations_find_what_they_left() -> None:
     chat = figures("chat", requests=4000)
     assert chat.of_oracle >= 0.95
@@ -28,6 +29,7 @@ def test_conversations_find_what_they_left() -> None:
     assert chat.errors == 0
 
 
+@pytest.mark.slow
 def test_without_sharing_it_is_about_as_good_as_least_loaded() -> None:
     """Within the spread over seeds. Shorter runs are up to 9 % worse: at first, speeds are unknown."""
     unique, other = figures("unique", requests=4000), figures("unique", "least_loaded", 4000)
@@ -37,12 +39,14 @@ def test_without_sharing_it_is_about_as_good_as_least_loaded() -> None:
     assert unique.goodput >= 0.99 * other.goodput
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trace", "most"), [("unique", 1.10), ("zipf", 1.30), ("one-prefix", 1.25)])
 @pytest.mark.parametrize("routers", [1, 4])
 def test_no_worker_is_run_over(trace: str, most: float, routers: int) -> None:
     assert figures(trace, routers=routers).max_share <= most
 
 
+@pytest.mark.slow
 def test_a_full_fleet_keeps_to_its_prefixes() -> None:
     """Requests may wait for the worker that has theirs; else they go wherever there is room, and all get slower."""
     assert simulate(Run("zipf", "prefix", "poisson", 1.1, 8, 1, 3000, 0))[0].of_oracle >= 0.95

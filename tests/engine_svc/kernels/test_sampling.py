@@ -28,7 +28,7 @@ def defined(
     return token, set(weights.nonzero()[:, 0].tolist())
 
 
-@pytest.mark.parametrize("size", [5, 150])
+@pytest.mark.parametrize("size", [5, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_draws_as_defined(monkeypatch: pytest.MonkeyPatch, size: int, dtype: torch.dtype) -> None:
     """Rounded to bfloat16, many logits are equal, and lie on both sides of what is kept."""
@@ -60,6 +60,7 @@ def column(value: float, rows: int = 16) -> torch.Tensor:
     return torch.full((rows,), value)
 
 
+@pytest.mark.slow
 def test_every_token_that_is_kept_can_be_drawn_and_no_other() -> None:
     logits = torch.tensor([1.0, 2.0, 1.5, 2.0, 0.8, 1.5, 1.5]).repeat(16, 1)
     noise = torch.arange(16) / 16

@@ -156,6 +156,7 @@ def test_longer_than_the_model(folder: Path) -> None:
         load(folder, max_model_len=1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3])
 def test_heads_that_cannot_be_split(folder: Path, size: int) -> None:
     with pytest.raises(StartupError, match=f"--tensor-parallel-size {size}"):

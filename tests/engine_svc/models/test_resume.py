@@ -15,6 +15,8 @@ from quire.sampling import RepetitionDetection, SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.run_engine import random_prompts, run, run_requests, running_engine
 
+pytestmark = pytest.mark.slow
+
 PROMPT = random_prompts(37, seed=3)[0]
 PLAIN = SamplingParameters(temperature=0.0, max_tokens=36)
 SAMPLED = replace(PLAIN, temperature=1.3, seed=7)

@@ -18,6 +18,8 @@ from tests.support.native import needs_native
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import VOCAB_SIZE, make_model
 
+pytestmark = pytest.mark.slow
+
 BAD = VOCAB_SIZE - 1
 PROMPTS = [[token % BAD for token in prompt] for prompt in random_prompts(1, 9, 20, 33, 50, seed=8)]
 # Innocent requests do not come upon the bad token by themselves.

@@ -116,6 +116,7 @@ SAMPLINGS = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(sampling=SAMPLINGS, length=st.sampled_from([1, 2, 33]))
 def test_any_parameters_end_and_change_nothing_for_others(

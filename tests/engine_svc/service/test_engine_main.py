@@ -142,6 +142,7 @@ async def test_a_dead_engine_ends_the_process() -> None:
         assert await asyncio.wait_for(process.wait(), TIMEOUT) == EXIT_ENGINE_DIED
 
 
+@pytest.mark.slow
 async def test_an_engine_that_hangs_ends_the_process() -> None:
     async with worker_process("hang") as (process, stub, channel):
         await wait_serving(channel)

@@ -43,6 +43,7 @@ async def add_engine(stack: GatewayStack) -> FakeEngine:
     return engine
 
 
+@pytest.mark.slow
 async def test_counters_never_fall(tokenizer_folder: Path) -> None:
     async with running_gateway(tokenizer_folder) as stack:
         second = await add_engine(stack)

@@ -152,6 +152,7 @@ async def test_names_that_are_refused(
     assert not any(value in error["message"] for value in (*headers.values(), *map(str, fields.values())))
 
 
+@pytest.mark.slow
 async def test_a_conversation_stays_with_its_router(
     start_replicas: StartReplicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from tests.support.gateway_stack import Gateway
 from tests.support.stream_reader import Reader
 from tests.support.waiting import WAIT_SECONDS, eventually
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 COMPLETION = {"prompt": "A", "max_tokens": 40, "return_token_ids": True}
 CHAT = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 40, "return_token_ids": True}

@@ -21,7 +21,7 @@ from tests.support.stream_reader import Reader
 from tests.support.tokenizer_process import TokenizerProcess
 from tests.support.waiting import WAIT_SECONDS, eventually
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 STREAMS = 40
 KINDS = 7

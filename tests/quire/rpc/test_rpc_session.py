@@ -242,6 +242,7 @@ async def test_a_pause_of_ones_own_is_not_the_peers_silence(engine: FakeEngine) 
     assert not owner.losses
 
 
+@pytest.mark.slow
 async def test_a_silent_stream_survives_its_pings(silent_address: str) -> None:
     """A server with gRPC's defaults would end it after three pings, a second apart: ENHANCE_YOUR_CALM."""
     async with open_channel(silent_address, RpcSecurityOptions()) as channel:

@@ -17,6 +17,8 @@ from tests.support.fake_engine import FakeEngine, FakeOptions, expected_tokens
 from tests.support.router_client import GatewaySession, generation
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 READY = router_pb2.WORKER_STATE_READY
 
 

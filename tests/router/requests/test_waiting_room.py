@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from quire.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
 from quire.options.server import GrpcServerOptions
 from quire.v1 import router_pb2
@@ -208,6 +210,7 @@ async def test_a_fleet_that_is_gone_refuses_at_once(start_engine: StartEngine, s
         assert engine.address in gone.message
 
 
+@pytest.mark.slow
 async def test_new_requests_wait_for_a_worker_that_loads_however_long_it_was_away(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
