@@ -15,6 +15,7 @@ from gateway.requests.statistics import RequestStatistics
 from gateway.services.fleet import Fleet
 from gateway.services.reasoning import ReasoningFormat
 from gateway.services.tokenizer import Tokenizer
+from gateway.tool_parsers.base import ToolParser
 from quire.options.gateway import GatewayOptions
 from quire.work_pool import WorkPool
 
@@ -34,6 +35,8 @@ class GatewayContext:
     reasoning: ReasoningFormat | None = None
     # They read the text of chats, in this order, and what the reasoning's parser has left of it.
     parsers: Sequence[type[AnswerParser]] = ()
+    # Reads the calls of tools in chats that may call some.
+    tool_parser: type[ToolParser] | None = None
     draining: bool = False
     start_time: int = field(default_factory=lambda: int(time.time()))
 

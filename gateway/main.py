@@ -23,6 +23,7 @@ from gateway.services.fleet import Fleet
 from gateway.services.reasoning import ReasoningFormat
 from gateway.services.tokenizer import Tokenizer
 from gateway.services.tokenizers import FLAG as TOKENIZER_FLAG
+from gateway.tool_parsers.registry import chosen_tool_parser
 from quire.errors import StartupError
 from quire.log import setup_logging
 from quire.options.gateway import GatewayOptions
@@ -98,6 +99,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> Gatew
         statistics,
         large_requests,
         reasoning=ReasoningFormat(reasoning_parser(name), tokenizer) if name else None,
+        tool_parser=chosen_tool_parser(options.tools),
     )
 
 

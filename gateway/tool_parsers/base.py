@@ -28,7 +28,16 @@ class CallSyntax:
 
 
 class ToolParser(AnswerParser):
-    """A format of calls: the words that begin one, and a generator that reads it.
+    """A format of calls."""
+
+    @classmethod
+    def syntax(cls, name: str) -> CallSyntax | None:
+        """How a call of a tool is written, for grammars; None where its arguments are not JSON."""
+        return None
+
+
+class MarkedToolParser(ToolParser):
+    """The words that begin a call, and a generator that reads it.
 
     A call is passed on as the model has made it, whether a tool of that name was offered or not. What was begun and is
     no call is content, from where it began to where that was clear; a call that breaks off later keeps what was sent.
@@ -52,11 +61,6 @@ class ToolParser(AnswerParser):
         self._after = Markers(*self.begins, *self.dropped, *self.ends)
         self._machine = self._read()
         next(self._machine)
-
-    @classmethod
-    def syntax(cls, name: str) -> CallSyntax | None:
-        """How a call of a tool is written, for grammars; None where its arguments are not JSON."""
-        return None
 
     @abstractmethod
     def read_calls(self, marker: str) -> Steps[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
-from gateway.tool_parsers.base import CallSyntax, ToolParser
+from gateway.tool_parsers.base import CallSyntax, MarkedToolParser
 from gateway.tool_parsers.json_text import read_string, read_value
 from gateway.tool_parsers.scanner import NotACallError, Scanner, Sink, Steps
 
@@ -13,7 +13,7 @@ _NAME = "name"
 _ARGUMENTS = ("arguments", "parameters")
 
 
-class JsonCallParser(ToolParser):
+class JsonCallParser(MarkedToolParser):
     """The object. Of keys that come twice, the first counts; other keys are passed over."""
 
     # Begin what need not be a call: it is certain when its arguments begin, and not when its name is there.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.answers.markers import Markers
-from gateway.tool_parsers.base import ToolParser
+from gateway.tool_parsers.base import MarkedToolParser
 from gateway.tool_parsers.scanner import NotACallError, Steps
 from gateway.tool_parsers.schema_values import ArgumentWriter
 
@@ -11,7 +11,7 @@ _KEY, _KEY_END = "<arg_key>", "</arg_key>"
 _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
 
 
-class KeyValueParser(ToolParser):
+class KeyValueParser(MarkedToolParser):
     """GLM 4.5 to 4.7, with line breaks between the pairs or without. Strings stand as they are, the rest as JSON."""
 
     begins = ("<tool_call>",)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from gateway.tool_parsers.base import ToolParser
+from gateway.tool_parsers.base import MarkedToolParser
 from gateway.tool_parsers.python_values import json_text, read_literal
 from gateway.tool_parsers.scanner import NotACallError, Steps
 
 _NAME = re.compile(r"[-.\w]*+")
 
 
-class PythonCallParser(ToolParser):
+class PythonCallParser(MarkedToolParser):
     """A list of calls that is the whole answer. Brackets further on are content."""
 
     bare = "["

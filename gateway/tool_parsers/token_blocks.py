@@ -6,12 +6,12 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from gateway.answers.context import AnswerContext
-from gateway.tool_parsers.base import CallSyntax, ToolParser
+from gateway.tool_parsers.base import CallSyntax, MarkedToolParser
 from gateway.tool_parsers.json_calls import read_bare_arguments
 from gateway.tool_parsers.scanner import Steps
 
 
-class TokenBlockParser(ToolParser):
+class TokenBlockParser(MarkedToolParser):
     """`section`, then for each call `begins_call`, its head, its arguments and what ends it."""
 
     section: ClassVar[str]

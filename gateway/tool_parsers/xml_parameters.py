@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.answers.markers import Markers
-from gateway.tool_parsers.base import ToolParser
+from gateway.tool_parsers.base import MarkedToolParser
 from gateway.tool_parsers.scanner import NotACallError, Steps
 from gateway.tool_parsers.schema_values import ArgumentWriter
 
@@ -13,7 +13,7 @@ _PARAMETER = "<parameter="
 _VALUE_ENDS = Markers("</parameter>", _PARAMETER, "</function>")
 
 
-class XmlParameterParser(ToolParser):
+class XmlParameterParser(MarkedToolParser):
     """Qwen3-Coder, Step 3.5. Values are text: what they are in JSON is a matter of the tool's schema."""
 
     begins = ("<tool_call>", _FUNCTION)

@@ -10,6 +10,7 @@ from quire.options.base import option
 from quire.options.reasoning import ReasoningOptions
 from quire.options.seed import seed_option
 from quire.options.server import LOOPBACK
+from quire.options.tools import ToolOptions
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class GatewayOptions:
     )  # fmt: skip
 
     reasoning: ReasoningOptions = ReasoningOptions()
+    tools: ToolOptions = ToolOptions()
 
     def check(self) -> None:
         """Refuses to expose an open server.

@@ -137,8 +137,6 @@ UNIMPLEMENTED = frozenset(
         "tokenizer-pool-extra-config",
         "tokenizer-pool-size",
         "tokenizer-pool-type",
-        "tool-call-parser",
-        "tool-parser-plugin",
         "tool-server",
         "trust-remote-code",
         "typical-acceptance-sampler-posterior-alpha",
