@@ -16,8 +16,9 @@ from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.v1 import common_pb2, router_pb2
 from router.app import Router
+from tests.support.engine_process import free_port
 from tests.support.router_client import GatewaySession, Output, RouterClient, connect
-from tests.support.stack import ROOT, free_port, quire
+from tests.support.stack import ROOT, quire
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,8 @@ import pytest
 
 import quire as quire_package
 from tests.support.certificates import make_authority, make_certificate
-from tests.support.stack import ROOT, STOP_SECONDS, Stack, free_port, quire, start_stack, stop_stack
+from tests.support.engine_process import free_port
+from tests.support.stack import ROOT, STOP_SECONDS, Stack, quire, start_stack, stop_stack
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.engine_process import free_port
 
 ROOT = Path(__file__).parents[2]
 READY_SECONDS = 90
@@ -63,12 +64,6 @@ class Stack:
                 return bool(response.status == 200)
         except OSError:
             return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def quire(*arguments: str) -> list[str]:

@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from quire.rpc.server import GrpcServer
+from tests.support.engine_process import ROOT, free_port
 from tests.support.fake_router import FakeRouter
-from tests.support.stack import ROOT, free_port
 from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

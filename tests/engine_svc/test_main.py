@@ -1,11 +1,10 @@
-"""The worker as a process: starting, registering, draining, dying; and its watchdog."""
+"""The worker as a process: starting, draining, dying."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,25 +14,20 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from engine_svc.core.watchdog import EXIT_ENGINE_DIED, watch_steps
-from engine_svc.service.registration import advertised_address, keep_registered
-from quire.options.server import RpcSecurityOptions
-from quire.options.watchdog import WatchdogOptions
-from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc, router_pb2, router_pb2_grpc
+from engine_svc.core.watchdog import EXIT_ENGINE_DIED
+from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
+from tests.support.engine_process import free_port
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TIMEOUT = 30.0
 
 PROGRAM = """
 import asyncio, sys, time
 from engine_svc.main import serve, EXIT_ENGINE_DIED
 from quire.errors import StartupError
-from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
-from quire.options.watchdog import WatchdogOptions
 from tests.support.engine_options import engine_options
-from quire.options.watchdog import WatchdogOptions
 from tests.support.fake_executor import FakeExecutor
 
 port, mode = int(sys.argv[1]), sys.argv[2]
@@ -55,12 +49,6 @@ except StartupError as error:
     sys.exit(str(error))
 sys.exit(EXIT_ENGINE_DIED if died else 0)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager
@@ -169,77 +157,3 @@ async def test_a_model_that_does_not_fit_ends_the_start() -> None:
         assert await asyncio.wait_for(process.wait(), TIMEOUT) == 1
         assert process.stderr is not None
         assert b"The largest --max-model-len that fits is 16" in await process.stderr.read()
-
-
-class Router(router_pb2_grpc.RouterServiceServicer):
-    """Grants leases, and forgets each after two heartbeats."""
-
-    def __init__(self) -> None:
-        self.addresses: list[str] = []
-        self.beats = 0
-        self.twice = asyncio.Event()
-
-    async def RegisterWorker(
-        self, request: router_pb2.RegisterWorkerRequest, context: grpc.aio.ServicerContext
-    ) -> router_pb2.RegisterWorkerResponse:
-        self.addresses.append(request.address)
-        self.beats = 0
-        if len(self.addresses) == 2:
-            self.twice.set()
-        return router_pb2.RegisterWorkerResponse(lease_id=f"lease-{len(self.addresses)}", lease_ms=150)
-
-    async def Heartbeat(
-        self, request: router_pb2.HeartbeatRequest, context: grpc.aio.ServicerContext
-    ) -> router_pb2.HeartbeatResponse:
-        self.beats += 1
-        if request.lease_id != f"lease-{len(self.addresses)}" or self.beats > 2:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such lease")
-        return router_pb2.HeartbeatResponse(lease_ms=150)
-
-
-async def test_registers_again_when_the_router_forgets() -> None:
-    port, router = free_port(), Router()
-    job = asyncio.create_task(keep_registered(f"127.0.0.1:{port}", "here:1", RpcSecurityOptions()))
-    await asyncio.sleep(0.1)  # the router comes later than the worker
-    server = grpc.aio.server()
-    router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    try:
-        await asyncio.wait_for(router.twice.wait(), TIMEOUT)
-        assert router.addresses == ["here:1", "here:1"]
-    finally:
-        job.cancel()
-        await server.stop(grace=0)
-
-
-def test_advertised_address() -> None:
-    assert advertised_address("127.0.0.1", 5, None) == "127.0.0.1:5"
-    assert advertised_address("0.0.0.0", 5, None) == f"{socket.gethostname()}:5"
-    assert advertised_address("0.0.0.0", 5, "a:1") == "a:1"
-
-
-async def test_watchdog_follows_the_steps() -> None:
-    age = [5.0]
-    states: asyncio.Queue[bool] = asyncio.Queue()
-    given_up: asyncio.Queue[float] = asyncio.Queue()
-    limits = WatchdogOptions(step_timeout_seconds=1.0, step_grace_seconds=1000.0)
-    job = asyncio.create_task(watch_steps(lambda: age[0], limits, states.put, given_up.put_nowait))
-    assert await asyncio.wait_for(states.get(), TIMEOUT) is False
-    age[0] = 0.0
-    assert await asyncio.wait_for(states.get(), TIMEOUT) is True
-    assert given_up.empty()
-    job.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await job
-
-
-async def test_watchdog_gives_up_a_step_that_does_not_end() -> None:
-    states: asyncio.Queue[bool] = asyncio.Queue()
-    given_up: asyncio.Queue[float] = asyncio.Queue()
-    job = asyncio.create_task(watch_steps(lambda: 5.0, WatchdogOptions(1.0, 0.0), states.put, given_up.put_nowait))
-    assert await asyncio.wait_for(given_up.get(), TIMEOUT) == 5.0
-    assert states.get_nowait() is False
-    job.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await job

@@ -1,0 +1,63 @@
+"""A worker that announces itself to routers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import grpc
+
+from engine_svc.service.registration import advertised_address, keep_registered
+from quire.options.server import RpcSecurityOptions
+from quire.v1 import router_pb2, router_pb2_grpc
+from tests.support.engine_process import free_port
+
+TIMEOUT = 30.0
+
+
+class Router(router_pb2_grpc.RouterServiceServicer):
+    """Grants leases, and forgets each after two heartbeats."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+        self.beats = 0
+        self.twice = asyncio.Event()
+
+    async def RegisterWorker(
+        self, request: router_pb2.RegisterWorkerRequest, context: grpc.aio.ServicerContext
+    ) -> router_pb2.RegisterWorkerResponse:
+        self.addresses.append(request.address)
+        self.beats = 0
+        if len(self.addresses) == 2:
+            self.twice.set()
+        return router_pb2.RegisterWorkerResponse(lease_id=f"lease-{len(self.addresses)}", lease_ms=150)
+
+    async def Heartbeat(
+        self, request: router_pb2.HeartbeatRequest, context: grpc.aio.ServicerContext
+    ) -> router_pb2.HeartbeatResponse:
+        self.beats += 1
+        if request.lease_id != f"lease-{len(self.addresses)}" or self.beats > 2:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such lease")
+        return router_pb2.HeartbeatResponse(lease_ms=150)
+
+
+async def test_registers_again_when_the_router_forgets() -> None:
+    port, router = free_port(), Router()
+    job = asyncio.create_task(keep_registered(f"127.0.0.1:{port}", "here:1", RpcSecurityOptions()))
+    await asyncio.sleep(0.1)  # the router comes later than the worker
+    server = grpc.aio.server()
+    router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        await asyncio.wait_for(router.twice.wait(), TIMEOUT)
+        assert router.addresses == ["here:1", "here:1"]
+    finally:
+        job.cancel()
+        await server.stop(grace=0)
+
+
+def test_advertised_address() -> None:
+    assert advertised_address("127.0.0.1", 5, None) == "127.0.0.1:5"
+    assert advertised_address("0.0.0.0", 5, None) == f"{socket.gethostname()}:5"
+    assert advertised_address("0.0.0.0", 5, "a:1") == "a:1"
