@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import Executor
-from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
+from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.requests.request import GenerationRequest
 from quire.options.base import build
 from quire.options.engine import EngineOptions
@@ -39,6 +39,9 @@ class NoExecutor(Executor):
         """One token for whoever samples."""
         slots = [sequence.slot for sequence in plan.scheduled if sequence.num_sampled_positions]
         self._result = StepResult(slots, [[0] for _ in slots], {}, {}, 0.0, 0.0)
+
+    def send_masks(self, masks: TokenMasks) -> None:
+        """Nobody follows a grammar here."""
 
     def collect(self) -> StepResult:
         """Those of the last submit."""

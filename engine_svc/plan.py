@@ -25,6 +25,7 @@ class SamplingPlan(msgspec.Struct, frozen=True, array_like=True):
     seed: int = 0  # 64-bit key of the counter-based noise: the request's seed, or a drawn one, mixed with the choice
     suppress_token_ids: tuple[int, ...] = ()  # ids not sampled before min_tokens are generated
     num_prompt_logprobs: int | None = None  # as the request's, where this sequence is the one that tells them
+    follows_grammar: bool = False  # which tokens it may sample comes step by step, as TokenMasks
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True):
@@ -85,6 +86,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     new_sequences: list[NewSequence]
     scheduled: list[ScheduledSequence]  # in batch order; a slot appears once at most
     transfers: Transfers = NO_TRANSFERS  # which begin before anything is computed
+    awaits_masks: bool = False  # TokenMasks come behind the plan: only sampling waits for them
 
     @property
     def num_tokens(self) -> int:
@@ -95,6 +97,18 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     def has_drafts(self) -> bool:
         """Whether any sequence samples more than one token."""
         return any(sequence.num_sampled_positions > 1 for sequence in self.scheduled)
+
+
+class TokenMasks(msgspec.Struct, frozen=True, array_like=True):
+    """Which tokens the sequences of a step that follow a grammar may sample.
+
+    They come behind the plan, for what may follow depends on tokens that another step may still be sampling while this
+    one's forward pass begins. A sequence that has ended meanwhile has none: what it samples means nothing.
+    """
+
+    slots: list[int] = []  # each once for every position that its sequence samples, in order
+    # For each of them ceil(vocabulary / 32) words of 32 bits, little-endian: bit i % 32 of word i // 32 is token i.
+    bits: bytes = b""
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):

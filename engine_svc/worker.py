@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
+from functools import partial
 
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.core.loop import EngineLoop, Sink
@@ -14,10 +16,13 @@ from engine_svc.plan import KvCacheSpec
 from engine_svc.requests.generation_config import read_generation_defaults
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.validation import validate
+from engine_svc.structured.grammars import Grammars
 from quire.errors import LOADING, Unavailable
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from quire.structured.vocabulary import Vocabulary, make_vocabulary
 from quire.supervised import Stage, report
+from quire.tokenizer.files import read_tokenizer_files, tokenizer_folder
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +82,20 @@ class EngineWorker:
             self._executor.close()
             raise
         self._info = info
-        return Engine(self._executor, self._options, _facts(info, spec, size))
+        facts = _facts(info, spec, size)
+        grammars = Grammars(
+            spec.vocab_size, partial(_load_vocabulary, self._model, spec.vocab_size, facts.eos_token_ids)
+        )
+        return Engine(self._executor, self._options, facts, grammars=grammars)
+
+
+def _load_vocabulary(model: ModelOptions, vocab_size: int, eos_token_ids: Collection[int]) -> Vocabulary:
+    """
+    Raises:
+        StartupError: there are no tokenizer files where the options say.
+        FailedPrecondition: nothing can be followed over this tokenizer's tokens.
+    """
+    return make_vocabulary(read_tokenizer_files(tokenizer_folder(model)), vocab_size, sorted(eos_token_ids))
 
 
 def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts:

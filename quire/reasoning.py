@@ -71,6 +71,16 @@ class ReasoningTracker:
         self.answers = False
         self.num_tokens = 0
 
+    @property
+    def opening_token_id(self) -> int | None:
+        """The token that would begin the start mark, or go on with it; None where none can come any more."""
+        return self._marks.start_token_ids[len(self._opening)] if self._may_open else None
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether a part of a start mark has come."""
+        return bool(self._opening) and self._may_open
+
     def advance(self, token_ids: Iterable[int]) -> None:
         """Goes on by some tokens."""
         for token_id in token_ids:

@@ -13,14 +13,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SERVICES = ("gateway", "router", "tokenizer_svc", "engine_svc")
 PACKAGES = (*SERVICES, "quire")
-CONTROL_SIDE = ("engine_svc.plan", "engine_svc.kv_cache", "engine_svc.requests", "engine_svc.scheduler",
-                "engine_svc.core")  # fmt: skip
+CONTROL_SIDE = ("engine_svc.plan", "engine_svc.kv_cache", "engine_svc.structured", "engine_svc.requests",
+                "engine_svc.scheduler", "engine_svc.core")  # fmt: skip
 # Rooms of a service: each imports those before it, and none after it.
 ROOMS = {
     "gateway": ("protocol", "answers", "reasoning_parsers", "tool_parsers", "requests", "services", "metrics",
                 "middleware", "endpoints"),
     "router": ("index", "workers", "placement", "requests"),
-    "engine_svc": ("kv_cache", "requests", "scheduler", "executor", "core", "service"),
+    "engine_svc": ("kv_cache", "structured", "requests", "scheduler", "executor", "core", "service"),
 }  # fmt: skip
 # Where messages are made and written. The rest may read the few that go through it, and names their types to mypy only.
 WIRE = (

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine_svc.core.constraints import ConstrainedRequests
 from engine_svc.core.live_requests import LiveRequests
 from engine_svc.core.processor import StepProcessor
 from engine_svc.core.statistics import EngineStatistics
@@ -26,6 +27,7 @@ from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.scheduler import Scheduler
+from engine_svc.structured.grammars import Grammars
 from quire.counters import Counters
 from quire.errors import ENGINE_FAULT, DeadlineExceeded, Internal, QuireError
 from quire.options.engine import EngineOptions
@@ -60,11 +62,13 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         drafter: Drafter | None = None,
         connector: KvConnector | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """
         Args:
             drafter: guesses tokens for an executor that verifies them.
             connector: whose store the executor has; by default that of the host tier, where there is one.
+            grammars: what follows constraints, closed with the engine; without it requests with one are refused.
         """
         self._executor = executor
         self._facts = facts
@@ -78,6 +82,7 @@ class Engine:
         self._requests = LiveRequests(self._scheduler, clock)
         self._statistics = EngineStatistics()
         self._processor = StepProcessor(self._scheduler, self._kv_cache, self._requests, self._statistics, clock)
+        self._constraints = ConstrainedRequests(grammars, self._requests, self._scheduler, facts.eos_token_ids)
         self._arrivals = itertools.count()
         self._seeds = SeedSource(options.generation.seed)
         self._failures = 0
@@ -88,7 +93,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do or say anything."""
-        return self._scheduler.has_work or self._requests.has_deltas or bool(self._in_flight)
+        has_news = self._requests.has_deltas or self._constraints.has_news
+        return self._scheduler.has_work or has_news or bool(self._in_flight)
 
     @property
     def is_waiting(self) -> bool:
@@ -97,8 +103,12 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that have no slot. May be read from any thread."""
-        return self._scheduler.num_waiting
+        """Sequences that have no slot, and requests that wait for their grammars. May be read from any thread."""
+        return self._scheduler.num_waiting + self._constraints.num_waiting
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Has this called, from any thread, when there is work that nobody here has asked for."""
+        self._constraints.wake_by(wake)
 
     def add(self, key: int, request: GenerationRequest, arrival_time: float | None = None) -> None:
         """Takes a request in.
@@ -113,7 +123,7 @@ class Engine:
         seed = self._seeds.draw() if request.sampling.seed is None else request.sampling.seed
         live.sequences = make_sequences(live, order, self._facts.max_model_len, seed)
         self._requests.enter(live)
-        self._scheduler.add(live.sequences[0])
+        self._constraints.add(live)
 
     def abort(self, key: int) -> None:
         """Ends a request and frees all it holds; the next step reports it. Unknown keys are no error."""
@@ -142,10 +152,12 @@ class Engine:
             ExecutorDead: the executor does not work any more; `give_up` and go.
         """
         self._expire()
+        self._constraints.start_ready()
         batch = self._scheduler.schedule()
         self._is_waiting = batch.has_work and not batch.sequences
         if batch.has_work:
             self._submit(batch)
+            self._send_masks(batch)
         if self._in_flight and (len(self._in_flight) >= self._max_in_flight or not batch.sequences):
             self._collect()
         return self._requests.take()
@@ -158,6 +170,7 @@ class Engine:
 
     def close(self) -> None:
         """Frees what the executor holds."""
+        self._constraints.close()
         self._executor.close()
 
     def load(self) -> EngineLoad:
@@ -204,6 +217,20 @@ class Engine:
             self._fail(batch, error)
         else:
             self._in_flight.append(batch)
+
+    def _send_masks(self, batch: Batch) -> None:
+        """Lets a step sample whose masks depend on the tokens of those before it; its forward pass runs meanwhile."""
+        if not batch.awaits_masks:
+            return
+        while self._in_flight and self._in_flight[0] is not batch:
+            self._collect()
+        if not self._in_flight:  # it could not be submitted
+            return
+        try:
+            self._executor.send_masks(self._constraints.masks(batch))
+        except Exception as error:
+            self._in_flight.pop()
+            self._fail(batch, error)
 
     def _collect(self) -> None:
         batch = self._in_flight.popleft()

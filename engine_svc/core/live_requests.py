@@ -9,7 +9,7 @@ from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.outputs import FinishReason, SequenceDelta, Usage
 from engine_svc.requests.sequence import LiveRequest, Sequence, SequenceState
 from engine_svc.scheduler.scheduler import Scheduler
-from quire.errors import QuireError
+from quire.errors import InvalidRequest, QuireError
 
 _STALE_DEADLINES = 1024
 
@@ -88,9 +88,14 @@ class LiveRequests:
             live.sequences.remove(sequence)
             if sequence.wants_prompt_logprobs:
                 live.prompt_logprobs.clear()
-            if live.sequences and live.sequences[0].state is SequenceState.CREATED:
+            if live.sequences and not live.awaits_grammar and live.sequences[0].state is SequenceState.CREATED:
                 self._scheduler.add(live.sequences[0])
         self.finish(sequence, FinishReason.STOP, [])
+
+    def refuse(self, sequence: Sequence, why: str) -> None:
+        """Ends a request of which one sequence cannot follow its constraint any further."""
+        error = InvalidRequest(f"The output cannot follow its constraint any further: {why}.", parameter="constraint")
+        self.end(sequence.owner, FinishReason.ERROR, error)
 
     def end(self, live: LiveRequest, reason: FinishReason, error: QuireError | None = None) -> None:
         """Ends all sequences of a request at once."""

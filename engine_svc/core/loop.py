@@ -215,6 +215,7 @@ class EngineLoop:
         except Exception as error:
             self._event_loop.call_soon_threadsafe(self._built.set_exception, error)
             return
+        engine.wake_by(self._wake.set)
         self._event_loop.call_soon_threadsafe(self._built.set_result, engine)
         try:
             self._serve(engine)

@@ -13,7 +13,7 @@ from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.plan import PositionLogprobs, StepResult
 from engine_svc.requests.outputs import FinishReason, SequenceDelta
 from engine_svc.requests.sequence import Sequence
-from engine_svc.requests.stopping import find_ending
+from engine_svc.requests.stopping import end_of_grammar, find_ending
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.scheduler import Scheduler
 from quire.errors import REQUEST_FAULT, Internal
@@ -99,6 +99,7 @@ class StepProcessor:
         prompt_logprobs = None
         if live.prompt_logprobs:
             prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, []
+        ending = end_of_grammar(sequence, ending, count)
         if ending is None:
             self._requests.report(SequenceDelta(live.key, sequence.choice_index, run, logprobs, prompt_logprobs))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
+from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.options.parallel import EXECUTOR_NAMES, ParallelOptions
@@ -53,6 +53,14 @@ class Executor(ABC):
 
         Raises:
             ExecutorDead: no further step can succeed. Any other exception fails this step's requests only.
+        """
+
+    @abstractmethod
+    def send_masks(self, masks: TokenMasks) -> None:
+        """Lets the step that was submitted last sample. Called once for each plan that awaits masks, and before another
+        step is submitted or this one collected.
+
+        Raises: as `submit`.
         """
 
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
+from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
 from quire.options.engine import EngineOptions
 from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
@@ -33,7 +33,13 @@ class Step(msgspec.Struct, tag=True):
     plan: StepPlan
 
 
-Command = LoadModel | Allocate | Step
+class Masks(msgspec.Struct, tag=True):
+    """Sample, in the step that awaits this. Has no answer of its own."""
+
+    masks: TokenMasks
+
+
+Command = LoadModel | Allocate | Step | Masks
 
 
 class Loaded(msgspec.Struct, tag=True):

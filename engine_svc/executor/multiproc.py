@@ -14,9 +14,9 @@ import msgspec
 
 from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.executor.channel import Channel
-from engine_svc.executor.messages import Allocate, Answer, Command, Failed, Loaded, LoadModel, Step, Stepped
+from engine_svc.executor.messages import Allocate, Answer, Command, Failed, Loaded, LoadModel, Masks, Step, Stepped
 from engine_svc.parallel.layout import layout_of
-from engine_svc.plan import EndedTransfer, KvCacheSpec, StepPlan, StepResult
+from engine_svc.plan import EndedTransfer, KvCacheSpec, StepPlan, StepResult, TokenMasks
 from quire.errors import StartupError
 from quire.log import log_options
 from quire.options.engine import EngineOptions
@@ -73,6 +73,10 @@ class MultiprocExecutor(Executor):
     def submit(self, plan: StepPlan) -> None:
         """See Executor.submit."""
         self._send([Step(plan)] * len(self._channels))
+
+    def send_masks(self, masks: TokenMasks) -> None:
+        """See Executor.send_masks."""
+        self._send([Masks(masks)] * len(self._channels))
 
     def collect(self) -> StepResult:
         """See Executor.collect."""

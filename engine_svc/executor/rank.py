@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 from engine_svc.executor.channel import Channel
 from engine_svc.executor.device import choose_device
-from engine_svc.executor.messages import Answer, Command, Done, Failed, Loaded, LoadModel, Step, Stepped
+from engine_svc.executor.messages import Answer, Command, Done, Failed, Loaded, LoadModel, Masks, Step, Stepped
 from engine_svc.parallel.group import join_groups
 from engine_svc.parallel.layout import layout_of
+from engine_svc.plan import TokenMasks
 from engine_svc.runner.runner import Runner
 from quire.errors import StartupError
 from quire.log import setup_logging
@@ -31,6 +32,7 @@ class RankProcess:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._runner: Runner | None = None
+        self._step_seconds: float | None = None
         self._answers: queue.SimpleQueue[Callable[[], Answer]] = queue.SimpleQueue()
 
     def serve(self) -> None:
@@ -68,14 +70,24 @@ class RankProcess:
         if self._runner is None:
             raise RuntimeError("load the model first")
         if isinstance(command, Step):
-            pending = self._runner.launch(command.plan)
+            step = self._runner.begin(command.plan)
+            pending = self._runner.finish(step, self._receive_masks() if command.plan.awaits_masks else None)
             return lambda: Stepped(pending.result())
+        if isinstance(command, Masks):
+            raise RuntimeError("masks came, and no step awaits any")
         self._runner.allocate(command.num_blocks, command.num_host_blocks)
         return Done
+
+    def _receive_masks(self) -> TokenMasks:
+        command = self._channel.receive(Command, self._step_seconds)
+        if not isinstance(command, Masks):
+            raise RuntimeError(f"a step awaits its masks, and {type(command).__name__} came")
+        return command.masks
 
     def _load(self, command: LoadModel) -> Answer:
         setup_logging("engine", command.log, f"rank {command.rank}")
         options = command.options
+        self._step_seconds = options.watchdog.step_timeout_seconds
         device = choose_device(options.kernels.device, command.rank)
         groups = join_groups(layout_of(options.parallel), command.rank, command.rendezvous, device)
         self._runner = Runner(command.model, options, groups, device)

@@ -9,8 +9,8 @@ import torch
 from engine_svc.executor.base import Executor
 from engine_svc.executor.device import choose_device
 from engine_svc.parallel.group import ParallelGroups
-from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
-from engine_svc.runner.pending import PendingStep
+from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.runner.pending import BegunStep, PendingStep
 from engine_svc.runner.runner import Runner
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
@@ -23,6 +23,7 @@ class UniprocExecutor(Executor):
     def __init__(self) -> None:
         self._runner: Runner | None = None
         self._pending: deque[PendingStep] = deque()
+        self._begun: BegunStep | None = None  # it awaits its masks
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         """See Executor.load."""
@@ -43,7 +44,18 @@ class UniprocExecutor(Executor):
 
     def submit(self, plan: StepPlan) -> None:
         """See Executor.submit."""
-        self._pending.append(self._loaded().launch(plan))
+        step = self._loaded().begin(plan)
+        if plan.awaits_masks:
+            self._begun = step
+        else:
+            self._pending.append(self._loaded().finish(step))
+
+    def send_masks(self, masks: TokenMasks) -> None:
+        """See Executor.send_masks."""
+        if self._begun is None:
+            raise RuntimeError("masks came, and no step awaits any")
+        step, self._begun = self._begun, None
+        self._pending.append(self._loaded().finish(step, masks))
 
     def collect(self) -> StepResult:
         """See Executor.collect."""

@@ -51,4 +51,10 @@ def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int
 
 def _sampling_plan(sampling: SamplingParameters, seed: int, live: LiveRequest, wants_prompt: bool) -> SamplingPlan:
     stops = live.ending_token_ids if sampling.min_tokens else frozenset()
-    return SamplingPlan(sampling, seed, tuple(sorted(stops)), sampling.prompt_logprobs if wants_prompt else None)
+    return SamplingPlan(
+        sampling,
+        seed,
+        tuple(sorted(stops)),
+        sampling.prompt_logprobs if wants_prompt else None,
+        follows_grammar=live.request.constraint is not None,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.sampling import SamplingParameters
+from quire.structured.base import Constraint
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     timeout_seconds: float | None = None
+    constraint: Constraint | None = None  # that all outputs follow
     progress: tuple[ChoiceProgress, ...] = ()  # of each of the n sequences; empty for a new request
 
     @property

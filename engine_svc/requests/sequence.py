@@ -9,6 +9,7 @@ from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.plan import PositionLogprobs, SamplingPlan
 from engine_svc.requests.repetition import RepetitionDetector
 from engine_svc.requests.request import GenerationRequest
+from engine_svc.structured.follower import Follower
 
 
 class SequenceState(enum.Enum):
@@ -25,7 +26,8 @@ class LiveRequest:
     """A request from admission to its last delta."""
 
     __slots__ = (
-        "arrival_time", "cached_prompt_tokens", "completion_tokens", "deadline", "ending_token_ids", "eos_token_ids",
+        "arrival_time", "awaits_grammar", "cached_prompt_tokens", "completion_tokens", "deadline",
+        "ending_token_ids", "eos_token_ids",
         "first_scheduled_time", "first_token_time", "key", "last_token_time", "preemptions", "prompt_logprobs",
         "request", "sequences", "unfinished",
     )  # fmt: skip
@@ -36,6 +38,7 @@ class LiveRequest:
         sampling = request.sampling
         self.key = key  # chosen by the caller of Engine.add; never used twice
         self.request = request
+        self.awaits_grammar = False  # none of its sequences may start yet
         self.eos_token_ids = frozenset() if sampling.ignore_eos else eos_token_ids
         self.ending_token_ids = self.eos_token_ids | frozenset(sampling.stop_token_ids)
         self.sequences: list[Sequence] = []
@@ -72,7 +75,7 @@ class Sequence:
     """
 
     __slots__ = (
-        "_tokens", "choice_index", "generates", "max_length", "num_computed_tokens", "num_pending_tokens",
+        "_tokens", "choice_index", "follower", "generates", "max_length", "num_computed_tokens", "num_pending_tokens",
         "num_prompt_tokens", "order", "owner", "repetition", "sampling", "slot", "state", "table", "token_ids",
         "wants_prompt_logprobs",
     )  # fmt: skip
@@ -105,6 +108,7 @@ class Sequence:
             if detection and detection.max_pattern_size
             else None
         )
+        self.follower: Follower | None = None  # of the request's constraint; gone on as far as the known tokens
         self.slot = -1
         self.state = SequenceState.CREATED
         # Until they are complete: they need every prompt token computed, so the prefix cache must not be read.
@@ -140,6 +144,8 @@ class Sequence:
         if not 0 < count <= num_sampled_positions:
             raise ValueError(f"a run of {count} tokens was sampled at {num_sampled_positions} positions")
         self._tokens.extend(token_ids)
+        if self.follower is not None:
+            self.follower.append(token_ids)
         self.num_pending_tokens -= num_sampled_positions
         self.num_computed_tokens -= num_sampled_positions - count
 

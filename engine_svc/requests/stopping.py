@@ -16,6 +16,16 @@ class Ending(NamedTuple):
     stop_token_id: int | None = None  # the stop_token_ids entry that ended it; None when end-of-sequence or length did
 
 
+def end_of_grammar(sequence: Sequence, ending: Ending | None, count: int) -> Ending | None:
+    """The end of a sequence to which a run of so many tokens has just been appended, its grammar considered.
+
+    Args:
+        ending: that its tokens and its length have found. What is complete does not count as cut by its length.
+    """
+    is_cut = ending is None or ending.reason is FinishReason.LENGTH
+    return Ending(count, FinishReason.STOP) if is_cut and sequence.follower and sequence.follower.is_ended else ending
+
+
 def find_ending(sequence: Sequence, token_ids: list[int]) -> Ending | None:
     """The end of a sequence that goes on with the tokens of this run; None when it does not end with any of them."""
     live, known, repetition = sequence.owner, len(sequence.token_ids), sequence.repetition

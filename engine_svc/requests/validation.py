@@ -19,6 +19,8 @@ from quire.bounds import (
 )
 from quire.errors import MODEL_NOT_FOUND, InvalidRequest, NotFound
 from quire.sampling import SamplingParameters
+from quire.structured.base import MAX_GRAMMAR_BYTES, Constraint, constraint_key
+from quire.structured.registry import check_backend
 
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 
@@ -35,6 +37,8 @@ def validate(request: GenerationRequest, limits: RequestLimits) -> None:
     check_sampling(request.sampling, limits)
     _check_prompt(request, limits)
     _check_lengths(len(request.prompt_token_ids), request.sampling, limits)
+    if request.constraint is not None:
+        _check_constraint(request.constraint)
     if request.progress:
         _check_progress(request, limits)
 
@@ -79,6 +83,18 @@ def _check_lengths(prompt: int, sampling: SamplingParameters, limits: RequestLim
     check_context_length(prompt, sampling.max_tokens, most, prompt_name=name)
     if sampling.min_tokens:
         check_context_length(prompt, sampling.min_tokens, most, prompt_name=name, wanted_name="min_tokens")
+
+
+def _check_constraint(constraint: Constraint) -> None:
+    """What is in the grammar is found out when it is read."""
+    check_count("constraint.grammar", len(constraint.grammar), MAX_GRAMMAR_BYTES, "bytes")
+    check_backend(constraint.backend)
+    if constraint.key != constraint_key(constraint.backend, constraint.grammar):
+        raise InvalidRequest(
+            "constraint.key is not the hash of the backend's name and the grammar; send constraints as the tokenizer "
+            "service's CompileConstraint returned them.",
+            parameter="constraint",
+        )
 
 
 def _check_progress(request: GenerationRequest, limits: RequestLimits) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 
 import torch
 
-from engine_svc.plan import EndedTransfer, PositionLogprobs, StepResult
+from engine_svc.plan import EndedTransfer, PositionLogprobs, StepPlan, StepResult
+from engine_svc.runner.batch import FlatBatch
 from engine_svc.sampling.logprobs import ScoredPositions
 from engine_svc.sampling.sampler import BrokenRows, SampleOutput
 
@@ -39,6 +41,19 @@ class StepTimer:
         if self._is_cuda:
             return float(self._events[0].elapsed_time(self._events[mark]))
         return (self._times[mark] - self._times[0]) * 1e3
+
+
+@dataclass(frozen=True)
+class BegunStep:
+    """A step whose forward pass has been launched, and that has not sampled yet."""
+
+    plan: StepPlan
+    timer: StepTimer  # with a mark after the forward pass
+    ended: list[EndedTransfer]
+    # What the plan computes, if anything.
+    batch: FlatBatch | None = None
+    hidden: torch.Tensor | None = None  # [tokens, hidden_size]; of a graph, only until it runs again
+    failed: dict[int, str] = field(default_factory=dict)  # slot → why its sequence has failed already
 
 
 class PendingStep:

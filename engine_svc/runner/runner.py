@@ -28,12 +28,13 @@ from engine_svc.plan import (
     ScheduledSequence,
     StepPlan,
     StepResult,
+    TokenMasks,
     Transfers,
 )
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
-from engine_svc.runner.pending import PendingStep, StepTimer
+from engine_svc.runner.pending import BegunStep, PendingStep, StepTimer
 from engine_svc.sampling.isolation import blame, sample_rows
 from engine_svc.sampling.logprobs import ScoredPositions
 from engine_svc.sampling.sampler import BrokenRows, SampleOutput, Sampler
@@ -164,7 +165,12 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Begins to run the plan behind those launched before; on a GPU, returns before it is done.
+        """Runs the plan behind those launched before; on a GPU, returns before it is done. See `begin`."""
+        return self.finish(self.begin(plan))
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> BegunStep:
+        """Runs the plan as far as no token is sampled. The next call is `finish`.
 
         Raises:
             NotImplementedError: the plan drafts. A token is sampled at a sequence's last position and nowhere else.
@@ -175,20 +181,28 @@ class Runner:
         ended = self._transfer(plan.transfers)
         if not plan.scheduled:
             timer.mark()
-            return PendingStep(timer, [], {}, {}, None, ended)
+            return BegunStep(plan, timer, ended)
         failed: dict[int, str] = {}
         for sequence in plan.new_sequences:
             self._add(sequence, failed)
         batch = self._buffers.flatten(plan)
         hidden = self._compute_rows(plan, batch, failed)
         timer.mark()
+        return BegunStep(plan, timer, ended, batch, hidden, failed)
+
+    @torch.inference_mode()
+    def finish(self, step: BegunStep, masks: TokenMasks | None = None) -> PendingStep:
+        """Samples, with the masks that the plan awaits."""
+        scheduled, batch, hidden, failed = step.plan.scheduled, step.batch, step.hidden, step.failed
+        if batch is None or hidden is None:
+            return PendingStep(step.timer, [], {}, failed, None, step.ended)
         prompt_scores = self._score_prompts(batch, hidden, failed) if self._prompts else {}
-        sampling = [index for index, sequence in enumerate(plan.scheduled) if sequence.num_sampled_positions]
-        outputs = self._sample(batch, hidden, sampling, failed) if sampling else []
-        rest = [index for index, sequence in enumerate(plan.scheduled) if not sequence.num_sampled_positions]
+        sampling = [index for index, sequence in enumerate(scheduled) if sequence.num_sampled_positions]
+        outputs = self._sample(batch, hidden, sampling, failed, masks) if sampling else []
+        rest = [index for index, sequence in enumerate(scheduled) if not sequence.num_sampled_positions]
         broken = self._find_broken(batch, hidden, rest) if rest else None
-        timer.mark()
-        return PendingStep(timer, outputs, prompt_scores, failed, broken, ended)
+        step.timer.mark()
+        return PendingStep(step.timer, outputs, prompt_scores, failed, broken, step.ended)
 
     def _transfer(self, transfers: Transfers) -> list[EndedTransfer]:
         if self._store is None:
@@ -263,13 +277,18 @@ class Runner:
             self._prompts[sequence.slot] = (sequence.num_prompt_tokens, sequence.sampling.num_prompt_logprobs)
 
     def _sample(
-        self, batch: FlatBatch, hidden: torch.Tensor, sampling: list[int], failed: dict[int, str]
+        self,
+        batch: FlatBatch,
+        hidden: torch.Tensor,
+        sampling: list[int],
+        failed: dict[int, str],
+        masks: TokenMasks | None,
     ) -> list[SampleOutput]:
         rows = [batch.query_start[index + 1] - 1 for index in sampling]
         slots = [batch.slots[index] for index in sampling]
         lengths = [batch.lengths[index] for index in sampling]
         logits = self._model.logits(hidden if len(rows) == len(hidden) else hidden[to_device(rows, self._device)])
-        outputs, alone = sample_rows(self._sampler, logits, slots, lengths)
+        outputs, alone = sample_rows(self._sampler, logits, slots, lengths, masks)
         failed |= alone
         length_of = dict(zip(slots, lengths, strict=True))
         for output in outputs:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine_svc.plan import PositionLogprobs, SamplingPlan
+from engine_svc.plan import PositionLogprobs, SamplingPlan, TokenMasks
 from engine_svc.sampling.logprobs import Alternatives, ScoredPositions, make_scoring, score_positions
 from engine_svc.sampling.noise import uniforms
 from engine_svc.sampling.slot import GREEDY, SlotState, make_state
@@ -70,26 +70,36 @@ class Sampler:
         self._stages.add(slot, SlotSequence(plan, token_ids, num_prompt_tokens))
         self._states[slot] = make_state(plan, self._vocab_size, self._device)
 
-    def sample(self, logits: torch.Tensor, slots: list[int], num_tokens: list[int]) -> SampleOutput:
+    def sample(
+        self, logits: torch.Tensor, slots: list[int], num_tokens: list[int], masks: TokenMasks | None = None
+    ) -> SampleOutput:
         """Samples. What raises leaves the logits and the slots' state as they were.
 
         Args:
             logits: float32 [rows, vocabulary]; overwritten in part.
             slots: of each row.
             num_tokens: tokens known of each row's sequence before this one.
+            masks: what the sequences that follow a grammar may sample; more of them than these may be there.
         """
         edits = LogitEdits(logits)
         try:
-            return self._sample(logits, edits, slots, num_tokens)
+            return self._sample(logits, edits, slots, num_tokens, masks)
         except Exception:
             edits.undo()
             raise
 
-    def _sample(self, logits: torch.Tensor, edits: LogitEdits, slots: list[int], num_tokens: list[int]) -> SampleOutput:
+    def _sample(
+        self,
+        logits: torch.Tensor,
+        edits: LogitEdits,
+        slots: list[int],
+        num_tokens: list[int],
+        masks: TokenMasks | None,
+    ) -> SampleOutput:
         states = [self._states[slot] for slot in slots]
         wanting = [row for row, state in enumerate(states) if state.parameters.logprobs is not None]
         raw = logits[self._index(wanting)] if wanting and not self._scoring.is_processed else None
-        recorders = self._stages.apply(edits, slots, num_tokens)
+        recorders = self._stages.apply(edits, slots, num_tokens, masks)
         best = logits.max(dim=-1)
         token_ids = best.indices
         self._draw_random(logits, token_ids, states, num_tokens)

@@ -21,6 +21,7 @@ class Batch:
         self.partial_prefills = 0  # those of them whose prompt stays incomplete
         self.long_partial_prefills = 0
         self.preempted = False
+        self.awaits_masks = False  # some sequence that samples follows a grammar
         self.unscheduled_prefill_tokens = 0
         self.transfers = NO_TRANSFERS
         self.is_transferring = False  # blocks are on their way that no step waits for
@@ -48,6 +49,8 @@ class Batch:
             self.sampling[slot] = sampled = 1 + num_drafts
         else:
             self.completed_prompts.append(slot)
+        if sampled and sequence.follower is not None:
+            self.awaits_masks = True
         self._scheduled.append(ScheduledSequence(slot, computed, total, sampled, new_block_ids, drafts))
         self.sequences[slot] = sequence
         self.computed[slot] = computed + count
@@ -75,4 +78,4 @@ class Batch:
 
     def plan(self) -> StepPlan:
         """The step as the executor gets it."""
-        return StepPlan(self.step, self._new, self._scheduled, self.transfers)
+        return StepPlan(self.step, self._new, self._scheduled, self.transfers, self.awaits_masks)

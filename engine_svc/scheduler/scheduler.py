@@ -106,6 +106,7 @@ class Scheduler:
             self._leave(sequence)
             self.num_preempted -= sequence.state is SequenceState.PREEMPTED
         self._kv_cache.free(sequence.table)
+        sequence.follower = None
         sequence.state = SequenceState.FINISHED
 
     def _leave(self, sequence: Sequence) -> None:
@@ -169,7 +170,12 @@ class Scheduler:
         return self._drafter is not None or sequence.num_missing_tokens < 1
 
     def _draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """Tokens to verify behind the known ones, for which there are blocks: nobody is preempted for a guess."""
+        """Tokens to verify behind the known ones, for which there are blocks: nobody is preempted for a guess.
+
+        A sequence that follows a grammar has a mask for one position a step.
+        """
+        if sequence.follower is not None:
+            return _NO_DRAFTS
         most = min(most, sequence.num_missing_tokens - 1)
         drafts = self._drafter.propose(sequence, most)[:most] if self._drafter and most > 0 else _NO_DRAFTS
         fits = self._kv_cache.can_extend(sequence.table, len(sequence.token_ids) + len(drafts))

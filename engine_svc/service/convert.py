@@ -14,6 +14,7 @@ from quire.counters import COUNTS, HISTOGRAMS
 from quire.histogram import HistogramSnapshot
 from quire.rpc.sampling import to_sampling
 from quire.rpc.status import to_request_error
+from quire.structured.base import Constraint
 from quire.v1 import common_pb2
 
 FINISH_REASONS = {
@@ -39,8 +40,13 @@ def to_request(generation: common_pb2.Generation, request_id: str = "") -> Gener
         priority=generation.priority,
         cache_salt=generation.cache_salt,
         timeout_seconds=generation.timeout_ms / 1000 if generation.timeout_ms else None,
+        constraint=_to_constraint(generation.constraint) if generation.HasField("constraint") else None,
         progress=tuple(ChoiceProgress(list(choice.token_ids), choice.finished) for choice in generation.progress),
     )
+
+
+def _to_constraint(message: common_pb2.Constraint) -> Constraint:
+    return Constraint(message.backend, message.grammar, message.key)
 
 
 def add_delta(deltas: Any, delta: SequenceDelta, stream_id: int) -> None:

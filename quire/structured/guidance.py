@@ -30,8 +30,8 @@ _UNIMPLEMENTED = ("Unimplemented", "not supported", "Unknown format", "Enable 'c
 # And of a grammar in which nothing ever ends.
 _DEAD_END = "NoExtension"
 # llguidance walks a grammar recursively: it must fit the stack of the thread that reads it (see STACK_BYTES). The
-# shortest rules that lead to one another make about 90,000 of this.
-_MOST_GRAMMAR_BYTES = 2**20
+# shortest rules that lead to one another make about 45,000 of this.
+_MOST_GRAMMAR_BYTES = 2**19
 _MOST_MESSAGE = 500
 _SILENT = 0
 
@@ -125,6 +125,10 @@ class GuidanceMatcher(Matcher):
     def accept(self, token_ids: Sequence[int]) -> int:
         """See Matcher.accept."""
         return 0 if self._matcher.is_error() else self._matcher.try_consume_tokens(list(token_ids))
+
+    def copy(self) -> Matcher:
+        """See Matcher.copy."""
+        return GuidanceMatcher(self._matcher.deep_copy(), self._eos)
 
     def roll_back(self, num_tokens: int) -> None:
         """See Matcher.roll_back."""

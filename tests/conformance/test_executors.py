@@ -26,7 +26,7 @@ from quire.errors import StartupError
 from quire.options.model import ModelOptions
 from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor, expected_tokens
-from tests.support.plans import sampling_plan
+from tests.support.plans import masks, sampling_plan
 from tests.support.run_engine import random_prompts
 from tests.support.tiny_models import VOCAB_SIZE, make_model, reference_logprobs, reference_tokens
 
@@ -234,6 +234,44 @@ def test_steps_are_submitted_before_the_last_ones_tokens_are_known(subject: Subj
     for _ in range(ahead - 1):
         found += sampled(subject.executor.collect())[0]
     assert found == subject.expected(prompt, count)
+
+
+@every
+def test_a_step_that_awaits_masks_samples_by_them(subject: Subject) -> None:
+    """One sequence follows a grammar, one does not, and one has ended before its mask was made."""
+    plain = subject.generate(0, PROMPTS[0], 3)
+    size = subject.spec.vocab_size
+    new = [begin(0, PROMPTS[0]), begin(1, PROMPTS[1], follows_grammar=True), begin(2, PROMPTS[2], follows_grammar=True)]
+    found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    computed, lengths = [0, 0, 0], [7, 40, 16]
+    for allowed in ({9}, {3, 4}, {size - 1}):
+        scheduled = [part(slot, computed[slot], lengths[slot] - computed[slot]) for slot in range(3)]
+        subject.executor.submit(StepPlan(next(subject.steps), new, scheduled, awaits_masks=True))
+        subject.executor.send_masks(masks(size, {1: allowed}))
+        for slot, run_ in sampled(subject.executor.collect()).items():
+            found[slot] += run_
+        assert found[1][-1] in allowed
+        new, computed, lengths = [], lengths, [length + 1 for length in lengths]
+    assert found[0] == plain
+    assert len(found[2]) == 3
+
+
+@every
+def test_a_step_begins_while_the_one_before_waits_for_nobody(subject: Subject) -> None:
+    """Masks come behind the tokens of the step before, which come while the next one runs."""
+    if subject.executor.max_in_flight < 2:
+        return
+    size, found = subject.spec.vocab_size, []
+    new = [begin(0, PROMPTS[0], follows_grammar=True)]
+    subject.executor.submit(StepPlan(next(subject.steps), new, [part(0, 0, 7)], awaits_masks=True))
+    subject.executor.send_masks(masks(size, {0: {1, 2}}))
+    for number in range(4):
+        plan = StepPlan(next(subject.steps), [], [part(0, 7 + number, 1)], awaits_masks=True)
+        subject.executor.submit(plan)
+        found += sampled(subject.executor.collect())[0]
+        subject.executor.send_masks(masks(size, {0: {found[-1] + 2}}))
+    found += sampled(subject.executor.collect())[0]
+    assert [token - found[0] for token in found] == [0, 2, 4, 6, 8]
 
 
 @every

@@ -16,11 +16,12 @@ from engine_svc.sampling.stages.bad_words import BadWords
 from engine_svc.sampling.stages.base import LogitsStage, SlotSequence, StageRows
 from engine_svc.sampling.stages.chain import StageChain
 from engine_svc.sampling.stages.edits import LogitEdits
+from engine_svc.sampling.stages.grammar import GrammarMask
 from engine_svc.sampling.stages.logit_bias import LogitBias
 from engine_svc.sampling.stages.minimum_tokens import MinimumTokens
 from engine_svc.sampling.stages.penalties import Penalties
 from engine_svc.sampling.stages.registry import STAGES
-from tests.support.plans import sampling_plan
+from tests.support.plans import masks, sampling_plan
 
 VOCABULARY = 30
 SLOTS = 5
@@ -65,12 +66,27 @@ def without_bad_words(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int
     return found
 
 
+def allowed_at(length: int) -> list[int]:
+    """What the grammar of these tests lets come behind so many tokens; something always."""
+    return [token_id for token_id in range(VOCABULARY) if (7 * token_id + length) % 3]
+
+
+def by_its_grammar(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int], output: list[int]) -> torch.Tensor:
+    if not plan.follows_grammar:
+        return logits
+    found = torch.full_like(logits, -torch.inf)
+    allowed = allowed_at(len(prompt) + len(output))
+    found[allowed] = logits[allowed]
+    return found
+
+
 Definition = Callable[[torch.Tensor, SamplingPlan, list[int], list[int]], torch.Tensor]
 DEFINITIONS: dict[type[LogitsStage], Definition] = {
     LogitBias: biased,
     Penalties: penalised,
     MinimumTokens: not_ending,
     AllowedTokens: only_allowed,
+    GrammarMask: by_its_grammar,
     BadWords: without_bad_words,
 }
 # Parameters that some stage has to obey; a plan is a choice of these.
@@ -81,6 +97,7 @@ PARTS: list[dict[str, Any]] = [
     {"min_tokens": 50, "suppress_token_ids": (0,)}, {"min_tokens": 2},
     {"allowed_token_ids": (4, 9, 4, 29)}, {"allowed_token_ids": (7,)}, {"bad_words": ((3,), (29,))},
     {"bad_words": ((1, 2, 3, 4, 5), (6,), *((first, 5) for first in range(0, VOCABULARY, 2)))},
+    {"follows_grammar": True}, {"follows_grammar": True, "min_tokens": 2}, {"follows_grammar": True},
     {"bad_words": tuple((first, second) for first in range(VOCABULARY) for second in (11, first))},
 ]  # fmt: skip
 # Of each stage, what it cannot follow.
@@ -128,7 +145,9 @@ class Slots:
     def rows_of(self, slots: list[int]) -> StageRows | None:
         rows = [row for row, slot in enumerate(slots) if slot in self.members]
         lengths = [len(self.live[slots[row]].sequence.token_ids) for row in rows]
-        return StageRows(rows, [slots[row] for row in rows], lengths) if rows else None
+        chosen = [slots[row] for row in rows]
+        step = masks(VOCABULARY, {slot: allowed_at(length) for slot, length in zip(chosen, lengths, strict=True)})
+        return StageRows(rows, chosen, lengths, step) if rows else None
 
 
 def logits_of(rows: int, seed: int) -> torch.Tensor:
@@ -183,7 +202,7 @@ def test_a_step_can_be_taken_back(kind: type[LogitsStage], seed: int) -> None:
     assert torch.equal(first, before)
     for row, slot, known in zip(rows.rows, rows.slots, rows.num_tokens, strict=True):
         alone = before[row : row + 1].clone()
-        slots.stage.apply(LogitEdits(alone), StageRows([0], [slot], [known]))
+        slots.stage.apply(LogitEdits(alone), StageRows([0], [slot], [known], rows.masks))
         assert torch.equal(alone[0], changed[row])
 
 
@@ -193,7 +212,7 @@ def test_a_sequence_that_asks_for_nothing_is_left_alone(kind: type[LogitsStage])
     assert not kind(SLOTS, VOCABULARY, CPU).add(0, SlotSequence(plain, [1, 2, 3], 2))
 
 
-@every
+@pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_followed_is_refused_and_changes_nothing(kind: type[LogitsStage]) -> None:
     refused = SlotSequence(sampling_plan(**REFUSED[kind]), [0, VOCABULARY if kind is Penalties else 1], 1)
     with pytest.raises(ValueError, match="vocabulary"):
@@ -205,6 +224,25 @@ def test_what_cannot_be_followed_is_refused_and_changes_nothing(kind: type[Logit
     logits = logits_of(1, 0)
     assert not chain.apply(LogitEdits(found := logits.clone()), [0], [1])
     assert torch.equal(found, logits)
+
+
+def test_every_stage_but_one_can_be_asked_for_too_much() -> None:
+    """What a grammar lets come is the engine's own word, and not in the plan."""
+    assert set(STAGES) - REFUSED.keys() == {GrammarMask}
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 95])
+def test_masks_of_any_size(size: int) -> None:
+    stage = GrammarMask(1, size, CPU)
+    allowed = {each for each in range(size) if each % 3 == 0}
+    stage.apply(LogitEdits(logits := torch.zeros(1, size)), StageRows([0], [0], [1], masks(size, {0: allowed})))
+    assert set(logits[0].isfinite().nonzero()[:, 0].tolist()) == allowed
+
+
+def test_masks_of_another_vocabulary_are_refused() -> None:
+    stage = GrammarMask(1, 64, CPU)
+    with pytest.raises(ValueError, match="reshape"):
+        stage.apply(LogitEdits(torch.zeros(1, 64)), StageRows([0], [0], [1], masks(65, {0: {1}})))
 
 
 def test_what_forbids_comes_last() -> None:

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine_svc.block_stores.base import BlockStore
 from engine_svc.executor.base import Executor
 from engine_svc.plan import (
@@ -20,6 +22,7 @@ from engine_svc.plan import (
     ScheduledSequence,
     StepPlan,
     StepResult,
+    TokenMasks,
     Transfers,
 )
 from quire.options.engine import EngineOptions
@@ -122,6 +125,7 @@ class FakeExecutor(Executor):
         self.closed = False
         self.max_in_flight = max_in_flight
         self._results: deque[StepResult] = deque()
+        self._begun: StepPlan | None = None  # it awaits its masks
         self._rows: dict[int, _Row] = {}
         self._cache: list[Block] = []
         self._make_store = make_store
@@ -139,13 +143,24 @@ class FakeExecutor(Executor):
         self.closed = True
 
     def submit(self, plan: StepPlan) -> None:
-        self._results.append(self.step(plan))
-        assert len(self._results) <= self.max_in_flight
+        assert self._begun is None, "a step awaits its masks"
+        if plan.awaits_masks:
+            self._begun = plan
+        else:
+            self._results.append(self.step(plan))
+        assert len(self._results) + (self._begun is not None) <= self.max_in_flight
+
+    def send_masks(self, masks: TokenMasks) -> None:
+        assert self._begun is not None, "no step awaits masks"
+        plan, self._begun = self._begun, None
+        self._results.append(self.step(plan, masks))
 
     def collect(self) -> StepResult:
+        assert self._results, "the step awaits its masks, or there is none"
         return self._results.popleft()
 
-    def step(self, plan: StepPlan) -> StepResult:
+    def step(self, plan: StepPlan, masks: TokenMasks | None = None) -> StepResult:
+        allowed = _allowed(masks, self.vocab_size) if masks else {}
         if self.on_step is not None:
             self.on_step(plan)
         if self.step_seconds:
@@ -170,7 +185,9 @@ class FakeExecutor(Executor):
                 prompt_logprobs[slot] = self._prompt_logprobs(row, scheduled)
             if not scheduled.num_sampled_positions:
                 continue
-            run = self._sample(row, states[-scheduled.num_sampled_positions :], scheduled.draft_token_ids)
+            run = self._sample(
+                row, states[-scheduled.num_sampled_positions :], scheduled.draft_token_ids, allowed.get(slot)
+            )
             if slot not in failed:
                 slots.append(slot)
                 runs.append(run)
@@ -178,16 +195,23 @@ class FakeExecutor(Executor):
                     logprobs[slot] = [_position(token_id, row.sampling.parameters.logprobs) for token_id in run]
         return StepResult(slots, runs, logprobs, prompt_logprobs, 0.5, 1.0, failed, ended)
 
-    def _sample(self, row: _Row, states: list[int], drafts: tuple[int, ...]) -> list[int]:
+    def _sample(self, row: _Row, states: list[int], drafts: tuple[int, ...], allowed: list[int] | None) -> list[int]:
         """The drafted tokens that are right, and the one behind them; the row forgets what was computed of the rest."""
         run: list[int] = []
         for state, draft in zip(states, [*drafts, None], strict=True):
             run.append(next_token(state, row.sampling, len(row.token_ids), self.vocab_size))
+            if allowed is not None:
+                forbidden = row.sampling.suppress_token_ids if self._is_too_short(row) else ()
+                left = [token_id for token_id in allowed if token_id not in forbidden]
+                run[-1] = left[run[-1] % len(left)]
             row.token_ids.append(run[-1])
             if draft != run[-1]:
                 break
         row.num_computed_tokens = len(row.token_ids) - 1
         return run
+
+    def _is_too_short(self, row: _Row) -> bool:
+        return len(row.token_ids) - row.num_prompt_tokens < row.sampling.parameters.min_tokens
 
     def _new_row(self, new: NewSequence) -> _Row:
         assert new.num_prompt_tokens <= len(new.token_ids)
@@ -240,6 +264,14 @@ class FakeExecutor(Executor):
         end = min(start + scheduled.num_new_tokens, row.num_prompt_tokens - 1)
         count = row.sampling.num_prompt_logprobs or 0
         return [_position(row.token_ids[position + 1], count) for position in range(start, end)]
+
+
+def _allowed(masks: TokenMasks, vocab_size: int) -> dict[int, list[int]]:
+    """By slot, the tokens whose bits are set."""
+    width = -(-vocab_size // 32) * 4
+    rows = np.frombuffer(masks.bits, np.uint8).reshape(len(masks.slots), width)
+    bits = np.unpackbits(rows, axis=1, bitorder="little")[:, :vocab_size]
+    return {slot: np.nonzero(row)[0].tolist() for slot, row in zip(masks.slots, bits, strict=True)}
 
 
 def _position(token_id: int, alternatives: int) -> PositionLogprobs:

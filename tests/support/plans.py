@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from engine_svc.plan import SamplingPlan
+import numpy as np
+
+from engine_svc.plan import SamplingPlan, TokenMasks
 from quire.sampling import SamplingParameters
 
-_ADDED = ("seed", "suppress_token_ids", "num_prompt_logprobs")
+_ADDED = ("seed", "suppress_token_ids", "num_prompt_logprobs", "follows_grammar")
+
+
+def masks(vocab_size: int, allowed: Mapping[int, Collection[int]]) -> TokenMasks:
+    """For each slot, the tokens that it may sample."""
+    bits = np.zeros((len(allowed), -(-vocab_size // 32) * 32), np.uint8)
+    for row, token_ids in zip(bits, allowed.values(), strict=True):
+        row[list(token_ids)] = 1
+    return TokenMasks(list(allowed), np.packbits(bits, axis=1, bitorder="little").tobytes())
 
 
 def sampling_plan(**fields: Any) -> SamplingPlan:

@@ -17,6 +17,7 @@ from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.outputs import FinishReason, Usage
 from engine_svc.requests.request import GenerationRequest
+from engine_svc.structured.grammars import Grammars
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options
@@ -46,6 +47,7 @@ def running_engine(
     executor: Executor | None = None,
     connector: KvConnector | None = None,
     clock: Callable[[], float] = time.monotonic,
+    grammars: Grammars | None = None,
     **options: Any,
 ) -> Iterator[Engine]:
     """An engine of float32 unless the options say otherwise; proves at its end that nothing leaked."""
@@ -65,6 +67,7 @@ def running_engine(
             ),
             clock,
             connector=connector,
+            grammars=grammars,
         )  # fmt: skip
         yield engine
         engine.check()
@@ -85,8 +88,10 @@ def run_requests(engine: Engine, requests: list[GenerationRequest]) -> list[list
     for index, request in enumerate(requests):
         engine.add(first + index, request)
     outputs = [[Output() for _ in range(request.sampling.n)] for request in requests]
-    while engine.has_work:
+    unfinished = len(requests)  # some may wait for their grammars while nothing is to be done
+    while unfinished or engine.has_work:
         for delta in engine.step():
+            unfinished -= delta.is_final
             assert delta.error is None, delta.error
             output = outputs[delta.key - first][delta.choice_index]
             output.token_ids += delta.token_ids

@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from engine_svc.plan import SamplingPlan
+from engine_svc.plan import SamplingPlan, TokenMasks
 from engine_svc.sampling.stages.edits import LogitEdits
 
 
@@ -23,11 +23,12 @@ class SlotSequence:
 
 @dataclass(frozen=True)
 class StageRows:
-    """The rows of a step's logits that a stage has to do with: three lists of the same length."""
+    """The rows of a step's logits that a stage has to do with: lists of the same length."""
 
     rows: list[int]  # of the logits
     slots: list[int]
     num_tokens: list[int]  # known of the row's sequence, before the token that is sampled now
+    masks: TokenMasks | None = None  # of the step; other rows than these may have some too
 
 
 class Recorder(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from engine_svc.plan import TokenMasks
 from engine_svc.sampling.stages.base import Recorder, SlotSequence, StageRows
 from engine_svc.sampling.stages.edits import LogitEdits
 from engine_svc.sampling.stages.registry import STAGES
@@ -27,11 +28,14 @@ class StageChain:
         for members in [members for stage, members in self._stages if stage.add(slot, sequence)]:
             members.add(slot)
 
-    def apply(self, edits: LogitEdits, slots: list[int], num_tokens: list[int]) -> list[Recorder]:
+    def apply(
+        self, edits: LogitEdits, slots: list[int], num_tokens: list[int], masks: TokenMasks | None = None
+    ) -> list[Recorder]:
         """Changes the logits of a step.
 
         Args:
             slots, num_tokens: of each row, see StageRows.
+            masks: see StageRows.
 
         Returns:
             What takes the sampled tokens.
@@ -40,7 +44,7 @@ class StageChain:
         for stage, members in self._stages:
             rows = [row for row, slot in enumerate(slots) if slot in members] if members else []
             if rows:
-                some = StageRows(rows, [slots[row] for row in rows], [num_tokens[row] for row in rows])
+                some = StageRows(rows, [slots[row] for row in rows], [num_tokens[row] for row in rows], masks)
                 recorders.append(stage.apply(edits, some))
         return [recorder for recorder in recorders if recorder is not None]
 

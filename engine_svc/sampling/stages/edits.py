@@ -6,7 +6,7 @@ import torch
 
 
 class LogitEdits:
-    """Reads and writes logits; but for `keep`, what it costs goes by their number and not by the vocabulary's size."""
+    """Reads and writes logits. What it costs goes by their number, and by the vocabulary's for `keep` and `mask`."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits  # float32 [rows, vocabulary]
@@ -33,6 +33,17 @@ class LogitEdits:
         self._before.append(((whole,), self._logits[whole]))
         self._logits.index_fill_(0, whole, -torch.inf)
         self._logits[rows, ids] = kept
+
+    def mask(self, rows: torch.Tensor, allowed: torch.Tensor) -> None:
+        """Forbids tokens of rows.
+
+        Args:
+            rows: int64 [count], without repetitions.
+            allowed: bool [count, vocabulary]
+        """
+        before = self._logits[rows]
+        self._before.append(((rows,), before))
+        self._logits[rows] = before.masked_fill(~allowed, -torch.inf)
 
     def undo(self) -> None:
         """Makes all logits what they were."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from engine_svc.sampling.stages.allowed_tokens import AllowedTokens
 from engine_svc.sampling.stages.bad_words import BadWords
 from engine_svc.sampling.stages.base import LogitsStage
+from engine_svc.sampling.stages.grammar import GrammarMask
 from engine_svc.sampling.stages.logit_bias import LogitBias
 from engine_svc.sampling.stages.minimum_tokens import MinimumTokens
 from engine_svc.sampling.stages.penalties import Penalties
 
 # What forbids tokens comes last: nothing behind it makes them likely again.
-STAGES: tuple[type[LogitsStage], ...] = (LogitBias, Penalties, MinimumTokens, AllowedTokens, BadWords)
+STAGES: tuple[type[LogitsStage], ...] = (LogitBias, Penalties, MinimumTokens, AllowedTokens, GrammarMask, BadWords)

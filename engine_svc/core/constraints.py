@@ -1,0 +1,112 @@
+"""The requests whose outputs follow a grammar: they wait until it is read, and tell each step what may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from engine_svc.core.live_requests import LiveRequests
+from engine_svc.plan import TokenMasks
+from engine_svc.requests.outputs import FinishReason
+from engine_svc.requests.sequence import LiveRequest, Sequence
+from engine_svc.scheduler.batch import Batch
+from engine_svc.scheduler.scheduler import Scheduler
+from engine_svc.structured.follower import Endings, Follower
+from engine_svc.structured.grammars import Grammars, Wanted, unknown_vocabulary
+from quire.structured.base import mask_words
+
+
+class ConstrainedRequests:
+    """Gives sequences their followers and starts them; asks the followers for the masks of a step."""
+
+    def __init__(
+        self, grammars: Grammars | None, requests: LiveRequests, scheduler: Scheduler, eos_token_ids: frozenset[int]
+    ) -> None:
+        """
+        Args:
+            grammars: None refuses all that have a constraint.
+            eos_token_ids: the model's.
+        """
+        self._grammars = grammars
+        self._requests = requests
+        self._scheduler = scheduler
+        self._eos_token_ids = eos_token_ids
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their grammars. May be read from any thread."""
+        return self._grammars.num_waiting if self._grammars else 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `start_ready` would do anything."""
+        return self._grammars is not None and self._grammars.has_news
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Has this called, from any thread, when there may be news."""
+        if self._grammars is not None:
+            self._grammars.wake_by(wake)
+
+    def add(self, live: LiveRequest) -> None:
+        """Starts a request that has just been entered, now or once its grammar is read."""
+        constraint = live.request.constraint
+        if constraint is None:
+            self._scheduler.add(live.sequences[0])
+            return
+        if self._grammars is None:
+            self._requests.end(live, FinishReason.ERROR, unknown_vocabulary("it was started without its files"))
+            return
+        outputs = tuple(sequence.token_ids[sequence.num_prompt_tokens :] for sequence in live.sequences)
+        endings = Endings(live.ending_token_ids, self._eos_token_ids)
+        wanted = Wanted(constraint, endings, live.request.sampling.reasoning, outputs)
+        live.awaits_grammar = True
+        followers = self._grammars.begin(live.key, wanted, live.deadline)
+        if followers is not None:
+            self._start(live, followers)
+
+    def start_ready(self) -> None:
+        """Starts the requests whose grammars have become ready, and ends those whose grammars cannot be followed."""
+        for prepared in self._grammars.take() if self._grammars else ():
+            live = self._requests.find(prepared.key)
+            if live is None:  # it has ended meanwhile
+                continue
+            if prepared.error is not None:
+                self._requests.end(live, FinishReason.ERROR, prepared.error)
+            else:
+                self._start(live, prepared.followers)
+
+    def _start(self, live: LiveRequest, followers: list[Follower]) -> None:
+        live.awaits_grammar = False
+        for sequence, follower in zip(live.sequences, followers, strict=True):
+            sequence.follower = follower
+        first = live.sequences[0]
+        self._scheduler.add(first)
+        for sequence in [each for each in live.sequences if each.follower and each.follower.is_ended]:
+            self._requests.stop(sequence, sequence.num_output_tokens)  # all that another worker had still to say
+
+    def masks(self, batch: Batch) -> TokenMasks:
+        """What the sequences of a step may sample, all their tokens being known. Those that cannot go on end here."""
+        slots: list[int] = []
+        masks: list[bytes] = []
+        for slot, sequence in batch.holders().items():
+            if slot in batch.sampling and self._grammars is not None and (follower := sequence.follower):
+                row = np.empty(mask_words(self._grammars.vocab_size), np.int32)
+                follower.fill(row)
+                if self._goes_on(sequence, follower):
+                    slots.append(slot)
+                    masks.append(row.tobytes())
+        return TokenMasks(slots, b"".join(masks))
+
+    def _goes_on(self, sequence: Sequence, follower: Follower) -> bool:
+        """Ends a sequence at the end of its grammar, and a request that cannot follow it any further."""
+        if follower.error:
+            self._requests.refuse(sequence, follower.error)
+        elif follower.is_ended:
+            self._requests.stop(sequence, sequence.num_output_tokens)
+        return not follower.error and not follower.is_ended
+
+    def close(self) -> None:
+        """Ends the threads that read grammars."""
+        if self._grammars is not None:
+            self._grammars.close()

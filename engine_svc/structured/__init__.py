@@ -1,0 +1,1 @@
+"""Grammars that sequences follow: read once, followed token by token. No torch."""

@@ -1,0 +1,207 @@
+"""The grammars of an engine: read in threads of their own, kept by key, and handed out as followers of sequences."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from engine_svc.structured.follower import Endings, Follower
+from quire.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidRequest, QuireError, StartupError
+from quire.reasoning import ReasoningMarks
+from quire.structured.base import Backend, Constraint, Grammar
+from quire.structured.registry import make_backend
+from quire.structured.threads import DeepThreads
+from quire.structured.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+_THREADS = 2
+_MOST_SECONDS = 30.0
+# Of the grammars that are kept. A byte of one may take some hundreds in memory.
+_MOST_KEPT = 256
+_MOST_KEPT_BYTES = 4 * 2**20
+_PREPARED_BACKEND = "guidance"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Followers for the sequences of a request."""
+
+    constraint: Constraint
+    endings: Endings
+    marks: ReasoningMarks | None
+    outputs: tuple[Sequence[int], ...]  # of each sequence so far
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What became of it."""
+
+    key: int
+    followers: list[Follower]
+    error: QuireError | None = None
+
+
+class Grammars:
+    """Called from the engine's thread. What is known is there at once; the rest when `take` says so."""
+
+    def __init__(
+        self, vocab_size: int, load: Callable[[], Vocabulary], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """
+        Args:
+            vocab_size: of the model, and of what `load` returns.
+            load: makes the vocabulary; called once, in a thread. It may raise a QuireError.
+        """
+        self.vocab_size = vocab_size
+        self._clock = clock
+        self._wake: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()  # over what is kept and what is made
+        self._kept: OrderedDict[str, tuple[Grammar, int]] = OrderedDict()
+        self._kept_bytes = 0
+        self._backends: dict[str, Backend] = {}
+        self._making = threading.Lock()
+        self._vocabulary: Future[Vocabulary] = Future()
+        self._waiting: dict[int, float] = {}  # key → deadline
+        self._prepared: deque[Prepared] = deque()
+        self._threads = DeepThreads("grammars", _THREADS)
+        self._threads.submit(partial(self._load, load))
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose grammars are being read. May be read from any thread."""
+        return len(self._waiting)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` would return anything."""
+        return bool(self._prepared) or bool(self._late())
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Has this called, from any thread, when there is something to take."""
+        self._wake = wake
+
+    def begin(self, key: int, wanted: Wanted, deadline: float | None = None) -> list[Follower] | None:
+        """The followers, where the grammar is known; otherwise None, and `take` will have them.
+
+        Args:
+            key: stands for the request in `Prepared`.
+            deadline: on the clock; the request has no use for them after it.
+        """
+        with self._lock:
+            known = self._kept.get(wanted.constraint.key)
+        if known is not None and not any(wanted.outputs):
+            self._keep(wanted.constraint, known[0])
+            return _followers(known[0], wanted)
+        latest = self._clock() + _MOST_SECONDS
+        self._waiting[key] = latest if deadline is None else min(deadline, latest)
+        self._threads.submit(partial(self._prepare, key, wanted))
+        return None
+
+    def take(self) -> list[Prepared]:
+        """What has become ready, and what has taken too long, of those that are waited for; each once."""
+        found = []
+        while self._prepared:
+            prepared = self._prepared.popleft()
+            if self._waiting.pop(prepared.key, None) is not None:
+                found.append(prepared)
+        for key in self._late():
+            del self._waiting[key]
+            error = DeadlineExceeded("The constraint was not ready to be followed in time.", parameter="constraint")
+            found.append(Prepared(key, [], error))
+        return found
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._threads.close()
+
+    def _late(self) -> list[int]:
+        now = self._clock() if self._waiting else 0.0
+        return [key for key, deadline in self._waiting.items() if deadline <= now]
+
+    # What follows runs in the threads.
+
+    def _load(self, load: Callable[[], Vocabulary]) -> None:
+        """Makes the vocabulary, and what the usual backend makes of it: the first request should not wait for that."""
+        try:
+            self._vocabulary.set_result(load())
+            self._backend(_PREPARED_BACKEND)
+        except Exception as error:
+            expected = isinstance(error, QuireError | StartupError)
+            logger.info("structured output will be refused: %s", error, exc_info=None if expected else error)
+            if not self._vocabulary.done():
+                self._vocabulary.set_exception(
+                    error if isinstance(error, QuireError) else unknown_vocabulary(str(error))
+                )
+
+    def _prepare(self, key: int, wanted: Wanted) -> None:
+        try:
+            if key not in self._waiting:
+                return
+            prepared = Prepared(key, _followers(self._grammar(wanted.constraint), wanted))
+        except QuireError as error:
+            prepared = Prepared(key, [], error)
+        except Exception as error:
+            logger.exception("a grammar cannot be read")
+            prepared = Prepared(key, [], Internal(f"The constraint cannot be read ({type(error).__name__})."))
+        self._prepared.append(prepared)
+        self._wake()
+
+    def _grammar(self, constraint: Constraint) -> Grammar:
+        with self._lock:
+            known = self._kept.get(constraint.key)
+        grammar = known[0] if known else self._backend(constraint.backend).read(constraint.grammar)
+        self._keep(constraint, grammar)
+        return grammar
+
+    def _backend(self, name: str) -> Backend:
+        vocabulary = self._vocabulary.result(_MOST_SECONDS)
+        with self._making:
+            if name not in self._backends:
+                self._backends[name] = make_backend(name, vocabulary)
+            return self._backends[name]
+
+    def _keep(self, constraint: Constraint, grammar: Grammar) -> None:
+        """As the latest used; the others go in their order when there are too many."""
+        size = len(constraint.grammar)
+        with self._lock:
+            if constraint.key not in self._kept:
+                self._kept[constraint.key] = grammar, size
+                self._kept_bytes += size
+            self._kept.move_to_end(constraint.key)
+            while len(self._kept) > _MOST_KEPT or self._kept_bytes > max(size, _MOST_KEPT_BYTES):
+                _, (_, gone) = self._kept.popitem(last=False)
+                self._kept_bytes -= gone
+
+
+def unknown_vocabulary(why: str) -> FailedPrecondition:
+    """What a request with a constraint is told where there is no vocabulary to follow it over."""
+    return FailedPrecondition(
+        "This engine cannot follow constraints, for it does not know what the model's tokens stand for: name the "
+        f"tokenizer's folder with --tokenizer ({why}).",
+        parameter="constraint",
+    )
+
+
+def _followers(grammar: Grammar, wanted: Wanted) -> list[Follower]:
+    """One for each sequence, gone as far as its output.
+
+    Raises:
+        InvalidRequest: an output does not fit the grammar.
+    """
+    found = []
+    for output in wanted.outputs:
+        follower = Follower(grammar.matcher(), wanted.endings, wanted.marks)
+        follower.append(output)
+        if follower.error:
+            raise InvalidRequest(
+                f"progress has an output that the constraint does not allow ({follower.error}).", parameter="progress"
+            )
+        found.append(follower)
+    return found

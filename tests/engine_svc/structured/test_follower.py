@@ -1,0 +1,150 @@
+"""One sequence between its thinking, its grammar and its end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine_svc.structured.follower import Endings, Follower
+from quire.reasoning import ReasoningMarks
+from quire.structured.base import mask_words
+from quire.structured.guidance import GuidanceBackend
+from tests.support.grammars import EOS, VOCABULARY_SIZE, matching, spell, vocabulary
+
+STOP = 1
+ENDINGS = Endings(frozenset([EOS, STOP]), frozenset([EOS]))
+(OPEN,), (CLOSE,), (BLANK,) = ([each] for each in (vocabulary().tokenizer.token_to_id(name)  # type: ignore[union-attr]
+                                                  for name in ("<think>", "</think>", "Ċ")))  # fmt: skip
+ANSWER = spell("ab")[0]
+
+
+def follow(pattern: str, marks: ReasoningMarks | None = None, endings: Endings = ENDINGS) -> Follower:
+    grammar = GuidanceBackend(vocabulary()).read(matching(pattern).grammar)
+    return Follower(grammar.matcher(), endings, marks)
+
+
+def allowed(follower: Follower) -> set[int]:
+    row = np.empty(mask_words(VOCABULARY_SIZE), np.int32)
+    follower.fill(row)
+    return set(np.nonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[0].tolist())
+
+
+def texts(token_ids: set[int]) -> set[bytes]:
+    return {vocabulary().tokens[each] for each in token_ids}
+
+
+def test_endings_are_allowed_where_the_grammar_is_complete_and_nowhere_else() -> None:
+    follower = follow("(a|b)+")
+    assert not allowed(follower) & {EOS, STOP}
+    follower.append(spell("a"))
+    assert allowed(follower) >= {EOS, STOP, *spell("b")}
+    follower.append([EOS])
+    assert not follower.error
+
+
+def test_an_end_of_sequence_that_the_request_ignores_is_never_allowed() -> None:
+    follower = follow("(a|b)+", endings=Endings(frozenset(), frozenset([EOS])))
+    follower.append(spell("a"))
+    assert not allowed(follower) & {EOS, STOP}
+
+
+def test_the_grammars_end_is_told_with_its_last_token() -> None:
+    follower = follow("[ab]{2}")
+    follower.append(spell("a"))
+    assert not follower.is_ended
+    follower.append(spell("b"))
+    assert follower.is_ended
+
+
+def test_a_token_that_does_not_fit_is_an_error_for_good() -> None:
+    follower = follow("[ab]{2}")
+    follower.append(spell("x"))
+    assert follower.error
+    follower.append(spell("a"))
+    assert follower.error
+
+
+def test_all_but_the_end_is_allowed_in_open_thinking() -> None:
+    follower = follow("ab", ReasoningMarks((OPEN,), (CLOSE,), is_open=True))
+    assert set(range(VOCABULARY_SIZE)) - allowed(follower) == {EOS}
+    follower.append([7, CLOSE])
+    assert texts(allowed(follower)) <= {b"a", b"ab"}
+    follower.append(spell("ab"))
+    assert follower.is_ended
+
+
+def test_thinking_that_is_optional_may_begin_where_the_answer_may() -> None:
+    marks = ReasoningMarks((OPEN,), (CLOSE,), is_optional=True)
+    follower = follow("ab", marks)
+    assert OPEN in allowed(follower)
+    assert texts(allowed(follower) - {OPEN}) <= {b"a", b"ab"}
+    answers = follow("ab", marks)
+    answers.append(spell("a"))
+    assert texts(allowed(answers)) == {b"b"}
+    follower.append([OPEN])
+    assert set(range(VOCABULARY_SIZE)) - allowed(follower) == {EOS}
+    follower.append([5, 6, CLOSE])
+    assert OPEN not in allowed(follower)
+    follower.append(spell("ab"))
+    assert follower.is_ended
+
+
+def test_a_start_mark_of_several_tokens_is_finished_once_it_is_begun() -> None:
+    marks = ReasoningMarks((5, 6, 7), (CLOSE,), is_optional=True)
+    follower = follow("ab", marks)
+    assert 5 in allowed(follower)
+    follower.append([5])
+    assert allowed(follower) == {6}
+    follower.append([6])
+    assert allowed(follower) == {7}
+    follower.append([7])
+    assert set(range(VOCABULARY_SIZE)) - allowed(follower) == {EOS}
+
+
+@pytest.mark.parametrize("marks", [
+    ReasoningMarks((OPEN,), (CLOSE,), is_open=True, blank_token_ids=(BLANK,)),
+    ReasoningMarks((OPEN,), (CLOSE,), is_optional=True, blank_token_ids=(BLANK,)),
+], ids=["open", "optional"])  # fmt: skip
+def test_line_breaks_frame_the_thinking_and_come_to_an_end(marks: ReasoningMarks) -> None:
+    follower = follow("ab", marks)
+    if marks.is_open:
+        follower.append([9, CLOSE])
+    blanks = 0
+    while BLANK in allowed(follower):
+        follower.append([BLANK])
+        blanks += 1
+        assert blanks < 10
+    assert blanks > 1
+    follower.append(spell("ab"))
+    assert follower.is_ended
+    assert not follower.error
+
+
+def test_an_empty_grammar_does_not_end_what_may_still_think() -> None:
+    follower = follow("", ReasoningMarks((OPEN,), (CLOSE,), is_optional=True))
+    assert OPEN in allowed(follower)
+    assert not follower.is_ended
+    follower.append([OPEN, 5, CLOSE])
+    allowed(follower)
+    assert follower.is_ended
+
+
+@pytest.mark.parametrize("cut", range(6))
+def test_however_tokens_come_the_state_is_the_same(cut: int) -> None:
+    marks = ReasoningMarks((5, 6), (7, 8), is_optional=True, blank_token_ids=(BLANK,))
+    token_ids = [BLANK, 5, 6, 9, 7, 7, 8, BLANK, *spell("a")]
+    whole, parts = follow("ab", marks), follow("ab", marks)
+    whole.append(token_ids)
+    parts.append(token_ids[:cut])
+    parts.append(token_ids[cut:])
+    assert allowed(whole) == allowed(parts) == set(spell("b"))
+
+
+def test_copies_go_their_own_ways() -> None:
+    follower = follow("a[bc]")
+    follower.append(spell("a"))
+    other = follower.copy()
+    other.append(spell("b"))
+    assert other.is_ended
+    assert not follower.is_ended
+    assert texts(allowed(follower)) == {b"b", b"c"}
