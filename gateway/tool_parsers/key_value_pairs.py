@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from gateway.answers.context import AnswerContext
 from gateway.answers.markers import Markers
 from gateway.tool_parsers.base import MarkedToolParser
 from gateway.tool_parsers.scanner import NotACallError, Steps
-from gateway.tool_parsers.schema_values import ArgumentWriter
+from gateway.tool_parsers.schema_values import ArgumentWriter, ParameterTypes
 
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
 _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
@@ -18,12 +19,16 @@ class KeyValueParser(MarkedToolParser):
     ends = ("</tool_call>",)
     special_tokens = (*begins, *ends, _KEY, _KEY_END, _VALUE, _VALUE_END)
 
+    def __init__(self, context: AnswerContext) -> None:
+        super().__init__(context)
+        self._types = ParameterTypes(context)
+
     def read_calls(self, marker: str) -> Steps[None]:
         name = yield from self.text.name()
         yield from self.text.peek_past_space()
         element = yield from self.text.expect(_KEY, *self.ends)
         self.begin_call(name)
-        arguments = ArgumentWriter(self.context, name, self.found.arguments)
+        arguments = ArgumentWriter(self._types, name, self.found.arguments)
         while element == _KEY:
             element = yield from self._read_pair(arguments)
         arguments.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.answers.context import AnswerContext, Tool
+from gateway.answers.context import AnswerContext
 from gateway.tool_parsers.python_values import json_text, read_literal
 from gateway.tool_parsers.scanner import EndOfTextError, NotACallError, Scanner, Sink
 
@@ -19,17 +19,30 @@ _BOOLEANS = {"true": "true", "false": "false", "True": "true", "False": "false"}
 _decoder = msgspec.json.Decoder(msgspec.Raw)
 
 
-def types_of(tool: Tool | None, parameter: str) -> frozenset[str]:
-    """The JSON types that a tool's parameter may have; all where nobody has told."""
-    if tool is None:
-        return _ANY
-    properties = tool.parameters.get("properties")
-    pending: list[Any] = [properties.get(parameter) if isinstance(properties, Mapping) else None]
-    found: frozenset[str] = frozenset()
+class ParameterTypes:
+    """The JSON types that the parameters of a request's tools may have, worked out once for each that is asked for."""
+
+    def __init__(self, context: AnswerContext) -> None:
+        self._tools = {tool.name: tool for tool in context.tools}
+        self._known: dict[tuple[str, str], frozenset[str]] = {}
+
+    def of(self, tool: str, parameter: str) -> frozenset[str]:
+        """All types where the request does not say."""
+        schema = self._tools[tool].parameters if tool in self._tools else {}
+        properties = schema.get("properties")
+        if not isinstance(properties, Mapping) or parameter not in properties:
+            return _ANY
+        if (tool, parameter) not in self._known:
+            self._known[tool, parameter] = _types_of(properties[parameter], schema)
+        return self._known[tool, parameter]
+
+
+def _types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    pending, found = [schema], frozenset[str]()
     for _ in range(_MOST_SCHEMAS):
         if not pending:
             return found
-        types, further = _look_at(pending.pop(), tool.parameters)
+        types, further = _look_at(pending.pop(), root)
         found |= types
         pending += further
     return _ANY
@@ -107,12 +120,13 @@ def _from_python(word: str, types: frozenset[str]) -> str:
 class ArgumentWriter:
     """Writes a call's arguments, one parameter after the other: a JSON object."""
 
-    def __init__(self, context: AnswerContext, tool: str, sink: Sink) -> None:
+    def __init__(self, types: ParameterTypes, tool: str, sink: Sink) -> None:
         """
         Args:
             sink: takes the object's text, piece by piece.
         """
-        self._tool = next((each for each in context.tools if each.name == tool), None)
+        self._types = types
+        self._tool = tool
         self._sink = sink
         self._separator = "{"
 
@@ -124,7 +138,7 @@ class ArgumentWriter:
         """
         self._sink(f"{self._separator}{json.dumps(name, ensure_ascii=False)}: ")
         self._separator = ", "
-        return Value(types_of(self._tool, name), line_break, self._sink)
+        return Value(self._types.of(self._tool, name), line_break, self._sink)
 
     def close(self) -> None:
         """No more comes."""

@@ -81,4 +81,4 @@ class GigaChat3(TaggedJsonParser):
     @classmethod
     def syntax(cls, name: str) -> CallSyntax:
         call = cls.object_syntax(name)
-        return CallSyntax(f"function call<|role_sep|>\n{call.begin}", call.end)
+        return CallSyntax(f"function call<|role_sep|>\n{call.begin}", call.end, before="<|message_sep|>\n\n")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+from gateway.answers.context import AnswerContext
 from gateway.answers.markers import Markers
 from gateway.tool_parsers.base import MarkedToolParser
-from gateway.tool_parsers.scanner import NotACallError, Steps
-from gateway.tool_parsers.schema_values import ArgumentWriter
+from gateway.tool_parsers.scanner import Steps
+from gateway.tool_parsers.schema_values import ArgumentWriter, ParameterTypes
 
 _FUNCTION = "<function="
 _PARAMETER = "<parameter="
+_PARAMETER_NAME = re.compile(r"[^<>\n]*+")
 # A value that nothing closes ends where the next element begins.
 _VALUE_ENDS = Markers("</parameter>", _PARAMETER, "</function>")
 
@@ -20,13 +24,19 @@ class XmlParameterParser(MarkedToolParser):
     ends = ("</tool_call>",)
     special_tokens = ("<tool_call>", *ends)
 
+    def __init__(self, context: AnswerContext) -> None:
+        super().__init__(context)
+        self._types = ParameterTypes(context)
+
     def read_calls(self, marker: str) -> Steps[None]:
         if marker != _FUNCTION:
             yield from self.text.peek_past_space()
             yield from self.text.expect(_FUNCTION)
-        name = yield from self._read_name()
+        name = yield from self.text.name()
+        yield from self.text.peek_past_space()
+        yield from self.text.expect(">")
         self.begin_call(name)
-        arguments = ArgumentWriter(self.context, name, self.found.arguments)
+        arguments = ArgumentWriter(self._types, name, self.found.arguments)
         yield from self.text.peek_past_space()
         element = yield from self.text.accept(_PARAMETER, "</function>")
         while element == _PARAMETER:
@@ -34,17 +44,11 @@ class XmlParameterParser(MarkedToolParser):
         arguments.close()
         yield from self.close()
 
-    def _read_name(self) -> Steps[str]:
-        name = yield from self.text.name()
-        yield from self.text.peek_past_space()
-        yield from self.text.expect(">")
-        if not name:
-            raise NotACallError
-        return name
-
     def _read_parameter(self, arguments: ArgumentWriter) -> Steps[str]:
         """A parameter's rest; the element that comes after it."""
-        value = arguments.value((yield from self._read_name()), "\n")
+        name = yield from self.text.word(_PARAMETER_NAME)
+        yield from self.text.expect(">")
+        value = arguments.value(name.strip(), "\n")
         element = yield from self.text.until(_VALUE_ENDS, value)
         value.close()
         if element != "</parameter>":
