@@ -130,8 +130,8 @@ TYPED = AnswerContext((Tool("f", {"properties": TYPES, "$defs": {"list": {"type"
 @pytest.mark.parametrize(
     ("parameter", "text", "value"),
     [
-        ("string", "1", "1"), ("string", "null", "null"), ("string", '"x"', '"x"'), ("string", "\n", "\n"), ("string", "", ""),
-        ("string", "\n\n a\n\n", "\n a\n"), ("maybe", "null", None), ("maybe", "[1]", "[1]"), ("integer", "12", 12),
+        ("string", "1", "1"), ("string", "null", "null"), ("string", '"x"', '"x"'), ("string", "", ""),
+        ("string", "\n a\n\n", "\n a\n\n"), ("maybe", "null", None), ("maybe", "[1]", "[1]"), ("integer", "12", 12),
         ("integer", " 12\n", 12), ("integer", "many", "many"), ("integer", "1.5", 1.5), ("number", "3", 3),
         ("number", "None", None), ("boolean", "True", True), ("boolean", "false", False), ("boolean", "yes", "yes"),
         ("array", '["a", 1]', ["a", 1]), ("array", "['a', True]", ["a", True]), ("array", "[a]", "[a]"),
