@@ -50,7 +50,8 @@ def _default(field: OptionField) -> str:
 def _describe(field: OptionField) -> str:
     choices = field.metadata["choices"]
     suffix = f" One of {', '.join(f'`{choice}`' for choice in choices if choice)}." if choices else ""
-    return str(field.metadata["help"]).replace("|", "\\|") + suffix
+    deprecated = f" Deprecated: {field.metadata['deprecated']}" if field.metadata["deprecated"] else ""
+    return str(field.metadata["help"]).replace("|", "\\|") + suffix + deprecated
 
 
 if __name__ == "__main__":

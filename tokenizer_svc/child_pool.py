@@ -17,7 +17,6 @@ from tokenizer_svc.child import HEADER, Message
 
 logger = logging.getLogger(__name__)
 
-_MAX_WAITING = 1024
 _START_SECONDS = 20.0
 
 
@@ -75,7 +74,15 @@ class ChildPool:
     """A few processes of one kind; one that is too slow or dies is replaced. Used from one event loop."""
 
     def __init__(
-        self, module: str, setup: Message, probe: Message, *, work: str, timeout_seconds: float, num_processes: int = 2
+        self,
+        module: str,
+        setup: Message,
+        probe: Message,
+        *,
+        work: str,
+        timeout_seconds: float,
+        max_waiting: int = 1024,
+        num_processes: int = 2,
     ) -> None:
         """
         Args:
@@ -84,6 +91,7 @@ class ChildPool:
             probe: work whose answer shows that a process is ready.
             work: what it is, such as "conversations to render".
             timeout_seconds: longest time for one message.
+            max_waiting: messages beside those that processes work on.
             num_processes: at most, each started once there is work for it, or by `start`.
         """
         self._module = module
@@ -91,6 +99,7 @@ class ChildPool:
         self._probe = probe
         self._work = work
         self._timeout_seconds = timeout_seconds
+        self._max_waiting = max_waiting
         self._children: set[_Child] = set()
         # None: one that is yet to be started. What was used last is used next, and so the others not started in vain.
         self._idle: asyncio.LifoQueue[_Child | None] = asyncio.LifoQueue()
@@ -111,8 +120,8 @@ class ChildPool:
 
     async def close(self) -> None:
         """Ends the processes."""
-        for task in self._replacing:
-            task.cancel()
+        # One that is just being started can only be killed once it is there.
+        await asyncio.gather(*self._replacing, return_exceptions=True)
         for child in tuple(self._children):
             child.kill()
             await child.wait()
@@ -126,7 +135,7 @@ class ChildPool:
             Overloaded: too much waits already.
             Unavailable: processes do not start.
         """
-        if self._waiting >= _MAX_WAITING:
+        if self._waiting >= self._max_waiting:
             raise Overloaded(f"Too many {self._work} wait already; try again in a moment.")
         try:
             return await self._ask(request, fresh=False)

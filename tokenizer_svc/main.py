@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.server import GrpcServer
 from quire.tokenizer.files import TokenizerFiles, read_tokenizer_files, tokenizer_folder
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.service import TokenizerServicer
@@ -50,23 +52,25 @@ async def _serve(
     metrics = TokenizerMetrics(registry)
     grpc_server = GrpcServer("tokenizer", _SERVICE, server, security, registry)
     name = model.tokenizer_name
-    files = read_tokenizer_files(tokenizer_folder(model))
+    folder = tokenizer_folder(model)
+    files = read_tokenizer_files(folder)
     renderer = ChatRenderer(
         choose_templates(files, options),
         files.special_tokens,
         timeout_seconds=options.chat_template_timeout_seconds,
         max_chars=options.max_prompt_chars,
     )
-    servicer = TokenizerServicer(name, files, renderer, options, metrics)
+    compiler = ConstraintCompiler(folder, options.structured_outputs)
+    servicer = TokenizerServicer(name, files, renderer, compiler, options, metrics)
     metrics.watch_streams(lambda: sum(session.num_streams for session in tuple(servicer.sessions)))
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, grpc_server.server)
     await grpc_server.start()
     serve_metrics(registry, server.metrics_host, server.metrics_port)
-    await renderer.start()
+    await asyncio.gather(renderer.start(), compiler.start())
     await grpc_server.set_serving(True)
     logger.info("serving the tokenizer of %s on port %d", name, grpc_server.port)
     await grpc_server.serve_until_stopped(servicer.drain)
-    await renderer.close()
+    await asyncio.gather(renderer.close(), compiler.close())
 
 
 def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mapping[str, str]:

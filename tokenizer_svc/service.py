@@ -13,9 +13,11 @@ from google.protobuf.message import Message
 from quire.bounds import BLOCK_SIZE_BOUND, MAX_CACHE_SALT_LENGTH
 from quire.errors import FailedPrecondition, InvalidRequest
 from quire.options.tokenizer import TokenizerOptions
+from quire.rpc.constraint import from_constraint, to_asked
 from quire.rpc.settings import HEARTBEAT_SECONDS, MAX_MESSAGE_BYTES
 from quire.tokenizer.files import TokenizerFiles
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.encoder import Encoded, EncodeOptions, Encoder
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
@@ -43,6 +45,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         name: str,
         files: TokenizerFiles,
         renderer: ChatRenderer,
+        compiler: ConstraintCompiler,
         options: TokenizerOptions,
         metrics: TokenizerMetrics,
     ) -> None:
@@ -54,6 +57,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._files = files
         self._codec = TextCodec(files)
         self._renderer = renderer
+        self._compiler = compiler
         self._options = options
         self._metrics = metrics
         self._encoder = Encoder(self._codec)
@@ -108,6 +112,12 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         finally:
             reading.cancel()
             self.sessions.discard(session)
+
+    async def CompileConstraint(
+        self, request: tokenizer_pb2.CompileConstraintRequest, context: grpc.aio.ServicerContext
+    ) -> tokenizer_pb2.CompileConstraintResponse:
+        constraint = await self._compiler.compile(to_asked(request))
+        return tokenizer_pb2.CompileConstraintResponse(constraint=from_constraint(constraint))
 
     async def GetTokenizerInfo(
         self, request: tokenizer_pb2.GetTokenizerInfoRequest, context: grpc.aio.ServicerContext

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
 from starlette.requests import Request
@@ -25,7 +26,7 @@ from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext, context_of
 from gateway.endpoints.bad_words import bad_word_runs
 from gateway.endpoints.body import read_json
-from gateway.endpoints.generation import GenerationAnswer
+from gateway.endpoints.generation import GenerationAnswer, compiled
 from gateway.endpoints.large import beside
 from gateway.protocol.chat import (
     ChatChoice,
@@ -41,6 +42,7 @@ from gateway.protocol.chat import (
 )
 from gateway.reasoning_parsers.omitted import ReasoningOmitted
 from gateway.requests.caller import caller_of
+from gateway.requests.constraint import constraint_of
 from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.messages import template_messages
 from gateway.requests.served_model import ServedModel
@@ -58,7 +60,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     _check(body, model)
     check_choices(1, body.n, context.options.max_choices_per_request)
     caller = caller_of(request, body)
-    rendered = await context.tokenizer.render_chat(
+    rendering = context.tokenizer.render_chat(
         await beside(request, template_messages, body.messages),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
@@ -72,11 +74,12 @@ async def chat_completions(request: Request) -> Response | EventStream:
         max_tokens=context_bound(body, model),
         with_text=context.reasoning is not None,
     )
+    rendered, constraint = await asyncio.gather(rendering, compiled(context, constraint_of(body)))
     thinking = None
     if context.reasoning:
         thinking = await context.reasoning.thinking(rendered.text, is_continued=body.continue_final_message)
     generation = make_generation_request(
-        body, [rendered.prompt], model,
+        body, [rendered.prompt], model, constraint=constraint,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         logprobs=num_alternatives(body.top_logprobs or 0, model) if body.logprobs else None,
         prompt_logprobs=num_alternatives(body.prompt_logprobs, model),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,10 +18,11 @@ from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext, context_of
 from gateway.endpoints.bad_words import bad_word_runs
 from gateway.endpoints.body import read_json
-from gateway.endpoints.generation import GenerationAnswer
+from gateway.endpoints.generation import GenerationAnswer, compiled
 from gateway.endpoints.large import beside
 from gateway.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from gateway.requests.caller import Caller, caller_of
+from gateway.requests.constraint import constraint_of
 from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.served_model import ServedModel
@@ -47,9 +49,11 @@ async def completions(request: Request) -> Response | EventStream:
     model = context.fleet.model(body.model)
     _check(body, model)
     caller = caller_of(request, body)
-    tokens = await _tokenized(request, body, model, caller)
+    tokens, constraint = await asyncio.gather(
+        _tokenized(request, body, model, caller), compiled(context, constraint_of(body))
+    )
     generation = make_generation_request(
-        body, tokens, model, max_tokens=body.max_tokens, default_max_tokens=_DEFAULT_MAX_TOKENS,
+        body, tokens, model, constraint=constraint, max_tokens=body.max_tokens, default_max_tokens=_DEFAULT_MAX_TOKENS,
         logprobs=num_alternatives(body.logprobs, model), prompt_logprobs=_prompt_logprobs(body, model),
         bad_words=await bad_word_runs(context.tokenizer, body.bad_words or ()), caller=caller, options=context.options,
     )  # fmt: skip

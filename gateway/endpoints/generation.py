@@ -21,11 +21,23 @@ from gateway.errors import error_body
 from gateway.protocol.chat import ChatChunkChoice, ChatCompletionChunk
 from gateway.protocol.common import CompletionTokensDetails, GenerationFields, PromptTokensDetails, Usage
 from gateway.protocol.completions import Completion, CompletionChoice
+from gateway.requests.constraint import NamedConstraint
 from gateway.requests.state import RequestState
-from quire.errors import QuireError
+from quire.errors import InvalidRequest, QuireError
+from quire.structured.base import Constraint
 
 Body = TypeVar("Body", bound=GenerationFields)
 Choice = TypeVar("Choice", bound=ChatChunkChoice | CompletionChoice)
+
+
+async def compiled(context: GatewayContext, wanted: NamedConstraint | None) -> Constraint | None:
+    """What a request's outputs have to look like, as engines follow it; None where nothing is asked for."""
+    if wanted is None:
+        return None
+    # Until engines follow constraints, nobody must take free text for what was asked for.
+    raise InvalidRequest(
+        f"{wanted.parameter} is not implemented by Quire yet; leave it out.", parameter=wanted.parameter
+    )
 
 
 class GenerationAnswer(ABC, Generic[Body, Choice]):

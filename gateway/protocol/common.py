@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from gateway.protocol.constraints import ConstraintFields
 from quire.sampling import RepetitionDetection
 
 
@@ -17,7 +18,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool = False
 
 
-class GenerationFields(msgspec.Struct, kw_only=True):
+class GenerationFields(ConstraintFields, kw_only=True):
     """Fields of both generating endpoints; null means the same as absent."""
 
     model: str | None = None
@@ -63,19 +64,11 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     # Known to clients and not built: refused unless they say nothing. See validate.UNSUPPORTED.
     spaces_between_special_tokens: Any = None
     truncation_side: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
     thinking_token_budget: Any = None
     prompt_embeds: Any = None
     suffix: Any = None
-    guided_decoding_backend: Any = None
-    guided_whitespace_pattern: Any = None
     logits_processors: Any = None
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None

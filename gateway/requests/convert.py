@@ -18,8 +18,10 @@ from gateway.requests.validate import stop_strings
 from quire.bounds import MANY_LOGPROBS, MAX_MANY_LOGPROB_ENTRIES, check_context_length
 from quire.errors import InvalidRequest
 from quire.options.gateway import GatewayOptions
+from quire.reasoning import ReasoningMarks
 from quire.rpc.context import current_request_id
 from quire.sampling import SAMPLING_BOUNDS, SamplingParameters
+from quire.structured.base import Constraint
 
 # The numbers that go as they come; the endpoints' names for max_tokens differ.
 _NUMBERS = tuple(name for name in SAMPLING_BOUNDS if name != "max_tokens")
@@ -37,6 +39,7 @@ def make_generation_request(
     bad_words: Sequence[tuple[int, ...]] = (),
     caller: Caller,
     options: GatewayOptions,
+    constraint: Constraint | None = None,
     parsers: Sequence[type[AnswerParser]] = (),
     answer_context: AnswerContext = NO_CONTEXT,
     thinking: Thinking | None = None,
@@ -47,6 +50,7 @@ def make_generation_request(
         max_tokens: what the request asks for, which must fit; it gets no more than the generation config allows.
         default_max_tokens: for one that asks for nothing, as far as they fit; None means as many as fit.
         bad_words: in tokens.
+        constraint: what each output has to look like.
         parsers: of the choices' text.
         answer_context: what they know of the request.
         thinking: of a chat with a model that thinks.
@@ -65,7 +69,7 @@ def make_generation_request(
     marks = thinking.marks if thinking else None
     sampling = msgspec.structs.replace(
         sampling, max_tokens=output, logprobs=logprobs, prompt_logprobs=prompt_logprobs, bad_words=tuple(bad_words),
-        reasoning=marks if body.thinking_token_budget is not None else None,
+        reasoning=marks if constraint or body.thinking_token_budget is not None else None,
     )  # fmt: skip
     truncated = [truncate(prompt, body.truncate_prompt_tokens, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
@@ -83,15 +87,8 @@ def make_generation_request(
         sampling=sampling,
         timeout_seconds=options.request_timeout_seconds,
         wants_text=output != 0,
-        detokenize=DetokenizeOptions(
-            skip_special_tokens=body.skip_special_tokens,
-            kept_special_tokens=tuple(dict.fromkeys(token for parser in parsers for token in parser.special_tokens)),
-            stop_strings=stop_strings(body),
-            include_stop_string=body.include_stop_str_in_output,
-            min_tokens=body.min_tokens or 0,
-            reasoning=marks if body.stop else None,
-            ends_with_stop_token=body.include_stop_str_in_output,
-        ),
+        detokenize=_detokenize_options(body, parsers, marks),
+        constraint=constraint,
         parsers=tuple(parsers),
         answer_context=answer_context,
         beams=beams_of(body, model),
@@ -102,6 +99,21 @@ def make_generation_request(
         block_size=model.block_size,
         tenant=caller.tenant,
         session_id=caller.session_id,
+    )
+
+
+def _detokenize_options(
+    body: GenerationFields, parsers: Sequence[type[AnswerParser]], marks: ReasoningMarks | None
+) -> DetokenizeOptions:
+    """How the outputs' tokens become text."""
+    return DetokenizeOptions(
+        skip_special_tokens=body.skip_special_tokens,
+        kept_special_tokens=tuple(dict.fromkeys(token for parser in parsers for token in parser.special_tokens)),
+        stop_strings=stop_strings(body),
+        include_stop_string=body.include_stop_str_in_output,
+        min_tokens=body.min_tokens or 0,
+        reasoning=marks if body.stop else None,
+        ends_with_stop_token=body.include_stop_str_in_output,
     )
 
 

@@ -10,6 +10,7 @@ from gateway.requests.beams import BeamSearchParameters
 from gateway.requests.thinking import Thinking
 from quire.reasoning import ReasoningMarks
 from quire.sampling import SamplingParameters
+from quire.structured.base import Constraint
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class GenerationRequest:
     wants_text: bool = True  # or token ids and scores alone
     detokenize: DetokenizeOptions = field(default_factory=DetokenizeOptions)
     parsers: tuple[type[AnswerParser], ...] = ()  # of each choice's text, in order
+    constraint: Constraint | None = None  # what each output has to look like
     answer_context: AnswerContext = NO_CONTEXT  # what they know of the request
     beams: BeamSearchParameters | None = None  # with them, nothing is sampled
     thinking: Thinking | None = None  # where its tokens are told apart from the answer's

@@ -36,13 +36,10 @@ _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "spaces_between_special_tokens": (True,),
-        "truncation_side": ("left",),
-        "response_format": ({"type": "text"},), "structured_outputs": (), "guided_json": (), "guided_regex": (),
-        "guided_choice": (), "guided_grammar": (), "kv_transfer_params": (), "vllm_xargs": ({},),
+        "truncation_side": ("left",), "kv_transfer_params": (), "vllm_xargs": ({},),
         "thinking_token_budget": (), "prompt_embeds": (),
         "suffix": ("",), "tools": (), "functions": (), "function_call": ("none",), "tool_choice": ("none",),
-        "parallel_tool_calls": (True, False), "documents": ([],),
-        "modalities": (["text"],), "audio": (), "guided_decoding_backend": ("auto",), "guided_whitespace_pattern": (),
+        "parallel_tool_calls": (True, False), "documents": ([],), "modalities": (["text"],), "audio": (),
         "logits_processors": ([],), "media_io_kwargs": ({},), "mm_processor_kwargs": ({},), "mm_payload": (),
         "ec_transfer_params": (), "return_prompt_text": (False,),
         "return_token_offsets": (False,), "return_weight_versions": (False,), "routed_experts_prompt_start": (0,),

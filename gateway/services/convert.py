@@ -13,6 +13,7 @@ from gateway.requests.beams import Beam, Likeliest
 from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import GenerationUsage, StreamState
+from quire.rpc.constraint import from_constraint
 from quire.rpc.sampling import from_sampling, to_sampling
 from quire.sampling import SamplingParameters
 from quire.v1 import common_pb2, tokenizer_pb2
@@ -56,6 +57,7 @@ def from_stream(stream: StreamState, timeout_ms: int) -> common_pb2.Generation:
         prompt_block_size=request.block_size if prompt.block_keys else 0,
         tenant=request.tenant,
         session_id=request.session_id,
+        constraint=from_constraint(request.constraint) if request.constraint else None,
     )
 
 

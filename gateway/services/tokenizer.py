@@ -8,9 +8,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.requests.constraint import NamedConstraint
 from gateway.requests.generation_request import TokenizedPrompt
 from gateway.services.convert import to_prompt
 from gateway.services.tokenizers import Tokenizers
+from quire.errors import InvalidRequest
+from quire.rpc.constraint import from_asked, to_constraint
+from quire.structured.base import Constraint
 from quire.v1 import tokenizer_pb2
 from quire.work_pool import WorkPool
 
@@ -114,6 +118,19 @@ class Tokenizer:
         sequence = answer.sequence
         prompt = await self._converted(len(sequence.token_ids), lambda: to_prompt(sequence))
         return RenderedChat(prompt, answer.text if with_text else "")
+
+    async def compile_constraint(self, wanted: NamedConstraint) -> Constraint:
+        """A constraint as engines follow it.
+
+        Raises:
+            InvalidRequest: it is malformed, takes too long, or no backend can express it; names the field that it came
+                in.
+        """
+        try:
+            answer = await self._replicas.call("CompileConstraint", from_asked(wanted.asked))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{wanted.parameter}: {error.message}", parameter=wanted.parameter) from error
+        return to_constraint(answer.constraint)
 
     async def config_json(self) -> bytes:
         """The tokenizer's configuration."""

@@ -39,6 +39,7 @@ def option(
     secret: bool = False,
     schema: type[msgspec.Struct] | None = None,
     affects_output: bool = False,
+    deprecated: str = "",
 ) -> Any:
     """A dataclass field that is an option.
 
@@ -51,11 +52,12 @@ def option(
         secret: never shown in help, logs or process titles; handed to child processes by environment.
         schema: keys of a JSON object, which is a `dict`; without one it may have any.
         affects_output: the same request may get other tokens with another value: part of a worker's fingerprint.
+        deprecated: what to say in its place; whoever uses it is warned.
     """
     metadata = {
         "help": help, "choices": tuple(choices), "others": others, "metavar": metavar, "aliases": tuple(aliases),
         "minimum": minimum, "maximum": maximum, "positional": positional, "secret": secret, "schema": schema,
-        "affects_output": affects_output,
+        "affects_output": affects_output, "deprecated": deprecated,
     }  # fmt: skip
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)

@@ -105,6 +105,7 @@ def click_option(field: OptionField) -> click.Option:
     common: dict[str, Any] = {
         "help": metadata["help"], "default": field.default, "envvar": field.environment_variable,
         "show_default": field.default not in (None, "", (), {}) and not metadata["secret"],
+        "deprecated": metadata["deprecated"] or False,
     }  # fmt: skip
     if field.type is bool:
         return Parameter([f"{field.flag}/--no-{field.flag[2:]}"], **common)

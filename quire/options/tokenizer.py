@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.options.base import option
+from quire.options.structured_outputs import StructuredOutputsOptions
 
 
 @dataclass(frozen=True)
@@ -26,3 +27,4 @@ class TokenizerOptions:
         minimum=1,
         maximum=4_000_000,
     )
+    structured_outputs: StructuredOutputsOptions = field(default_factory=StructuredOutputsOptions)

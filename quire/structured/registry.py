@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,12 @@ class BackendEntry:
     """Where a backend is."""
 
     place: str  # module:class, imported when it is first used
-    package: str  # that it needs, by pip's name
+    module: str  # that it needs
+    package: str  # which has that, as pip takes it
 
 
 BACKENDS: dict[str, BackendEntry] = {
-    "guidance": BackendEntry("quire.structured.guidance:GuidanceBackend", "llguidance"),
+    "guidance": BackendEntry("quire.structured.guidance:GuidanceBackend", "llguidance", "llguidance"),
 }
 
 
@@ -30,19 +32,31 @@ def make_backend(name: str, vocabulary: Vocabulary) -> Backend:
         InvalidRequest: there is no backend of that name.
         FailedPrecondition: it is not installed; says how to.
     """
-    check_backend(name)
+    check_installed(name)
     module, _, attribute = BACKENDS[name].place.partition(":")
-    try:
-        made: Any = getattr(importlib.import_module(module), attribute)(vocabulary)
-    except ImportError as error:
-        package = BACKENDS[name].package
-        raise FailedPrecondition(
-            f"The structured output backend {name} is not installed here: `pip install {package}`, or choose another "
-            f"({error}).",
-            parameter="backend",
-        ) from error
+    made: Any = getattr(importlib.import_module(module), attribute)(vocabulary)
     backend: Backend = made
     return backend
+
+
+def is_installed(name: str) -> bool:
+    """Whether what the backend needs is here."""
+    return importlib.util.find_spec(BACKENDS[name].module) is not None
+
+
+def check_installed(name: str) -> None:
+    """
+    Raises:
+        InvalidRequest: there is no backend of that name.
+        FailedPrecondition: it is not installed; says how to.
+    """
+    check_backend(name)
+    if not is_installed(name):
+        raise FailedPrecondition(
+            f"The structured output backend {name} is not installed here: `pip install {BACKENDS[name].package}`, or "
+            "choose another.",
+            parameter="backend",
+        )
 
 
 def check_backend(name: str) -> None:

@@ -28,6 +28,7 @@ from quire.v1 import tokenizer_pb2_grpc
 from router.app import Router
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.waiting import eventually
+from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.service import TokenizerServicer
@@ -121,7 +122,9 @@ async def running_tokenizer(folder: Path) -> AsyncIterator[GrpcServer]:
     await renderer.start()
     registry = new_registry()
     server = GrpcServer("tokenizer", "quire.v1.TokenizerService", GrpcServerOptions(), SECURITY, registry)
-    servicer = TokenizerServicer("tiny", read_tokenizer_files(folder), renderer, options, TokenizerMetrics(registry))
+    files = read_tokenizer_files(folder)
+    compiler = ConstraintCompiler(folder, options.structured_outputs)
+    servicer = TokenizerServicer("tiny", files, renderer, compiler, options, TokenizerMetrics(registry))
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server.server)
     await server.start()
     try:
@@ -129,6 +132,7 @@ async def running_tokenizer(folder: Path) -> AsyncIterator[GrpcServer]:
     finally:
         await server.server.stop(None)
         await renderer.close()
+        await compiler.close()
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,37 @@
+"""One configuration of structured output, whichever flags it comes by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from quire.cli import cli
+from quire.errors import StartupError
+from quire.options.structured_outputs import StructuredOutputsOptions
+
+
+def test_old_flags_say_the_same() -> None:
+    assert StructuredOutputsOptions(guided_decoding_backend="guidance").chosen().backend == "guidance"
+    options = StructuredOutputsOptions(
+        structured_outputs_config={"backend": "guidance"}, guided_decoding_disable_fallback=True
+    )
+    assert (options.chosen().backend, options.chosen().disable_fallback) == ("guidance", True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"structured_outputs_config": {"backend": "guidance"}, "guided_decoding_backend": "xgrammar"},
+        {"structured_outputs_config": {"backend": "grammarian"}},
+    ],
+)
+def test_flags_that_do_not_agree(options: dict[str, Any]) -> None:
+    with pytest.raises(StartupError, match="--structured-outputs-config"):
+        StructuredOutputsOptions(**options).chosen()
+
+
+def test_an_old_flag_says_what_has_taken_its_place() -> None:
+    result = CliRunner().invoke(cli, ["tokenizer", "--guided-decoding-backend", "guidance", "--port", "none"])
+    assert "deprecated. Use --structured-outputs-config '{\"backend\": …}'" in result.stderr

@@ -1,0 +1,185 @@
+"""Constraints are compiled once, in processes that nothing hostile gets out of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from quire.errors import FailedPrecondition, InvalidRequest, QuireError
+from quire.options.structured_outputs import StructuredOutputsOptions
+from quire.structured import registry
+from quire.structured.asked import AskedConstraint
+from quire.structured.base import Constraint, ConstraintRequest, Form, constraint_key
+from tokenizer_svc.child import Message
+from tokenizer_svc.child_pool import ChildPool
+from tokenizer_svc.constraint_compiler import MAX_CHOICES, MAX_TEXT_BYTES, ConstraintCompiler
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+HOSTILE = {
+    "10,000 levels": (Form.JSON_SCHEMA, '{"items":' * 10_000 + "{}" + "}" * 10_000),
+    "60,000 brackets": (Form.JSON_SCHEMA, "[" * 60_000),
+    "a cycle of references": (
+        Form.JSON_SCHEMA, '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}'
+    ),
+    "a reference to itself": (Form.JSON_SCHEMA, '{"$ref": "#"}'),
+    "another document": (Form.JSON_SCHEMA, '{"$ref": "https://example.com/schema.json"}'),
+    "maxLength": (Form.JSON_SCHEMA, '{"type": "string", "maxLength": 1000000000}'),
+    "maxItems": (Form.JSON_SCHEMA, '{"type": "array", "maxItems": 1000000000}'),
+    "100,000 values": (Form.JSON_SCHEMA, json.dumps({"enum": [f"v{number}" for number in range(100_000)]})),
+    "20,000 properties": (
+        Form.JSON_SCHEMA, json.dumps({"properties": {f"p{number}": {"type": "null"} for number in range(20_000)}})
+    ),
+    "a large divisor": (Form.JSON_SCHEMA, '{"type": "integer", "multipleOf": 1000000007}'),
+    "repeated repetition": (Form.REGEX, "(a+)+$"),
+    "1e9 repetitions": (Form.REGEX, "a{1000000000}"),
+    "60,000 groups": (Form.REGEX, "(" * 60_000 + "a" + ")" * 60_000),
+    "half a group": (Form.REGEX, "a("),
+    "nothing to match": (Form.REGEX, r"[^\s\S]"),
+    "20,000 groups of a grammar": (Form.GRAMMAR, "start: " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    "half a grammar": (Form.GRAMMAR, "start: ((("),
+    "50,000 alternatives": (Form.GRAMMAR, "start: " + " | ".join(f'"w{number}"' for number in range(50_000))),
+}  # fmt: skip
+
+
+def asked(content: Any, form: Form = Form.JSON_SCHEMA, **choice: Any) -> AskedConstraint:
+    text = content if isinstance(content, str) else json.dumps(content)
+    return AskedConstraint(ConstraintRequest(form, text), **choice)
+
+
+def new_compiler(folder: Path, **options: Any) -> ConstraintCompiler:
+    return ConstraintCompiler(folder, StructuredOutputsOptions(**options))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def compiler(folders: dict[str, Path]) -> AsyncIterator[ConstraintCompiler]:
+    running = new_compiler(folders["byte_level"])
+    await running.start()
+    yield running
+    await running.close()
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+    """What the processes are asked."""
+    messages: list[Message] = []
+    ask = ChildPool.ask
+
+    async def counted(pool: ChildPool, request: Message) -> Message:
+        messages.append(request)
+        return await ask(pool, request)
+
+    monkeypatch.setattr(ChildPool, "ask", counted)
+    return messages
+
+
+async def test_a_constraint_is_named_by_what_is_in_it(compiler: ConstraintCompiler) -> None:
+    compiled = await compiler.compile(asked(PERSON))
+    assert compiled == Constraint("guidance", compiled.grammar, constraint_key("guidance", compiled.grammar))
+    assert b'"name"' in compiled.grammar
+
+
+async def test_the_same_is_compiled_once(compiler: ConstraintCompiler, sent: list[Message]) -> None:
+    wanted = asked({"const": "once"})
+    first = await asyncio.gather(*(compiler.compile(wanted) for _ in range(20)))
+    later = await compiler.compile(asked({"const": "once"}, backend="auto"))
+    assert len(sent) == 1
+    assert {each.key for each in (*first, later)} == {later.key}
+
+
+async def test_what_makes_another_constraint_is_another(compiler: ConstraintCompiler) -> None:
+    request = ConstraintRequest(Form.JSON_SCHEMA, json.dumps(PERSON))
+    changed = (
+        ConstraintRequest(Form.JSON_SCHEMA, json.dumps(PERSON), disable_any_whitespace=True),
+        ConstraintRequest(Form.JSON_SCHEMA, json.dumps(PERSON), disable_additional_properties=True),
+        ConstraintRequest(Form.JSON_SCHEMA, json.dumps(PERSON), whitespace_pattern=" ?"),
+    )
+    keys = {(await compiler.compile(AskedConstraint(each))).key for each in (request, *changed)}
+    assert len(keys) == 4
+
+
+async def test_who_goes_away_takes_nothing_from_others(compiler: ConstraintCompiler, sent: list[Message]) -> None:
+    wanted = asked({"const": "left"})
+    leaving, staying = (asyncio.create_task(compiler.compile(wanted)) for _ in range(2))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert (await staying).backend == "guidance"
+    assert len(sent) == 1
+
+
+async def test_a_refusal_is_remembered(compiler: ConstraintCompiler, sent: list[Message]) -> None:
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match="unclosed"):
+            await compiler.compile(asked("ab(", Form.REGEX))
+    assert len(sent) == 1
+
+
+async def test_all_hostile_ones_are_refused_and_others_served(compiler: ConstraintCompiler) -> None:
+    async def refused(name: str) -> str:
+        try:
+            await compiler.compile(asked(HOSTILE[name][1], HOSTILE[name][0]))
+        except InvalidRequest as error:
+            return error.message
+        pytest.fail(f"{name} is taken")
+
+    async def pause_of_the_loop() -> float:
+        longest, last = 0.0, time.monotonic()
+        for _ in range(200):
+            await asyncio.sleep(0.001)
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+        return longest
+
+    refusals = asyncio.gather(*map(refused, HOSTILE))
+    pause = await pause_of_the_loop()
+    messages = dict(zip(HOSTILE, await refusals, strict=True))
+    assert "takes longer than 1.5 s" in messages["50,000 alternatives"]
+    assert "nests too deeply" in messages["10,000 levels"]
+    assert pause < 1.0  # the loop goes on: nothing of it is worked through there
+    assert (await compiler.compile(asked({"const": "after"}))).backend == "guidance"
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (ConstraintRequest(Form.JSON_SCHEMA, " " * (MAX_TEXT_BYTES + 1)), f"has {MAX_TEXT_BYTES + 1} bytes"),
+        (ConstraintRequest(Form.CHOICES), "There are 0 choices"),
+        (ConstraintRequest(Form.CHOICES, choices=("a",) * (MAX_CHOICES + 1)), f"1 to {MAX_CHOICES} are allowed"),
+        (ConstraintRequest(Form.REGEX, "a", whitespace_pattern=" " * 300), "whitespace_pattern has 300"),
+    ],
+)
+async def test_what_is_too_large_reaches_no_process(
+    compiler: ConstraintCompiler, sent: list[Message], request_: ConstraintRequest, message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        await compiler.compile(AskedConstraint(request_))
+    assert not sent
+
+
+async def test_a_backend_that_nobody_knows(compiler: ConstraintCompiler) -> None:
+    with pytest.raises(InvalidRequest, match="'grammarian' does not exist; choose one of guidance"):
+        await compiler.compile(asked(PERSON, backend="grammarian"))
+
+
+async def test_a_backend_that_is_not_installed(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
+    compiler = new_compiler(folders["byte_level"])
+    with pytest.raises(FailedPrecondition, match="`pip install llguidance`"):
+        await compiler.start()
+    with pytest.raises(QuireError, match="not installed"):
+        await compiler.compile(asked(PERSON, backend="guidance"))
+
+
+async def test_the_servers_switches_are_every_requests(folders: dict[str, Path], compiler: ConstraintCompiler) -> None:
+    strict = new_compiler(folders["byte_level"], structured_outputs_config={"disable_any_whitespace": True})
+    request = ConstraintRequest(Form.JSON_SCHEMA, json.dumps(PERSON), disable_any_whitespace=True)
+    assert await strict.compile(asked(PERSON)) == await compiler.compile(AskedConstraint(request))
+    await strict.close()

@@ -1,0 +1,43 @@
+"""The process that compiles constraints by one backend (see `child`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.errors import InvalidRequest
+from quire.structured.base import MAX_GRAMMAR_BYTES, Backend, ConstraintRequest, Form, Inexpressible
+from quire.structured.registry import make_backend
+from quire.structured.vocabulary import make_vocabulary
+from quire.tokenizer.files import read_tokenizer_files
+from tokenizer_svc.child import Answer, Message, run
+from tokenizer_svc.constraint_limits import check_limits
+
+
+def _make(setup: Message) -> Answer:
+    vocabulary = make_vocabulary(read_tokenizer_files(Path(setup.fields["folder"])))
+    backend = make_backend(setup.fields["backend"], vocabulary)
+    return lambda request: _answer(backend, request)
+
+
+def _answer(backend: Backend, request: Message) -> Message:
+    fields = {**request.fields, "form": Form(request.fields["form"]), "choices": tuple(request.fields["choices"])}
+    try:
+        wanted = ConstraintRequest(text=request.payload.decode(), **fields)
+        check_limits(wanted)
+        grammar = backend.compile(wanted)
+    except InvalidRequest as error:
+        return _refusal(error.message, isinstance(error, Inexpressible))
+    except MemoryError:
+        return _refusal("It needs too much memory.", inexpressible=False)
+    if len(grammar) > MAX_GRAMMAR_BYTES:
+        return _refusal(f"What it compiles to has {len(grammar)} bytes; at most {MAX_GRAMMAR_BYTES} are allowed.",
+                        inexpressible=True)  # fmt: skip
+    return Message(payload=grammar)
+
+
+def _refusal(error: str, inexpressible: bool) -> Message:
+    return Message({"error": error[:2000], "inexpressible": inexpressible})
+
+
+if __name__ == "__main__":
+    run(_make)

@@ -1,0 +1,181 @@
+"""Compiles what outputs have to look like, once for each constraint, in child processes that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+from quire.errors import InvalidRequest
+from quire.options.structured_outputs import StructuredOutputsOptions
+from quire.structured.asked import AskedConstraint
+from quire.structured.base import Constraint, ConstraintRequest, Form, Inexpressible
+from quire.structured.registry import BACKENDS, check_installed, is_installed
+from tokenizer_svc.byte_cache import ByteCache
+from tokenizer_svc.child import Message
+from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
+
+MAX_TEXT_BYTES = 2**20  # of a schema, expression, grammar or tag
+MAX_CHOICES = 10_000
+MAX_PATTERN_LENGTH = 256  # of whitespace, in characters
+
+_MAX_WAITING = 64
+_ENTRY_BYTES = 1024  # what the cache needs for an entry, about, beside its texts
+
+
+class ConstraintCompiler:
+    """One pool of processes for each backend. Used from one event loop."""
+
+    def __init__(self, folder: Path, options: StructuredOutputsOptions) -> None:
+        """
+        Args:
+            folder: of the tokenizer.
+
+        Raises:
+            StartupError: the options do not agree.
+        """
+        self._folder = folder
+        self._defaults = options.chosen()
+        self._timeout_seconds = options.constraint_timeout_seconds
+        self._pools: dict[str, ChildPool] = {}
+        self._known: ByteCache[AskedConstraint, Constraint | InvalidRequest] = ByteCache(options.constraint_cache_bytes)
+        self._under_way: dict[AskedConstraint, asyncio.Task[Constraint]] = {}
+
+    async def start(self) -> None:
+        """Starts the processes of the default backend and waits until they are ready.
+
+        Raises:
+            FailedPrecondition: it is not installed.
+            Unavailable: they do not start.
+        """
+        backend = self._backends(AskedConstraint(ConstraintRequest(Form.JSON_SCHEMA)))[0]
+        check_installed(backend)
+        await self._pool(backend).start()
+
+    async def close(self) -> None:
+        """Ends the processes."""
+        for task in tuple(self._under_way.values()):
+            task.cancel()
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
+
+    async def compile(self, asked: AskedConstraint) -> Constraint:
+        """The constraint as engines follow it: of the cache, if somebody has asked for the same.
+
+        Raises:
+            InvalidRequest: it is malformed or too large, no backend can express it, or it takes too long or too much.
+            FailedPrecondition: its backend is not installed.
+            Overloaded: too many constraints wait already.
+        """
+        asked = self._with_defaults(asked)
+        if (known := self._known.get(asked)) is None:
+            _check_size(asked.request)
+            task = self._under_way.get(asked)
+            if task is None:
+                task = self._under_way[asked] = asyncio.create_task(self._compile(asked))
+                task.add_done_callback(lambda _: self._under_way.pop(asked, None))
+            return await asyncio.shield(task)  # it goes on for others who ask, and for the cache
+        if isinstance(known, InvalidRequest):
+            raise known
+        return known
+
+    def _with_defaults(self, asked: AskedConstraint) -> AskedConstraint:
+        defaults, request = self._defaults, asked.request
+        return AskedConstraint(
+            dataclasses.replace(
+                request,
+                disable_any_whitespace=request.disable_any_whitespace or defaults.disable_any_whitespace,
+                disable_additional_properties=(
+                    request.disable_additional_properties or defaults.disable_additional_properties
+                ),
+            ),
+            asked.backend if asked.backend not in ("", "auto") else defaults.backend,
+            asked.disable_fallback or defaults.disable_fallback,
+        )
+
+    async def _compile(self, asked: AskedConstraint) -> Constraint:
+        try:
+            constraint = await self._compile_by_any(asked)
+        except InvalidRequest as refusal:
+            if not isinstance(refusal, _Costly):
+                self._known.put(asked, refusal, _num_bytes(asked) + len(refusal.message))
+            raise
+        self._known.put(asked, constraint, _num_bytes(asked) + len(constraint.grammar))
+        return constraint
+
+    async def _compile_by_any(self, asked: AskedConstraint) -> Constraint:
+        first, *others = self._backends(asked)
+        check_installed(first)
+        try:
+            return await self._compile_by(first, asked.request)
+        except Inexpressible as refusal:
+            for backend in others if not asked.disable_fallback else ():
+                try:
+                    return await self._compile_by(backend, asked.request)
+                except InvalidRequest:
+                    continue
+            raise refusal
+
+    def _backends(self, asked: AskedConstraint) -> list[str]:
+        """The one that is asked for, or else the first; then the others that are here, in their order."""
+        names = list(BACKENDS)
+        first = asked.backend if asked.backend not in ("", "auto") else names[0]
+        return [first, *(name for name in names if name != first and is_installed(name))]
+
+    async def _compile_by(self, backend: str, request: ConstraintRequest) -> Constraint:
+        fields = {**dataclasses.asdict(request), "form": request.form.value}
+        text = fields.pop("text").encode()
+        try:
+            answer = await self._pool(backend).ask(Message(fields, text))
+        except ChildTooSlow:
+            raise _Costly(
+                f"The constraint takes longer than {self._timeout_seconds:g} s to compile; make it simpler."
+            ) from None
+        except ChildEnded:
+            raise _Costly(
+                "The constraint takes too much memory to compile, or nests too deeply; make it simpler."
+            ) from None
+        if "error" in answer.fields:
+            raise (Inexpressible if answer.fields["inexpressible"] else InvalidRequest)(answer.fields["error"])
+        return Constraint.of(backend, answer.payload)
+
+    def _pool(self, backend: str) -> ChildPool:
+        if backend not in self._pools:
+            self._pools[backend] = ChildPool(
+                "tokenizer_svc.compile_process",
+                Message({"folder": str(self._folder), "backend": backend}),
+                _PROBE,
+                work="constraints to compile",
+                timeout_seconds=self._timeout_seconds,
+                max_waiting=_MAX_WAITING,
+            )
+        return self._pools[backend]
+
+
+class _Costly(InvalidRequest):
+    """It takes too long or too much: today, at least. Nothing to remember."""
+
+
+def _num_bytes(asked: AskedConstraint) -> int:
+    """About what it takes in memory."""
+    return _ENTRY_BYTES + len(asked.request.text) + sum(map(len, asked.request.choices))
+
+
+def _check_size(request: ConstraintRequest) -> None:
+    """
+    Raises:
+        InvalidRequest: it is larger than anybody needs.
+    """
+    size = len(request.text.encode()) + sum(map(len, request.choices))
+    if size > MAX_TEXT_BYTES:
+        raise InvalidRequest(f"It has {size} bytes; a constraint may have {MAX_TEXT_BYTES} at most.")
+    if request.form is Form.CHOICES and not 1 <= len(request.choices) <= MAX_CHOICES:
+        raise InvalidRequest(f"There are {len(request.choices)} choices; 1 to {MAX_CHOICES} are allowed.")
+    if len(request.whitespace_pattern) > MAX_PATTERN_LENGTH:
+        raise InvalidRequest(
+            f"whitespace_pattern has {len(request.whitespace_pattern)} characters; at most {MAX_PATTERN_LENGTH} are "
+            "allowed.",
+            parameter="whitespace_pattern",
+        )
+
+
+_PROBE = Message({"form": "choices", "choices": ["a"]})
