@@ -64,6 +64,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: Annotated[int | None, _COUNT] = None  # None: no bound
     reasoning: ReasoningMarks | None = None  # None where nothing depends on it
 
     @property

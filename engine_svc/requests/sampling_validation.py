@@ -44,6 +44,8 @@ def check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
         sampling.repetition_detection.check("repetition_detection")
     if sampling.reasoning is not None:
         sampling.reasoning.check("reasoning", limits.vocab_size)
+    elif sampling.thinking_token_budget is not None:
+        raise InvalidRequest("thinking_token_budget needs reasoning.", parameter="thinking_token_budget")
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest(
             f"min_tokens is {sampling.min_tokens} and max_tokens {sampling.max_tokens}; min_tokens must not be larger.",

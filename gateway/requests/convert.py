@@ -70,6 +70,7 @@ def make_generation_request(
     sampling = msgspec.structs.replace(
         sampling, max_tokens=output, logprobs=logprobs, prompt_logprobs=prompt_logprobs, bad_words=tuple(bad_words),
         reasoning=marks if constraint or body.thinking_token_budget is not None else None,
+        thinking_token_budget=_thinking_budget(body, thinking),
     )  # fmt: skip
     truncated = [truncate(prompt, body.truncate_prompt_tokens, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
@@ -175,6 +176,22 @@ def _check_min_tokens(min_tokens: int, output: int, limit: int | None) -> None:
         raise InvalidRequest(
             f"min_tokens is {min_tokens}, and {why} allows {output} tokens: ask for fewer.", parameter="min_tokens"
         )
+
+
+def _thinking_budget(body: GenerationFields, thinking: Thinking | None) -> int | None:
+    """None where the prompt has ended the thinking.
+
+    Raises:
+        InvalidRequest: nothing is known of any thinking.
+    """
+    budget = body.thinking_token_budget
+    if budget is not None and thinking is None:
+        raise InvalidRequest(
+            "thinking_token_budget needs a chat with a model whose thinking the server can tell from its answers "
+            "(--reasoning-parser).",
+            parameter="thinking_token_budget",
+        )
+    return budget if thinking and thinking.marks else None
 
 
 def _least(*counts: int | None) -> int | None:

@@ -37,7 +37,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "spaces_between_special_tokens": (True,),
         "truncation_side": ("left",), "kv_transfer_params": (), "vllm_xargs": ({},),
-        "thinking_token_budget": (), "prompt_embeds": (),
+        "prompt_embeds": (),
         "suffix": ("",), "tools": (), "functions": (), "function_call": ("none",), "tool_choice": ("none",),
         "parallel_tool_calls": (True, False), "documents": ([],), "modalities": (["text"],), "audio": (),
         "logits_processors": ([],), "media_io_kwargs": ({},), "mm_processor_kwargs": ({},), "mm_payload": (),

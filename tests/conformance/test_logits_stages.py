@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine_svc.plan import SamplingPlan
+from engine_svc.sampling.sampler import Sampler
 from engine_svc.sampling.stages.allowed_tokens import AllowedTokens
 from engine_svc.sampling.stages.bad_words import BadWords
 from engine_svc.sampling.stages.base import LogitsStage, SlotSequence, StageRows
@@ -21,6 +22,9 @@ from engine_svc.sampling.stages.logit_bias import LogitBias
 from engine_svc.sampling.stages.minimum_tokens import MinimumTokens
 from engine_svc.sampling.stages.penalties import Penalties
 from engine_svc.sampling.stages.registry import STAGES
+from engine_svc.sampling.stages.thinking_budget import ThinkingBudget
+from engine_svc.sampling.thinking import make_automaton
+from quire.reasoning import ReasoningMarks
 from tests.support.plans import masks, sampling_plan
 
 VOCABULARY = 30
@@ -80,6 +84,16 @@ def by_its_grammar(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int], 
     return found
 
 
+def ended_in_time(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int], output: list[int]) -> torch.Tensor:
+    wanted, found = plan.parameters, logits.clone()
+    if wanted.reasoning is not None and wanted.thinking_token_budget is not None:
+        automaton = make_automaton(wanted.reasoning)
+        state, count = automaton.follow(output)
+        if automaton.marking[state] >= 0 and count + automaton.undecided[state] >= wanted.thinking_token_budget:
+            found[automaton.marking[state]] = 1e32
+    return found
+
+
 Definition = Callable[[torch.Tensor, SamplingPlan, list[int], list[int]], torch.Tensor]
 DEFINITIONS: dict[type[LogitsStage], Definition] = {
     LogitBias: biased,
@@ -88,6 +102,7 @@ DEFINITIONS: dict[type[LogitsStage], Definition] = {
     AllowedTokens: only_allowed,
     GrammarMask: by_its_grammar,
     BadWords: without_bad_words,
+    ThinkingBudget: ended_in_time,
 }
 # Parameters that some stage has to obey; a plan is a choice of these.
 PARTS: list[dict[str, Any]] = [
@@ -95,6 +110,9 @@ PARTS: list[dict[str, Any]] = [
     {"repetition_penalty": 0.5, "presence_penalty": -2.0, "frequency_penalty": 0.25}, {"logit_bias": ((0, 3.0),)},
     {"logit_bias": ((29, -100.0), (3, 0.5), (4, 2.0))}, {"min_tokens": 3, "suppress_token_ids": (2, 29)},
     {"min_tokens": 50, "suppress_token_ids": (0,)}, {"min_tokens": 2},
+    {"thinking_token_budget": 2, "reasoning": ReasoningMarks((), (3,))},
+    {"thinking_token_budget": 0, "reasoning": ReasoningMarks((1, 2), (3, 3, 4), is_open=True)},
+    {"thinking_token_budget": 4, "reasoning": ReasoningMarks((1,), (3, 5, 3), is_optional=True)},
     {"allowed_token_ids": (4, 9, 4, 29)}, {"allowed_token_ids": (7,)}, {"bad_words": ((3,), (29,))},
     {"bad_words": ((1, 2, 3, 4, 5), (6,), *((first, 5) for first in range(0, VOCABULARY, 2)))},
     {"follows_grammar": True}, {"follows_grammar": True, "min_tokens": 2}, {"follows_grammar": True},
@@ -107,6 +125,7 @@ REFUSED: dict[type[LogitsStage], dict[str, Any]] = {
     MinimumTokens: {"min_tokens": 1, "suppress_token_ids": (-1,)},
     AllowedTokens: {"allowed_token_ids": (0, VOCABULARY)},
     BadWords: {"bad_words": ((1,), (-1, 1))},
+    ThinkingBudget: {"thinking_token_budget": 1, "reasoning": ReasoningMarks((1,), (VOCABULARY,))},
 }
 every = pytest.mark.parametrize("kind", STAGES)
 
@@ -255,3 +274,13 @@ def test_what_forbids_comes_last() -> None:
     logits = logits_of(1, 0)
     chain.apply(LogitEdits(logits), [0], [2])
     assert logits[0, 2] == -torch.inf
+
+
+def test_the_end_of_thinking_comes_where_it_is_forbidden() -> None:
+    plan = sampling_plan(
+        bad_words=((2,),), thinking_token_budget=0, reasoning=ReasoningMarks((), (2,)), allowed_token_ids=(1, 3),
+        logit_bias=((3, 100.0),), repetition_penalty=1e-38, temperature=2.0,
+    )  # fmt: skip
+    sampler = Sampler(1, VOCABULARY, CPU)
+    sampler.add(0, plan, [3], 1)
+    assert sampler.sample(logits_of(1, 0), [0], [1]).token_ids.tolist() == [2]

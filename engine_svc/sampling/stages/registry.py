@@ -9,6 +9,15 @@ from engine_svc.sampling.stages.grammar import GrammarMask
 from engine_svc.sampling.stages.logit_bias import LogitBias
 from engine_svc.sampling.stages.minimum_tokens import MinimumTokens
 from engine_svc.sampling.stages.penalties import Penalties
+from engine_svc.sampling.stages.thinking_budget import ThinkingBudget
 
-# What forbids tokens comes last: nothing behind it makes them likely again.
-STAGES: tuple[type[LogitsStage], ...] = (LogitBias, Penalties, MinimumTokens, AllowedTokens, GrammarMask, BadWords)
+# What forbids tokens comes behind what makes them likely, and what has to come behind all that forbids.
+STAGES: tuple[type[LogitsStage], ...] = (
+    LogitBias,
+    Penalties,
+    MinimumTokens,
+    AllowedTokens,
+    GrammarMask,
+    BadWords,
+    ThinkingBudget,
+)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from engine_svc.core.engine import Engine
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
+from quire.reasoning import ReasoningMarks
 from quire.sampling import RepetitionDetection, SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.run_engine import random_prompts, run, run_requests, running_engine
@@ -34,6 +35,9 @@ SAMPLINGS: dict[str, Callable[[list[int]], SamplingParameters]] = {
     "stop": lambda plain: replace(PLAIN, stop_token_ids=(plain[17],)),
     "min-tokens": lambda plain: replace(PLAIN, stop_token_ids=tuple(plain), min_tokens=20),
     "bad-words": lambda plain: replace(PLAIN, bad_words=(*pairwise(plain), (PROMPT[-1], plain[0]), (plain[5],))),
+    "thinking-budget": lambda plain: replace(
+        SAMPLED, thinking_token_budget=9, reasoning=ReasoningMarks((plain[0],), (5, 6, 5)), top_k=9
+    ),
     "repetition": lambda plain: replace(
         PLAIN, allowed_token_ids=tuple(plain[:2]), repetition_detection=RepetitionDetection(7, 1, 3), min_tokens=9
     ),
@@ -145,5 +149,5 @@ def test_steps_ahead(model_folder: ModelFolder) -> None:
     folder = model_folder("llama")
     with running_engine(folder) as origin, running_engine(folder, distributed_executor_backend="mp") as target:
         plain = run(origin, [PROMPT], PLAIN)[0][0].token_ids
-        for name in ("sampled", "penalties", "bad-words"):
+        for name in ("sampled", "penalties", "bad-words", "thinking-budget"):
             check_every_cut(origin, target, SAMPLINGS[name](plain))

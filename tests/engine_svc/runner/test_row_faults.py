@@ -20,6 +20,7 @@ from engine_svc.requests.validation import validate
 from engine_svc.sampling.isolation import sample_rows
 from engine_svc.sampling.sampler import Sampler
 from quire.errors import InvalidRequest
+from quire.reasoning import ReasoningMarks
 from quire.sampling import SAMPLING_BOUNDS, RepetitionDetection, SamplingParameters
 from tests.support.plans import sampling_plan
 from tests.support.run_engine import random_prompts, running_engine
@@ -110,6 +111,15 @@ SAMPLINGS = st.builds(
         min_pattern_size=st.sampled_from([0, 1, 1024]),
         min_count=st.sampled_from([0, 2, 2**31 - 1]),
     ),
+    thinking_token_budget=edges("thinking_token_budget", None, 1, 9),
+    reasoning=st.sampled_from(
+        [
+            None,
+            ReasoningMarks((), (EOS,)),
+            ReasoningMarks((5,) * 16, (9,) * 16, is_open=True),
+            ReasoningMarks((VOCAB_SIZE - 1,), (5, 0), is_optional=True, blank_token_ids=(1, 2)),
+        ]
+    ),
     logprobs=st.sampled_from([None, 0, 20]),
     logprob_token_ids=st.sampled_from([(), (5,), (9, 9, VOCAB_SIZE - 1), tuple(range(200))]),
     prompt_logprobs=st.sampled_from([None, 0, 20]),
@@ -139,6 +149,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "added": {"logit_bias": ((10**6, 1.0),)},
     "penalised": {"presence_penalty": 1.0, "logit_bias": ((-1, 1.0),)},
     "allowed": {"allowed_token_ids": (-1,)},
+    "thinking": {"thinking_token_budget": 1, "reasoning": ReasoningMarks((), (VOCAB_SIZE,))},
     "forbidden": {"allowed_token_ids": (5,), "bad_words": ((5,),)},
     "scored by name": {"logprob_token_ids": (VOCAB_SIZE,)},
     "scored": {"logprobs": 10**4},

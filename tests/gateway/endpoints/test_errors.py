@@ -61,6 +61,8 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"logprob_token_ids": [1]}, "logprob_token_ids", "needs logprobs"),
     ({"logprob_token_ids": [1, 50000]}, "logprob_token_ids", "50000"),
     ({"logprob_token_ids": [1] * 1025}, "logprob_token_ids", "1025"),
+    ({"thinking_token_budget": -1}, "thinking_token_budget", "-1"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget", "--reasoning-parser"),
     ({"prompt_logprobs": -1}, "prompt_logprobs", "between 0 and 20"),
     ({"prompt_logprobs": 21}, "prompt_logprobs", "20"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
