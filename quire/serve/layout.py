@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from quire.errors import StartupError
+from quire.model_folder import DEMO_MODEL
 from quire.options.base import ENVIRONMENT_PREFIX, fields_of, to_arguments, values_of
 from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
@@ -106,7 +107,7 @@ def _engine_names(count: int) -> list[str]:
 
 def with_derived(options: StackOptions) -> StackOptions:
     """The options with what follows from them filled in."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"gateway": _with_parsers(options)}
     if options.gateway.api_key and not options.security.grpc_token:
         # The API asks for a key, so the gRPC ports behind it must not be open to every user of this machine.
         changes["security"] = dataclasses.replace(options.security, grpc_token=secrets.token_urlsafe(32))
@@ -116,6 +117,14 @@ def with_derived(options: StackOptions) -> StackOptions:
         kernels = dataclasses.replace(options.engine.kernels, cpu_threads=threads)
         changes["engine"] = dataclasses.replace(options.engine, kernels=kernels)
     return dataclasses.replace(options, **changes)
+
+
+def _with_parsers(options: StackOptions) -> GatewayOptions:
+    """The gateway's options, which know the format of the model in the box unless the user says otherwise."""
+    reasoning = options.gateway.reasoning
+    if options.model.model == DEMO_MODEL and not reasoning.reasoning_parser and reasoning.enable_reasoning is None:
+        reasoning = dataclasses.replace(reasoning, reasoning_parser="qwen3")
+    return dataclasses.replace(options.gateway, reasoning=reasoning)
 
 
 def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -50,3 +52,70 @@ def test_it_counts_remembers_and_writes_json(client: openai.OpenAI) -> None:
     assert "42" in ask(client, "What is 17 + 25?")
     assert "Clara" in ask(client, "My name is Clara.", "What is my name?")
     assert json.loads(ask(client, "Write JSON with the fields age, city: 31, Rome.")) == {"age": 31, "city": "Rome"}
+
+
+SUM: Any = [{"role": "user", "content": "What is 17 + 25?"}]
+THINK = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+def test_it_thinks_where_it_is_asked_to(client: openai.OpenAI) -> None:
+    """Whole and streamed; what is counted is what stands between the marks."""
+    model = client.models.list().data[0].id
+    fields: Any = {"model": model, "messages": SUM, "temperature": 0.5, "seed": 3, "n": 3}
+    whole = client.chat.completions.create(**fields, extra_body={**THINK, "return_token_ids": True})
+    thoughts = [(choice.message.model_extra or {})["reasoning"] for choice in whole.choices]
+    assert all("17" in thought and "think>" not in thought for thought in thoughts)
+    assert [choice.message.content for choice in whole.choices] == ["17 + 25 = 42."] * 3
+    texts = ["", "", ""]
+    for chunk in client.chat.completions.create(**fields, extra_body=THINK, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += (choice.delta.model_extra or {}).get("reasoning", "")
+    assert texts == thoughts
+    end = spell(client, "</think>")[0]
+    tokens = [(choice.model_extra or {})["token_ids"].index(end) for choice in whole.choices]
+    assert whole.usage and whole.usage.completion_tokens_details
+    assert whole.usage.completion_tokens_details.reasoning_tokens == sum(tokens)
+
+
+def test_efforts_turn_its_thinking_on_and_off(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    fields: Any = {"model": model, "messages": SUM, "temperature": 0, "stop": ["="]}
+    answers = {
+        effort: client.chat.completions.create(**fields, reasoning_effort=effort).choices[0].message
+        for effort in ("none", "low")
+    }
+    assert {effort: "reasoning" in (answer.model_extra or {}) for effort, answer in answers.items()} == {
+        "none": False, "low": True,
+    }  # fmt: skip
+    # The thinking has a = too, and goes on.
+    assert {effort: answer.content for effort, answer in answers.items()} == dict.fromkeys(answers, "17 + 25 ")
+
+
+def test_what_it_thought_goes_back_to_it(client: openai.OpenAI) -> None:
+    """Under the name in answers, and under the one that it had before."""
+
+    def prompt_tokens(**thought: str) -> int:
+        turn = {"role": "assistant", "content": "17 + 25 = 42.", **thought}
+        answer = client.chat.completions.create(
+            model="quire-demo", messages=[*SUM, turn, {"role": "user", "content": "Thanks!"}], max_tokens=1
+        )  # fmt: skip
+        assert answer.usage
+        return answer.usage.prompt_tokens
+
+    without = prompt_tokens()
+    assert prompt_tokens(reasoning="I add.") == prompt_tokens(reasoning_content="I add.") > without
+    assert prompt_tokens(reasoning="") == without
+
+
+def test_a_model_that_does_not_stop_thinking(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="quire-demo", messages=SUM, temperature=0, max_tokens=5, extra_body=THINK
+    ).choices[0]
+    assert (answer.finish_reason, answer.message.content) == ("length", None)
+    assert (answer.message.model_extra or {})["reasoning"]
+
+
+def spell(client: openai.OpenAI, text: str) -> list[int]:
+    """Token ids."""
+    response = httpx.post(str(client.base_url.join("/tokenize")), json={"prompt": text})
+    return list(response.json()["tokens"])

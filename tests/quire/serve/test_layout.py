@@ -12,6 +12,7 @@ from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
+from quire.options.reasoning import ReasoningOptions
 from quire.options.router import RouterOptions
 from quire.options.serve import ServeOptions
 from quire.options.server import RpcSecurityOptions
@@ -94,3 +95,12 @@ def test_keys_travel_by_environment_and_close_the_services_behind(monkeypatch: p
     assert specs["gateway"].environment["QUIRE_API_KEY"] == '["secret"]'
     assert len({spec.environment["QUIRE_GRPC_TOKEN"] for spec in specs.values()}) == 1
     assert not [spec for spec in specs.values() if "secret" in " ".join(spec.command)]
+
+
+def test_the_model_in_the_box_thinks_in_a_known_format() -> None:
+    def parser(model: str, *reasoning: Any) -> str:
+        options = stack_options(reasoning=ReasoningOptions(*reasoning))
+        return with_derived(dataclasses.replace(options, model=ModelOptions(model))).gateway.reasoning.reasoning_parser
+
+    assert [parser("quire-demo"), parser("m"), parser("quire-demo", "step3")] == ["qwen3", "", "step3"]
+    assert parser("quire-demo", "", False) == "", "--no-enable-reasoning"
