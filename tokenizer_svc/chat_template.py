@@ -17,6 +17,8 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from tokenizer_svc.content_format import iterates_over_content, with_parts, with_text_content
+
 _RESERVED = ("messages", "tools", "add_generation_prompt")
 
 
@@ -66,18 +68,22 @@ def make_environment() -> jinja2.Environment:
 class ChatTemplates:
     """The model's templates, and how a conversation goes through one."""
 
-    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], max_chars: int) -> None:
+    def __init__(
+        self, templates: Mapping[str, str], special_tokens: Mapping[str, str], max_chars: int, content_format: str
+    ) -> None:
         """
         Args:
             templates: name → template; "default", and "tool_use" where a model has one for tools.
             special_tokens: variables such as bos_token.
             max_chars: longest text to write.
+            content_format: see TokenizerOptions.chat_template_content_format.
         """
         self._environment = make_environment()
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._max_chars = max_chars
-        self._compiled: dict[str, jinja2.Template] = {}
+        self._content_format = content_format
+        self._compiled: dict[str, tuple[jinja2.Template, bool]] = {}  # and whether it takes parts
 
     def render(
         self,
@@ -101,9 +107,9 @@ class ChatTemplates:
             if name in variables:
                 raise TemplateRejection(f"chat_template_kwargs must not set {name!r}; it has a field of its own.")
         try:
-            chosen = self._environment.from_string(template) if template else self._own(bool(tools))
+            chosen, takes_parts = self._compile(template) if template else self._own(bool(tools))
             pieces = chosen.generate(
-                messages=messages,
+                messages=self._with_content(messages, takes_parts),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special_tokens, **variables},
@@ -125,10 +131,18 @@ class ChatTemplates:
             ) from error
         return _without_end(text, messages[-1]) if continue_final_message else text
 
-    def _own(self, with_tools: bool) -> jinja2.Template:
+    def _with_content(self, messages: list[dict[str, Any]], takes_parts: bool) -> list[dict[str, Any]]:
+        if self._content_format == "openai":
+            return with_parts(messages)
+        return messages if takes_parts and self._content_format == "auto" else with_text_content(messages)
+
+    def _compile(self, template: str) -> tuple[jinja2.Template, bool]:
+        return self._environment.from_string(template), iterates_over_content(template, self._environment)
+
+    def _own(self, with_tools: bool) -> tuple[jinja2.Template, bool]:
         name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
         if name not in self._compiled:
-            self._compiled[name] = self._environment.from_string(self._templates[name])
+            self._compiled[name] = self._compile(self._templates[name])
         return self._compiled[name]
 
     def _join(self, pieces: Any) -> str:

@@ -59,6 +59,7 @@ async def _serve(
         files.special_tokens,
         timeout_seconds=options.chat_template_timeout_seconds,
         max_chars=options.max_prompt_chars,
+        content_format=options.chat_template_content_format,
     )
     compiler = ConstraintCompiler(folder, options.structured_outputs)
     servicer = TokenizerServicer(name, files, renderer, compiler, options, metrics)

@@ -11,7 +11,9 @@ from tokenizer_svc.child import Answer, Message, run
 
 def _make(setup: Message) -> Answer:
     fields = setup.fields
-    templates = ChatTemplates(fields["templates"], fields["special_tokens"], fields["max_chars"])
+    templates = ChatTemplates(
+        fields["templates"], fields["special_tokens"], fields["max_chars"], fields["content_format"]
+    )
 
     def answer(request: Message) -> Message:
         try:

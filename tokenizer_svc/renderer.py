@@ -21,10 +21,11 @@ class ChatRenderer:
         *,
         timeout_seconds: float,
         max_chars: int,
+        content_format: str = "auto",
     ) -> None:
         setup = {
             "templates": dict(templates), "special_tokens": dict(special_tokens),
-            "max_chars": max_chars, "max_messages": MAX_MESSAGES,
+            "max_chars": max_chars, "max_messages": MAX_MESSAGES, "content_format": content_format,
         }  # fmt: skip
         self._pool = ChildPool(
             "tokenizer_svc.render_process", Message(setup), _PROBE,

@@ -19,6 +19,7 @@ from quire.tokenizer.files import TokenizerFiles
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.encoder import Encoded, EncodeOptions, Encoder
+from tokenizer_svc.fill_in_middle import with_hole
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.session import DetokenizeSession
@@ -69,7 +70,10 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> tokenizer_pb2.EncodeResponse:
         if len(request.texts) > MAX_TEXTS:
             raise InvalidRequest(f"{len(request.texts)} texts are too many; at most {MAX_TEXTS}.", parameter="texts")
-        encoded = await self._encode(request.texts, request)
+        texts: Sequence[str] = request.texts
+        if request.HasField("suffix"):
+            texts = [with_hole(self._files.tokenizer, text, request.suffix) for text in texts]
+        encoded = await self._encode(texts, request)
         return await self._beside(encoded, _encode_response, encoded)
 
     async def Decode(

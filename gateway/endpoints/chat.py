@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -67,7 +68,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
         add_special_tokens=body.add_special_tokens,
         template=body.chat_template,
         kwargs=template_variables(
-            body.chat_template_kwargs, body.reasoning_effort, context.options.reasoning.reasoning_effort
+            body.chat_template_kwargs, body.reasoning_effort, context.options.reasoning.reasoning_effort, body.documents
         ),
         block_size=model.block_size,
         cache_salt=caller.cache_salt,
@@ -87,7 +88,8 @@ async def chat_completions(request: Request) -> Response | EventStream:
         caller=caller, options=context.options, parsers=_parsers(context, body),
         answer_context=AnswerContext(thinking_is_open=bool(thinking and thinking.is_open)), thinking=thinking,
     )  # fmt: skip
-    answer = _Answer(context, body, await context.pipeline.start(generation))
+    text = await context.tokenizer.decode(generation.prompts[0].token_ids) if body.return_prompt_text else UNSET
+    answer = _Answer(context, body, await context.pipeline.start(generation), text)
     return await answer.respond(request)
 
 
@@ -110,6 +112,8 @@ def _check(body: ChatCompletionRequest, model: ServedModel) -> None:
         raise InvalidRequest("top_logprobs needs logprobs: true.", parameter="top_logprobs")
     if body.logprob_token_ids and not body.logprobs:
         raise InvalidRequest("logprob_token_ids needs logprobs: true.", parameter="logprob_token_ids")
+    if body.suffix:
+        raise InvalidRequest("suffix is for /v1/completions: a conversation has none.", parameter="suffix")
     for name in ("max_tokens", "max_completion_tokens"):
         value = getattr(body, name)
         if value is not None and not 1 <= value < 2**31:
@@ -123,9 +127,16 @@ def _check(body: ChatCompletionRequest, model: ServedModel) -> None:
 class _Answer(GenerationAnswer[ChatCompletionRequest, ChatChunkChoice]):
     """The answer to a conversation."""
 
-    def __init__(self, context: GatewayContext, body: ChatCompletionRequest, state: RequestState) -> None:
+    def __init__(
+        self, context: GatewayContext, body: ChatCompletionRequest, state: RequestState, prompt_text: str | UnsetType
+    ) -> None:
+        """
+        Args:
+            prompt_text: what the model got, where it is asked for.
+        """
         super().__init__(context, body, state, "chatcmpl")
-        self._role = context.options.response_role
+        self._role = _role(body, context.options.response_role)
+        self._prompt_text = prompt_text
         self._echo = _echo_text(body)
         self._callers: set[int] = set()  # choices that call tools
 
@@ -135,6 +146,7 @@ class _Answer(GenerationAnswer[ChatCompletionRequest, ChatChunkChoice]):
             chunk = self._chunk(ChatChunkChoice(index, ChatDelta(role=self._role, content="")))
             if self._with_ids:
                 chunk.prompt_token_ids = list(self._request.prompts[0].token_ids)
+            chunk.prompt_text = self._prompt_text
             yield event(chunk)
             if self._echo:
                 yield event(self._chunk(ChatChunkChoice(index, ChatDelta(content=self._echo))))
@@ -161,6 +173,7 @@ class _Answer(GenerationAnswer[ChatCompletionRequest, ChatChunkChoice]):
             self._usage(),
             prompt_logprobs(scores, texts) if self._body.prompt_logprobs is not None else None,
             list(self._request.prompts[0].token_ids) if self._with_ids else None,
+            self._prompt_text,
         )  # fmt: skip
 
     def _whole_choice(self, index: int, choice: CollectedChoice) -> ChatChoice:
@@ -218,6 +231,11 @@ def _call_piece(call: ToolCall) -> ChatToolCallPiece:
     if not call.name:
         return ChatToolCallPiece(call.index, FunctionCall(call.arguments))
     return ChatToolCallPiece(call.index, FunctionCall(call.arguments, call.name), call.id, "function")
+
+
+def _role(body: ChatCompletionRequest, response_role: str) -> str:
+    """Who answers: where no turn is opened, whoever has the last one goes on."""
+    return response_role if body.add_generation_prompt else str(body.messages[-1]["role"])
 
 
 def _echo_text(body: ChatCompletionRequest) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -36,7 +37,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt in both forms; the text is known only where it is echoed."""
+    """One prompt in both forms; the text is known only where it is told."""
 
     token_ids: tuple[int, ...]
     text: str = ""
@@ -58,11 +59,15 @@ async def completions(request: Request) -> Response | EventStream:
         bad_words=await bad_word_runs(context.tokenizer, body.bad_words or ()), caller=caller, options=context.options,
     )  # fmt: skip
     prompts = [
-        Prompt(prompt.token_ids, await context.tokenizer.decode(prompt.token_ids) if body.echo else "")
+        Prompt(prompt.token_ids, await context.tokenizer.decode(prompt.token_ids) if _tells_prompts(body) else "")
         for prompt in generation.prompts
     ]
     answer = _Answer(context, body, await context.pipeline.start(generation), prompts)
     return await answer.respond(request)
+
+
+def _tells_prompts(body: CompletionRequest) -> bool:
+    return bool(body.echo or body.return_prompt_text)
 
 
 def _check(body: CompletionRequest, model: ServedModel) -> None:
@@ -107,8 +112,10 @@ async def _tokenized(
             raise InvalidRequest("prompt mixes texts and token ids; send one kind.", parameter="prompt")
         return await context.tokenizer.encode(
             texts, body.add_special_tokens, block_size=model.block_size, cache_salt=caller.cache_salt,
-            max_tokens=context_bound(body, model),
+            max_tokens=context_bound(body, model), suffix=body.suffix or None,
         )  # fmt: skip
+    if body.suffix:
+        raise InvalidRequest("suffix needs prompts that are texts.", parameter="suffix")
     return await beside(request, _checked, prompts, model.vocab_size, context_bound(body, model))
 
 
@@ -180,13 +187,14 @@ class _Answer(GenerationAnswer[CompletionRequest, CompletionChoice]):
         prompt_scores = choices[index - index % self._request.n].prompt_scores
         return CompletionChoice(
             index,
-            prompt.text + choice.content,
+            (prompt.text if self._body.echo else "") + choice.content,
             self._logprobs(index, choice, prompt, prompt_scores, texts),
             choice.finish.reason.value,
             choice.finish.stop_reason,
             choice.token_ids if self._with_ids else None,
             prompt_logprobs(prompt_scores, texts) if self._body.prompt_logprobs is not None else None,
             list(prompt.token_ids) if self._with_ids else None,
+            prompt.text if self._body.return_prompt_text else UNSET,
         )
 
     def _logprobs(

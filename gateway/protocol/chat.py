@@ -22,13 +22,13 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     add_special_tokens: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, str]] | None = None
     tool_choice: Any = None
 
     tools: Any = None
     functions: Any = None
     function_call: Any = None
     parallel_tool_calls: Any = None
-    documents: Any = None
     reasoning_effort: Any = None
     modalities: Any = None
     audio: Any = None
@@ -113,6 +113,7 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_text: str | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -145,3 +146,4 @@ class ChatCompletionChunk(msgspec.Struct):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET

@@ -52,30 +52,30 @@ class GenerationFields(ConstraintFields, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
     echo: bool = False
+    suffix: str | None = None
     priority: int = 0
     cache_salt: str | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
+    return_prompt_text: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
 
-    # Known to clients and not built: refused unless they say nothing. See validate.UNSUPPORTED.
+    # Known to clients and refused, unless they ask for nothing: see gateway/requests/refused.py.
     spaces_between_special_tokens: Any = None
-    truncation_side: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
     prompt_embeds: Any = None
-    suffix: Any = None
     logits_processors: Any = None
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     mm_payload: Any = None
     ec_transfer_params: Any = None
     include_reasoning: bool | None = None
-    return_prompt_text: Any = None
     return_token_offsets: Any = None
     return_weight_versions: Any = None
     routed_experts_prompt_start: Any = None

@@ -36,6 +36,7 @@ class CompletionChoice(msgspec.Struct):
     token_ids: list[int] | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):

@@ -72,7 +72,7 @@ def make_generation_request(
         reasoning=marks if constraint or body.thinking_token_budget is not None else None,
         thinking_token_budget=_thinking_budget(body, thinking),
     )  # fmt: skip
-    truncated = [truncate(prompt, body.truncate_prompt_tokens, model.max_model_len) for prompt in prompts]
+    truncated = [truncate(prompt, body, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
         _check_length(len(prompt.token_ids), asked, model.max_model_len)
     output_tokens = check_total(truncated, output, sampling.n, model.max_model_len, options.max_tokens_per_request)
@@ -147,21 +147,25 @@ def _logit_bias(body: GenerationFields, defaults: SamplingParameters) -> tuple[t
     return tuple((dict(defaults.logit_bias) | asked).items())
 
 
-def truncate(prompt: TokenizedPrompt, limit: int | None, max_model_len: int) -> TokenizedPrompt:
-    """The last `limit` tokens; -1 stands for the model's length.
+def truncate(prompt: TokenizedPrompt, body: GenerationFields, max_model_len: int) -> TokenizedPrompt:
+    """What `truncate_prompt_tokens` leaves of a prompt: its last tokens, or its first ones; -1 stands for the model's
+    length.
 
     Raises:
         InvalidRequest: the limit is neither -1 nor positive.
     """
+    limit = body.truncate_prompt_tokens
     if limit is None:
         return prompt
     if limit != -1 and limit < 1:
         raise InvalidRequest(
             f"truncate_prompt_tokens is {limit}; it must be -1 or positive.", parameter="truncate_prompt_tokens"
         )
-    kept = prompt.token_ids[-(max_model_len - 1 if limit == -1 else limit) :]
-    # The blocks of what is left begin elsewhere: the keys are not its own.
-    return prompt if len(kept) == len(prompt.token_ids) else TokenizedPrompt(kept)
+    most = max_model_len - 1 if limit == -1 else limit
+    if len(prompt.token_ids) <= most:
+        return prompt
+    # The blocks of what is left may begin elsewhere: the keys are not its own.
+    return TokenizedPrompt(prompt.token_ids[:most] if body.truncation_side == "right" else prompt.token_ids[-most:])
 
 
 def _check_length(prompt: int, max_tokens: int | None, max_model_len: int) -> None:

@@ -12,8 +12,8 @@ from quire.errors import InvalidRequest
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> bytes:
-    """The messages as JSON, with text parts joined and the arguments of tool calls parsed; the rest goes through as it
-    is.
+    """The messages as JSON, with all parts of contents as text parts and the arguments of tool calls parsed; the rest
+    goes through as it is.
 
     Raises:
         InvalidRequest: a message has no role, or content or reasoning that is not text.
@@ -30,8 +30,7 @@ def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     converted = dict(message)
     content = message.get("content")
     if isinstance(content, list):
-        parts = [_part(part, f"{place}.content[{index}]") for index, part in enumerate(content)]
-        converted["content"] = "\n".join(parts)
+        converted["content"] = [_part(part, f"{place}.content[{index}]") for index, part in enumerate(content)]
     elif content is not None and not isinstance(content, str):
         raise InvalidRequest(f"{place}.content must be a string or a list of parts.", parameter="messages")
     if (reasoning := _reasoning(message, place)) is not None:
@@ -51,13 +50,13 @@ def _reasoning(message: Mapping[str, Any], place: str) -> str | None:
     return None
 
 
-def _part(part: Any, place: str) -> str:
+def _part(part: Any, place: str) -> dict[str, str]:
     if isinstance(part, str):
-        return part
+        return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, dict) else None
     text = part.get(kind) if kind in ("text", "refusal") else None
     if isinstance(text, str):
-        return text
+        return {"type": "text", "text": text}
     raise InvalidRequest(
         f"{place} is no text part ({str(kind)[:50]!r}); Quire's models read text only.", parameter="messages"
     )

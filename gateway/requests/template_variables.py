@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequest
@@ -10,7 +10,10 @@ from quire.options.reasoning import REASONING_EFFORTS
 
 
 def template_variables(
-    kwargs: Mapping[str, Any] | None, reasoning_effort: Any, default_effort: str
+    kwargs: Mapping[str, Any] | None,
+    reasoning_effort: Any,
+    default_effort: str,
+    documents: Sequence[Mapping[str, str]] | None = None,
 ) -> Mapping[str, Any]:
     """The variables, of which those that the request names itself win.
 
@@ -20,12 +23,13 @@ def template_variables(
     Raises:
         InvalidRequest: there is no such effort.
     """
+    given = ({"documents": documents} if documents else {}) | dict(kwargs or {})
     if reasoning_effort is None:
-        return {"reasoning_effort": default_effort, **(kwargs or {})}
+        return {"reasoning_effort": default_effort, **given}
     if reasoning_effort not in REASONING_EFFORTS:
         raise InvalidRequest(
             f"reasoning_effort is {str(reasoning_effort)[:50]!r}; it must be one of {', '.join(REASONING_EFFORTS)}.",
             parameter="reasoning_effort",
         )
     switch = {"enable_thinking": reasoning_effort != "none"}
-    return {"reasoning_effort": reasoning_effort, **switch, **(kwargs or {})}
+    return {"reasoning_effort": reasoning_effort, **switch, **given}

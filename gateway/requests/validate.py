@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from gateway.protocol.common import GenerationFields
+from gateway.requests.refused import check_refused
 from gateway.requests.served_model import ServedModel
 from quire.bounds import (
     LOGIT_BIAS_BOUND,
@@ -32,29 +32,13 @@ from quire.sampling import SAMPLING_BOUNDS
 _SHOWN = 50  # characters of a key
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
-# Field → values that ask for nothing, besides null. Any other value is refused: Quire does not have the feature yet.
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "spaces_between_special_tokens": (True,),
-        "truncation_side": ("left",), "kv_transfer_params": (), "vllm_xargs": ({},),
-        "prompt_embeds": (),
-        "suffix": ("",), "tools": (), "functions": (), "function_call": ("none",), "tool_choice": ("none",),
-        "parallel_tool_calls": (True, False), "documents": ([],), "modalities": (["text"],), "audio": (),
-        "logits_processors": ([],), "media_io_kwargs": ({},), "mm_processor_kwargs": ({},), "mm_payload": (),
-        "ec_transfer_params": (), "return_prompt_text": (False,),
-        "return_token_offsets": (False,), "return_weight_versions": (False,), "routed_experts_prompt_start": (0,),
-        "stream_interval": (1,), "watermarking": (False,),
-    }
-)  # fmt: skip
-
-
 def check_generation(body: GenerationFields, model: ServedModel) -> None:
     """Refuses what no engine would run.
 
     Raises:
         InvalidRequest: names the field, its value and the fix.
     """
-    check_unsupported(body)
+    check_refused(body)
     for name, bound in SAMPLING_BOUNDS.items():
         value = getattr(body, name)
         # vLLM's clients write -1 for "all tokens".
@@ -101,18 +85,6 @@ def check_choices(prompts: int, n: int | None, limit: int) -> None:
             "(--max-choices-per-request): send fewer prompts at a time, or lower n.",
             parameter=parameter,
         )
-
-
-def check_unsupported(body: GenerationFields) -> None:
-    """Refuses features that Quire does not have, rather than ignoring them.
-
-    Raises:
-        InvalidRequest: names the first.
-    """
-    for name, neutral in UNSUPPORTED.items():
-        value = getattr(body, name, None)
-        if value is not None and value not in neutral:
-            raise InvalidRequest(f"{name} is not implemented by Quire yet; leave it out.", parameter=name)
 
 
 def check_logprobs(name: str, value: int | None, model: ServedModel) -> None:

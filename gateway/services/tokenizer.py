@@ -52,8 +52,12 @@ class Tokenizer:
         block_size: int = 0,
         cache_salt: str = "",
         max_tokens: int = 0,
+        suffix: str | None = None,
     ) -> list[TokenizedPrompt]:
         """Token ids of each text, and the keys of their blocks of `block_size` tokens if wanted.
+
+        Args:
+            suffix: what follows what the model is to write.
 
         Raises:
             ContextTooLong: a text has more than `max_tokens`, which may be known before it is encoded.
@@ -63,7 +67,7 @@ class Tokenizer:
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
             request = tokenizer_pb2.EncodeRequest(
                 texts=texts[start : start + _TEXTS_AT_ONCE], add_special_tokens=add_special_tokens,
-                block_size=block_size, cache_salt=cache_salt, max_tokens=max_tokens,
+                block_size=block_size, cache_salt=cache_salt, max_tokens=max_tokens, suffix=suffix,
             )  # fmt: skip
             found += (await self._replicas.call("Encode", request)).sequences
         num_tokens = sum(len(sequence.token_ids) for sequence in found)

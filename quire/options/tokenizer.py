@@ -15,6 +15,12 @@ class TokenizerOptions:
     chat_template: str | None = option(
         None, "Chat template in place of the model's: a file, or the template itself on one line.", metavar="PATH|TEXT"
     )
+    chat_template_content_format: str = option(
+        "auto",
+        "How the template gets a message's content: string (text parts joined by line breaks), openai (always the list "
+        "of parts), or auto: the list, where a request sends one and the template has a loop over it, else a string.",
+        choices=("auto", "string", "openai"),
+    )
     trust_request_chat_template: bool = option(
         False, "Lets requests bring their own chat template; it runs sandboxed, but it runs."
     )

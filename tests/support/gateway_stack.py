@@ -34,6 +34,7 @@ from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.service import TokenizerServicer
 
 SECURITY = RpcSecurityOptions()
+DOCUMENTS = "{% for document in documents or () %}{{ document.text }}\n{% endfor %}"
 
 
 @dataclass
@@ -118,7 +119,7 @@ async def running_tokenizer(folder: Path) -> AsyncIterator[GrpcServer]:
     """A tokenizer service; the folder gets the tokenizer if it has none."""
     save_tokenizer(folder)
     options = TokenizerOptions()
-    renderer = ChatRenderer({"default": TEMPLATE}, {}, timeout_seconds=5, max_chars=100_000)
+    renderer = ChatRenderer({"default": DOCUMENTS + TEMPLATE}, {}, timeout_seconds=5, max_chars=100_000)
     await renderer.start()
     registry = new_registry()
     server = GrpcServer("tokenizer", "quire.v1.TokenizerService", GrpcServerOptions(), SECURITY, registry)

@@ -142,3 +142,40 @@ async def test_continuing_a_message_that_the_template_hides(chatml: ChatRenderer
 async def test_variables_cannot_replace_fields(chatml: ChatRenderer) -> None:
     with pytest.raises(InvalidRequest, match="'messages'"):
         await render(chatml, variables={"messages": []})
+
+
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+LOOPING = (
+    "{% for m in messages %}{% if m['content'] is string %}{{ m.content }}{% else %}"
+    "{% for part in m['content'] %}[{{ part.text }}]{% endfor %}{% endif %}{% endfor %}"
+)
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("content_format", "template", "content", "expected"),
+    [
+        ("auto", LOOPING, PARTS, "[a][b]"),
+        ("auto", LOOPING, "a", "a"),
+        (
+            "auto",
+            LOOPING.replace("for part in m['content']", "set c = m.content %}{% for part in c | list"),
+            PARTS,
+            "[a][b]",
+        ),
+        ("auto", PLAIN, PARTS, "a\nb"),
+        ("string", LOOPING, PARTS, "a\nb"),
+        ("openai", LOOPING, PARTS, "[a][b]"),
+        ("openai", LOOPING, "a", "[a]"),
+    ],
+)
+async def test_content_comes_in_the_form_that_the_template_takes(
+    content_format: str, template: str, content: Any, expected: str
+) -> None:
+    limits: dict[str, Any] = {"timeout_seconds": 5.0, "max_chars": 1000}
+    running = ChatRenderer({"default": template}, {}, content_format=content_format, **limits)
+    await running.start()
+    try:
+        assert await render(running, messages=[{"role": "user", "content": content}]) == expected
+    finally:
+        await running.close()

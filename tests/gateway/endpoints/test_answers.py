@@ -209,3 +209,41 @@ async def test_models_and_tokens(gateway: GatewayStack) -> None:
     tokens = (await gateway.post("/tokenize", {"prompt": "AB", "return_token_strs": True})).json()
     assert tokens == {"count": 2, "max_model_len": 4096, "tokens": [32, 33], "token_strs": ["A", "B"]}
     assert (await gateway.post("/detokenize", {"tokens": [32, 33]})).json() == {"prompt": "AB"}
+
+
+async def test_truncation_may_keep_the_beginning(gateway: GatewayStack) -> None:
+    await gateway.complete(prompt=[1, 2, 3, 4], truncate_prompt_tokens=2, truncation_side="right")
+    assert list(gateway.engine.record.started[-1].prompt_token_ids) == [1, 2]
+
+
+async def test_the_prompts_text_is_told_where_it_is_asked_for(gateway: GatewayStack) -> None:
+    answer = await gateway.complete(prompt=["AB", "C"], return_prompt_text=True)
+    assert [choice["prompt_text"] for choice in answer["choices"]] == ["AB", "C"]
+    assert not answer["choices"][0]["text"].startswith("AB")
+    body = {"messages": MESSAGES, "max_tokens": 2, "return_prompt_text": True}
+    whole = (await gateway.post("/v1/chat/completions", body)).json()
+    first, *others, _ = await gateway.events("/v1/chat/completions", body)
+    assert MESSAGES[0]["content"] in whole["prompt_text"] == first["prompt_text"]
+    assert not any("prompt_text" in chunk for chunk in others)
+
+
+async def test_whoever_has_the_last_turn_goes_on_where_none_is_opened(gateway: GatewayStack) -> None:
+    messages = [*MESSAGES, {"role": "bard", "content": "Once"}]
+    body = {"messages": messages, "max_tokens": 2, "add_generation_prompt": False}
+    answer = (await gateway.post("/v1/chat/completions", body)).json()
+    assert answer["choices"][0]["message"]["role"] == "bard"
+
+
+async def test_documents_are_for_the_template(gateway: GatewayStack) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 2, "return_prompt_text": True}
+    documents = [{"title": "A", "text": "the moon is far"}]
+    answer = (await gateway.post("/v1/chat/completions", body | {"documents": documents})).json()
+    assert "the moon is far" in answer["prompt_text"]
+
+
+async def test_a_suffix_needs_a_model_that_was_taught_to_fill_in(gateway: GatewayStack) -> None:
+    for prompt, told in (("A", "no tokens for it"), ([65], "texts")):
+        response = await gateway.post("/v1/completions", {"prompt": prompt, "suffix": "Z"})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "suffix"
+        assert told in response.json()["error"]["message"]

@@ -72,8 +72,6 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"priority": 2**40}, "priority", "priority"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1 or positive"),
     ({"max_tokens": 5000}, "max_tokens", "4096"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not implemented"),
-    ({"guided_regex": "a+"}, "guided_regex", "not implemented"),
 ]
 ONLY_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "1 to 4096"),
@@ -86,7 +84,8 @@ ONLY_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
     ({"continue_final_message": True}, "continue_final_message", "add_generation_prompt"),
-    ({"tools": [{"type": "function"}]}, "tools", "not implemented"),
+    ({"suffix": "x"}, "suffix", "/v1/completions"),
+    ({"tools": [{"type": "function"}]}, "tools", "refused"),
     ({"chat_template": "x"}, "chat_template", "--trust-request-chat-template"),
 ]
 ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
@@ -101,7 +100,6 @@ ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 0}, "max_tokens", "echo"),
     ({"logprobs": 21}, "logprobs", "20"),
     ({"best_of": 3}, "best_of", "use_beam_search"),
-    ({"suffix": "x"}, "suffix", "not implemented"),
 ]
 
 

@@ -12,7 +12,7 @@ from gateway.protocol import unknown
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.completions import CompletionRequest
 from gateway.protocol.unknown import UnknownFields
-from gateway.requests.validate import UNSUPPORTED, check_unsupported
+from gateway.requests.refused import REFUSED, check_refused
 from tests.support.gateway_stack import GatewayStack
 
 CHAT = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 2}
@@ -45,20 +45,20 @@ def test_every_field_is_known(kind: type[msgspec.Struct], fields: str) -> None:
 
 
 def test_what_asks_for_nothing_passes() -> None:
-    assert set(UNSUPPORTED) <= set(ChatCompletionRequest.__struct_fields__)
-    for name, values in UNSUPPORTED.items():
-        for value in (None, *values):
-            check_unsupported(decode_json(msgspec.json.encode(CHAT | {name: value}), ChatCompletionRequest))
+    assert set(REFUSED) <= set(ChatCompletionRequest.__struct_fields__)
+    for name, refused in REFUSED.items():
+        for value in (None, *refused.neutral):
+            check_refused(decode_json(msgspec.json.encode(CHAT | {name: value}), ChatCompletionRequest))
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
 async def test_what_is_not_built_is_refused(gateway: GatewayStack, path: str, body: dict[str, Any]) -> None:
-    for name in UNSUPPORTED.keys() & set(BOTH.split()):
+    for name in REFUSED.keys() & set(BOTH.split()):
         response = await gateway.post(path, body | {name: {"asks": "for something"}})
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, name)
-        assert "not implemented" in error["message"]
+        assert "is refused: " in error["message"]
 
 
 @pytest.mark.asyncio(loop_scope="module")

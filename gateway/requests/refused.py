@@ -1,0 +1,65 @@
+"""Fields that clients of other servers send and that ask for what Quire does not do: refused, never ignored.
+
+Fields that are neither here nor in `gateway/protocol` nobody knows: they are taken, and told to the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from quire.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a field is refused."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()  # values that ask for nothing, besides null
+
+
+_NOT_YET = "it is not implemented by Quire yet"
+_TEXT_ONLY = "Quire's models read and write text only"
+_NO_TRANSFER = "Quire moves no KV cache between servers on a client's word"
+
+REFUSED: Mapping[str, Refused] = MappingProxyType(
+    {
+        "spaces_between_special_tokens": Refused(_NOT_YET, (True,)),
+        "vllm_xargs": Refused(_NOT_YET, ({},)),
+        "logits_processors": Refused(_NOT_YET, ([],)),
+        "stream_interval": Refused(_NOT_YET, (1,)),
+        "prompt_embeds": Refused(_NOT_YET),
+        "tools": Refused(_NOT_YET),
+        "tool_choice": Refused(_NOT_YET, ("none",)),
+        "functions": Refused(_NOT_YET),
+        "function_call": Refused(_NOT_YET, ("none",)),
+        "parallel_tool_calls": Refused(_NOT_YET, (True, False)),
+        "modalities": Refused(_TEXT_ONLY, (["text"],)),
+        "audio": Refused(_TEXT_ONLY),
+        "media_io_kwargs": Refused(_TEXT_ONLY, ({},)),
+        "mm_processor_kwargs": Refused(_TEXT_ONLY, ({},)),
+        "mm_payload": Refused(_TEXT_ONLY),
+        "kv_transfer_params": Refused(_NO_TRANSFER),
+        "ec_transfer_params": Refused(_NO_TRANSFER),
+        "return_token_offsets": Refused("the offsets of tokens are told by no endpoint", (False,)),
+        "return_weight_versions": Refused("weights do not change while a server runs", (False,)),
+        "routed_experts_prompt_start": Refused("which experts a token went to is not recorded", (0,)),
+        "watermarking": Refused("Quire marks no output", (False,)),
+    }
+)
+
+
+def check_refused(body: msgspec.Struct) -> None:
+    """
+    Raises:
+        InvalidRequest: a field asks for what Quire does not do; names the first.
+    """
+    for name, refused in REFUSED.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in refused.neutral:
+            raise InvalidRequest(f"{name} is refused: {refused.why}. Leave it out.", parameter=name)
