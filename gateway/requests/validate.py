@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gateway.protocol.common import GenerationFields
 from gateway.requests.refused import check_refused
@@ -31,6 +30,7 @@ from quire.sampling import SAMPLING_BOUNDS
 
 _SHOWN = 50  # characters of a key
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
+
 
 def check_generation(body: GenerationFields, model: ServedModel) -> None:
     """Refuses what no engine would run.
