@@ -18,8 +18,11 @@ if not Path("/dev/nvidiactl").exists():
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# In the background, a shell has Ctrl-C ignored: the processes that tests start would inherit that, and not stop by it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+# In the background a shell has Ctrl-C ignored, and nohup has hangups: go on so, but start no process that is deaf to
+# what tests stop it by. A handler is not inherited.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture(scope="session", autouse=True)
