@@ -23,7 +23,7 @@ from gateway.protocol.common import CompletionTokensDetails, GenerationFields, P
 from gateway.protocol.completions import Completion, CompletionChoice
 from gateway.requests.constraint import NamedConstraint
 from gateway.requests.state import RequestState
-from quire.errors import InvalidRequest, QuireError
+from quire.errors import QuireError
 from quire.structured.base import Constraint
 
 Body = TypeVar("Body", bound=GenerationFields)
@@ -32,12 +32,7 @@ Choice = TypeVar("Choice", bound=ChatChunkChoice | CompletionChoice)
 
 async def compiled(context: GatewayContext, wanted: NamedConstraint | None) -> Constraint | None:
     """What a request's outputs have to look like, as engines follow it; None where nothing is asked for."""
-    if wanted is None:
-        return None
-    # Until engines follow constraints, nobody must take free text for what was asked for.
-    raise InvalidRequest(
-        f"{wanted.parameter} is not implemented by Quire yet; leave it out.", parameter=wanted.parameter
-    )
+    return None if wanted is None else await context.tokenizer.compile_constraint(wanted)
 
 
 class GenerationAnswer(ABC, Generic[Body, Choice]):
