@@ -75,9 +75,13 @@ class LiveRequests:
         live.unfinished -= 1
         final = live.unfinished == 0
         usage = self._strike(live) if final else None
+        by_token = token_ids and token_ids[-1] in live.ending_token_ids
         self._deltas.append(
-            SequenceDelta(live.key, choice, token_ids, logprobs, prompt_logprobs, reason, stop_token_id, final, usage)
-        )
+            SequenceDelta(
+                live.key, choice, token_ids, logprobs, prompt_logprobs, reason, stop_token_id, final, usage,
+                ended_by_constraint=reason is FinishReason.STOP and not by_token,
+            )
+        )  # fmt: skip
 
     def stop(self, sequence: Sequence, num_output_tokens: int) -> None:
         """Ends one sequence in which its caller has found a stop string; so many tokens of its output count."""

@@ -48,6 +48,7 @@ class SequenceDelta(msgspec.Struct, frozen=True):
     is_final: bool = False  # the last delta of the request
     usage: Usage | None = None  # on the final one
     error: QuireError | None = None
+    ended_by_constraint: bool = False  # and by no stop token: the last token is part of the text
 
 
 @dataclass(frozen=True)

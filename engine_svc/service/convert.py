@@ -61,6 +61,7 @@ def add_delta(deltas: Any, delta: SequenceDelta, stream_id: int) -> None:
     message.finish_reason = FINISH_REASONS[delta.finish_reason]
     if delta.stop_token_id is not None:
         message.stop_token_id = delta.stop_token_id
+    message.ended_by_constraint = delta.ended_by_constraint
     message.is_final = delta.is_final
     if delta.usage is not None:
         message.usage.CopyFrom(_from_usage(delta.usage))

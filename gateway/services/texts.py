@@ -229,7 +229,7 @@ def _fill(tokens: tokenizer_pb2.DetokenizeTokens, choice: ChoiceState, delta: co
     tokens.token_ids.extend(delta.token_ids)
     if delta.finish_reason:
         tokens.is_last = True
-        keeps = choice.stream.owner.request.detokenize.ends_with_stop_token
+        keeps = delta.ended_by_constraint or choice.stream.owner.request.detokenize.ends_with_stop_token
         tokens.drop_last_token = delta.finish_reason == common_pb2.FINISH_REASON_STOP and not keeps
     for position in delta.logprobs:
         tokens.lookup_token_ids.extend(position.token_ids)

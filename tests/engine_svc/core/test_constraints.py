@@ -294,3 +294,10 @@ def test_a_grammar_that_takes_too_long_ends_its_request() -> None:
     (delta,) = engine.step()
     assert isinstance(delta.error, DeadlineExceeded)
     engine.close()
+
+
+def test_what_ends_by_its_grammar_is_told_from_what_a_token_ends(make: Make) -> None:
+    found = run(make(), *(constrained(matching("a{0,3}"), seed=seed, max_tokens=9) for seed in range(12)))
+    ended = {key: found.last[key].ended_by_constraint for key in range(12)}
+    assert ended == {key: found.tokens[key, 0][-1] != EOS for key in range(12)}
+    assert set(ended.values()) == {True, False}
