@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from gateway.answers.context import AnswerContext
 from gateway.answers.deltas import Content, Delta
-from gateway.reasoning_parsers.base import MAX_BLANKS, MarkedParser, longest_beginning, without_blanks
+from gateway.answers.markers import Markers
+from gateway.reasoning_parsers.base import MAX_BLANKS, MarkedParser, without_blanks
 
 
 class AnswerInTags(MarkedParser):
@@ -21,6 +22,7 @@ class AnswerInTags(MarkedParser):
         self._tagged: bool | None = None  # whether the answer has a first tag, once it is known
         self._empty = True  # no text of it yet
         self._waiting = ""  # of the answer
+        self._end = Markers(self.answer_end)
 
     def parse_answer(self, text: str) -> Sequence[Delta]:
         text = self._waiting + text
@@ -58,7 +60,7 @@ class AnswerInTags(MarkedParser):
         if inside.endswith(self.answer_end) and len(text) - len(inside) <= MAX_BLANKS:
             certain = inside.removesuffix(self.answer_end)
         else:
-            certain = text[: len(text) - longest_beginning(text, (self.answer_end,))]
+            certain = text[: self._end.find(text, max(0, len(text) - len(self.answer_end) + 1))[0]]
         certain = without_blanks(certain, self.blanks)
         return certain, text[len(certain) :]
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from gateway.answers.context import AnswerContext
 from gateway.answers.deltas import Content, Delta, Finish, Reasoning
+from gateway.answers.markers import Markers
 from gateway.answers.parser import AnswerParser
 
 # Line breaks before a mark that belong to it, and not to the text before: more of them stay text, so that no more than
@@ -71,7 +72,7 @@ class MarkedParser(ReasoningParser):
         super().__init__(context)
         self._place = _Place.BEGINNING
         self._starts = (self.start_mark, *self.other_start_marks)
-        self._ends = (self.end_mark, *self.other_end_marks)
+        self._ends = Markers(self.end_mark, *self.other_end_marks)
         self._steps = {
             _Place.BEGINNING: self._begin,
             _Place.OPENED: self._open,
@@ -119,15 +120,13 @@ class MarkedParser(ReasoningParser):
 
     def _think(self) -> Sequence[Delta] | None:
         """All but what may be the beginning of an end mark, with the blanks before it."""
-        if found := first_of(self._ends, self.held):
-            start, mark = found
-            text, self.held = self.held[:start], self.held[start + len(mark) :]
-            self._place = _Place.CLOSED
-            return self._thought(without_blanks(text, self.blanks))
-        certain = self.held[: len(self.held) - longest_beginning(self.held, self._ends)]
-        certain = without_blanks(certain, self.blanks)
-        self.held = self.held[len(certain) :]
-        return self._thought(certain) or None
+        place, mark = self._ends.find(self.held, 0)
+        text = without_blanks(self.held[:place], self.blanks)
+        if mark:
+            self._place, self.held = _Place.CLOSED, self.held[place + len(mark) :]
+            return self._thought(text)
+        self.held = self.held[len(text) :]
+        return self._thought(text) or None
 
     def _thought(self, text: str) -> Sequence[Delta]:
         return [Reasoning(text)] if text else []
@@ -141,17 +140,6 @@ class MarkedParser(ReasoningParser):
     def _answer(self) -> Sequence[Delta] | None:
         text, self.held = self.held, ""
         return self.parse_answer(text)
-
-
-def first_of(marks: Sequence[str], text: str) -> tuple[int, str] | None:
-    """Where the first of the marks begins, and which it is."""
-    return min(((start, mark) for mark in marks if (start := text.find(mark)) >= 0), default=None)
-
-
-def longest_beginning(text: str, marks: Sequence[str]) -> int:
-    """How many characters at the text's end may be the beginning of one of the marks."""
-    longest = min(len(text), max(map(len, marks)) - 1)
-    return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)
 
 
 def without_blanks(text: str, blanks: str) -> str:

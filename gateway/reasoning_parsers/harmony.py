@@ -1,6 +1,7 @@
 """Harmony, the format of gpt-oss: an answer is a row of messages, each in a channel and perhaps for a recipient.
 
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…
+    <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
 
 The prompt ends with `<|start|>assistant`, so that an output begins in the middle of its first message's header.
 """
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import enum
 import re
+import secrets
 from collections.abc import Sequence
 
-from gateway.answers.context import AnswerContext
-from gateway.answers.deltas import Content, Delta, Finish, Reasoning
-from gateway.reasoning_parsers.base import ReasoningParser, first_of, longest_beginning
+from gateway.answers.context import AnswerContext, ToolChoice
+from gateway.answers.deltas import Content, Delta, Finish, Reasoning, ToolCall
+from gateway.answers.markers import Markers
+from gateway.reasoning_parsers.base import ReasoningParser
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 # What ends a message's text: the last two begin another message.
@@ -23,6 +26,7 @@ _FIRST = (_START, _CHANNEL, _MESSAGE, " to=")
 # What is longer is no header: names of tools have 64 characters.
 _MAX_HEADER = 256
 _RECIPIENT = re.compile(r"to=([^\s<]{1,128})")
+_FUNCTIONS = "functions."
 _NAME = re.compile(re.escape(_CHANNEL) + r"\s{0,8}([a-z]{1,32})")
 
 
@@ -32,10 +36,17 @@ class _Place(enum.Enum):
     TEXT = enum.auto()
 
 
-class HarmonyChannels(ReasoningParser):
-    """Messages in the channel `analysis`, and those for tools that nobody has given, are reasoning; others content.
+class _Kind(enum.Enum):
+    """What a message's text is."""
 
-    Text outside of any message is content.
+    CONTENT = enum.auto()
+    REASONING = enum.auto()
+    CALL = enum.auto()
+
+
+class HarmonyChannels(ReasoningParser):
+    """Messages in the channel `analysis`, and those for the model's own tools, are reasoning; those for functions are
+    calls, where there are tools that may be called; others, and text outside of any, are content.
     """
 
     start_mark = "<|channel|>analysis<|message|>"
@@ -47,7 +58,10 @@ class HarmonyChannels(ReasoningParser):
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)
         self._place = _Place.BETWEEN
-        self._kind: type[Content | Reasoning] = Content
+        self._kind = _Kind.CONTENT
+        self._num_calls = 0
+        self._without_arguments = False  # the call that is being read, so far
+        self._ends = Markers(*_ENDS)
         self._steps = {
             _Place.BETWEEN: self._look_for_header,
             _Place.HEADER: self._read_header,
@@ -59,13 +73,11 @@ class HarmonyChannels(ReasoningParser):
 
     def end(self, finish: Finish) -> Sequence[Delta]:
         """What was held back, but for a header whose message never came."""
-        if self._place is not _Place.TEXT:
-            self._kind = Content
-        is_header = self._place is _Place.HEADER and self.held.startswith((_START, _CHANNEL))
-        return [*([] if is_header else self._said(self.held)), finish]
-
-    def _said(self, text: str) -> Sequence[Delta]:
-        return [self._kind(text)] if text else []
+        held, self.held = self.held, ""
+        if self._place is _Place.TEXT:
+            return [*self._said(held), *self._end_message(), finish]
+        is_header = self._place is _Place.HEADER and held.startswith((_START, _CHANNEL))
+        return [Content(held), finish] if held and not is_header else [finish]
 
     def _look_for_header(self) -> Sequence[Delta] | None:
         if self.held.startswith(_FIRST):
@@ -73,37 +85,54 @@ class HarmonyChannels(ReasoningParser):
         elif any(first.startswith(self.held) for first in _FIRST):
             return None
         else:
-            self._place, self._kind = _Place.TEXT, Content
+            self._place = _Place.TEXT
         return ()
 
     def _read_header(self) -> Sequence[Delta] | None:
         header, mark, rest = self.held.partition(_MESSAGE)
         if mark and len(header) <= _MAX_HEADER:
-            self._place, self._kind, self.held = _Place.TEXT, _kind_of(header), rest
-            return ()
+            self._place, self.held = _Place.TEXT, rest
+            return self._begin_message(header)
         if len(self.held) < _MAX_HEADER + len(_MESSAGE):
             return None
-        self._place, self._kind, self.held = _Place.TEXT, Content, self.held[_MAX_HEADER:]
+        self._place, self.held = _Place.TEXT, self.held[_MAX_HEADER:]
         return self._said(header[:_MAX_HEADER])
 
     def _read_text(self) -> Sequence[Delta] | None:
-        found = first_of(_ENDS, self.held)
-        if found is None:
-            certain = self.held[: len(self.held) - longest_beginning(self.held, _ENDS)]
-            self.held = self.held[len(certain) :]
-            return self._said(certain) or None
-        stop, mark = found
-        certain, self.held = self.held[:stop], self.held[stop:]
+        place, mark = self._ends.find(self.held, 0)
+        text, self.held = self.held[:place], self.held[place:]
+        if not mark:
+            return self._said(text) or None
+        found = [*self._said(text), *self._end_message()]
         if mark in _FIRST:
             self._place = _Place.HEADER
         else:
             self._place, self.held = _Place.BETWEEN, self.held.removeprefix(mark)
-        return self._said(certain)
+        return found
 
+    def _begin_message(self, header: str) -> Sequence[Delta]:
+        channel, recipient = _NAME.search(header), _RECIPIENT.search(header)
+        if recipient and recipient[1].startswith(_FUNCTIONS):
+            name = recipient[1].removeprefix(_FUNCTIONS)
+            if name and self.context.tools and self.context.tool_choice is not ToolChoice.NONE:
+                self._kind, self._without_arguments = _Kind.CALL, True
+                return [ToolCall(self._num_calls, "", f"call_{secrets.token_hex(12)}", name)]
+        elif recipient or (channel and channel[1] == "analysis"):
+            self._kind = _Kind.REASONING
+        return ()
 
-def _kind_of(header: str) -> type[Content | Reasoning]:
-    """What the text behind a header is."""
-    channel, recipient = _NAME.search(header), _RECIPIENT.search(header)
-    if recipient:
-        return Content if recipient[1].startswith("functions.") else Reasoning
-    return Reasoning if channel and channel[1] == "analysis" else Content
+    def _said(self, text: str) -> Sequence[Delta]:
+        if not text:
+            return ()
+        if self._kind is _Kind.CALL:
+            self._without_arguments = False
+            return [ToolCall(self._num_calls, text)]
+        return [Content(text) if self._kind is _Kind.CONTENT else Reasoning(text)]
+
+    def _end_message(self) -> Sequence[Delta]:
+        """What comes next is content until a header says otherwise; a call has an object of arguments at least."""
+        was, self._kind = self._kind, _Kind.CONTENT
+        if was is not _Kind.CALL:
+            return ()
+        self._num_calls += 1
+        return [ToolCall(self._num_calls - 1, "{}")] if self._without_arguments else ()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.answers.collecting import CollectedChoice
-from gateway.answers.context import NO_CONTEXT, AnswerContext
+from gateway.answers.context import NO_CONTEXT, AnswerContext, Tool
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, Reasoning, ToolCall
 from gateway.answers.parser import AnswerParser, ParserChain
 from gateway.answers.registry import parser_class
@@ -37,11 +37,12 @@ REASONING_WORDS: Mapping[str, Sequence[str]] = {
     "mistral": ("[THINK]", "[/THINK]"),
     "openai_gptoss": ("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant", "<|return|>", "x" * 250,
                       "<|channel|>final<|message|>", "<|call|>", " to=functions.f",
-                      "<|channel|>commentary to=browser <|constrain|>json<|message|>"),
+                      "<|channel|>commentary to=browser <|constrain|>json<|message|>",
+                      "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"),
     "qwen3": ("<think>", "</think>", "\n" * 9),
     "seed_oss": ("<seed:think>", "</seed:think>", "<seed:cot_budget_reflect>"),
 }  # fmt: skip
-OPENED = AnswerContext(thinking_is_open=True)
+OPENED = AnswerContext((Tool("f"),), thinking_is_open=True)
 CHAINS: Mapping[str, Callable[[], list[AnswerParser]]] = {
     "think": lambda: [ThinkParser(NO_CONTEXT)],
     "call": lambda: [CallParser(NO_CONTEXT)],

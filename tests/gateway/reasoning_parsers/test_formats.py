@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.answers.collecting import CollectedChoice
-from gateway.answers.context import AnswerContext
-from gateway.answers.deltas import ChoiceUpdate, Content, Finish, FinishReason
+from gateway.answers.context import AnswerContext, Tool, ToolChoice
+from gateway.answers.deltas import ChoiceUpdate, Content, Finish, FinishReason, ToolCall
 from gateway.answers.registry import parser_class
 from gateway.reasoning_parsers import REASONING_PARSERS
 
@@ -90,3 +90,28 @@ def test_channels() -> None:
     assert read("openai_gptoss", " to=browser.search<|channel|>commentary <|message|>{}<|call|>") == ("{}", "")
     assert read("openai_gptoss", "<|channel|>" + "x" * 400) == ("", "<|channel|>" + "x" * 400)
     assert read("openai_gptoss", " to=you") == ("", " to=you")
+
+
+def test_calls_in_channels() -> None:
+    """A preamble, two calls with thinking between them, and the answer."""
+    text = (
+        "<|channel|>commentary<|message|>I look.<|end|>"
+        '<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome"}'
+        "<|call|><|start|>assistant<|channel|>analysis<|message|>And the time.<|end|>"
+        "<|start|>assistant to=functions.now<|channel|>commentary<|message|><|call|>"
+        "<|start|>assistant<|channel|>final<|message|>So.<|return|>"
+    )
+
+    def found(context: AnswerContext) -> tuple[str, str, list[tuple[str, str]]]:
+        parser = parser_class(REASONING_PARSERS, "openai_gptoss")(context)
+        deltas = [delta for piece in text for delta in parser.feed(Content(piece))] + [*parser.feed(END)]
+        assert all(delta.id.startswith("call_") for delta in deltas if isinstance(delta, ToolCall) and delta.name)
+        choice = CollectedChoice()
+        choice.add(ChoiceUpdate(0, tuple(deltas), ()))
+        return choice.reasoning, choice.content, [(call.name, call.arguments) for call in choice.tool_calls]
+
+    tools = (Tool("get_weather"), Tool("now"))
+    calls = [("get_weather", '{"city": "Rome"}'), ("now", "{}")]
+    assert found(AnswerContext(tools)) == ("And the time.", "I look.So.", calls)
+    for without in (AnswerContext(), AnswerContext(tools, ToolChoice.NONE)):
+        assert found(without) == ("And the time.", 'I look.{"city": "Rome"}So.', [])
