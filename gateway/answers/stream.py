@@ -10,6 +10,7 @@ from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from gateway.answers.coalescing import Coalescer
 from gateway.answers.deltas import ChoiceUpdate
 from gateway.answers.events import PING
 from gateway.answers.queue import AnswerQueue
@@ -53,9 +54,14 @@ class EventStream:
     proper status.
     """
 
-    def __init__(self, queue: AnswerQueue, writer: EventWriter) -> None:
+    def __init__(self, queue: AnswerQueue, writer: EventWriter, interval: int = 1) -> None:
+        """
+        Args:
+            interval: tokens of a choice that come as one piece.
+        """
         self._queue = queue
         self._writer = writer
+        self._coalescer = Coalescer(interval) if interval > 1 else None
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,12 +105,18 @@ class EventStream:
         await self._end(send, self._queue.error, body)
 
     def _encode(self, batch: Iterable[ChoiceUpdate]) -> Iterable[bytes]:
+        if self._coalescer:
+            batch = [whole for update in batch if (whole := self._coalescer.add(update))]
         return (event for update in batch for event in self._writer.update(update))
 
     async def _send(self, send: Send, body: bytes) -> None:
+        if not body:
+            return
         async with asyncio.timeout(STALL_SECONDS):
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await asyncio.sleep(0)  # sending to a client that reads does not wait, and others are to have their turn
 
     async def _end(self, send: Send, error: QuireError | None, body: bytes = b"") -> None:
+        for update in self._coalescer.rest() if self._coalescer else ():
+            body += b"".join(self._writer.update(update))
         await send({"type": "http.response.body", "body": body + b"".join(self._writer.closing(error))})

@@ -85,7 +85,7 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
     async def respond(self, request: Request) -> Response | EventStream:
         """The response, in the form that was asked for."""
         if self._body.stream:
-            return EventStream(self._state, self)
+            return EventStream(self._state, self, self._body.stream_interval or 1)
         choices = await collect(self._state, self._request.choices, request.receive)
         self._num_tokens = sum(len(choice.token_ids) for choice in choices)
         texts = await self._texts(choices)

@@ -51,6 +51,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     skip_special_tokens: bool = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: int | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] = "left"
     echo: bool = False
@@ -79,7 +80,6 @@ class GenerationFields(ConstraintFields, kw_only=True):
     return_token_offsets: Any = None
     return_weight_versions: Any = None
     routed_experts_prompt_start: Any = None
-    stream_interval: Any = None
     watermarking: Any = None
 
 

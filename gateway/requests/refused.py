@@ -32,7 +32,6 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "spaces_between_special_tokens": Refused(_NOT_YET, (True,)),
         "vllm_xargs": Refused(_NOT_YET, ({},)),
         "logits_processors": Refused(_NOT_YET, ([],)),
-        "stream_interval": Refused(_NOT_YET, (1,)),
         "prompt_embeds": Refused(_NOT_YET),
         "tools": Refused(_NOT_YET),
         "tool_choice": Refused(_NOT_YET, ("none",)),

@@ -20,6 +20,7 @@ from quire.bounds import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     PRIORITY_BOUND,
+    Bound,
     check_count,
     check_token_ids,
     is_greedy,
@@ -56,6 +57,8 @@ def check_generation(body: GenerationFields, model: ServedModel) -> None:
         raise InvalidRequest("prompt_logprobs are not available in streams.", parameter="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true.", parameter="stream_options")
+    if body.stream_interval is not None:
+        Bound(1, 2**31 - 1).check("stream_interval", body.stream_interval)
     if body.repetition_detection is not None:
         body.repetition_detection.check("repetition_detection")
     _check_lists(body, model.vocab_size)

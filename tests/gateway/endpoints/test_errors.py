@@ -63,6 +63,7 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"logprob_token_ids": [1] * 1025}, "logprob_token_ids", "1025"),
     ({"thinking_token_budget": -1}, "thinking_token_budget", "-1"),
     ({"thinking_token_budget": 5}, "thinking_token_budget", "--reasoning-parser"),
+    ({"stream_interval": 0}, "stream_interval", "at least 1"),
     ({"prompt_logprobs": -1}, "prompt_logprobs", "between 0 and 20"),
     ({"prompt_logprobs": 21}, "prompt_logprobs", "20"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
