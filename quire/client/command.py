@@ -51,10 +51,7 @@ def chat(
             messages = [{"role": "system", "content": argument}, *(m for m in messages if m["role"] != "system")]
         else:
             messages.append({"role": "user", "content": text})
-            answer = _print_stream(
-                choice["delta"].get("content") or ""
-                for choice in api.stream("/chat/completions", {**body, "messages": messages})
-            )
+            answer = _print_stream(_contents(api.stream("/chat/completions", {**body, "messages": messages})))
             messages.append({"role": "assistant", "content": answer})
 
 
@@ -82,6 +79,20 @@ def _typed_lines() -> Iterator[str]:
             return
         if line.strip():
             yield line
+
+
+def _contents(choices: Iterator[dict[str, Any]]) -> Iterator[str]:
+    """The pieces of an answer; what the model thinks first is shown on the side."""
+    thinks = False
+    for choice in choices:
+        if reasoning := choice["delta"].get("reasoning"):
+            click.secho(reasoning, nl=False, dim=True, err=True)
+            thinks = True
+        if content := choice["delta"].get("content"):
+            if thinks:
+                click.echo("\n", err=True)
+            thinks = False
+            yield content
 
 
 def _print_stream(pieces: Iterator[str]) -> str:

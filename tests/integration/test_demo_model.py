@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import openai
+import pydantic
 import pytest
 
 from tests.support.stack import Stack, start_stack, stop_stack
@@ -105,6 +106,23 @@ def test_what_it_thought_goes_back_to_it(client: openai.OpenAI) -> None:
     without = prompt_tokens()
     assert prompt_tokens(reasoning="I add.") == prompt_tokens(reasoning_content="I add.") > without
     assert prompt_tokens(reasoning="") == without
+
+
+def test_a_budget_and_a_schema_that_begins_behind_the_thinking(client: openai.OpenAI) -> None:
+    class Sum(pydantic.BaseModel):
+        result: int
+
+    fields: Any = {"model": "quire-demo", "messages": SUM, "temperature": 0.9, "seed": 5, "n": 3}
+    for budget in (5, None):
+        answer = client.chat.completions.parse(
+            **fields, response_format=Sum, extra_body={**THINK, "thinking_token_budget": budget}
+        )
+        assert all(isinstance(choice.message.parsed, Sum) for choice in answer.choices)
+        thoughts = [(choice.message.model_extra or {})["reasoning"] for choice in answer.choices]
+        assert all(thought and "{" not in thought for thought in thoughts)
+        assert answer.usage and answer.usage.completion_tokens_details
+        tokens = answer.usage.completion_tokens_details.reasoning_tokens
+        assert tokens == 3 * budget if budget else tokens and tokens > 30
 
 
 def test_a_model_that_does_not_stop_thinking(client: openai.OpenAI) -> None:
