@@ -23,6 +23,7 @@ class Tool:
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)  # their JSON schema, decoded
+    is_strict: bool = False  # arguments that do not fit the schema must not come
 
 
 @dataclass(frozen=True)

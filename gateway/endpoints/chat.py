@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.collecting import CollectedChoice
-from gateway.answers.context import AnswerContext
+from gateway.answers.context import AnswerContext, ToolChoice
 from gateway.answers.deltas import (
     ChoiceUpdate,
     Content,
@@ -49,6 +49,7 @@ from gateway.requests.messages import template_messages
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
 from gateway.requests.template_variables import template_variables
+from gateway.requests.tools import ToolUse, call_parsers, tool_use
 from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
 from quire.errors import InvalidRequest
 
@@ -61,6 +62,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
     _check(body, model)
     check_choices(1, body.n, context.options.max_choices_per_request)
     caller = caller_of(request, body)
+    tools = await beside(request, tool_use, body, context.options.tools)
     rendering = context.tokenizer.render_chat(
         await beside(request, template_messages, body.messages),
         add_generation_prompt=body.add_generation_prompt,
@@ -70,6 +72,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
         kwargs=template_variables(
             body.chat_template_kwargs, body.reasoning_effort, context.options.reasoning.reasoning_effort, body.documents
         ),
+        tools_json=tools.offered,
         block_size=model.block_size,
         cache_salt=caller.cache_salt,
         max_tokens=context_bound(body, model),
@@ -85,20 +88,22 @@ async def chat_completions(request: Request) -> Response | EventStream:
         logprobs=num_alternatives(body.top_logprobs or 0, model) if body.logprobs else None,
         prompt_logprobs=num_alternatives(body.prompt_logprobs, model),
         bad_words=await bad_word_runs(context.tokenizer, body.bad_words or ()),
-        caller=caller, options=context.options, parsers=_parsers(context, body),
-        answer_context=AnswerContext(thinking_is_open=bool(thinking and thinking.is_open)), thinking=thinking,
+        caller=caller, options=context.options, parsers=_parsers(context, body, tools),
+        answer_context=AnswerContext(tools.tools, tools.choice, bool(thinking and thinking.is_open)),
+        thinking=thinking,
     )  # fmt: skip
     text = await context.tokenizer.decode(generation.prompts[0].token_ids) if body.return_prompt_text else UNSET
     answer = _Answer(context, body, await context.pipeline.start(generation), text)
     return await answer.respond(request)
 
 
-def _parsers(context: GatewayContext, body: ChatCompletionRequest) -> Sequence[type[AnswerParser]]:
+def _parsers(context: GatewayContext, body: ChatCompletionRequest, tools: ToolUse) -> Sequence[type[AnswerParser]]:
     """Those of the reasoning come first, and last where it is left out."""
+    parsers = (*context.parsers, *call_parsers(tools, context.tool_parser))
     if context.reasoning is None:
-        return context.parsers
+        return parsers
     omitted = (ReasoningOmitted,) if body.include_reasoning is False else ()
-    return (context.reasoning.parser, *context.parsers, *omitted)
+    return (context.reasoning.parser, *parsers, *omitted)
 
 
 def _check(body: ChatCompletionRequest, model: ServedModel) -> None:
@@ -189,7 +194,8 @@ class _Answer(GenerationAnswer[ChatCompletionRequest, ChatChunkChoice]):
         )
 
     def _reason(self, index: int, finish: Finish) -> str:
-        return "tool_calls" if index in self._callers and finish.reason is FinishReason.STOP else finish.reason.value
+        called = index in self._callers and self._request.answer_context.tool_choice is not ToolChoice.NAMED
+        return "tool_calls" if called and finish.reason is FinishReason.STOP else finish.reason.value
 
 
 def _message(role: str, echo: str, choice: CollectedChoice) -> ChatMessage:

@@ -26,6 +26,7 @@ from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.messages import template_messages
 from gateway.requests.served_model import ServedModel
 from gateway.requests.template_variables import template_variables
+from gateway.requests.tools import template_tools
 from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest
 
@@ -79,6 +80,7 @@ async def _sequence(request: Request, body: TokenizeRequest, context: GatewayCon
         add_special_tokens=bool(body.add_special_tokens),
         template=body.chat_template,
         kwargs=template_variables(body.chat_template_kwargs, None, context.options.reasoning.reasoning_effort),
+        tools_json=await beside(request, template_tools, body.tools),
     )
     return rendered.prompt
 

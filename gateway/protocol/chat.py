@@ -23,12 +23,12 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, str]] | None = None
-    tool_choice: Any = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
-    tools: Any = None
     functions: Any = None
     function_call: Any = None
-    parallel_tool_calls: Any = None
     reasoning_effort: Any = None
     modalities: Any = None
     audio: Any = None

@@ -101,6 +101,7 @@ class Tokenizer:
         add_special_tokens: bool,
         template: str | None,
         kwargs: Mapping[str, Any] | None,
+        tools_json: bytes = b"",
         block_size: int = 0,
         cache_salt: str = "",
         max_tokens: int = 0,
@@ -109,6 +110,7 @@ class Tokenizer:
         """Token ids of a conversation, and what else is wanted, as with `encode`."""
         request = tokenizer_pb2.RenderChatRequest(
             messages_json=messages_json,
+            tools_json=tools_json,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             add_special_tokens=add_special_tokens,

@@ -95,3 +95,4 @@ class GatewayOptions:
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
         self.reasoning.check()
+        self.tools.check()

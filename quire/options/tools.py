@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from quire.errors import StartupError
 from quire.options.base import option
 
 
@@ -21,3 +22,31 @@ class ToolOptions:
     tool_parser_plugin: str = option(
         "", "Python file that registers further parsers of calls; see docs/tools.md.", metavar="FILE"
     )
+    enable_auto_tool_choice: bool = option(
+        False, "Lets the model decide whether it calls tools, as `tool_choice: auto` asks for and tools without a "
+        "choice do; needs --tool-call-parser.",
+    )  # fmt: skip
+    exclude_tools_when_tool_choice_none: bool = option(
+        False, "Leaves tools out of the prompt where `tool_choice` is none. Otherwise the model knows of them, and the "
+        "prompt stays the one that was cached.",
+    )  # fmt: skip
+    tool_server: str | None = option(
+        None, "Refused: servers of tools (host:port, comma-separated, or demo) are for the Responses API, which Quire "
+        "does not have. In chat completions clients call their tools themselves.",
+    )  # fmt: skip
+
+    def check(self) -> None:
+        """
+        Raises:
+            StartupError: the choice is left to models whose calls nobody can read; or a server of tools is named.
+        """
+        if self.enable_auto_tool_choice and not self.tool_call_parser:
+            raise StartupError(
+                "--enable-auto-tool-choice needs --tool-call-parser, which says how the model writes its calls; see "
+                "docs/tools.md."
+            )
+        if self.tool_server:
+            raise StartupError(
+                f"--tool-server {self.tool_server} is for the Responses API, which Quire does not have yet: leave it "
+                "out. In chat completions clients call their tools themselves."
+            )

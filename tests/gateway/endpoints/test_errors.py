@@ -86,7 +86,11 @@ ONLY_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
     ({"continue_final_message": True}, "continue_final_message", "add_generation_prompt"),
     ({"suffix": "x"}, "suffix", "/v1/completions"),
-    ({"tools": [{"type": "function"}]}, "tools", "refused"),
+    ({"tools": []}, "tools", "empty"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice", "--enable-auto-tool-choice"),
+    ({"tool_choice": "auto"}, "tool_choice", "needs tools"),
+    ({"functions": [{"name": "f"}]}, "functions", "tools have taken its place"),
+    ({"function_call": "auto"}, "function_call", "tool_choice has taken its place"),
     ({"chat_template": "x"}, "chat_template", "--trust-request-chat-template"),
 ]
 ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [

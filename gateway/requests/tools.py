@@ -1,0 +1,193 @@
+"""The tools that a request offers: which may be called, and whether one has to be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway.answers.context import Tool, ToolChoice
+from gateway.answers.parser import AnswerParser
+from gateway.protocol.chat import ChatCompletionRequest
+from gateway.tool_parsers.base import ToolParser
+from gateway.tool_parsers.first_call import FirstCallOnly
+from quire.bounds import MAX_TOOLS, check_count
+from quire.errors import InvalidRequest
+from quire.options.tools import ToolOptions
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_SHOWN = 64  # characters of a name
+_MODES = {choice.value: choice for choice in (ToolChoice.NONE, ToolChoice.AUTO, ToolChoice.REQUIRED)}
+_NAMED_FORM = '{"type": "function", "function": {"name": "…"}}'
+_ALLOWED_FORM = f'{{"type": "allowed_tools", "allowed_tools": {{"mode": "auto", "tools": [{_NAMED_FORM}]}}}}'
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Trustworthy: everything is checked.
+
+    Attributes:
+        tools: that may be called; the one that is named, if one is.
+        choice: whether they are; none where there are none.
+        is_parallel: whether several calls may come.
+        offered: all tools as the template gets them, in JSON; empty for none.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = ToolChoice.NONE
+    is_parallel: bool = True
+    offered: bytes = b""
+
+
+NO_TOOLS = ToolUse()
+
+
+def tool_use(body: ChatCompletionRequest, options: ToolOptions) -> ToolUse:
+    """What a request says of tools.
+
+    Raises:
+        InvalidRequest: a tool is malformed; a choice is unknown, names none of the tools, or is not one of this server.
+    """
+    if body.tools is None and body.tool_choice in (None, ToolChoice.NONE.value):
+        return NO_TOOLS
+    tools = _tools(body.tools)
+    choice, chosen = _choice(body.tool_choice, tools)
+    if choice is ToolChoice.AUTO and not options.enable_auto_tool_choice:
+        raise InvalidRequest(
+            'tool_choice "auto", which tools without a choice mean too, needs a server that was started with '
+            "--enable-auto-tool-choice and --tool-call-parser: start it so, or send none, required or a function.",
+            parameter="tool_choice",
+        )
+    if choice in (ToolChoice.REQUIRED, ToolChoice.NAMED) or (
+        choice is ToolChoice.AUTO and _is_constrained(chosen, tools)
+    ):
+        raise InvalidRequest(
+            "Calls that are required, named, allowed or strict are not implemented by Quire yet: send auto or none.",
+            parameter="tool_choice",
+        )
+    is_hidden = choice is ToolChoice.NONE and options.exclude_tools_when_tool_choice_none
+    offered = b"" if is_hidden else msgspec.json.encode(body.tools)
+    return ToolUse(chosen, choice, body.parallel_tool_calls is not False, offered)
+
+
+def _is_constrained(chosen: tuple[Tool, ...], tools: tuple[Tool, ...]) -> bool:
+    """Whether a choice that is the model's has bounds."""
+    return chosen != tools or any(tool.is_strict for tool in chosen)
+
+
+def call_parsers(use: ToolUse, parser: type[ToolParser] | None) -> tuple[type[AnswerParser], ...]:
+    """What reads the calls in an answer; nothing where none may be called."""
+    if parser is None or use.choice is ToolChoice.NONE:
+        return ()
+    return (parser,) if use.is_parallel else (parser, FirstCallOnly)
+
+
+def template_tools(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
+    """Tools as templates get them, in JSON; empty for none.
+
+    Raises:
+        InvalidRequest: one is malformed.
+    """
+    _tools(tools)
+    return msgspec.json.encode(tools) if tools else b""
+
+
+def _tools(asked: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
+    if asked is None:
+        return ()
+    if not asked:
+        raise InvalidRequest("tools is an empty list: offer at least one function, or leave it out.", parameter="tools")
+    check_count("tools", len(asked), MAX_TOOLS, "entries")
+    tools: dict[str, Tool] = {}
+    for index, each in enumerate(asked):
+        tool = _tool(each, f"tools[{index}]")
+        if tool.name in tools:
+            raise InvalidRequest(f"tools has two functions {tool.name!r}: names must differ.", parameter="tools")
+        tools[tool.name] = tool
+    return tuple(tools.values())
+
+
+def _tool(asked: Mapping[str, Any], place: str) -> Tool:
+    if (kind := asked.get("type", "function")) != "function":
+        raise _malformed(f"{place}.type", kind, "function, the only kind that there is")
+    if not isinstance(function := asked.get("function"), dict):
+        raise _malformed(f"{place}.function", function, "an object with name, description and parameters")
+    name, place = function.get("name"), f"{place}.function"
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _malformed(f"{place}.name", name, "1 to 64 of A-Z a-z 0-9 _ -")
+    strict = function.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise _malformed(f"{place}.strict", strict, "true or false")
+    return Tool(name, _parameters(function.get("parameters"), f"{place}.parameters"), bool(strict))
+
+
+def _parameters(schema: Any, place: str) -> Mapping[str, Any]:
+    if schema is None:
+        return {}
+    if not isinstance(schema, dict):
+        raise _malformed(place, schema, "a JSON schema of an object")
+    if (kind := schema.get("type", "object")) != "object":
+        raise _malformed(f"{place}.type", kind, "object: arguments have names")
+    return schema
+
+
+def _malformed(place: str, value: Any, wanted: str) -> InvalidRequest:
+    return InvalidRequest(f"{place} is {_shown(value)}; it must be {wanted}.", parameter="tools")
+
+
+def _choice(asked: str | Mapping[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[ToolChoice, tuple[Tool, ...]]:
+    """Whether tools are called, and those that may be."""
+    if asked is None:
+        return ToolChoice.AUTO, tools
+    if isinstance(asked, str) and asked in _MODES:
+        choice, chosen = _MODES[asked], tools
+    elif isinstance(asked, dict) and asked.get("type") == "function":
+        choice, chosen = ToolChoice.NAMED, (_named(asked, tools),)
+    elif isinstance(asked, dict) and asked.get("type") == "allowed_tools":
+        choice, chosen = _allowed(asked.get("allowed_tools"), tools)
+    else:
+        raise _no_choice(asked)
+    if not tools and choice is not ToolChoice.NONE:
+        raise InvalidRequest("tool_choice needs tools: send those that may be called.", parameter="tool_choice")
+    return choice, () if choice is ToolChoice.NONE else chosen
+
+
+def _allowed(asked: Any, tools: tuple[Tool, ...]) -> tuple[ToolChoice, tuple[Tool, ...]]:
+    mode, named = (asked.get("mode"), asked.get("tools")) if isinstance(asked, dict) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(named, list) or not named:
+        raise InvalidRequest(
+            f"tool_choice.allowed_tools needs mode, auto or required, and tools; such as {_ALLOWED_FORM}.",
+            parameter="tool_choice",
+        )
+    allowed = {_named(each, tools).name for each in named}
+    return _MODES[mode], tuple(tool for tool in tools if tool.name in allowed)
+
+
+def _named(asked: Any, tools: tuple[Tool, ...]) -> Tool:
+    function = asked.get("function") if isinstance(asked, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise _no_choice(asked)
+    for tool in tools:
+        if tool.name == name:
+            return tool
+    offered = ", ".join(tool.name for tool in tools[:_SHOWN]) or "none"
+    raise InvalidRequest(
+        f"tool_choice names {_shown(name)}, which is not among the tools ({offered}).", parameter="tool_choice"
+    )
+
+
+def _no_choice(asked: Any) -> InvalidRequest:
+    return InvalidRequest(
+        f"tool_choice is {_shown(asked)}; it must be none, auto, required, {_NAMED_FORM} or {_ALLOWED_FORM}.",
+        parameter="tool_choice",
+    )
+
+
+def _shown(value: Any) -> str:
+    """A value of the request, as much of it as a message can hold."""
+    text = "missing" if value is None else repr(value) if isinstance(value, str | int | float) else type(value).__name__
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

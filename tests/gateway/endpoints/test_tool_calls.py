@@ -1,0 +1,139 @@
+"""Chats that call tools, as clients see them: streamed and whole, one call or several, one choice or several."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from quire.options.tools import ToolOptions
+from tests.gateway.conftest import StartReplicas
+from tests.support.gateway_stack import Gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
+CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "A"}], "tools": TOOLS, "max_tokens": 200, "stop": ["§"],
+}  # fmt: skip
+HERMES = ToolOptions(tool_call_parser="hermes", enable_auto_tool_choice=True)
+ARGUMENTS = '{"a": [1, 2.50], "ü": "\\u00fc <tool_call>"}'
+F = f'<tool_call>\n{{"name": "f", "arguments": {ARGUMENTS}}}\n</tool_call>'
+G = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+
+
+async def spell(gateway: Gateway, text: str) -> list[int]:
+    return list((await gateway.post("/tokenize", {"prompt": text})).json()["tokens"])
+
+
+async def choices_of(gateway: Gateway, **fields: Any) -> list[dict[str, Any]]:
+    response = await gateway.post("/v1/chat/completions", CHAT | fields)
+    assert response.status_code == 200, response.text
+    return list(response.json()["choices"])
+
+
+async def deltas_of(gateway: Gateway, **fields: Any) -> list[dict[str, Any]]:
+    """Choices of the chunks, one after another."""
+    *chunks, done = await gateway.events("/v1/chat/completions", CHAT | fields)
+    assert done == "[DONE]"
+    return [choice for chunk in chunks for choice in chunk["choices"]]
+
+
+def without_ids(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    assert all(call["id"].startswith("call_") for call in calls)
+    return [{key: value for key, value in call.items() if key != "id"} for call in calls]
+
+
+def call(name: str, arguments: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+async def test_calls_come_whole_and_in_pieces_that_are_the_same(start_replicas: StartReplicas) -> None:
+    async with start_replicas(1, tools=HERMES) as replicas:
+        gateway, (router,) = replicas.gateway, replicas.routers
+        router.state.outputs = [await spell(gateway, f"{F}\n{G}§"), await spell(gateway, "plain§")]
+        calling, plain = await choices_of(gateway, n=2)
+        assert calling["message"]["content"] is None
+        assert calling["finish_reason"] == "tool_calls"
+        assert without_ids(calling["message"]["tool_calls"]) == [call("f", ARGUMENTS), call("g", "{}")]
+        assert (plain["message"]["content"], plain["finish_reason"]) == ("plain", "stop")
+        assert "tool_calls" not in plain["message"]
+
+        deltas = await deltas_of(gateway, n=2)
+        pieces = [piece for each in deltas if each["index"] == 0 for piece in each["delta"].get("tool_calls", ())]
+        heads = [piece for piece in pieces if "id" in piece]
+        assert [(head["index"], head["type"], head["function"]["name"]) for head in heads] == [
+            (0, "function", "f"), (1, "function", "g"),
+        ]  # fmt: skip
+        assert all(piece.keys() == {"index", "function"} for piece in pieces if piece not in heads)
+        assert len(pieces) > 4
+        for index, arguments in enumerate((ARGUMENTS, "{}")):
+            assert "".join(piece["function"]["arguments"] for piece in pieces if piece["index"] == index) == arguments
+        ends = {each["index"]: each["finish_reason"] for each in deltas if each["finish_reason"]}
+        assert ends == {0: "tool_calls", 1: "stop"}
+
+
+async def test_text_beside_a_call_stays_and_half_a_call_is_text(start_replicas: StartReplicas) -> None:
+    async with start_replicas(1, tools=HERMES) as replicas:
+        gateway, (router,) = replicas.gateway, replicas.routers
+        router.state.outputs = [await spell(gateway, f"I look.\n{F}§"), await spell(gateway, "So: <tool_call>\n{§")]
+        first, second = await choices_of(gateway, n=2)
+        assert first["message"]["content"] == "I look."
+        assert second["message"]["content"] == "So: <tool_call>\n{"
+        assert second["finish_reason"] == "stop"
+
+
+async def test_a_call_that_breaks_off_ends_by_its_length(start_replicas: StartReplicas) -> None:
+    async with start_replicas(1, tools=HERMES) as replicas:
+        gateway, (router,) = replicas.gateway, replicas.routers
+        router.state.outputs = [(await spell(gateway, F))[:60]]
+        [choice] = await choices_of(gateway, max_tokens=60, stop=None)
+        assert choice["finish_reason"] == "length"
+        assert ARGUMENTS.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
+
+
+async def test_one_call_passes_where_more_are_not_wanted(start_replicas: StartReplicas) -> None:
+    async with start_replicas(1, tools=HERMES) as replicas:
+        gateway, (router,) = replicas.gateway, replicas.routers
+        router.state.outputs = [await spell(gateway, f"{F}\n{G}§")]
+        [choice] = await choices_of(gateway, parallel_tool_calls=False)
+        assert without_ids(choice["message"]["tool_calls"]) == [call("f", ARGUMENTS)]
+        deltas = await deltas_of(gateway, parallel_tool_calls=False)
+        assert {piece["index"] for each in deltas for piece in each["delta"].get("tool_calls", ())} == {0}
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": None}])
+async def test_without_a_choice_of_tools_text_is_text(start_replicas: StartReplicas, fields: dict[str, Any]) -> None:
+    async with start_replicas(1, tools=HERMES) as replicas:
+        gateway, (router,) = replicas.gateway, replicas.routers
+        router.state.outputs = [await spell(gateway, f"{F}§")]
+        [choice] = await choices_of(gateway, **fields)
+        assert (choice["message"]["content"], choice["finish_reason"]) == (F, "stop")
+
+
+async def test_the_template_gets_tools_and_the_calls_and_results_of_a_conversation(
+    start_replicas: StartReplicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start_replicas(1, tools=HERMES) as replicas:
+        gateway = replicas.gateway
+        render, seen = gateway.context.tokenizer.render_chat, []
+
+        async def spy(messages: bytes, **fields: Any) -> Any:
+            seen.append((json.loads(messages), json.loads(fields["tools_json"])))
+            return await render(b'[{"role": "user", "content": "A"}]', **fields)
+
+        monkeypatch.setattr(gateway.context.tokenizer, "render_chat", spy)
+        calls = [{"id": "call_1"} | call("f", ARGUMENTS)]
+        messages = [
+            *CHAT["messages"],
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "call_1", "content": "42"},
+        ]
+        await choices_of(gateway, messages=messages)
+        await gateway.post("/tokenize", {"messages": messages, "tools": TOOLS})
+        for sent, tools in seen:
+            assert tools == TOOLS
+            assert sent[1]["tool_calls"][0]["function"]["arguments"] == json.loads(ARGUMENTS)
+            assert sent[2] == {"role": "tool", "tool_call_id": "call_1", "content": "42"}
+        assert len(seen) == 2
