@@ -23,7 +23,7 @@ from gateway.requests.state import ChoiceState, GenerationUsage, RequestState, S
 from gateway.services.convert import from_beam
 from gateway.services.router_streams import RouterStreams
 from gateway.services.texts import Texts
-from quire.errors import DeadlineExceeded, Internal, QuireError
+from quire.errors import Cancelled, DeadlineExceeded, Internal, QuireError
 
 logger = logging.getLogger(__name__)
 
@@ -115,8 +115,9 @@ def _step(
         n=len(running),
         max_tokens=length,
         min_tokens=min(request.sampling.min_tokens, length),
-        # What it samples is of no interest.
+        # What it samples is of no interest, but what it could have sampled, with all that the request asks for.
         temperature=0.0,
+        processed_logprobs=True,
         logprobs=max(request.beams.num_candidates, request.sampling.logprobs or 0),
     )
     step = replace(
@@ -131,22 +132,31 @@ def _step(
     return stream
 
 
-async def _read(stream: StreamState, deadline: float) -> list[Likeliest]:
-    """The likeliest tokens behind each beam, once the step is done.
+async def _read(stream: StreamState, deadline: float) -> list[Likeliest | None]:
+    """The likeliest tokens behind each beam, once the step is done; None for one that nothing can follow.
 
     Raises:
         QuireError: it failed.
     """
     step = stream.owner
     scores: dict[int, TokenScore] = {}
+    ended: set[int] = set()
     try:
         while (batch := await step.next_batch(max(0.0, deadline - time.monotonic()))) != []:
             if batch is None:
                 raise DeadlineExceeded("The request did not finish within its time.")
-            scores |= {update.index: update.scores[-1] for update in batch if update.scores}
+            for update in batch:
+                ended.add(update.index)
+                if update.scores:
+                    scores[update.index] = update.scores[-1]
         if step.error:
             raise step.error
+        if len(ended) < len(stream.choices):
+            raise Cancelled("The beam search was cut off.")
     finally:
         step.cancel()
-    # The first one is the sampled token.
-    return [Likeliest(scores[index].token_ids[1:], scores[index].logprobs[1:]) for index in range(len(stream.choices))]
+    return [_likeliest(scores.get(index)) for index in range(len(stream.choices))]
+
+
+def _likeliest(score: TokenScore | None) -> Likeliest | None:
+    return None if score is None else Likeliest(score.token_ids[1:], score.logprobs[1:])  # the first is the sampled one

@@ -60,6 +60,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None  # None: none wanted; 0: the sampled token's only
     prompt_logprobs: int | None = None
+    processed_logprobs: bool = False  # of what tokens are drawn from, whatever the server's --logprobs-mode
     logprob_token_ids: tuple[int, ...] = ()  # in place of the most likely ones
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all

@@ -20,6 +20,9 @@ class Scoring:
     is_normalised: bool = True  # or the logits themselves
 
 
+PROCESSED = Scoring(is_processed=True)
+
+
 def make_scoring(mode: str) -> Scoring:
     """Of one of the option's values."""
     return Scoring(mode.startswith("processed"), mode.endswith("logprobs"))

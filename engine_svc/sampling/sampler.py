@@ -8,7 +8,14 @@ import numpy as np
 import torch
 
 from engine_svc.plan import PositionLogprobs, SamplingPlan, TokenMasks
-from engine_svc.sampling.logprobs import Alternatives, ScoredPositions, make_scoring, score_positions
+from engine_svc.sampling.logprobs import (
+    PROCESSED,
+    Alternatives,
+    ScoredPositions,
+    Scoring,
+    make_scoring,
+    score_positions,
+)
 from engine_svc.sampling.noise import uniforms
 from engine_svc.sampling.slot import GREEDY, SlotState, make_state
 from engine_svc.sampling.stages.base import SlotSequence
@@ -40,12 +47,15 @@ class SampleOutput:
     on_device: torch.Tensor  # int64 [rows]
     token_ids: torch.Tensor  # the same on the host
     broken: BrokenRows
-    scores: ScoredPositions | None
-    scored_slots: list[int]
+    scores: dict[tuple[int, ...], ScoredPositions]  # by the slots that want them
 
     def logprobs(self) -> dict[int, PositionLogprobs]:
         """By slot, for those that want them."""
-        return dict(zip(self.scored_slots, self.scores.read(), strict=True)) if self.scores else {}
+        return {
+            slot: position
+            for slots, positions in self.scores.items()
+            for slot, position in zip(slots, positions.read(), strict=True)
+        }
 
 
 class Sampler:
@@ -97,21 +107,30 @@ class Sampler:
         masks: TokenMasks | None,
     ) -> SampleOutput:
         states = [self._states[slot] for slot in slots]
-        wanting = [row for row, state in enumerate(states) if state.parameters.logprobs is not None]
-        raw = logits[self._index(wanting)] if wanting and not self._scoring.is_processed else None
+        wanting = self._wanting(states)
+        raw = {scoring: logits[self._index(rows)] for scoring, rows in wanting.items() if not scoring.is_processed}
         recorders = self._stages.apply(edits, slots, num_tokens, masks)
         best = logits.max(dim=-1)
         token_ids = best.indices
         self._draw_random(logits, token_ids, states, num_tokens)
         broken = ~torch.isfinite(best.values)
         token_ids.masked_fill_(broken, 0)
-        scores = self._score(logits, raw, token_ids, states, wanting) if wanting else None
+        scores = {
+            tuple(slots[row] for row in rows): self._score(scoring, raw.get(scoring), logits, token_ids, states, rows)
+            for scoring, rows in wanting.items()
+        }
         for recorder in recorders:  # the last thing, for it cannot be taken back
             recorder.record(token_ids)
-        scored_slots = [slots[row] for row in wanting]
-        return SampleOutput(
-            slots, token_ids, to_host(token_ids), BrokenRows(slots, to_host(broken)), scores, scored_slots
-        )
+        return SampleOutput(slots, token_ids, to_host(token_ids), BrokenRows(slots, to_host(broken)), scores)
+
+    def _wanting(self, states: list[SlotState]) -> dict[Scoring, list[int]]:
+        """The rows whose tokens are to be scored, by how."""
+        found: dict[Scoring, list[int]] = {}
+        for row, state in enumerate(states):
+            if state.parameters.logprobs is not None:
+                scoring = PROCESSED if state.parameters.processed_logprobs else self._scoring
+                found.setdefault(scoring, []).append(row)
+        return found
 
     def score_prompt(
         self, slot: int, logits: torch.Tensor, token_ids: torch.Tensor, num_tokens: list[int], count: int
@@ -131,18 +150,23 @@ class Sampler:
 
     def _score(
         self,
-        logits: torch.Tensor,
+        scoring: Scoring,
         raw: torch.Tensor | None,
+        logits: torch.Tensor,
         token_ids: torch.Tensor,
         states: list[SlotState],
-        wanting: list[int],
+        rows: list[int],
     ) -> ScoredPositions:
-        """Scores the sampled tokens of the rows that want it, by their logits as the model gave them or as they are."""
-        index, wanted = self._index(wanting), [states[row] for row in wanting]
+        """Scores the tokens sampled from some rows.
+
+        Args:
+            raw: their logits as the model gave them; None to take them as they are now.
+        """
+        index, wanted = self._index(rows), [states[row] for row in rows]
         if raw is None:
             raw = processed_logits(logits[index], [state.parameters for state in wanted])
         alternatives = [state.alternatives for state in wanted]
-        return score_positions(raw, token_ids[index], alternatives, self._scoring.is_normalised)
+        return score_positions(raw, token_ids[index], alternatives, scoring.is_normalised)
 
     def _index(self, rows: list[int]) -> torch.Tensor:
         return to_device(rows, self._device)

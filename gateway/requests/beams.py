@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.protocol.common import GenerationFields
@@ -53,6 +53,7 @@ class Beam:
     token_ids: tuple[int, ...] = ()
     logprob: float = 0.0  # the sum over its tokens
     chosen: tuple[tuple[Likeliest, int], ...] = ()  # for each token, what there was, and which of them it is
+    is_complete: bool = False  # its grammar lets nothing follow
 
     def extended(self, position: Likeliest, choice: int) -> Beam:
         """With one more token."""
@@ -83,15 +84,23 @@ class BeamSearch:
         return [beam for _, beam in self._finished]
 
     def ends(self, beam: Beam) -> bool:
-        """Whether an output has ended by itself."""
+        """Whether a token has ended an output."""
         return beam.token_ids[-1] in self._parameters.ending
 
-    def advance(self, positions: Sequence[Likeliest]) -> None:
-        """Takes the likeliest next tokens of each running beam, in order; those that cannot be (-inf) do not count."""
+    def advance(self, positions: Sequence[Likeliest | None]) -> None:
+        """Takes the likeliest next tokens of each running beam, in order; those that cannot be (-inf) do not count.
+
+        Args:
+            positions: None for a beam that nothing can follow: it is an output as it is.
+        """
+        for beam, position in zip(self.running, positions, strict=True):
+            if position is None:
+                self._finish(replace(beam, is_complete=True))
         width = self._parameters.width
         candidates = [
             (beam.logprob + logprob, beam, position, choice)
             for beam, position in zip(self.running, positions, strict=True)
+            if position is not None
             for choice, logprob in enumerate(position.logprobs)
             if logprob > -math.inf
         ]

@@ -107,14 +107,19 @@ def to_update(index: int, delta: common_pb2.GenerationDelta, text: tokenizer_pb2
     return ChoiceUpdate(index, deltas, token_ids, scores, prompt_scores)
 
 
-def from_beam(beam: Beam, has_ended: bool, sampling: SamplingParameters) -> common_pb2.GenerationDelta:
-    """What a beam search has found, as one delta of a sequence that an engine would have generated."""
+def from_beam(beam: Beam, ends: bool, sampling: SamplingParameters) -> common_pb2.GenerationDelta:
+    """What a beam search has found, as one delta of a sequence that an engine would have generated.
+
+    Args:
+        ends: its last token has ended it.
+    """
     last = beam.token_ids[-1]
     return common_pb2.GenerationDelta(
         token_ids=beam.token_ids,
         logprobs=() if sampling.logprobs is None else [_chosen(*chosen, sampling.logprobs) for chosen in beam.chosen],
-        finish_reason=common_pb2.FINISH_REASON_STOP if has_ended else common_pb2.FINISH_REASON_LENGTH,
-        stop_token_id=last if has_ended and last in sampling.stop_token_ids else None,
+        finish_reason=common_pb2.FINISH_REASON_STOP if ends or beam.is_complete else common_pb2.FINISH_REASON_LENGTH,
+        stop_token_id=last if ends and last in sampling.stop_token_ids else None,
+        ended_by_constraint=beam.is_complete,
     )
 
 

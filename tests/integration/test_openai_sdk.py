@@ -228,3 +228,21 @@ def test_beam_search_ends_with_stop_tokens_and_refuses_what_it_cannot_do(client:
     for fields, named in (({"stop": ["x"]}, "stop"), ({"n": 30}, "max-logprobs"), ({"length_penalty": 99}, "length_p")):
         with pytest.raises(openai.BadRequestError, match=named):
             search(**fields)
+
+
+def test_beam_search_keeps_to_what_the_request_allows(client: openai.OpenAI) -> None:
+    """Whatever changes what may be sampled changes what is searched: single tokens, and grammars."""
+
+    def search(**fields: Any) -> list[Any]:
+        answer = client.completions.create(
+            model="tiny", prompt="A", n=3, max_tokens=6, logprobs=1,
+            extra_body={"use_beam_search": True, "return_token_ids": True} | fields,
+        )  # fmt: skip
+        return list(answer.choices)
+
+    allowed = search(allowed_token_ids=[40, 41, 42], logit_bias={"41": -100})
+    assert {token for choice in allowed for token in choice.token_ids} == {40, 42}
+    assert all(logprob > -20 for choice in allowed for logprob in choice.logprobs.token_logprobs)
+    chosen = search(structured_outputs={"choice": ["yes", "no", "maybe"]})
+    assert sorted(choice.text for choice in chosen) == ["maybe", "no", "yes"]
+    assert {choice.finish_reason for choice in chosen} == {"stop"}

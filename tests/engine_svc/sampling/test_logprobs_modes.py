@@ -78,6 +78,18 @@ def test_outputs(mode: str) -> None:
     check(list(output.logprobs().values()), expected)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_sequence_may_ask_for_what_it_is_drawn_from(mode: str) -> None:
+    """Whatever the mode, and whatever the sequences beside it get."""
+    sampler, fields = Sampler(2, SIZE, torch.device("cpu"), mode), PLANS[7]
+    for slot, asks in ((0, False), (1, True)):
+        sampler.add(slot, sampling_plan(logprobs=SIZE, processed_logprobs=asks, **fields), [9, 3], 1)
+    other, own = sampler.sample(LOGITS.repeat(2, 1), [0, 1], [2, 2]).logprobs().values()
+    processed = drawn_from(LOGITS, sampling_plan(**fields).parameters)
+    values = LOGITS.double() if mode.startswith("raw") else processed
+    check([other, own], [values.log_softmax(-1) if mode.endswith("logprobs") else values, processed.log_softmax(-1)])
+
+
 def test_prompts(tmp_path: Path) -> None:
     """In pieces too. Penalties and bad words say nothing of them."""
     folder, [prompt] = make_model(tmp_path, "llama-untied"), random_prompts(21)

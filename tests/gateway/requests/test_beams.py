@@ -76,3 +76,13 @@ def test_what_cannot_be_is_no_output() -> None:
     beams.advance([Likeliest((1, 2, 3), (float("-inf"),) * 3), Likeliest((1, 2, 3), (0.0,) + (float("-inf"),) * 2)])
     assert beams.done
     assert [beam.token_ids for beam in beams.outputs] == [(8, 1)]
+
+
+def test_what_nothing_can_follow_is_an_output_as_it_is() -> None:
+    beams = BeamSearch(BeamSearchParameters(2, frozenset({5})), 9)
+    beams.advance([Likeliest((1, 2), (-0.5, -0.6))])
+    beams.advance([None, Likeliest((5, 3), (-0.1, -9.0))])
+    assert [(beam.token_ids, beam.is_complete, beams.ends(beam)) for beam in beams.outputs] == [
+        ((2, 5), False, True), ((1,), True, False)
+    ]  # fmt: skip
+    assert beams.done
