@@ -55,7 +55,9 @@ class Scanner:
 
     def hold(self, taken: str = "") -> None:
         """Keeps what is taken from now on, and what was just taken; what it keeps already, it goes on keeping."""
-        self._held = [*(self._held or ()), taken]
+        if self._held is None:
+            self._held = []
+        self._held.append(taken)
 
     def let_go(self) -> None:
         """Forgets what was kept: it has become something."""
@@ -132,11 +134,12 @@ class Scanner:
 
     def accept(self, *words: str) -> Steps[str]:
         """Takes that of some words which comes next, and nothing if none does. None may begin another."""
+        longest = max(map(len, words), default=0)
         while True:
             for word in words:
                 if self._text.startswith(word, self._at):
                     return self.take(len(word))
-            rest = self._text[self._at :]
+            rest = self._text[self._at : self._at + longest]
             if not any(len(word) > len(rest) and word.startswith(rest) for word in words):
                 return ""
             yield from self.more()

@@ -92,7 +92,7 @@ def collected(deltas: Sequence[Delta]) -> tuple[str, str, list[ToolCall], Finish
 
 @every_chain
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_how_a_text_is_cut_makes_no_difference(name: str, data: st.DataObject) -> None:
     text = data.draw(texts(name))
     whole = collected(deltas_of(name, [text]))

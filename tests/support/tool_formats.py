@@ -204,10 +204,15 @@ def render(family: str, turn: Turn) -> str:
     return _ENVIRONMENT.from_string(FORMS[family].template).render(content=turn.content, calls=turn.calls)
 
 
+def marks_of(family: str) -> list[str]:
+    """The words that stand around its calls."""
+    parser = parser_class(TOOL_PARSERS, family)
+    return [mark for name in ("begins", "ends", "dropped") for mark in getattr(parser, name)]
+
+
 def words_of(family: str) -> list[str]:
     """Words of its format, whole and cut."""
-    parser = parser_class(TOOL_PARSERS, family)
-    marks = [mark for name in ("begins", "ends", "dropped") for mark in getattr(parser, name, ())]
+    marks = marks_of(family)
     calls = [render(family, turn) for turn in turns_of(family)[1:2]]
     pieces = [piece for call in calls for piece in re.findall(r"\w+|\s|[^\w\s]+", call)]
     return [*calls, *marks, *(mark[:-1] for mark in marks), *pieces, "{", "[", '"', "<"]
