@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 EVERYTHING = SamplingParameters(
     n=3, max_tokens=7, min_tokens=2, temperature=0.5, top_p=0.25, top_k=4, min_p=0.125, repetition_penalty=1.5,
     presence_penalty=-1.0, frequency_penalty=2.0, seed=-5, stop_token_ids=(9, 8), ignore_eos=True,
-    logit_bias=((2, -1.0), (5, 4.0)), logprobs=0, prompt_logprobs=3,
+    logit_bias=((2, -1.0), (5, 4.0)), logprobs=0, prompt_logprobs=3, processed_logprobs=True,
     logprob_token_ids=(7, 6), bad_words=((1,), (2, 3)), allowed_token_ids=(8, 9),
     repetition_detection=RepetitionDetection(5, 2, 3),
     thinking_token_budget=4,
