@@ -58,12 +58,15 @@ class ReasoningTracker:
         num_tokens: tokens of thinking so far, without the marks.
     """
 
-    def __init__(self, marks: ReasoningMarks) -> None:
+    def __init__(self, marks: ReasoningMarks, *, after_blanks: bool = True) -> None:
         """
         Args:
             marks: checked.
+            after_blanks: a start mark may have blanks before it. Without, a blank at the beginning is what comes
+                without a start mark.
         """
         self._marks = marks
+        self._passed_blanks = marks.blank_token_ids if after_blanks else ()
         self._opening: tuple[int, ...] = ()  # what has come of a start mark, while it may still come
         self._may_open = bool(marks.start_token_ids)
         self._recent: tuple[int, ...] = ()  # the last tokens of thinking, as many as the end mark has
@@ -101,13 +104,13 @@ class ReasoningTracker:
         opening = (*self._opening, token_id)
         start = self._marks.start_token_ids
         if opening == start:
-            self._may_open, self.thinks, self.num_tokens = False, True, 0
+            self._may_open, self.thinks, self.num_tokens, self._recent = False, True, 0, ()
         elif start[: len(opening)] == opening:
             self._opening = opening
-        elif self._opening or token_id not in self._marks.blank_token_ids:
+        elif self._opening or token_id not in self._passed_blanks:
             self._may_open = False
-            for passed in opening:
-                self._advance(passed)
+            self.answers = not self.thinks
+            self.advance(opening)
         elif self.thinks:
             self._think(token_id)
 

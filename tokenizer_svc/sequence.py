@@ -53,21 +53,20 @@ class TextSequence:
     def add(self, token_ids: Sequence[int], is_last: bool) -> Step:
         """The text that these tokens made certain; with `is_last`, also all that was held back."""
         texts: list[str] = []
+        may_stop = self._num_tokens > self._min_tokens and (self._thinking is None or self._thinking.answers)
         for used, token_id in enumerate(token_ids, 1):
             self._num_tokens += 1
+            may_stop = self._num_tokens > self._min_tokens
             if self._thinking:
                 self._thinking.advance((token_id,))
-            found = self._matcher.add(self._detokenizer.add(token_id), self._may_stop)
+                may_stop = may_stop and self._thinking.answers
+            found = self._matcher.add(self._detokenizer.add(token_id), may_stop)
             if isinstance(found, Match):
                 return Step("".join((*texts, found.text)), found.stop_string, used)
             texts.append(found)
         if is_last:
-            found = self._matcher.add(self._detokenizer.finish(), self._may_stop)
+            found = self._matcher.add(self._detokenizer.finish(), may_stop)
             if isinstance(found, Match):
                 return Step("".join((*texts, found.text)), found.stop_string, len(token_ids))
             texts += (found, self._matcher.finish())
         return Step("".join(texts))
-
-    @property
-    def _may_stop(self) -> bool:
-        return self._num_tokens > self._min_tokens and (self._thinking is None or self._thinking.answers)

@@ -14,7 +14,7 @@ from quire.structured.base import Matcher
 
 Row = npt.NDArray[np.int32]
 
-# Line breaks that may come one after the other where the answer may begin: they are no part of it, nor of the grammar.
+# Line breaks that may come between the thinking and the answer, and are no part of it, nor of the grammar.
 _MOST_BLANKS = 4
 
 
@@ -38,7 +38,8 @@ class Follower:
     def __init__(self, matcher: Matcher, endings: Endings, marks: ReasoningMarks | None = None) -> None:
         self._matcher = matcher
         self._endings = endings
-        self._thinking = ReasoningTracker(marks) if marks else None
+        # What it does not let pass in front of a start mark could not be taken back where none comes.
+        self._thinking = ReasoningTracker(marks, after_blanks=False) if marks else None
         self._blank_token_ids = marks.blank_token_ids if marks else ()
         self._opening: list[int] = []  # tokens that may turn out to begin the thinking, or the answer
         self._blanks = 0
@@ -67,9 +68,9 @@ class Follower:
                 self._opening.append(token_id)
             elif thinking.thinks:
                 self._opening.clear()
-                self._blanks = 0
-            else:
-                self._blanks += token_id in self._blank_token_ids
+            elif token_id in self._blank_token_ids:
+                self._blanks += 1
+                thinking.answers = self._blanks == _MOST_BLANKS
         return found
 
     def fill(self, row: Row) -> None:
@@ -86,7 +87,7 @@ class Follower:
         else:
             self._fill_answer(row)
             self._allow_opening(row, thinking)
-            if self._blanks < _MOST_BLANKS:
+            if thinking.opening_token_id is None:
                 _set(row, self._blank_token_ids)
 
     def _allow_opening(self, row: Row, thinking: ReasoningTracker) -> None:

@@ -29,7 +29,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
     functions: Any = None
     function_call: Any = None
-    reasoning_effort: Any = None
+    reasoning_effort: str | None = None
     modalities: Any = None
     audio: Any = None
 

@@ -11,7 +11,7 @@ from quire.options.reasoning import REASONING_EFFORTS
 
 def template_variables(
     kwargs: Mapping[str, Any] | None,
-    reasoning_effort: Any,
+    reasoning_effort: str | None,
     default_effort: str,
     documents: Sequence[Mapping[str, str]] | None = None,
 ) -> Mapping[str, Any]:
@@ -20,15 +20,18 @@ def template_variables(
     An effort that is asked for also turns thinking on, or off for `none`, in templates that have a switch for it. The
     server's own says how much to think and not whether.
 
+    Args:
+        default_effort: the server's; empty leaves it to the template.
+
     Raises:
         InvalidRequest: there is no such effort.
     """
     given = ({"documents": documents} if documents else {}) | dict(kwargs or {})
     if reasoning_effort is None:
-        return {"reasoning_effort": default_effort, **given}
+        return {"reasoning_effort": default_effort, **given} if default_effort else given
     if reasoning_effort not in REASONING_EFFORTS:
         raise InvalidRequest(
-            f"reasoning_effort is {str(reasoning_effort)[:50]!r}; it must be one of {', '.join(REASONING_EFFORTS)}.",
+            f"reasoning_effort is {reasoning_effort[:50]!r}; it must be one of {', '.join(REASONING_EFFORTS)}.",
             parameter="reasoning_effort",
         )
     switch = {"enable_thinking": reasoning_effort != "none"}

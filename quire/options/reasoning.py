@@ -29,8 +29,8 @@ class ReasoningOptions:
     )  # fmt: skip
     enable_reasoning: bool | None = option(None, "Deprecated: --reasoning-parser implies it.")
     reasoning_effort: str = option(
-        "medium", "How much models think whose chat template knows `reasoning_effort`, where a request says nothing.",
-        choices=("low", "medium", "high"),
+        "medium", "How much models think whose chat template knows `reasoning_effort`, where a request says nothing. "
+        "Empty leaves it to the template.", choices=("", "low", "medium", "high"), metavar="[low|medium|high]",
     )  # fmt: skip
 
     def check(self) -> None:

@@ -120,11 +120,14 @@ def with_derived(options: StackOptions) -> StackOptions:
 
 
 def _with_parsers(options: StackOptions) -> GatewayOptions:
-    """The gateway's options, which know the format of the model in the box unless the user says otherwise."""
-    reasoning = options.gateway.reasoning
-    if options.model.model == DEMO_MODEL and not reasoning.reasoning_parser and reasoning.enable_reasoning is None:
-        reasoning = dataclasses.replace(reasoning, reasoning_parser="qwen3")
-    return dataclasses.replace(options.gateway, reasoning=reasoning)
+    """The gateway's options, which know the formats of the model in the box unless the user says otherwise."""
+    reasoning, tools = options.gateway.reasoning, options.gateway.tools
+    if options.model.model == DEMO_MODEL:
+        if not reasoning.reasoning_parser and reasoning.enable_reasoning is None:
+            reasoning = dataclasses.replace(reasoning, reasoning_parser="qwen3")
+        if tools.tool_call_parser is None:
+            tools = dataclasses.replace(tools, tool_call_parser="hermes", enable_auto_tool_choice=True)
+    return dataclasses.replace(options.gateway, reasoning=reasoning, tools=tools)
 
 
 def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:

@@ -194,5 +194,8 @@ async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str
         has_chat_template=info.has_chat_template,
         api_key=bool(options.gateway.api_key),
         log=options.log.log_file or "",
-        reasoning_parser=options.gateway.reasoning.reasoning_parser,
+        parsers={
+            "reasoning": options.gateway.reasoning.reasoning_parser,
+            "tool calls": options.gateway.tools.tool_call_parser,
+        },
     )

@@ -14,7 +14,7 @@ from quire.v1 import common_pb2
 def format_summary(
     model: common_pb2.ModelInfo, *, workers: int, seconds: float, url: str, router: str,
     services: Mapping[str, tuple[str, int]], has_chat_template: bool, api_key: bool, log: str,
-    reasoning_parser: str,
+    parsers: Mapping[str, str | None],
 ) -> str:  # fmt: skip
     """The start-up summary, one fact a line.
 
@@ -26,7 +26,7 @@ def format_summary(
         has_chat_template: whether the example is a chat.
         api_key: whether the API asks for a key.
         log: file of all log lines; "-" is the terminal.
-        reasoning_parser: of the gateway; empty for none.
+        parsers: what they find in answers → their names, empty for none.
     """
     tokens = model.kv_cache_tokens
     concurrency = tokens / model.max_model_len
@@ -38,7 +38,7 @@ def format_summary(
         "concurrency": f"{concurrency:.1f} x {model.max_model_len:,} tokens a request at full length, "
         f"at most {model.max_num_seqs} sequences",
         "API": f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
-        **({"reasoning": f"told apart by --reasoning-parser {reasoning_parser}"} if reasoning_parser else {}),
+        **{what: f"told apart by the parser {name}" for what, name in parsers.items() if name},
         "fleet": f"quire workers --router-address {router}",
         **{
             name: f"gRPC {address}    metrics http://127.0.0.1:{port}/metrics"

@@ -125,6 +125,37 @@ def test_a_budget_and_a_schema_that_begins_behind_the_thinking(client: openai.Op
         assert tokens == 3 * budget if budget else tokens and tokens > 30
 
 
+def test_it_thinks_before_it_calls_a_tool(client: openai.OpenAI) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "description": "The weather in a city", "parameters": parameters}
+    fields: Any = {
+        "model": "quire-demo", "messages": [{"role": "user", "content": "What is the weather in Rome?"}],
+        "tools": [{"type": "function", "function": function}], "temperature": 0, "extra_body": THINK,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**fields).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.tool_calls
+    call = whole.message.tool_calls[0]
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Rome"})
+    reasoning, arguments, contents = "", "", ""
+    for chunk in client.chat.completions.create(**fields, stream=True):
+        delta = chunk.choices[0].delta
+        reasoning += (delta.model_extra or {}).get("reasoning", "")
+        contents += delta.content or ""
+        arguments += "".join((piece.function and piece.function.arguments) or "" for piece in delta.tool_calls or ())
+    assert (reasoning, arguments) == ((whole.message.model_extra or {})["reasoning"], call.function.arguments)
+    assert reasoning
+    assert not contents
+
+
+def test_an_answer_that_could_think_and_does_not_is_what_its_grammar_says(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="quire-demo", messages=SUM, temperature=0, extra_body={"structured_outputs": {"choice": ["odd", "even"]}}
+    )
+    assert answer.choices[0].message.content in ("odd", "even")
+
+
 def test_a_model_that_does_not_stop_thinking(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="quire-demo", messages=SUM, temperature=0, max_tokens=5, extra_body=THINK

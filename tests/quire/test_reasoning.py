@@ -81,6 +81,12 @@ def test_what_looks_like_a_start_mark_is_thinking() -> None:
     assert state(marks("<ab", ">"), "<axc>") == (False, False, 4)
 
 
+def test_blanks_that_may_not_stand_before_a_start_mark() -> None:
+    tracker = ReasoningTracker(marks(is_optional=True), after_blanks=False)
+    tracker.advance(ids("-<ab"))
+    assert (tracker.thinks, tracker.answers, tracker.num_tokens) == (False, True, 0)
+
+
 @given(st.text("<>-ab", max_size=12), st.booleans(), st.booleans(), st.integers(0, 12))
 def test_how_tokens_come_makes_no_difference(text: str, is_open: bool, is_optional: bool, cut: int) -> None:
     of = marks("<a", ">b", is_open=is_open, is_optional=is_optional)

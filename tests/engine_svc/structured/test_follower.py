@@ -101,20 +101,29 @@ def test_a_start_mark_of_several_tokens_is_finished_once_it_is_begun() -> None:
     assert set(range(VOCABULARY_SIZE)) - allowed(follower) == {EOS}
 
 
-@pytest.mark.parametrize("marks", [
-    ReasoningMarks((OPEN,), (CLOSE,), is_open=True, blank_token_ids=(BLANK,)),
-    ReasoningMarks((OPEN,), (CLOSE,), is_optional=True, blank_token_ids=(BLANK,)),
-], ids=["open", "optional"])  # fmt: skip
-def test_line_breaks_frame_the_thinking_and_come_to_an_end(marks: ReasoningMarks) -> None:
-    follower = follow("ab", marks)
-    if marks.is_open:
-        follower.append([9, CLOSE])
+@pytest.mark.parametrize("pattern", ["ab", r"\n?ab"])
+def test_line_breaks_may_follow_the_thinking_and_come_to_an_end(pattern: str) -> None:
+    follower = follow(pattern, ReasoningMarks((OPEN,), (CLOSE,), is_open=True, blank_token_ids=(BLANK,)))
+    follower.append([9, CLOSE])
     blanks = 0
     while BLANK in allowed(follower):
         follower.append([BLANK])
         blanks += 1
         assert blanks < 10
     assert blanks > 1
+    follower.append(spell("ab"))
+    assert follower.is_ended
+    assert not follower.error
+
+
+def test_no_line_break_comes_before_an_answer_without_thinking() -> None:
+    """It would be a part of the answer, and what the grammar says of line breaks counts."""
+    marks = ReasoningMarks((OPEN,), (CLOSE,), is_optional=True, blank_token_ids=(BLANK,))
+    assert BLANK not in allowed(follow("ab", marks))
+    follower = follow(r"\nab", marks)
+    assert {BLANK, OPEN} <= allowed(follower)
+    follower.append([BLANK])
+    assert not {BLANK, OPEN} & allowed(follower)
     follower.append(spell("ab"))
     assert follower.is_ended
     assert not follower.error
@@ -132,7 +141,7 @@ def test_an_empty_grammar_does_not_end_what_may_still_think() -> None:
 @pytest.mark.parametrize("cut", range(6))
 def test_however_tokens_come_the_state_is_the_same(cut: int) -> None:
     marks = ReasoningMarks((5, 6), (7, 8), is_optional=True, blank_token_ids=(BLANK,))
-    token_ids = [BLANK, 5, 6, 9, 7, 7, 8, BLANK, *spell("a")]
+    token_ids = [5, 6, 9, 7, 7, 8, BLANK, *spell("a")]
     whole, parts = follow("ab", marks), follow("ab", marks)
     whole.append(token_ids)
     parts.append(token_ids[:cut])

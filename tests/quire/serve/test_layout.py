@@ -17,6 +17,7 @@ from quire.options.router import RouterOptions
 from quire.options.serve import ServeOptions
 from quire.options.server import RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
+from quire.options.tools import ToolOptions
 from quire.serve.layout import Layout, StackOptions, choose_layout, process_specs, with_derived
 from quire.serve.ports import HeldPorts
 from quire.serve.supervisor import ProcessSpec
@@ -97,10 +98,14 @@ def test_keys_travel_by_environment_and_close_the_services_behind(monkeypatch: p
     assert not [spec for spec in specs.values() if "secret" in " ".join(spec.command)]
 
 
-def test_the_model_in_the_box_thinks_in_a_known_format() -> None:
-    def parser(model: str, *reasoning: Any) -> str:
-        options = stack_options(reasoning=ReasoningOptions(*reasoning))
-        return with_derived(dataclasses.replace(options, model=ModelOptions(model))).gateway.reasoning.reasoning_parser
+def test_the_formats_of_the_model_in_the_box_are_known() -> None:
+    def parsers(model: str, reasoning: ReasoningOptions = ReasoningOptions(), **tools: Any) -> tuple[str, str | None]:
+        options = stack_options(reasoning=reasoning, tools=ToolOptions(**tools))
+        derived = with_derived(dataclasses.replace(options, model=ModelOptions(model))).gateway
+        derived.check()
+        return derived.reasoning.reasoning_parser, derived.tools.tool_call_parser
 
-    assert [parser("quire-demo"), parser("m"), parser("quire-demo", "step3")] == ["qwen3", "", "step3"]
-    assert parser("quire-demo", "", False) == "", "--no-enable-reasoning"
+    assert parsers("quire-demo") == ("qwen3", "hermes")
+    assert parsers("m") == ("", None)
+    assert parsers("quire-demo", ReasoningOptions("step3"), tool_call_parser="pythonic") == ("step3", "pythonic")
+    assert parsers("quire-demo", ReasoningOptions(enable_reasoning=False)) == ("", "hermes")
