@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tokenizer_svc.child import HEADER, Message
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 20.0
+_AT_ONCE_SECONDS = 0.25
 
 
 class ChildTooSlow(Exception):
@@ -137,10 +139,13 @@ class ChildPool:
         """
         if self._waiting >= self._max_waiting:
             raise Overloaded(f"Too many {self._work} wait already; try again in a moment.")
+        began = time.monotonic()
         try:
             return await self._ask(request, fresh=False)
         except (OSError, asyncio.IncompleteReadError):
-            # Somebody may have killed the process while it idled: only a new one's end is the work's fault.
+            # Somebody may have killed the process while it idled: that is found out at once, and not the work's fault.
+            if time.monotonic() - began > _AT_ONCE_SECONDS:
+                raise ChildEnded from None
             try:
                 return await self._ask(request, fresh=True)
             except (OSError, asyncio.IncompleteReadError):

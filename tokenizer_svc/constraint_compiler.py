@@ -32,7 +32,7 @@ class ConstraintCompiler:
             folder: of the tokenizer.
 
         Raises:
-            StartupError: the options do not agree.
+            StartupError: the options do not agree, or their backend is not installed.
         """
         self._folder = folder
         self._defaults = options.chosen()
@@ -40,17 +40,19 @@ class ConstraintCompiler:
         self._pools: dict[str, ChildPool] = {}
         self._known: ByteCache[AskedConstraint, Constraint | InvalidRequest] = ByteCache(options.constraint_cache_bytes)
         self._under_way: dict[AskedConstraint, asyncio.Task[Constraint]] = {}
+        self._default_backend = self._defaults.backend if self._defaults.backend != "auto" else next(iter(BACKENDS))
+        try:
+            check_installed(self._default_backend)
+        except QuireError as error:
+            raise StartupError(error.message) from error
 
     async def start(self) -> None:
         """Starts the processes of the default backend and waits until they are ready.
 
         Raises:
-            FailedPrecondition: it is not installed.
             Unavailable: they do not start.
         """
-        backend = self._backends(AskedConstraint(ConstraintRequest(Form.JSON_SCHEMA)))[0]
-        check_installed(backend)
-        await self._pool(backend).start()
+        await self._pool(self._default_backend).start()
 
     async def close(self) -> None:
         """Ends the processes."""
@@ -88,7 +90,7 @@ class ConstraintCompiler:
                     request.disable_additional_properties or defaults.disable_additional_properties
                 ),
             ),
-            asked.backend if asked.backend not in ("", "auto") else defaults.backend,
+            asked.backend if asked.backend not in ("", "auto") else self._default_backend,
             asked.disable_fallback or defaults.disable_fallback,
         )
 
@@ -103,23 +105,17 @@ class ConstraintCompiler:
         return constraint
 
     async def _compile_by_any(self, asked: AskedConstraint) -> Constraint:
-        first, *others = self._backends(asked)
-        check_installed(first)
+        check_installed(asked.backend)
         try:
-            return await self._compile_by(first, asked.request)
+            return await self._compile_by(asked.backend, asked.request)
         except Inexpressible as refusal:
+            others = (name for name in BACKENDS if name != asked.backend and is_installed(name))
             for backend in others if not asked.disable_fallback else ():
                 try:
                     return await self._compile_by(backend, asked.request)
                 except InvalidRequest:
                     continue
             raise refusal
-
-    def _backends(self, asked: AskedConstraint) -> list[str]:
-        """The one that is asked for, or else the first; then the others that are here, in their order."""
-        names = list(BACKENDS)
-        first = asked.backend if asked.backend not in ("", "auto") else names[0]
-        return [first, *(name for name in names if name != first and is_installed(name))]
 
     async def _compile_by(self, backend: str, request: ConstraintRequest) -> Constraint:
         fields = {**dataclasses.asdict(request), "form": request.form.value}

@@ -34,8 +34,8 @@ class StructuredOutputsOptions:
 
     structured_outputs_config: dict[str, Any] = option(
         {},
-        "Which backend compiles and follows constraints, and how, as JSON. Keys: backend (auto, guidance, xgrammar, "
-        "outlines or lm-format-enforcer; requests may choose another), disable_fallback (refuse what it cannot "
+        "Which backend compiles and follows constraints, and how, as JSON. Keys: backend (auto, guidance, xgrammar "
+        "or outlines; requests may choose another), disable_fallback (refuse what it cannot "
         "express, instead of trying another), disable_any_whitespace (JSON without spaces and line breaks between its "
         "parts) and disable_additional_properties (objects have the properties alone that their schema names).",
         schema=StructuredOutputsConfig,

@@ -23,6 +23,13 @@ class BackendEntry:
 
 BACKENDS: dict[str, BackendEntry] = {
     "guidance": BackendEntry("quire.structured.guidance:GuidanceBackend", "llguidance", "llguidance"),
+    "xgrammar": BackendEntry("quire.structured.xgrammar:XGrammarBackend", "xgrammar", "quire[xgrammar]"),
+    "outlines": BackendEntry("quire.structured.outlines:OutlinesBackend", "outlines_core", "quire[outlines]"),
+}
+# Names that other servers know, and why there is nothing behind them.
+REFUSED: dict[str, str] = {
+    "lm-format-enforcer": "it works through the vocabulary in Python at each token, which would hold up every other "
+    "stream of its engine, and where it meets an error of its own it lets the output end, valid or not",
 }
 
 
@@ -64,6 +71,11 @@ def check_backend(name: str) -> None:
     Raises:
         InvalidRequest: there is no backend of that name.
     """
+    if name in REFUSED:
+        raise InvalidRequest(
+            f"Quire does not follow constraints by {name}: {REFUSED[name]}. Choose one of {', '.join(BACKENDS)}.",
+            parameter="backend",
+        )
     if name not in BACKENDS:
         raise InvalidRequest(
             f"The structured output backend {name[:64]!r} does not exist; choose one of {', '.join(BACKENDS)}.",

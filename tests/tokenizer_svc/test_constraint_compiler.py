@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import AsyncIterator
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from quire.errors import FailedPrecondition, InvalidRequest, QuireError
+from quire.errors import FailedPrecondition, InvalidRequest, StartupError
 from quire.options.structured_outputs import StructuredOutputsOptions
 from quire.structured import registry
 from quire.structured.asked import AskedConstraint
 from quire.structured.base import Constraint, ConstraintRequest, Form, constraint_key
+from tokenizer_svc import constraint_compiler
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildPool
 from tokenizer_svc.constraint_compiler import MAX_CHOICES, MAX_TEXT_BYTES, ConstraintCompiler
@@ -141,10 +143,54 @@ async def test_all_hostile_ones_are_refused_and_others_served(compiler: Constrai
     refusals = asyncio.gather(*map(refused, HOSTILE))
     pause = await pause_of_the_loop()
     messages = dict(zip(HOSTILE, await refusals, strict=True))
-    assert "takes longer than 1.5 s" in messages["50,000 alternatives"]
     assert "nests too deeply" in messages["10,000 levels"]
+    assert "no output satisfies it" in messages["a cycle of references"]
     assert pause < 1.0  # the loop goes on: nothing of it is worked through there
     assert (await compiler.compile(asked({"const": "after"}))).backend == "guidance"
+
+
+async def test_what_takes_too_long_or_too_much(folders: dict[str, Path], sent: list[Message]) -> None:
+    short = new_compiler(folders["byte_level"], constraint_timeout_seconds=0.2)
+    for pattern in ("(a|b)*a(a|b){30}", "((a{1,1000}){1,1000}){1,1000}"):
+        for count in (1, 2):
+            sent.clear()
+            with pytest.raises(InvalidRequest, match=r"longer than 0\.2 s|too much memory"):
+                await short.compile(asked(pattern, Form.REGEX, backend="outlines"))
+            assert len(sent) == 1, f"remembered at attempt {count}, though it may go better another time"
+    assert (await short.compile(asked("a", Form.REGEX, backend="outlines"))).backend == "outlines"
+    await short.close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "backend"),
+    [
+        (asked({"type": "integer", "multipleOf": 3}, backend="outlines"), "guidance"),
+        (asked('root ::= "a" | "b"', Form.GRAMMAR, backend="outlines"), "guidance"),
+        (asked({"const": "a"}, backend="outlines"), "outlines"),
+        (asked({"const": "a"}, backend="auto"), "guidance"),
+    ],
+)
+async def test_another_backend_takes_what_one_cannot_express(
+    compiler: ConstraintCompiler, wanted: AskedConstraint, backend: str
+) -> None:
+    assert (await compiler.compile(wanted)).backend == backend
+    strict = dataclasses.replace(wanted, disable_fallback=True)
+    if wanted.backend in (backend, "auto"):
+        assert (await compiler.compile(strict)).backend == backend
+    else:
+        with pytest.raises(InvalidRequest, match="outlines"):
+            await compiler.compile(strict)
+
+
+async def test_what_nobody_can_express(compiler: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraint_compiler, "is_installed", lambda name: name == "outlines")  # the others start slowly
+    with pytest.raises(InvalidRequest, match="uniqueItems"):
+        await compiler.compile(asked({"type": "array", "uniqueItems": True, "not": {}}))
+
+
+async def test_a_backend_that_is_refused_by_name(compiler: ConstraintCompiler) -> None:
+    with pytest.raises(InvalidRequest, match="by lm-format-enforcer: it works through the vocabulary in Python"):
+        await compiler.compile(asked(PERSON, backend="lm-format-enforcer"))
 
 
 @pytest.mark.parametrize(
@@ -165,17 +211,22 @@ async def test_what_is_too_large_reaches_no_process(
 
 
 async def test_a_backend_that_nobody_knows(compiler: ConstraintCompiler) -> None:
-    with pytest.raises(InvalidRequest, match="'grammarian' does not exist; choose one of guidance"):
+    with pytest.raises(InvalidRequest, match="'grammarian' does not exist; choose one of guidance, xgrammar"):
         await compiler.compile(asked(PERSON, backend="grammarian"))
 
 
 async def test_a_backend_that_is_not_installed(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
     compiler = new_compiler(folders["byte_level"])
-    with pytest.raises(FailedPrecondition, match="`pip install llguidance`"):
-        await compiler.start()
-    with pytest.raises(QuireError, match="not installed"):
-        await compiler.compile(asked(PERSON, backend="guidance"))
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FailedPrecondition, match=r"`pip install quire\[xgrammar\]`"):
+        await compiler.compile(asked(PERSON, backend="xgrammar"))
+    for config, message in (
+        ({}, "`pip install llguidance`"),
+        ({"backend": "outlines"}, r"`pip install quire\[outlines\]`"),
+        ({"backend": "lm-format-enforcer"}, "hold up every other"),
+    ):
+        with pytest.raises(StartupError, match=message):
+            new_compiler(folders["byte_level"], structured_outputs_config=config)
 
 
 async def test_the_servers_switches_are_every_requests(folders: dict[str, Path], compiler: ConstraintCompiler) -> None:
