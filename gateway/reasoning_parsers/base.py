@@ -31,12 +31,14 @@ class ReasoningParser(AnswerParser):
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)
-        self.held = ""  # what has come and is not told yet: at most a mark with its blanks, once `parse` returns
+        # What has come and is not told yet begins at `at` in this: at most a mark with its blanks, once `parse` returns.
+        self.held = ""
+        self.at = 0
 
     def parse(self, text: str) -> Sequence[Delta]:
-        self.held += text
+        self.held, self.at = self.held[self.at :] + text, 0
         found: list[Delta] = []
-        while self.held and (read := self.step()) is not None:
+        while self.at < len(self.held) and (read := self.step()) is not None:
             found += read
         return found
 

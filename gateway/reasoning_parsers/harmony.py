@@ -23,6 +23,7 @@ _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", _START, _CHANNEL)
 # By these a header is known.
 _FIRST = (_START, _CHANNEL, _MESSAGE, " to=")
+_LONGEST_FIRST = max(map(len, _FIRST))
 # What is longer is no header: names of tools have 64 characters.
 _MAX_HEADER = 256
 _RECIPIENT = re.compile(r"to=([^\s<]{1,128})")
@@ -73,41 +74,43 @@ class HarmonyChannels(ReasoningParser):
 
     def end(self, finish: Finish) -> Sequence[Delta]:
         """What was held back, but for a header whose message never came."""
-        held, self.held = self.held, ""
+        held = self.held[self.at :]
         if self._place is _Place.TEXT:
             return [*self._said(held), *self._end_message(), finish]
         is_header = self._place is _Place.HEADER and held.startswith((_START, _CHANNEL))
         return [Content(held), finish] if held and not is_header else [finish]
 
     def _look_for_header(self) -> Sequence[Delta] | None:
-        if self.held.startswith(_FIRST):
+        beginning = self.held[self.at : self.at + _LONGEST_FIRST]
+        if beginning.startswith(_FIRST):
             self._place = _Place.HEADER
-        elif any(first.startswith(self.held) for first in _FIRST):
+        elif any(first.startswith(beginning) for first in _FIRST):
             return None
         else:
             self._place = _Place.TEXT
         return ()
 
     def _read_header(self) -> Sequence[Delta] | None:
-        header, mark, rest = self.held.partition(_MESSAGE)
-        if mark and len(header) <= _MAX_HEADER:
-            self._place, self.held = _Place.TEXT, rest
+        beginning = self.held[self.at : self.at + _MAX_HEADER + len(_MESSAGE)]
+        header, mark, _ = beginning.partition(_MESSAGE)
+        if mark:
+            self._place, self.at = _Place.TEXT, self.at + len(header) + len(mark)
             return self._begin_message(header)
-        if len(self.held) < _MAX_HEADER + len(_MESSAGE):
+        if len(beginning) < _MAX_HEADER + len(_MESSAGE):
             return None
-        self._place, self.held = _Place.TEXT, self.held[_MAX_HEADER:]
+        self._place, self.at = _Place.TEXT, self.at + _MAX_HEADER
         return self._said(header[:_MAX_HEADER])
 
     def _read_text(self) -> Sequence[Delta] | None:
-        place, mark = self._ends.find(self.held, 0)
-        text, self.held = self.held[:place], self.held[place:]
+        place, mark = self._ends.find(self.held, self.at)
+        text, self.at = self.held[self.at : place], place
         if not mark:
             return self._said(text) or None
         found = [*self._said(text), *self._end_message()]
         if mark in _FIRST:
             self._place = _Place.HEADER
         else:
-            self._place, self.held = _Place.BETWEEN, self.held.removeprefix(mark)
+            self._place, self.at = _Place.BETWEEN, place + len(mark)
         return found
 
     def _begin_message(self, header: str) -> Sequence[Delta]:

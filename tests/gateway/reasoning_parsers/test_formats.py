@@ -8,7 +8,7 @@ from gateway.answers.collecting import CollectedChoice
 from gateway.answers.context import AnswerContext, Tool, ToolChoice
 from gateway.answers.deltas import ChoiceUpdate, Content, Finish, FinishReason, ToolCall
 from gateway.answers.registry import parser_class
-from gateway.reasoning_parsers import REASONING_PARSERS
+from gateway.reasoning_parsers import REASONING_PARSERS, reasoning_parser
 
 END = Finish(FinishReason.STOP)
 
@@ -115,3 +115,15 @@ def test_calls_in_channels() -> None:
     assert found(AnswerContext(tools)) == ("And the time.", "I look.So.", calls)
     for without in (AnswerContext(), AnswerContext(tools, ToolChoice.NONE)):
         assert found(without) == ("And the time.", 'I look.{"city": "Rome"}So.', [])
+
+
+@pytest.mark.parametrize("name", ["granite", "hunyuan_a13b", "mistral", "openai_gptoss", "qwen3", "seed_oss"])
+@pytest.mark.parametrize(
+    "word", ["\n", " \n", "<", "[", "<|end|>", "<|start|>", "<|channel|>", "</think", "\n</answer>", "H"]
+)
+def test_what_waits_stays_small(name: str, word: str) -> None:
+    """However much of a text could begin something: nobody's output makes a parser slow."""
+    parser = reasoning_parser(name)(AnswerContext((Tool("f"),), thinking_is_open=True))
+    for _ in range(1000):
+        parser.feed(Content(word))
+        assert len(parser.held) - parser.at < 300
