@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, QuireError, StartupError
 from quire.options.structured_outputs import StructuredOutputsOptions
 from quire.structured.asked import AskedConstraint
 from quire.structured.base import Constraint, ConstraintRequest, Form, Inexpressible
