@@ -31,7 +31,7 @@ class ReasoningParser(AnswerParser):
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)
-        # What has come and is not told yet begins at `at` in this: at most a mark with its blanks, once `parse` returns.
+        # What has come and is not told yet begins at `at` in this: a mark with its blanks at most, once `parse` ends.
         self.held = ""
         self.at = 0
 
