@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 import json
+import re
 import urllib.request
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import openai
 import pytest
 import torch
 import transformers
+from pydantic import BaseModel, Field
 
 from tests.support.stack import Stack
 
@@ -246,3 +249,98 @@ def test_beam_search_keeps_to_what_the_request_allows(client: openai.OpenAI) -> 
     chosen = search(structured_outputs={"choice": ["yes", "no", "maybe"]})
     assert sorted(choice.text for choice in chosen) == ["maybe", "no", "yes"]
     assert {choice.finish_reason for choice in chosen} == {"stop"}
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    GREEN = "grün"
+
+
+Name = Annotated[str, Field(max_length=8)]
+
+
+class Pet(BaseModel):
+    name: Name
+    colour: Colour
+
+
+class Person(BaseModel):
+    name: Name
+    age: Annotated[int, Field(ge=0, le=150)]
+    pets: Annotated[list[Pet], Field(max_length=2)]
+    motto: Name | None
+
+
+def test_parsed_into_a_model(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model="tiny", messages=MESSAGES, response_format=Person, temperature=1.5, n=3, max_tokens=600
+    )
+    assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 3
+    assert all(isinstance(choice.message.parsed, Person) for choice in answer.choices)
+
+
+def test_streamed_into_a_model(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model="tiny", messages=MESSAGES, response_format=Person, temperature=1.5, max_tokens=600
+    ) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion().choices[0]
+    assert {"content.delta", "content.done"} <= kinds
+    assert isinstance(final.message.parsed, Person)
+    assert final.message.content is not None
+    assert Person.model_validate_json(final.message.content) == final.message.parsed
+
+
+def test_any_object(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, response_format={"type": "json_object"}, temperature=1.5, max_tokens=300, n=6
+    )
+    whole = [choice.message.content or "" for choice in answer.choices if choice.finish_reason == "stop"]
+    assert whole
+    assert all(isinstance(json.loads(text), dict) for text in whole)
+
+
+@pytest.mark.parametrize("backend", ["guidance", "outlines"])
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"structured_outputs": {"regex": "[a-f]{3}-[0-9]{2}"}}, "[a-f]{3}-[0-9]{2}"),
+        ({"guided_regex": "(ja|nein)!?"}, "(ja|nein)!?"),
+        ({"guided_choice": ["blau", "rot", "grün"]}, "blau|rot|grün"),
+        ({"guided_json": {"enum": [1, "a", None]}}, r'1|"a"|null'),
+    ],
+)
+def test_texts_of_many_prompts(client: openai.OpenAI, backend: str, fields: dict[str, Any], pattern: str) -> None:
+    own = {**fields, "guided_decoding_backend": backend}
+    answer = client.completions.create(
+        model="tiny", prompt=["A", "B", "C"], n=2, temperature=1.5, max_tokens=30, logprobs=1, extra_body=own
+    )
+    assert len(answer.choices) == 6
+    for choice in answer.choices:
+        assert (choice.finish_reason, bool(re.fullmatch(pattern, choice.text))) == ("stop", True), choice.text
+
+
+def test_a_grammar_is_followed(client: openai.OpenAI) -> None:
+    grammar = 'root ::= "[" item ("," item){1,3} "]"\nitem ::= [0-9]{1,3} | root'
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, temperature=1.5, max_tokens=400, extra_body={"guided_grammar": grammar}
+    )
+    if answer.choices[0].finish_reason == "stop":
+        assert re.fullmatch(r"[\d,\[\]]+", answer.choices[0].message.content or "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"guided_regex": "(a+)+$"}, "guided_regex", "repeats without end"),
+        ({"guided_json": '{"items":' * 10_000 + "{}" + "}" * 10_000}, "guided_json", "nests too deeply"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json", "no output satisfies it"),
+        ({"structured_outputs": {"json": {"maxLength": 10**9}}}, "structured_outputs.json", "maxLength is 1e"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "leave one out"),
+        ({"guided_regex": "a", "guided_decoding_backend": "lm-format-enforcer"}, "guided_regex", "hold up every other"),
+    ],
+)
+def test_what_cannot_be_followed(client: openai.OpenAI, fields: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=message) as told:
+        client.completions.create(model="tiny", prompt="A", extra_body=fields)
+    assert told.value.param == param
