@@ -110,6 +110,7 @@ class Sampler:
         wanting = self._wanting(states)
         raw = {scoring: logits[self._index(rows)] for scoring, rows in wanting.items() if not scoring.is_processed}
         recorders = self._stages.apply(edits, slots, num_tokens, masks)
+        logits = edits.logits
         best = logits.max(dim=-1)
         token_ids = best.indices
         self._draw_random(logits, token_ids, states, num_tokens)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +13,8 @@ import numpy.typing as npt
 
 from quire.reasoning import ReasoningMarks, ReasoningTracker
 from quire.structured.base import Matcher
+
+logger = logging.getLogger(__name__)
 
 Row = npt.NDArray[np.int32]
 
@@ -48,6 +52,10 @@ class Follower:
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Goes on with the sequence's next tokens."""
+        with self._noting_faults():
+            self._append(token_ids)
+
+    def _append(self, token_ids: Sequence[int]) -> None:
         answer = token_ids if self._thinking is None else self._answer_of(token_ids, self._thinking)
         answer = [token_id for token_id in answer if token_id not in self._endings.token_ids]
         if self.error or not answer:
@@ -75,6 +83,19 @@ class Follower:
 
     def fill(self, row: Row) -> None:
         """Writes which tokens may come next, as Matcher.fill does; may find that none can: `error`, or `is_ended`."""
+        with self._noting_faults():
+            self._fill(row)
+
+    @contextlib.contextmanager
+    def _noting_faults(self) -> Iterator[None]:
+        """Whatever a library raises is this sequence's own fault, and must not reach a step."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("a grammar cannot be followed")
+            self.error = f"its grammar cannot be followed ({type(error).__name__})"
+
+    def _fill(self, row: Row) -> None:
         thinking = self._thinking
         if thinking is None or thinking.answers:
             self._fill_answer(row)

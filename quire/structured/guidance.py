@@ -91,7 +91,7 @@ class GuidanceGrammar(Grammar):
 
     def __init__(self, beginning: LLMatcher, eos_token_ids: Sequence[int]) -> None:
         self._beginning = beginning
-        self._eos = [(token_id // 32, ~(1 << token_id % 32)) for token_id in eos_token_ids]
+        self._eos = [(token_id // 32, 0xFFFFFFFF ^ (1 << token_id % 32)) for token_id in eos_token_ids]
         self._lock = threading.Lock()
 
     def matcher(self) -> Matcher:
@@ -137,8 +137,9 @@ class GuidanceMatcher(Matcher):
     def fill(self, row: npt.NDArray[np.int32]) -> None:
         """See Matcher.fill."""
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        words = row.view("uint32")
         for word, others in self._eos:
-            row[word] &= others
+            words[word] &= others
 
 
 class _Wrapper:

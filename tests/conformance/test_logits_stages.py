@@ -185,8 +185,9 @@ def test_as_defined_over_random_plans(kind: type[LogitsStage], seed: int) -> Non
     for step in range(STEPS):
         chosen = slots.choose.sample(range(SLOTS), slots.choose.randrange(1, SLOTS + 1))
         logits = logits_of(len(chosen), seed * STEPS + step)
-        found, rows = logits.clone(), slots.rows_of(chosen)
-        recorder = slots.stage.apply(LogitEdits(found), rows) if rows else None
+        edits, rows = LogitEdits(logits.clone()), slots.rows_of(chosen)
+        recorder = slots.stage.apply(edits, rows) if rows else None
+        found = edits.logits
         tokens = [slots.choose.randrange(VOCABULARY) for _ in chosen]
         for row, slot in enumerate(chosen):
             live = slots.live[slot]
@@ -216,13 +217,14 @@ def test_a_step_can_be_taken_back(kind: type[LogitsStage], seed: int) -> None:
     first = before.clone()
     edits = LogitEdits(first)
     slots.stage.apply(edits, rows)
-    changed = first.clone()
+    changed = edits.logits.clone()
     edits.undo()
     assert torch.equal(first, before)
+    assert edits.logits is first
     for row, slot, known in zip(rows.rows, rows.slots, rows.num_tokens, strict=True):
-        alone = before[row : row + 1].clone()
-        slots.stage.apply(LogitEdits(alone), StageRows([0], [slot], [known], rows.masks))
-        assert torch.equal(alone[0], changed[row])
+        alone = LogitEdits(before[row : row + 1].clone())
+        slots.stage.apply(alone, StageRows([0], [slot], [known], rows.masks))
+        assert torch.equal(alone.logits[0], changed[row])
 
 
 @every
@@ -254,8 +256,8 @@ def test_every_stage_but_one_can_be_asked_for_too_much() -> None:
 def test_masks_of_any_size(size: int) -> None:
     stage = GrammarMask(1, size, CPU)
     allowed = {each for each in range(size) if each % 3 == 0}
-    stage.apply(LogitEdits(logits := torch.zeros(1, size)), StageRows([0], [0], [1], masks(size, {0: allowed})))
-    assert set(logits[0].isfinite().nonzero()[:, 0].tolist()) == allowed
+    stage.apply(edits := LogitEdits(torch.zeros(1, size)), StageRows([0], [0], [1], masks(size, {0: allowed})))
+    assert set(edits.logits[0].isfinite().nonzero()[:, 0].tolist()) == allowed
 
 
 def test_masks_of_another_vocabulary_are_refused() -> None:
@@ -272,8 +274,8 @@ def test_what_forbids_comes_last() -> None:
     chain = StageChain(1, VOCABULARY, CPU)
     chain.add(0, SlotSequence(plan, [1, 2], 1))
     logits = logits_of(1, 0)
-    chain.apply(LogitEdits(logits), [0], [2])
-    assert logits[0, 2] == -torch.inf
+    chain.apply(edits := LogitEdits(logits), [0], [2])
+    assert edits.logits[0, 2] == -torch.inf
 
 
 def test_the_end_of_thinking_comes_where_it_is_forbidden() -> None:

@@ -43,8 +43,12 @@ def vocabulary() -> Vocabulary:
 
 @cache
 def backend(name: str) -> Backend:
+    return backend_over(name, vocabulary())
+
+
+def backend_over(name: str, known: Vocabulary) -> Backend:
     try:
-        return make_backend(name, vocabulary())
+        return make_backend(name, known)
     except FailedPrecondition as error:
         pytest.skip(error.message)
 
@@ -178,6 +182,33 @@ def test_masks_have_neither_special_tokens_nor_ids_of_no_meaning(name: str, case
         assert not found & {each for each, token in enumerate(vocabulary().tokens) if not token}
         matcher.accept([token_id])
     assert not allowed(matcher) & vocabulary().special_token_ids, "the end of a sequence is for the engine to allow"
+
+
+@every
+@pytest.mark.parametrize("eos", [0, 31, 32, 63, 64])
+def test_the_end_of_sequence_is_in_no_mask_whatever_its_id(name: str, eos: int) -> None:
+    letters = [bytes([byte]) for byte in range(97, 97 + 26)] * 3
+    small = Vocabulary((*letters[:eos], b"<end>", *letters[eos:70]), frozenset([eos]), (eos,))
+    found = backend_over(name, small)
+    matcher = found.read(found.compile(ConstraintRequest(Form.REGEX, "a*"))).matcher()
+    row = np.full(mask_words(small.size), -1, np.int32)
+    for _ in range(2):
+        matcher.fill(row)
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+        allowed_ids = set(np.nonzero(bits)[0].tolist())
+        assert allowed_ids
+        assert {small.tokens[token_id] for token_id in allowed_ids} == {b"a"}
+        assert matcher.is_complete
+        matcher.accept([min(allowed_ids)])
+
+
+@every
+def test_copies_go_their_own_ways(name: str) -> None:
+    matcher = follow(name, CASES["regex"].request)
+    matcher.accept(vocabulary().encode(b"0123"))
+    other, before = matcher.copy(), allowed(matcher)
+    other.accept(vocabulary().encode(b"abcd"))
+    assert allowed(matcher) == before != allowed(other)
 
 
 @every

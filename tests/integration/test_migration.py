@@ -14,6 +14,10 @@ import pytest
 
 from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.structured.base import Constraint, ConstraintRequest, Form
+from quire.structured.guidance import GuidanceBackend
+from quire.structured.vocabulary import make_vocabulary
+from quire.tokenizer.files import read_tokenizer_files
 from quire.v1 import common_pb2, router_pb2
 from router.app import Router
 from tests.support.engine_process import free_port
@@ -62,8 +66,20 @@ async def router_of(addresses: list[str]) -> AsyncIterator[tuple[Router, RouterC
         await router.close()
 
 
-def request(number: int) -> common_pb2.Generation:
-    """Greedy and seeded ones, with penalties, log-probabilities, several sequences and stop tokens."""
+@pytest.fixture(scope="module")
+def constraints(tiny_llama: Path) -> list[common_pb2.Constraint]:
+    """One that outlasts the outputs, and one that ends them."""
+    backend = GuidanceBackend(make_vocabulary(read_tokenizer_files(tiny_llama)))
+    wanted = (
+        ConstraintRequest(Form.JSON_SCHEMA, '{"type": "array", "minItems": 400, "items": {"type": "integer"}}'),
+        ConstraintRequest(Form.REGEX, "([ab]{30} ){3}"),
+    )
+    made = [Constraint.of("guidance", backend.compile(each)) for each in wanted]
+    return [common_pb2.Constraint(backend=each.backend, grammar=each.grammar, key=each.key) for each in made]
+
+
+def request(number: int, constraints: list[common_pb2.Constraint]) -> common_pb2.Generation:
+    """Greedy and seeded ones, with penalties, log-probabilities, several sequences, stop tokens and constraints."""
     source = Random(number)
     sampling = common_pb2.SamplingParams(
         max_tokens=TOKENS, ignore_eos=True, temperature=number % 2, n=1 + number % 5 // 4
@@ -78,11 +94,14 @@ def request(number: int) -> common_pb2.Generation:
         sampling.min_tokens = 20
         sampling.stop_token_ids.extend(range(0, 8192, 97))
     prompt = [source.randrange(256) for _ in range(20 + number)]
-    return common_pb2.Generation(request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling)
+    constraint = constraints[number // 3 % 2] if number % 3 == 1 else None
+    return common_pb2.Generation(
+        request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling, constraint=constraint
+    )
 
 
-async def run_all(session: GatewaySession, first_id: int) -> list[Output]:
-    return [await session.start(first_id + number, request(number)) for number in range(STREAMS)]
+async def run_all(session: GatewaySession, first_id: int, constraints: list[common_pb2.Constraint]) -> list[Output]:
+    return [await session.start(first_id + number, request(number, constraints)) for number in range(STREAMS)]
 
 
 def contents(outputs: list[Output]) -> list[tuple[dict[int, list[int]], dict[int, int], int, int]]:
@@ -91,12 +110,14 @@ def contents(outputs: list[Output]) -> list[tuple[dict[int, list[int]], dict[int
     return [(dict(o.tokens), dict(o.scored), o.usage.prompt_tokens, o.usage.completion_tokens) for o in outputs]
 
 
-async def test_streams_survive_a_freeze_a_drain_and_a_kill(engines: dict[str, subprocess.Popen[bytes]]) -> None:
+async def test_streams_survive_a_freeze_a_drain_and_a_kill(
+    engines: dict[str, subprocess.Popen[bytes]], constraints: list[common_pb2.Constraint]
+) -> None:
     async with router_of(list(engines)) as (router, client), client.session() as session:
-        undisturbed = contents([await output.wait_ended() for output in await run_all(session, 0)])
+        undisturbed = contents([await output.wait_ended() for output in await run_all(session, 0, constraints)])
         for turn, number in enumerate((signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL), start=1):
             address = list(engines)[turn - 1]
-            outputs = await run_all(session, 1000 * turn)
+            outputs = await run_all(session, 1000 * turn, constraints)
             for output in outputs:
                 await output.wait_tokens()
             moved = router.metrics.get_sample_value("quire_router_migrations_total") or 0

@@ -23,7 +23,7 @@ def generation(prompt: list[int], **fields: Any) -> common_pb2.Generation:
     """A greedy request; `progress` is the tokens that each of its sequences has already."""
     outer = {
         name: fields.pop(name)
-        for name in ("model", "priority", "cache_salt", "timeout_ms", "request_id")
+        for name in ("model", "priority", "cache_salt", "timeout_ms", "request_id", "constraint")
         if name in fields
     }
     progress = [common_pb2.ChoiceProgress(token_ids=token_ids) for token_ids in fields.pop("progress", [])]

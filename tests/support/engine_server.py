@@ -49,7 +49,9 @@ async def running_engine(
     """
     security, registry = RpcSecurityOptions(), CollectorRegistry()
     model = model or ModelOptions(model=str(Path(__file__).parent), served_model_name=("fake",))
-    worker = EngineWorker(executor or FakeExecutor(), model, engine_options(generation_config="vllm", **options))
+    worker = EngineWorker(
+        executor or FakeExecutor(), model, engine_options(**({"generation_config": "vllm"} | options))
+    )
     server = build_server(worker, GrpcServerOptions(port=port), security, registry)
     await server.start()
     address = f"127.0.0.1:{server.port}"

@@ -6,12 +6,17 @@ import torch
 
 
 class LogitEdits:
-    """Reads and writes logits. What it costs goes by their number, and by the vocabulary's for `keep` and `mask`."""
+    """Reads and writes logits. What it costs goes by their number, and by the vocabulary's for `keep` and `limit`."""
 
     def __init__(self, logits: torch.Tensor) -> None:
-        self._logits = logits  # float32 [rows, vocabulary]
-        # What stood where: of single places, or of whole rows.
-        self._before: list[tuple[tuple[torch.Tensor, ...], torch.Tensor]] = []
+        self._given = self._logits = logits  # float32 [rows, vocabulary]
+        # What stood where, in which of them: of single places, or of whole rows.
+        self._before: list[tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]] = []
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """As they are now; another tensor than the one given after `limit`."""
+        return self._logits
 
     @property
     def device(self) -> torch.device:
@@ -24,29 +29,26 @@ class LogitEdits:
 
     def write(self, rows: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
         """Sets them. A place that is named twice must get the same value both times."""
-        self._before.append(((rows, ids), self.read(rows, ids)))
+        self._before.append((self._logits, (rows, ids), self.read(rows, ids)))
         self._logits[rows, ids] = values
 
     def keep(self, rows: torch.Tensor, ids: torch.Tensor, whole: torch.Tensor) -> None:
         """Forbids all tokens of the rows `whole`, int64 without repetitions, but those at the places."""
         kept = self.read(rows, ids)
-        self._before.append(((whole,), self._logits[whole]))
+        self._before.append((self._logits, (whole,), self._logits[whole]))
         self._logits.index_fill_(0, whole, -torch.inf)
         self._logits[rows, ids] = kept
 
-    def mask(self, rows: torch.Tensor, allowed: torch.Tensor) -> None:
-        """Forbids tokens of rows.
+    def limit(self, most: torch.Tensor) -> None:
+        """Lets no logit be above its place in `most`, float32 [rows, vocabulary], which becomes the logits.
 
-        Args:
-            rows: int64 [count], without repetitions.
-            allowed: bool [count, vocabulary]
+        So they need not be kept for `undo`: copying the logits of a step would take as long as limiting them.
         """
-        before = self._logits[rows]
-        self._before.append(((rows,), before))
-        self._logits[rows] = before.masked_fill(~allowed, -torch.inf)
+        self._logits = torch.minimum(self._logits, most, out=most)
 
     def undo(self) -> None:
-        """Makes all logits what they were."""
+        """Makes the logits that were given what they were."""
         while self._before:
-            place, values = self._before.pop()
-            self._logits[place] = values
+            logits, place, values = self._before.pop()
+            logits[place] = values
+        self._logits = self._given

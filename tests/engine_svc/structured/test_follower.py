@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
 from engine_svc.structured.follower import Endings, Follower
 from quire.reasoning import ReasoningMarks
-from quire.structured.base import mask_words
+from quire.structured.base import Matcher, mask_words
 from quire.structured.guidance import GuidanceBackend
 from tests.support.grammars import EOS, VOCABULARY_SIZE, matching, spell, vocabulary
 
@@ -157,3 +160,28 @@ def test_copies_go_their_own_ways() -> None:
     assert other.is_ended
     assert not follower.is_ended
     assert texts(allowed(follower)) == {b"b", b"c"}
+
+
+class Faulty(Matcher):
+    """A library that raises."""
+
+    error, is_complete, is_stopped = "", False, False
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        raise ZeroDivisionError
+
+    def copy(self) -> Matcher:
+        return self
+
+    def roll_back(self, num_tokens: int) -> None: ...
+
+    def fill(self, row: Any) -> None:
+        raise ZeroDivisionError
+
+
+def test_what_a_library_raises_is_the_sequences_own_error() -> None:
+    follower, other = Follower(Faulty(), ENDINGS), Follower(Faulty(), ENDINGS)
+    follower.append([5])
+    assert "ZeroDivisionError" in follower.error
+    allowed(other)
+    assert "ZeroDivisionError" in other.error
