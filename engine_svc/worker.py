@@ -16,10 +16,11 @@ from engine_svc.plan import KvCacheSpec
 from engine_svc.requests.generation_config import read_generation_defaults
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.validation import validate
-from engine_svc.structured.grammars import Grammars
+from engine_svc.structured.grammars import Grammars, unknown_vocabulary
 from quire.errors import LOADING, Unavailable
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from quire.options.tokenizer_init import SKIP_FLAG
 from quire.structured.vocabulary import Vocabulary, make_vocabulary
 from quire.supervised import Stage, report
 from quire.tokenizer.files import read_tokenizer_files, tokenizer_folder
@@ -83,19 +84,18 @@ class EngineWorker:
             raise
         self._info = info
         facts = _facts(info, spec, size)
-        grammars = Grammars(
-            spec.vocab_size, partial(_load_vocabulary, self._model, spec.vocab_size, facts.eos_token_ids)
-        )
+        grammars = Grammars(spec.vocab_size, partial(self._load_vocabulary, spec.vocab_size, facts.eos_token_ids))
         return Engine(self._executor, self._options, facts, grammars=grammars)
 
-
-def _load_vocabulary(model: ModelOptions, vocab_size: int, eos_token_ids: Collection[int]) -> Vocabulary:
-    """
-    Raises:
-        StartupError: there are no tokenizer files where the options say.
-        FailedPrecondition: nothing can be followed over this tokenizer's tokens.
-    """
-    return make_vocabulary(read_tokenizer_files(tokenizer_folder(model)), vocab_size, sorted(eos_token_ids))
+    def _load_vocabulary(self, vocab_size: int, eos_token_ids: Collection[int]) -> Vocabulary:
+        """
+        Raises:
+            StartupError: there are no tokenizer files where the options say.
+            FailedPrecondition: nothing can be followed over this tokenizer's tokens, or they are not to be known.
+        """
+        if self._options.generation.skip_tokenizer_init:
+            raise unknown_vocabulary(f"it was started with {SKIP_FLAG}")
+        return make_vocabulary(read_tokenizer_files(tokenizer_folder(self._model)), vocab_size, sorted(eos_token_ids))
 
 
 def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts:

@@ -13,6 +13,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,6 +26,9 @@ from gateway.services.router_streams import RouterStreams
 from gateway.services.texts import Texts
 from quire.errors import Cancelled, DeadlineExceeded, Internal, QuireError
 
+if TYPE_CHECKING:
+    from quire.v1.common_pb2 import GenerationDelta
+
 logger = logging.getLogger(__name__)
 
 # A step's id adds the number of the prompt.
@@ -32,11 +36,17 @@ _MAX_REQUEST_ID = 100
 
 
 class BeamSearches:
-    """The searches under way. What they find goes the way of all tokens: through the text session to the client."""
+    """The searches under way. What they find goes the way of all tokens: as `on_tokens` has it."""
 
-    def __init__(self, router_streams: RouterStreams, texts: Texts) -> None:
+    def __init__(
+        self,
+        router_streams: RouterStreams,
+        texts: Texts,
+        on_tokens: Callable[[ChoiceState, GenerationDelta], None],
+    ) -> None:
         self._router_streams = router_streams
         self._texts = texts
+        self._on_tokens = on_tokens
         self._tasks: dict[RequestState, asyncio.Task[None]] = {}
 
     def start(self, state: RequestState) -> None:
@@ -95,9 +105,10 @@ class BeamSearches:
         for index, beam in enumerate(outputs[: request.n]):
             choice = ChoiceState(stream, stream.number * request.n + index, finished=True)
             stream.choices.append(choice)
-            self._texts.open(choice)
+            if request.wants_text:
+                self._texts.open(choice)
             choice.delivered.extend(beam.token_ids)
-            self._texts.add(choice, from_beam(beam, search.ends(beam), request.sampling))
+            self._on_tokens(choice, from_beam(beam, search.ends(beam), request.sampling))
 
 
 def _step(

@@ -12,6 +12,7 @@ from gateway.answers.parser import AnswerParser
 from gateway.pipeline import Pipeline
 from gateway.protocol.unknown import UnknownFields
 from gateway.requests.statistics import RequestStatistics
+from gateway.requests.token_ids_only import needs_text
 from gateway.services.fleet import Fleet
 from gateway.services.reasoning import ReasoningFormat
 from gateway.services.tokenizer import Tokenizer
@@ -39,6 +40,14 @@ class GatewayContext:
     tool_parser: type[ToolParser] | None = None
     draining: bool = False
     start_time: int = field(default_factory=lambda: int(time.time()))
+
+    def require_tokenizer(self, what: str, parameter: str = "") -> None:
+        """
+        Raises:
+            InvalidRequest: `what` needs text, and the server knows token ids only.
+        """
+        if self.options.skip_tokenizer_init:
+            raise needs_text(what, parameter)
 
     @property
     def missing(self) -> list[str]:

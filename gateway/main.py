@@ -88,7 +88,8 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> Gatew
     statistics = RequestStatistics()
     seeds = SeedSource(options.seed)
     large_requests = WorkPool("large requests", 2, 64)
-    pipeline = Pipeline(options.router_address, options.tokenizer_address, security, statistics, seeds)
+    tokenizers = () if options.skip_tokenizer_init else options.tokenizer_address
+    pipeline = Pipeline(options.router_address, tokenizers, security, statistics, seeds)
     tokenizer = Tokenizer(pipeline.texts.replicas, large_requests)
     name = options.reasoning.reasoning_parser
     return GatewayContext(

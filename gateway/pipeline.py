@@ -44,7 +44,7 @@ class Pipeline:
         self._seeds = seeds
         self.texts = Texts(tokenizer_addresses, security, statistics, self._on_update)
         self.router_streams = RouterStreams(router_addresses, security, statistics, self._on_tokens)
-        self._beam_searches = BeamSearches(self.router_streams, self.texts)
+        self._beam_searches = BeamSearches(self.router_streams, self.texts, self._on_tokens)
         self._room = ChoiceRoom()
 
     @property

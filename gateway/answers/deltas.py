@@ -64,7 +64,7 @@ class TokenScore(msgspec.Struct, frozen=True):
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    texts: tuple[bytes, ...]  # each token's own bytes
+    texts: tuple[bytes, ...]  # each token's own bytes; none of a request that wants no text
     rank: int
 
 

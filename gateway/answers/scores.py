@@ -47,7 +47,8 @@ class CompletionScores:
         """The next positions."""
         result = CompletionLogprobs([], [], [], [])
         for score in scores:
-            texts = [token_text(i, raw, self._as_ids) for i, raw in zip(score.token_ids, score.texts, strict=True)]
+            raws = score.texts or (b"",) * len(score.token_ids)
+            texts = [token_text(i, raw, self._as_ids) for i, raw in zip(score.token_ids, raws, strict=True)]
             logprobs = [max(logprob, _LEAST) for logprob in score.logprobs]
             self._append(result, texts[0], logprobs[0], dict(zip(texts[::-1], logprobs[::-1], strict=True)))
         return result

@@ -57,6 +57,7 @@ from quire.errors import InvalidRequest
 async def chat_completions(request: Request) -> Response | EventStream:
     """Continues a conversation."""
     context = context_of(request)
+    context.require_tokenizer("A chat", "messages")
     body = await read_json(request, ChatCompletionRequest)
     model = context.fleet.model(body.model)
     _check(body, model)

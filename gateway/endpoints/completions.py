@@ -28,6 +28,7 @@ from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
+from gateway.requests.token_ids_only import check_token_ids_only
 from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
 from quire.bounds import check_context_length, check_token_ids
 from quire.errors import InvalidRequest
@@ -49,6 +50,8 @@ async def completions(request: Request) -> Response | EventStream:
     body = await read_json(request, CompletionRequest)
     model = context.fleet.model(body.model)
     _check(body, model)
+    if context.options.skip_tokenizer_init:
+        check_token_ids_only(body)
     caller = caller_of(request, body)
     tokens, constraint = await asyncio.gather(
         _tokenized(request, body, model, caller), compiled(context, constraint_of(body))
@@ -110,6 +113,7 @@ async def _tokenized(
     if texts := [item for item in prompts if isinstance(item, str)]:
         if len(texts) != len(prompts):
             raise InvalidRequest("prompt mixes texts and token ids; send one kind.", parameter="prompt")
+        context.require_tokenizer("A prompt as text", "prompt")
         return await context.tokenizer.encode(
             texts, body.add_special_tokens, block_size=model.block_size, cache_salt=caller.cache_salt,
             max_tokens=context_bound(body, model), suffix=body.suffix or None,

@@ -49,8 +49,10 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         self._request = state.request
         self._id = f"{kind}-{self._request.request_id}"
         self._created = int(time.time())
-        self._as_ids = bool(body.return_tokens_as_token_ids or context.options.return_tokens_as_token_ids)
-        self._with_ids = bool(body.return_token_ids)
+        without_text = context.options.skip_tokenizer_init
+        as_ids = without_text or context.options.return_tokens_as_token_ids
+        self._as_ids = bool(body.return_tokens_as_token_ids or as_ids)
+        self._with_ids = bool(body.return_token_ids or without_text)
         options = body.stream_options
         self._usage_at_end = context.options.enable_force_include_usage or bool(options and options.include_usage)
         self._usage_always = bool(options and options.include_usage and options.continuous_usage_stats)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 import quire
 from gateway.context import context_of
 from gateway.errors import error_response, json_response
 from quire.errors import Unavailable
+from quire.options.tokenizer_init import SKIP_FLAG
 
 
 async def health(request: Request) -> Response:
-    """200 and nothing else while requests can be served; 503 with the reason otherwise."""
-    missing = context_of(request).missing
-    return error_response(Unavailable(f"Loading model: {', '.join(missing)}.")) if missing else Response()
+    """200 while requests can be served, and nothing else but that text cannot; 503 with the reason otherwise."""
+    context = context_of(request)
+    if missing := context.missing:
+        return error_response(Unavailable(f"Loading model: {', '.join(missing)}."))
+    note = f"Token ids only: there is no tokenizer ({SKIP_FLAG})." if context.options.skip_tokenizer_init else ""
+    return PlainTextResponse(note) if note else Response()
 
 
 async def livez(request: Request) -> Response:

@@ -52,6 +52,7 @@ def _card(context: GatewayContext, name: str, model: ServedModel) -> ModelCard:
 async def tokenize(request: Request) -> Response:
     """Token ids of a text or a conversation."""
     context = context_of(request)
+    context.require_tokenizer("Token ids of a text")
     body = await read_json(request, TokenizeRequest)
     model = context.fleet.model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -88,6 +89,7 @@ async def _sequence(request: Request, body: TokenizeRequest, context: GatewayCon
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     context = context_of(request)
+    context.require_tokenizer("The text of token ids")
     body = await read_json(request, DetokenizeRequest)
     model = context.fleet.model(body.model)
     await beside(request, check_token_ids, "tokens", body.tokens, model.vocab_size)

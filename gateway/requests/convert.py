@@ -87,7 +87,7 @@ def make_generation_request(
         prompts=tuple(truncated),
         sampling=sampling,
         timeout_seconds=options.request_timeout_seconds,
-        wants_text=output != 0,
+        wants_text=output != 0 and not options.skip_tokenizer_init,
         detokenize=_detokenize_options(body, parsers, marks),
         constraint=constraint,
         parsers=tuple(parsers),

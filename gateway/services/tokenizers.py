@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from gateway.requests.token_ids_only import needs_text
 from gateway.services.replica import Replica
 from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
@@ -125,7 +126,8 @@ class Tokenizers:
     ) -> None:
         """
         Args:
-            addresses: host:port; every address of a host that is a name is a replica.
+            addresses: host:port; every address of a host that is a name is a replica. Without any there is no tokenizer
+                service, and nobody waits for one.
         """
         self._addresses = addresses
         self._security = security
@@ -143,8 +145,13 @@ class Tokenizers:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a replica."""
-        return any(replica.connected for replica in self.known)
+        """Whether there is a replica, or none is needed."""
+        return self.skipped or any(replica.connected for replica in self.known)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether there is no tokenizer service."""
+        return not self._addresses
 
     async def run(self) -> None:
         """Looks names up and keeps the sessions up until cancelled."""
@@ -171,7 +178,10 @@ class Tokenizers:
 
         Raises:
             Unavailable: none was within `seconds`.
+            InvalidRequest: there is no tokenizer service.
         """
+        if self.skipped:
+            raise needs_text("What asks for the tokenizer")
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 while not (replica := self.pick(avoid)):

@@ -10,6 +10,7 @@ from quire.options.base import option
 from quire.options.reasoning import ReasoningOptions
 from quire.options.seed import seed_option
 from quire.options.server import LOOPBACK
+from quire.options.tokenizer_init import SKIP_FLAG, skip_tokenizer_option
 from quire.options.tools import ToolOptions
 
 
@@ -55,6 +56,7 @@ class GatewayOptions:
         "behind a name is one: they share the work, and take over that of one that is lost. Under "
         "`quire serve`: used in place of a local one.",
     )  # fmt: skip
+    skip_tokenizer_init: bool = skip_tokenizer_option()
     seed: int | None = seed_option()
     request_timeout_seconds: float = option(3600.0, "Longest time that a request may take.", minimum=0.1)
     max_body_bytes: int = option(8 * 2**20, "Largest request body.", minimum=1024)
@@ -81,7 +83,8 @@ class GatewayOptions:
 
         Raises:
             StartupError: options do not go together: the address is reachable from other machines and no key is asked
-                for; credentials are allowed from everywhere; half of TLS is set; reasoning without a parser.
+                for; credentials are allowed from everywhere; half of TLS is set; reasoning without a parser; parsers
+                without text.
         """
         if self.host not in LOOPBACK and not self.api_key and not self.insecure:
             raise StartupError(
@@ -96,3 +99,9 @@ class GatewayOptions:
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
         self.reasoning.check()
         self.tools.check()
+        parsers = {
+            "--reasoning-parser": self.reasoning.reasoning_parser, "--tool-call-parser": self.tools.tool_call_parser,
+        }  # fmt: skip
+        for flag, name in parsers.items():
+            if name and self.skip_tokenizer_init:
+                raise StartupError(f"{flag} reads text, and with {SKIP_FLAG} there is none; leave one of the two out.")

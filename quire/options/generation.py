@@ -9,6 +9,7 @@ import msgspec
 
 from quire.options.base import option
 from quire.options.seed import seed_option
+from quire.options.tokenizer_init import skip_tokenizer_option
 from quire.sampling import MODEL_DEFAULTS
 
 # The keys are those of generation_config.json.
@@ -47,4 +48,5 @@ class GenerationOptions:
         "and truncation included. Penalties and bad words count in outputs only, not in prompts.",
         choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"), affects_output=True,
     )  # fmt: skip
+    skip_tokenizer_init: bool = skip_tokenizer_option()
     seed: int | None = seed_option()

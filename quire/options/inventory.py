@@ -122,7 +122,6 @@ UNIMPLEMENTED = frozenset(
         "scheduler-delay-factor",
         "show-hidden-metrics-for-version",
         "skip-mm-profiling",
-        "skip-tokenizer-init",
         "speculative-config",
         "speculative-model",
         "task",

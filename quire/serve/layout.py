@@ -23,11 +23,13 @@ from quire.options.router import RouterOptions
 from quire.options.serve import ServeOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
+from quire.options.tokenizer_init import SKIP_FLAG
 from quire.serve.devices import count_gpus, devices_of_engines
 from quire.serve.ports import HeldPorts
 from quire.serve.supervisor import ProcessSpec
 
-_OF_THE_STACK = ("startup_timeout_seconds",)
+# Not of the services behind the gateway alone.
+_OF_THE_STACK = ("startup_timeout_seconds", "skip_tokenizer_init")
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Layout:
     """Where the services are, as host:port.
 
     Attributes:
-        router, tokenizer: those that the user named, or one on the loopback address.
+        router, tokenizer: those that the user named, or one on the loopback address; no tokenizer where none is wanted.
         own: name of a process of this stack → where it listens, for those that speak gRPC.
         metrics: name of such a process → port of its metrics.
     """
@@ -73,15 +75,18 @@ def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
     """
     _check_used("--router-address", options.gateway.router_address, options.serve, options.router, options.engine)
     _check_used("--tokenizer-address", options.gateway.tokenizer_address, options.tokenizer)
+    if options.gateway.skip_tokenizer_init:
+        _check_no_tokenizer(options)
     names = [] if options.gateway.router_address else [*_engine_names(options.serve.engines), "router"]
-    names += [] if options.gateway.tokenizer_address else ["tokenizer"]
+    has_tokenizer = not (options.gateway.tokenizer_address or options.gateway.skip_tokenizer_init)
+    names += ["tokenizer"] if has_tokenizer else []
     own = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports.hold_free(len(names)), strict=True)}
     if options.serve.router_port and "router" in own:
         ports.hold("127.0.0.1", options.serve.router_port, "--router-port")
         own["router"] = f"127.0.0.1:{options.serve.router_port}"
     return Layout(
         options.gateway.router_address or (own["router"],),
-        options.gateway.tokenizer_address or (own["tokenizer"],),
+        (own["tokenizer"],) if has_tokenizer else options.gateway.tokenizer_address,
         own,
         dict(zip(names, ports.hold_free(len(names)), strict=True)),
     )
@@ -98,6 +103,23 @@ def _check_used(flag: str, addresses: Sequence[str], *groups: Any) -> None:
         raise StartupError(
             f"{flag} names services that run already, with options of their own: {', '.join(changed)} would have no "
             "effect. Leave it out."
+        )
+
+
+def _check_no_tokenizer(options: StackOptions) -> None:
+    """
+    Raises:
+        StartupError: options of the tokenizer are set, so that they have no effect.
+    """
+    named = {
+        "--tokenizer": options.model.tokenizer, "--tokenizer-revision": options.model.tokenizer_revision,
+        "--tokenizer-address": options.gateway.tokenizer_address,
+    }  # fmt: skip
+    unused = [field.flag for field, value in values_of(options.tokenizer) if value != field.default]
+    unused += [flag for flag, value in named.items() if value]
+    if unused:
+        raise StartupError(
+            f"With {SKIP_FLAG} there is no tokenizer: {', '.join(unused)} would have no effect. Leave it out."
         )
 
 

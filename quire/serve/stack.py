@@ -177,11 +177,7 @@ async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str
     async with open_channel(layout.router[0], options.security) as channel:
         router = router_pb2_grpc.RouterServiceStub(channel)
         answer = await router.ListWorkers(router_pb2.ListWorkersRequest(), metadata=metadata, timeout=CALL_SECONDS)
-    async with open_channel(layout.tokenizer[0], options.security) as channel:
-        tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
-        info = await tokenizer.GetTokenizerInfo(
-            tokenizer_pb2.GetTokenizerInfoRequest(), metadata=metadata, timeout=CALL_SECONDS
-        )
+    tokenizer = await _tokenizer_info(layout.tokenizer[0], options) if layout.tokenizer else None
     ready = [worker for worker in answer.workers if worker.state == router_pb2.WORKER_STATE_READY]
     scheme = "https" if options.gateway.ssl_certfile else "http"
     return format_summary(
@@ -191,7 +187,7 @@ async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str
         url=f"{scheme}://{options.gateway.host}:{options.gateway.port}",
         router=layout.router[0],
         services={name: (address, layout.metrics[name]) for name, address in layout.own.items()},
-        has_chat_template=info.has_chat_template,
+        tokenizer=tokenizer,
         api_key=bool(options.gateway.api_key),
         log=options.log.log_file or "",
         parsers={
@@ -199,3 +195,12 @@ async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str
             "tool calls": options.gateway.tools.tool_call_parser,
         },
     )
+
+
+async def _tokenizer_info(address: str, options: StackOptions) -> tokenizer_pb2.GetTokenizerInfoResponse:
+    async with open_channel(address, options.security) as channel:
+        tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        answer: tokenizer_pb2.GetTokenizerInfoResponse = await tokenizer.GetTokenizerInfo(
+            tokenizer_pb2.GetTokenizerInfoRequest(), metadata=call_metadata(options.security), timeout=CALL_SECONDS
+        )
+    return answer

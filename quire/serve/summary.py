@@ -8,13 +8,14 @@ from collections.abc import Mapping
 import click
 
 import quire
-from quire.v1 import common_pb2
+from quire.options.tokenizer_init import SKIP_FLAG
+from quire.v1 import common_pb2, tokenizer_pb2
 
 
 def format_summary(
     model: common_pb2.ModelInfo, *, workers: int, seconds: float, url: str, router: str,
-    services: Mapping[str, tuple[str, int]], has_chat_template: bool, api_key: bool, log: str,
-    parsers: Mapping[str, str | None],
+    services: Mapping[str, tuple[str, int]], tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None, api_key: bool,
+    log: str, parsers: Mapping[str, str | None],
 ) -> str:  # fmt: skip
     """The start-up summary, one fact a line.
 
@@ -23,7 +24,7 @@ def format_summary(
         url: of the gateway, without path.
         router: host:port of the router's gRPC service.
         services: name → host:port of its gRPC service, and port of its metrics.
-        has_chat_template: whether the example is a chat.
+        tokenizer: decides whether the example is a chat; none where there are token ids alone.
         api_key: whether the API asks for a key.
         log: file of all log lines; "-" is the terminal.
         parsers: what they find in answers → their names, empty for none.
@@ -44,17 +45,26 @@ def format_summary(
             name: f"gRPC {address}    metrics http://127.0.0.1:{port}/metrics"
             for name, (address, port) in services.items()
         },
+        **({} if tokenizer else {"tokenizer": f"none ({SKIP_FLAG}): token ids in, token ids out"}),
         **({} if log == "-" else {"log": log}),
-        "try": _curl(model.served_model_names[0], url, has_chat_template, api_key),
+        "try": _curl(url, _example(model.served_model_names[0], tokenizer), api_key),
     }
     width = max(len(name) for name in rows)
     head = click.style(f"Quire {quire.__version__} is ready after {seconds:.1f} s", bold=True)
     return "\n".join([head, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
 
 
-def _curl(model: str, url: str, chat: bool, api_key: bool) -> str:
+def _example(model: str, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None) -> dict[str, object]:
+    """The body of a request that the server answers."""
     body: dict[str, object] = {"model": model, "max_tokens": 32}
-    body |= {"messages": [{"role": "user", "content": "Hello!"}]} if chat else {"prompt": "Hello"}
-    path = "chat/completions" if chat else "completions"
+    if tokenizer is None:
+        return body | {"prompt": [1, 2, 3]}
+    if tokenizer.has_chat_template:
+        return body | {"messages": [{"role": "user", "content": "Hello!"}]}
+    return body | {"prompt": "Hello"}
+
+
+def _curl(url: str, body: Mapping[str, object], api_key: bool) -> str:
+    path = "chat/completions" if "messages" in body else "completions"
     key = " -H 'Authorization: Bearer '$QUIRE_API_KEY" if api_key else ""
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"

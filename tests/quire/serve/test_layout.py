@@ -10,6 +10,7 @@ import pytest
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
+from quire.options.generation import GenerationOptions
 from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
 from quire.options.reasoning import ReasoningOptions
@@ -63,6 +64,26 @@ def test_a_tokenizer_that_is_named_is_used() -> None:
     specs = specs_of(stack_options(tokenizer_address=("t:1",)))
     assert list(specs) == ["engine", "router", "gateway"]
     assert values(specs["gateway"], "--tokenizer-address") == ["t:1"]
+
+
+def test_without_a_tokenizer_none_is_started_and_none_is_read() -> None:
+    engine = dataclasses.replace(EngineOptions(), generation=GenerationOptions(skip_tokenizer_init=True))
+    options = dataclasses.replace(stack_options(skip_tokenizer_init=True), engine=engine)
+    specs = specs_of(options)
+    assert list(specs) == ["engine", "router", "gateway"]
+    assert all("--skip-tokenizer-init" in specs[name].command for name in ("engine", "gateway"))
+    elsewhere = stack_options(skip_tokenizer_init=True, router_address=("r:1",))
+    assert list(specs_of(dataclasses.replace(elsewhere, engine=engine))) == ["gateway"]
+    useless = dataclasses.replace(
+        options, model=ModelOptions("m", tokenizer="t"), tokenizer=TokenizerOptions(chat_template="x")
+    )
+    with pytest.raises(StartupError, match="no tokenizer: --chat-template, --tokenizer would have no effect"):
+        layout_of(useless)
+    with pytest.raises(StartupError, match="--tokenizer-address would have no effect"):
+        layout_of(stack_options(skip_tokenizer_init=True, tokenizer_address=("t:1",)))
+    for parsers in ({"reasoning": ReasoningOptions(reasoning_parser="qwen3")}, {"tools": ToolOptions("hermes")}):
+        with pytest.raises(StartupError, match="reads text"):
+            GatewayOptions(skip_tokenizer_init=True, **parsers).check()  # type: ignore[arg-type]
 
 
 def test_options_of_services_that_run_elsewhere_are_refused() -> None:
