@@ -42,6 +42,7 @@ from gateway.protocol.chat import (
     FunctionCall,
 )
 from gateway.reasoning_parsers.omitted import ReasoningOmitted
+from gateway.requests.call_constraint import answer_constraint
 from gateway.requests.caller import caller_of
 from gateway.requests.constraint import constraint_of
 from gateway.requests.convert import context_bound, make_generation_request
@@ -49,7 +50,7 @@ from gateway.requests.messages import template_messages
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
 from gateway.requests.template_variables import template_variables
-from gateway.requests.tools import ToolUse, call_parsers, tool_use
+from gateway.requests.tools import ToolUse, tool_use
 from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
 from quire.errors import InvalidRequest
 
@@ -63,7 +64,8 @@ async def chat_completions(request: Request) -> Response | EventStream:
     _check(body, model)
     check_choices(1, body.n, context.options.max_choices_per_request)
     caller = caller_of(request, body)
-    tools = await beside(request, tool_use, body, context.options.tools)
+    tools = await beside(request, tool_use, body, context.tool_parser, context.options.tools)
+    wanted = answer_constraint(tools, constraint_of(body))
     rendering = context.tokenizer.render_chat(
         await beside(request, template_messages, body.messages),
         add_generation_prompt=body.add_generation_prompt,
@@ -79,7 +81,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
         max_tokens=context_bound(body, model),
         with_text=context.reasoning is not None,
     )
-    rendered, constraint = await asyncio.gather(rendering, compiled(context, constraint_of(body)))
+    rendered, constraint = await asyncio.gather(rendering, compiled(context, wanted))
     thinking = None
     if context.reasoning:
         thinking = await context.reasoning.thinking(rendered.text, is_continued=body.continue_final_message)
@@ -100,7 +102,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
 
 def _parsers(context: GatewayContext, body: ChatCompletionRequest, tools: ToolUse) -> Sequence[type[AnswerParser]]:
     """Those of the reasoning come first, and last where it is left out."""
-    parsers = (*context.parsers, *call_parsers(tools, context.tool_parser))
+    parsers = (*context.parsers, *tools.parsers)
     if context.reasoning is None:
         return parsers
     omitted = (ReasoningOmitted,) if body.include_reasoning is False else ()

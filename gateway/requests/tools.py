@@ -14,6 +14,7 @@ from gateway.answers.parser import AnswerParser
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.tool_parsers.base import ToolParser
 from gateway.tool_parsers.first_call import FirstCallOnly
+from gateway.tool_parsers.unmarked import NamedArguments, PlainCalls
 from quire.bounds import MAX_TOOLS, check_count
 from quire.errors import InvalidRequest
 from quire.options.tools import ToolOptions
@@ -32,28 +33,42 @@ class ToolUse:
     Attributes:
         tools: that may be called; the one that is named, if one is.
         choice: whether they are; none where there are none.
+        reader: of the calls; none where none are made.
         is_parallel: whether several calls may come.
+        is_bound: calls that the model makes of its own accord have to fit, not any tool and any arguments.
         offered: all tools as the template gets them, in JSON; empty for none.
     """
 
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = ToolChoice.NONE
+    reader: type[ToolParser] | None = None
     is_parallel: bool = True
+    is_bound: bool = False
     offered: bytes = b""
+
+    @property
+    def parsers(self) -> tuple[type[AnswerParser], ...]:
+        """What finds the calls in an answer."""
+        if self.reader is None:
+            return ()
+        return (self.reader,) if self.is_parallel else (self.reader, FirstCallOnly)
 
 
 NO_TOOLS = ToolUse()
 
 
-def tool_use(body: ChatCompletionRequest, options: ToolOptions) -> ToolUse:
+def tool_use(body: ChatCompletionRequest, parser: type[ToolParser] | None, options: ToolOptions) -> ToolUse:
     """What a request says of tools.
+
+    Args:
+        parser: of the calls that the model writes of its own accord; None where it is not known.
 
     Raises:
         InvalidRequest: a tool is malformed; a choice is unknown, names none of the tools, or is not one of this server.
     """
     if body.tools is None and body.tool_choice in (None, ToolChoice.NONE.value):
         return NO_TOOLS
-    tools = _tools(body.tools)
+    tools = _tools(body.tools, options.strict_tool_calls)
     choice, chosen = _choice(body.tool_choice, tools)
     if choice is ToolChoice.AUTO and not options.enable_auto_tool_choice:
         raise InvalidRequest(
@@ -61,28 +76,24 @@ def tool_use(body: ChatCompletionRequest, options: ToolOptions) -> ToolUse:
             "--enable-auto-tool-choice and --tool-call-parser: start it so, or send none, required or a function.",
             parameter="tool_choice",
         )
-    if choice in (ToolChoice.REQUIRED, ToolChoice.NAMED) or (
-        choice is ToolChoice.AUTO and _is_constrained(chosen, tools)
-    ):
-        raise InvalidRequest(
-            "Calls that are required, named, allowed or strict are not implemented by Quire yet: send auto or none.",
-            parameter="tool_choice",
-        )
     is_hidden = choice is ToolChoice.NONE and options.exclude_tools_when_tool_choice_none
-    offered = b"" if is_hidden else msgspec.json.encode(body.tools)
-    return ToolUse(chosen, choice, body.parallel_tool_calls is not False, offered)
+    return ToolUse(
+        chosen,
+        choice,
+        _reader(choice, parser),
+        is_parallel=body.parallel_tool_calls is not False,
+        is_bound=chosen != tools or any(tool.is_strict for tool in chosen),
+        offered=b"" if is_hidden else msgspec.json.encode(body.tools),
+    )
 
 
-def _is_constrained(chosen: tuple[Tool, ...], tools: tuple[Tool, ...]) -> bool:
-    """Whether a choice that is the model's has bounds."""
-    return chosen != tools or any(tool.is_strict for tool in chosen)
-
-
-def call_parsers(use: ToolUse, parser: type[ToolParser] | None) -> tuple[type[AnswerParser], ...]:
-    """What reads the calls in an answer; nothing where none may be called."""
-    if parser is None or use.choice is ToolChoice.NONE:
-        return ()
-    return (parser,) if use.is_parallel else (parser, FirstCallOnly)
+def _reader(choice: ToolChoice, parser: type[ToolParser] | None) -> type[ToolParser] | None:
+    """What reads the calls: the model's own form, or plain JSON for those that are forced and have none in it."""
+    if choice is ToolChoice.NONE:
+        return None
+    if choice is ToolChoice.AUTO or (parser is not None and parser.syntax("f") is not None):
+        return parser
+    return NamedArguments if choice is ToolChoice.NAMED else PlainCalls
 
 
 def template_tools(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
@@ -91,11 +102,11 @@ def template_tools(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
     Raises:
         InvalidRequest: one is malformed.
     """
-    _tools(tools)
+    _tools(tools, all_strict=False)
     return msgspec.json.encode(tools) if tools else b""
 
 
-def _tools(asked: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
+def _tools(asked: Sequence[Mapping[str, Any]] | None, all_strict: bool) -> tuple[Tool, ...]:
     if asked is None:
         return ()
     if not asked:
@@ -103,14 +114,14 @@ def _tools(asked: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
     check_count("tools", len(asked), MAX_TOOLS, "entries")
     tools: dict[str, Tool] = {}
     for index, each in enumerate(asked):
-        tool = _tool(each, f"tools[{index}]")
+        tool = _tool(each, f"tools[{index}]", all_strict)
         if tool.name in tools:
             raise InvalidRequest(f"tools has two functions {tool.name!r}: names must differ.", parameter="tools")
         tools[tool.name] = tool
     return tuple(tools.values())
 
 
-def _tool(asked: Mapping[str, Any], place: str) -> Tool:
+def _tool(asked: Mapping[str, Any], place: str, is_strict: bool) -> Tool:
     if (kind := asked.get("type", "function")) != "function":
         raise _malformed(f"{place}.type", kind, "function, the only kind that there is")
     if not isinstance(function := asked.get("function"), dict):
@@ -121,7 +132,7 @@ def _tool(asked: Mapping[str, Any], place: str) -> Tool:
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
         raise _malformed(f"{place}.strict", strict, "true or false")
-    return Tool(name, _parameters(function.get("parameters"), f"{place}.parameters"), bool(strict))
+    return Tool(name, _parameters(function.get("parameters"), f"{place}.parameters"), is_strict or bool(strict))
 
 
 def _parameters(schema: Any, place: str) -> Mapping[str, Any]:

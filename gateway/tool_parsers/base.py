@@ -27,8 +27,18 @@ class CallSyntax:
     after: str = ""
 
 
+def new_call_id() -> str:
+    """An id for a call, of the usual form."""
+    return f"call_{secrets.token_hex(12)}"
+
+
 class ToolParser(AnswerParser):
     """A format of calls."""
+
+    # Begin a call or a row of them.
+    begins: ClassVar[tuple[str, ...]] = ()
+    # Characters that begin calls without such a word, at the beginning of the text.
+    bare: ClassVar[str] = ""
 
     @classmethod
     def syntax(cls, name: str) -> CallSyntax | None:
@@ -43,10 +53,6 @@ class MarkedToolParser(ToolParser):
     no call is content, from where it began to where that was clear; a call that breaks off later keeps what was sent.
     """
 
-    # Begin a call or a row of them.
-    begins: ClassVar[tuple[str, ...]] = ()
-    # Characters that begin calls without such a word, at the beginning of the text.
-    bare: ClassVar[str] = ""
     # Come after a call, and are dropped.
     ends: ClassVar[tuple[str, ...]] = ()
     # Are dropped wherever they stand.
@@ -95,7 +101,7 @@ class MarkedToolParser(ToolParser):
 
     def new_id(self, name: str) -> str:
         """An id for a call."""
-        return f"call_{secrets.token_hex(12)}"
+        return new_call_id()
 
     def close(self) -> Steps[None]:
         """Takes the calls' end, if it comes next."""

@@ -26,6 +26,10 @@ class ToolOptions:
         False, "Lets the model decide whether it calls tools, as `tool_choice: auto` asks for and tools without a "
         "choice do; needs --tool-call-parser.",
     )  # fmt: skip
+    strict_tool_calls: bool = option(
+        False, "Has the calls of all tools fit their schemas, as those of tools with `strict: true` and calls that are "
+        "required or named always do; for models that write the arguments of calls as JSON.",
+    )  # fmt: skip
     exclude_tools_when_tool_choice_none: bool = option(
         False, "Leaves tools out of the prompt where `tool_choice` is none. Otherwise the model knows of them, and the "
         "prompt stays the one that was cached.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.errors import InvalidRequest
 from quire.structured.base import Backend, ConstraintRequest, Form, Grammar, Inexpressible, Matcher
+from quire.structured.structural_tags import TagGrammar
 from quire.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class GuidanceBackend(Backend):
     def compile(self, request: ConstraintRequest) -> bytes:
         """See Backend.compile."""
         try:
-            grammar = _COMPILERS[request.form](request)
+            grammar = self._grammar(request)
         except ValueError as error:
             raise _refusal(str(error)) from error
         _check_size(grammar.encode())
@@ -62,6 +63,11 @@ class GuidanceBackend(Backend):
         if not any(mask) and not matcher.is_accepting():
             raise InvalidRequest("No output can satisfy the constraint: nothing is left to begin with.")
         return grammar.encode()
+
+    def _grammar(self, request: ConstraintRequest) -> str:
+        if request.form is Form.STRUCTURAL_TAG:
+            return _structural_tag(request, self._vocabulary.names)
+        return _COMPILERS[request.form](request)
 
     def read(self, grammar: bytes) -> Grammar:
         """See Backend.read."""
@@ -164,9 +170,7 @@ def _json_schema(request: ConstraintRequest) -> str:
     schema = _parse_json(request.text, "JSON schema")
     if not isinstance(schema, dict | bool):
         raise ValueError("a JSON schema is an object, true or false")
-    if request.disable_additional_properties:
-        _close(schema)
-    return json.dumps({"grammars": [{"json_schema": _with_whitespace(schema, request)}]})
+    return f'{{"grammars": [{{"json_schema": {_schema_text(schema, request)}}}]}}'
 
 
 def _with_whitespace(schema: dict[str, Any] | bool, request: ConstraintRequest) -> dict[str, Any]:
@@ -217,30 +221,20 @@ def _choices(request: ConstraintRequest) -> str:
     return grammar
 
 
-def _structural_tag(request: ConstraintRequest) -> str:
-    tag = _parse_json(request.text, "structural tag")
-    if not isinstance(tag, dict) or not isinstance(tag.get("structures"), list):
-        raise Inexpressible("guidance knows structural tags with `structures` and `triggers` only.")
-    lines = ["%llguidance {}", "start: (" + " | ".join(f"tag_{number}" for number, _ in enumerate(tag["structures"])),
-             "tag_end: TEXT", r"TEXT: /(.|\n)*/"]  # fmt: skip
-    lines[1] += ")* tag_end"
-    for number, structure in enumerate(tag["structures"]):
-        lines += _tag_rules(number, structure, tag.get("triggers") or [], request)
-    grammar: str = LLMatcher.grammar_from_lark("\n".join(lines))
-    return grammar
+def _structural_tag(request: ConstraintRequest, special_tokens: Mapping[str, int]) -> str:
+    grammar = TagGrammar(special_tokens, lambda schema: _schema_text(schema, request))
+    try:
+        text = grammar.write(_parse_json(request.text, "structural tag"))
+    except NotImplementedError as error:
+        raise Inexpressible(f"guidance does not know {error} in structural tags.") from error
+    lark: str = LLMatcher.grammar_from_lark(text)
+    return lark
 
 
-def _tag_rules(number: int, structure: Any, triggers: list[Any], request: ConstraintRequest) -> list[str]:
-    """Free text up to a trigger; from there on the structure that begins with it."""
-    begin, end, schema = (structure.get(name) for name in ("begin", "end", "schema"))
-    trigger = next((each for each in triggers if isinstance(begin, str) and each and begin.startswith(each)), None)
-    if trigger is None or not isinstance(end, str) or not isinstance(schema, dict | bool):
-        raise ValueError(f"structure {number} needs begin (which starts with one of the triggers), schema and end")
-    rest, body = begin[len(trigger) :], json.dumps(_with_whitespace(schema, request))
-    parts = [json.dumps(rest)] if rest else []
-    parts += [f"%json {body}"] + ([json.dumps(end)] if end else [])
-    return [f"tag_{number}_trigger[lazy]: TEXT {json.dumps(trigger)}",
-            f"tag_{number}: tag_{number}_trigger {' '.join(parts)}"]  # fmt: skip
+def _schema_text(schema: dict[str, Any] | bool, request: ConstraintRequest) -> str:
+    if request.disable_additional_properties:
+        _close(schema)
+    return json.dumps(_with_whitespace(schema, request))
 
 
 _COMPILERS = {
@@ -248,7 +242,6 @@ _COMPILERS = {
     Form.REGEX: _regex,
     Form.GRAMMAR: _grammar,
     Form.CHOICES: _choices,
-    Form.STRUCTURAL_TAG: _structural_tag,
 }
 
 

@@ -112,6 +112,41 @@ async def test_without_a_choice_of_tools_text_is_text(start_replicas: StartRepli
         assert (choice["message"]["content"], choice["finish_reason"]) == (F, "stop")
 
 
+@pytest.mark.parametrize("options", [ToolOptions(), HERMES], ids=["no parser", "hermes"])
+async def test_a_call_that_is_asked_for_is_held_to_its_schema(
+    start_replicas: StartReplicas, options: ToolOptions
+) -> None:
+    async with start_replicas(1, tools=options) as replicas:
+        gateway, (router,) = replicas.gateway, replicas.routers
+        written = F if options.tool_call_parser else ARGUMENTS
+        router.state.outputs = [await spell(gateway, f"{written}§")]
+        named = {"tool_choice": {"type": "function", "function": {"name": "f"}}}
+        [choice] = await choices_of(gateway, **named)
+        assert choice["message"]["content"] is None
+        assert without_ids(choice["message"]["tool_calls"]) == [call("f", ARGUMENTS)]
+        assert choice["finish_reason"] == "stop"
+        *_, last = await deltas_of(gateway, **named)
+        assert last["finish_reason"] == "stop"
+
+        written = f"{F}\n{G}" if options.tool_call_parser else (
+            f'[{{"name": "f", "parameters": {ARGUMENTS}}}, {{"name": "g", "parameters": {{}}}}]'
+        )  # fmt: skip
+        router.state.outputs = [await spell(gateway, f"{written}§")]
+        [choice] = await choices_of(gateway, tool_choice="required")
+        assert without_ids(choice["message"]["tool_calls"]) == [call("f", ARGUMENTS), call("g", "{}")]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+        assert all(generation.constraint.grammar for generation in router.state.started)
+
+
+async def test_a_schema_that_cannot_be_followed_is_the_tools_fault(start_replicas: StartReplicas) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "strange"}}}}}
+    async with start_replicas(1, tools=HERMES) as replicas:
+        body = CHAT | {"tools": [tool], "tool_choice": "required"}
+        response = await replicas.gateway.post("/v1/chat/completions", body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+        await choices_of(replicas.gateway, tools=[tool])  # where nothing is held to it, it is the client's matter
+
+
 async def test_the_template_gets_tools_and_the_calls_and_results_of_a_conversation(
     start_replicas: StartReplicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:

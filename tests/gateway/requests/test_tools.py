@@ -10,7 +10,7 @@ import pytest
 from gateway.answers.context import Tool, ToolChoice
 from gateway.endpoints.body import decode_json
 from gateway.protocol.chat import ChatCompletionRequest
-from gateway.requests.tools import NO_TOOLS, ToolUse, call_parsers, template_tools, tool_use
+from gateway.requests.tools import NO_TOOLS, ToolUse, template_tools, tool_use
 from gateway.tool_parsers.first_call import FirstCallOnly
 from gateway.tool_parsers.tagged_json import Hermes
 from quire.bounds import MAX_TOOLS
@@ -35,7 +35,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 
 def use_of(options: ToolOptions = AUTO, **fields: Any) -> ToolUse:
     body = {"messages": [{"role": "user", "content": "A"}], **fields}
-    return tool_use(decode_json(msgspec.json.encode(body), ChatCompletionRequest), options)
+    return tool_use(decode_json(msgspec.json.encode(body), ChatCompletionRequest), Hermes, options)
 
 
 TOOLS = [function("f", description="d", parameters=SCHEMA), function("g")]
@@ -44,7 +44,7 @@ TOOLS = [function("f", description="d", parameters=SCHEMA), function("g")]
 @pytest.mark.parametrize("fields", [{}, {"tool_choice": "none"}, {"parallel_tool_calls": False}, {"tools": None}])
 def test_without_tools_nothing_is_called(fields: dict[str, Any]) -> None:
     assert use_of(ToolOptions(), **fields) is NO_TOOLS
-    assert call_parsers(NO_TOOLS, Hermes) == ()
+    assert NO_TOOLS.parsers == ()
 
 
 @pytest.mark.parametrize("choice", [{}, {"tool_choice": None}, {"tool_choice": "auto"}])
@@ -52,7 +52,7 @@ def test_tools_without_a_choice_leave_it_to_the_model(choice: dict[str, Any]) ->
     use = use_of(tools=TOOLS, **choice)
     assert use.choice is ToolChoice.AUTO
     assert use.tools == (Tool("f", SCHEMA), Tool("g"))
-    assert call_parsers(use, Hermes) == (Hermes,)
+    assert use.parsers == (Hermes,)
 
 
 def test_templates_get_tools_as_they_come() -> None:
@@ -68,14 +68,14 @@ def test_with_none_the_model_is_told_of_tools_and_calls_none() -> None:
     use = use_of(ToolOptions(), tools=TOOLS, tool_choice="none")
     assert (use.choice, use.tools) == (ToolChoice.NONE, ())
     assert msgspec.json.decode(use.offered) == TOOLS
-    assert call_parsers(use, Hermes) == ()
+    assert use.parsers == ()
     excluding = ToolOptions(exclude_tools_when_tool_choice_none=True)
     assert use_of(excluding, tools=TOOLS, tool_choice="none").offered == b""
 
 
 def test_one_call_at_a_time() -> None:
     use = use_of(tools=TOOLS, parallel_tool_calls=False)
-    assert call_parsers(use, Hermes) == (Hermes, FirstCallOnly)
+    assert use.parsers == (Hermes, FirstCallOnly)
 
 
 MALFORMED: list[tuple[dict[str, Any], str, str]] = [

@@ -1,0 +1,160 @@
+"""Calls that fit their schemas: a request's tools as a structural tag, in the model's own form."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.answers.context import Tool, ToolChoice
+from gateway.requests.constraint import NamedConstraint
+from gateway.requests.tools import ToolUse
+from gateway.tool_parsers.base import CallSyntax, ToolParser
+from quire.errors import InvalidRequest
+from quire.structured.asked import AskedConstraint
+from quire.structured.base import ConstraintRequest, Form
+
+Element = dict[str, Any]  # of a structural tag
+
+_NO_ARGUMENTS = {"properties": {}, "additionalProperties": False}
+_NOTHING_ASKED = AskedConstraint(ConstraintRequest(Form.STRUCTURAL_TAG))
+_SPACE = r" \t\r\n"
+
+
+def answer_constraint(use: ToolUse, content: NamedConstraint | None) -> NamedConstraint | None:
+    """What an answer has to look like that may call tools.
+
+    A call that has to come is all that comes. Where the model decides, it either calls tools or says what `content`
+    asks for; and once it has begun a call, that has to fit its schema where the tool is strict.
+
+    Args:
+        content: what the request asks of the text of its answers.
+
+    Raises:
+        InvalidRequest: nothing can be asked of calls in the model's form, or not beside such content.
+    """
+    if use.reader is None:
+        return content
+    if use.choice is not ToolChoice.AUTO:
+        return _named(_calls(use, use.reader), _NOTHING_ASKED, "tools")
+    if content is not None:
+        reader = _expressible(use.reader, content.parameter)
+        return _named(_either([_calls(use, reader), _content(content)]), content.asked, content.parameter)
+    if not use.is_bound:
+        return None
+    return _named(_text_with_calls(use, _expressible(use.reader, "tools")), _NOTHING_ASKED, "tools")
+
+
+def _named(form: Element, asked: AskedConstraint, parameter: str) -> NamedConstraint:
+    text = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
+    request = dataclasses.replace(asked.request, form=Form.STRUCTURAL_TAG, text=text, choices=())
+    return NamedConstraint(dataclasses.replace(asked, request=request), parameter)
+
+
+def _expressible(reader: type[ToolParser], parameter: str) -> type[ToolParser]:
+    if reader.syntax("f") is None:
+        raise InvalidRequest(
+            f"{parameter}: this model writes its calls in a form other than JSON, and cannot be held to a schema "
+            "while it decides itself whether it calls. Leave out strict, allowed_tools and formats of the content, or "
+            "send tool_choice required or none.",
+            parameter=parameter,
+        )
+    return reader
+
+
+def _calls(use: ToolUse, reader: type[ToolParser]) -> Element:
+    """Calls from the first character to the last."""
+    forms = _forms(use, reader)
+    first = forms[0][1]
+    return _tag(first.before, _row(use, forms), first.after)
+
+
+def _text_with_calls(use: ToolUse, reader: type[ToolParser]) -> Element:
+    """Free text, in which calls may begin wherever the model's form lets them."""
+    triggers = [
+        word for word in reader.begins if not any(word != one and word.startswith(one) for one in reader.begins)
+    ]
+    begun = [tag for word in triggers for tag in _begun(use, reader, word)]
+    text = {"type": "triggered_tags", "triggers": triggers, "tags": begun, "stop_after_first": not use.is_parallel}
+    if not reader.bare:
+        return text
+    beginnings = "".join(re.escape(word[0]) for word in (*reader.bare, *triggers))
+    plain = {"type": "regex", "pattern": f"[{_SPACE}]*[^{_SPACE}{beginnings}]"}
+    behind = text if triggers else {"type": "any_text"}
+    silence = {"type": "const_string", "value": ""}
+    return _either([_calls(use, reader), *begun, {"type": "sequence", "elements": [plain, behind]}, silence])
+
+
+def _begun(use: ToolUse, reader: type[ToolParser], word: str) -> list[Element]:
+    """What one of the words that begin calls may begin: a row of calls, one of its calls, or a row by another word."""
+    forms = _forms(use, reader)
+    first = forms[0][1]
+    rows = [(first.before, _row(use, forms), first.after)]
+    single = [(syntax.begin, _arguments(use, tool), syntax.end) for tool, syntax in forms]
+    if not first.before or (first.begin.startswith(word) and not first.before.startswith(word)):
+        rows = single
+    usual = next((one for one in reader.begins if rows[0][0].startswith(one)), "")
+    return [
+        _tag(begin if begin.startswith(word) else word + begin[len(usual) :], content, end)
+        for begin, content, end in rows
+    ]
+
+
+def _forms(use: ToolUse, reader: type[ToolParser]) -> list[tuple[Tool, CallSyntax]]:
+    """How each tool is called."""
+    forms = [(tool, reader.syntax(tool.name)) for tool in use.tools]
+    return [(tool, syntax) for tool, syntax in forms if syntax is not None]
+
+
+def _row(use: ToolUse, forms: Sequence[tuple[Tool, CallSyntax]]) -> Element:
+    """One call, or several where they may be."""
+    tags = [_tag(syntax.begin, _arguments(use, tool), syntax.end) for tool, syntax in forms]
+    return {"type": "tags_with_separator", "tags": tags, "separator": forms[0][1].separator, "at_least_one": True,
+            "stop_after_first": not use.is_parallel or use.choice is ToolChoice.NAMED}  # fmt: skip
+
+
+def _arguments(use: ToolUse, tool: Tool) -> Element:
+    """The tool's schema; any arguments for one that is not strict where the model decides."""
+    if use.choice is ToolChoice.AUTO and not tool.is_strict:
+        schema: dict[str, Any] = {"type": "object"}
+    else:
+        schema = {"type": "object", **(tool.parameters or _NO_ARGUMENTS)}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _tag(begin: str, content: Element, end: str) -> Element:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _either(elements: Sequence[Element]) -> Element:
+    return {"type": "or", "elements": list(elements)}
+
+
+def _content(asked: NamedConstraint) -> Element:
+    """What the text is to be, as part of a structural tag.
+
+    Raises:
+        InvalidRequest: it cannot be.
+    """
+    request = asked.asked.request
+    if request.form is Form.JSON_SCHEMA:
+        return {"type": "json_schema", "json_schema": _decoded(request.text, asked.parameter)}
+    if request.form is Form.REGEX:
+        return {"type": "regex", "pattern": request.text}
+    if request.form is Form.CHOICES:
+        return _either([{"type": "const_string", "value": text} for text in request.choices])
+    raise InvalidRequest(
+        f"{asked.parameter}: a grammar or structural tag cannot be followed beside tools that the model may call; send "
+        "tool_choice none, or leave one out.",
+        parameter=asked.parameter,
+    )
+
+
+def _decoded(schema: str, parameter: str) -> Any:
+    try:
+        return msgspec.json.decode(schema)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{parameter} is not JSON: {error}", parameter=parameter) from None
