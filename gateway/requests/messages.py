@@ -35,6 +35,8 @@ def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
         raise InvalidRequest(f"{place}.content must be a string or a list of parts.", parameter="messages")
     if (reasoning := _reasoning(message, place)) is not None:
         converted["reasoning"] = converted["reasoning_content"] = reasoning  # templates read the one or the other
+        if message.get("tool_calls") and not content:
+            converted["thinking"] = reasoning  # gpt-oss's, which beside a call takes either this or content
     if message.get("tool_calls"):
         converted["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
     return converted

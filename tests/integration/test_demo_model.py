@@ -108,6 +108,20 @@ def test_what_it_thought_goes_back_to_it(client: openai.OpenAI) -> None:
     assert prompt_tokens(reasoning="") == without
 
 
+def test_a_turn_that_is_sent_back_is_the_one_that_was_made(client: openai.OpenAI) -> None:
+    """Token for token, so that its keys and values are found in the cache."""
+    answer = client.chat.completions.create(
+        model="quire-demo", messages=SUM, temperature=0, extra_body={**THINK, "return_token_ids": True}
+    )
+    choice, extra = answer.choices[0], answer.model_extra or {}
+    turn = choice.message.model_dump(exclude_none=True)
+    assert turn["reasoning"]
+    body = {"messages": [*SUM, turn], "add_generation_prompt": False}
+    rendered = httpx.post(str(client.base_url.join("/tokenize")), json=body).json()["tokens"]
+    made = [*extra["prompt_token_ids"], *(choice.model_extra or {})["token_ids"]]
+    assert rendered[: len(made)] == made
+
+
 def test_a_budget_and_a_schema_that_begins_behind_the_thinking(client: openai.OpenAI) -> None:
     class Sum(pydantic.BaseModel):
         result: int

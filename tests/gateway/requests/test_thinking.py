@@ -113,6 +113,16 @@ def test_messages_have_their_reasoning_under_both_names(name: str) -> None:
         template_messages([{"role": "assistant", "content": "so", name: ["why"]}])
 
 
+def test_what_was_thought_before_a_call_has_a_third_name() -> None:
+    """gpt-oss's template reads it, and refuses it beside content."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turn = {"role": "assistant", "reasoning": "why", "tool_calls": [call]}
+    (silent,) = msgspec.json.decode(template_messages([turn | {"content": None}]))
+    (talking,) = msgspec.json.decode(template_messages([turn | {"content": "I look."}]))
+    assert silent["thinking"] == "why"
+    assert "thinking" not in talking
+
+
 def test_messages_without_reasoning_stay_as_they_are() -> None:
     given = [{"role": "assistant", "content": "so", "reasoning_content": None}]
     assert msgspec.json.decode(template_messages(given)) == given
