@@ -57,9 +57,9 @@ def _named(form: Element, asked: AskedConstraint, parameter: str) -> NamedConstr
 def _expressible(reader: type[ToolParser], parameter: str) -> type[ToolParser]:
     if reader.syntax("f") is None:
         raise InvalidRequest(
-            f"{parameter}: this model writes its calls in a form other than JSON, and cannot be held to a schema "
-            "while it decides itself whether it calls. Leave out strict, allowed_tools and formats of the content, or "
-            "send tool_choice required or none.",
+            f"{parameter}: this server's --tool-call-parser does not say how the model writes its calls, and it cannot "
+            "be held to a schema while it decides itself whether it calls. Leave out strict, allowed_tools and formats "
+            "of the content, or send tool_choice required or none.",
             parameter=parameter,
         )
     return reader
@@ -69,7 +69,7 @@ def _calls(use: ToolUse, reader: type[ToolParser]) -> Element:
     """Calls from the first character to the last."""
     forms = _forms(use, reader)
     first = forms[0][1]
-    return _tag(first.before, _row(use, forms), first.after)
+    return _tag(first.before, _row(use, reader, forms), first.after)
 
 
 def _text_with_calls(use: ToolUse, reader: type[ToolParser]) -> Element:
@@ -92,13 +92,13 @@ def _begun(use: ToolUse, reader: type[ToolParser], word: str) -> list[Element]:
     """What one of the words that begin calls may begin: a row of calls, one of its calls, or a row by another word."""
     forms = _forms(use, reader)
     first = forms[0][1]
-    rows = [(first.before, _row(use, forms), first.after)]
-    single = [(syntax.begin, _arguments(use, tool), syntax.end) for tool, syntax in forms]
+    rows = [(first.before, _row(use, reader, forms), first.after)]
+    single = [(syntax.begin, _arguments(use, reader, tool), syntax.end) for tool, syntax in forms]
     if not first.before or (first.begin.startswith(word) and not first.before.startswith(word)):
         rows = single
     usual = next((one for one in reader.begins if rows[0][0].startswith(one)), "")
     return [
-        _tag(begin if begin.startswith(word) else word + begin[len(usual) :], content, end)
+        _tag(begin[begin.index(word) :] if word in begin else word + begin[len(usual) :], content, end)
         for begin, content, end in rows
     ]
 
@@ -109,20 +109,19 @@ def _forms(use: ToolUse, reader: type[ToolParser]) -> list[tuple[Tool, CallSynta
     return [(tool, syntax) for tool, syntax in forms if syntax is not None]
 
 
-def _row(use: ToolUse, forms: Sequence[tuple[Tool, CallSyntax]]) -> Element:
+def _row(use: ToolUse, reader: type[ToolParser], forms: Sequence[tuple[Tool, CallSyntax]]) -> Element:
     """One call, or several where they may be."""
-    tags = [_tag(syntax.begin, _arguments(use, tool), syntax.end) for tool, syntax in forms]
+    tags = [_tag(syntax.begin, _arguments(use, reader, tool), syntax.end) for tool, syntax in forms]
     return {"type": "tags_with_separator", "tags": tags, "separator": forms[0][1].separator, "at_least_one": True,
             "stop_after_first": not use.is_parallel or use.choice is ToolChoice.NAMED}  # fmt: skip
 
 
-def _arguments(use: ToolUse, tool: Tool) -> Element:
-    """The tool's schema; any arguments for one that is not strict where the model decides."""
-    if use.choice is ToolChoice.AUTO and not tool.is_strict:
-        schema: dict[str, Any] = {"type": "object"}
-    else:
-        schema = {"type": "object", **(tool.parameters or _NO_ARGUMENTS)}
-    return {"type": "json_schema", "json_schema": schema}
+def _arguments(use: ToolUse, reader: type[ToolParser], tool: Tool) -> Element:
+    """What the tool's schema allows; any arguments for one that is not strict where the model decides."""
+    is_loose = use.choice is ToolChoice.AUTO and not tool.is_strict
+    schema = {"type": "object"} if is_loose else {"type": "object", **(tool.parameters or _NO_ARGUMENTS)}
+    form = reader.argument_form(Tool(tool.name, schema))
+    return {"type": "json_schema", "json_schema": schema} if form is None else dict(form)
 
 
 def _tag(begin: str, content: Element, end: str) -> Element:

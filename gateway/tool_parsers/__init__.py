@@ -14,7 +14,7 @@ TOOL_PARSERS: Mapping[str, str] = MappingProxyType(
             "deepseek_v31": "token_blocks:DeepSeekV31",
             "gigachat3": "tagged_json:GigaChat3",
             "glm45": "key_value_pairs:KeyValueParser",
-            "glm47": "key_value_pairs:KeyValueParser",
+            "glm47": "key_value_pairs:Glm47",
             "glm4_moe": "key_value_pairs:KeyValueParser",
             "granite": "json_lists:Granite",
             "granite-20b-fc": "tagged_json:Granite20bFunctionCalling",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from gateway.answers.context import AnswerContext
+from gateway.answers.context import AnswerContext, Tool
 from gateway.answers.deltas import Delta, Finish
 from gateway.answers.markers import Markers
 from gateway.answers.parser import AnswerParser
@@ -20,7 +20,7 @@ from gateway.tool_parsers.scanner import EndOfTextError, NotACallError, Scanner,
 class CallSyntax:
     """How calls are written around their arguments: `before`, the calls with a separator between them, `after`."""
 
-    begin: str  # of a call, up to its arguments, which are JSON
+    begin: str  # of a call, up to its arguments
     end: str
     before: str = ""
     separator: str = ""
@@ -42,7 +42,12 @@ class ToolParser(AnswerParser):
 
     @classmethod
     def syntax(cls, name: str) -> CallSyntax | None:
-        """How a call of a tool is written, for grammars; None where its arguments are not JSON."""
+        """How a call of a tool is written, for grammars; None where nobody has told."""
+        return None
+
+    @classmethod
+    def argument_form(cls, tool: Tool) -> Mapping[str, Any] | None:
+        """How a call's arguments are written, as an element of a structural tag; None where they are a JSON object."""
         return None
 
 

@@ -24,7 +24,8 @@ class Findings:
         """Text that is no call."""
         body = text.rstrip(_SPACE)
         if body:
-            self._turn_to(None)
+            if self._call is not None:
+                self._turn_to(None)
             self._pieces += (*self._space, body)
             self._space.clear()
             self._beside_a_call = False
@@ -40,9 +41,10 @@ class Findings:
 
     def arguments(self, text: str) -> None:
         """A piece of the last call's arguments."""
-        if self._call is None:
-            self._turn_to(ToolCall(self.num_calls - 1))
-        self._pieces.append(text)
+        if text:
+            if self._call is None:
+                self._turn_to(ToolCall(self.num_calls - 1))
+            self._pieces.append(text)
 
     def take(self) -> list[Delta]:
         """What is certain."""
@@ -53,7 +55,8 @@ class Findings:
     def take_all(self) -> list[Delta]:
         """What is certain now that the text has ended."""
         if not self._beside_a_call:
-            self._turn_to(None)
+            if self._call is not None:
+                self._turn_to(None)
             self._pieces += self._space
         return self.take()
 

@@ -65,7 +65,7 @@ def read_arguments(text: Scanner, sink: Sink) -> Steps[None]:
     if first in "{[":
         yield from read_value(text, sink)
     elif first == '"':
-        sink((yield from read_string(text)))
+        sink((yield from read_string(text)) or "{}")
     else:
         pieces: list[str] = []
         yield from read_value(text, pieces.append)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from gateway.answers.context import AnswerContext
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from gateway.answers.context import AnswerContext, Tool
 from gateway.answers.markers import Markers
-from gateway.tool_parsers.base import MarkedToolParser
+from gateway.tool_parsers.argument_forms import elements_form
+from gateway.tool_parsers.base import CallSyntax, MarkedToolParser
 from gateway.tool_parsers.scanner import NotACallError, Steps
 from gateway.tool_parsers.schema_values import ArgumentWriter, ParameterTypes
 
@@ -18,6 +22,16 @@ class KeyValueParser(MarkedToolParser):
     begins = ("<tool_call>",)
     ends = ("</tool_call>",)
     special_tokens = (*begins, *ends, _KEY, _KEY_END, _VALUE, _VALUE_END)
+    # Between the pairs, for grammars; both are read.
+    line_break: ClassVar[str] = "\n"
+
+    @classmethod
+    def syntax(cls, name: str) -> CallSyntax:
+        return CallSyntax(f"<tool_call>{name}{cls.line_break}", "</tool_call>", separator=cls.line_break)
+
+    @classmethod
+    def argument_form(cls, tool: Tool) -> Mapping[str, Any]:
+        return elements_form(tool, _KEY, f"{_KEY_END}{cls.line_break}{_VALUE}", f"{_VALUE_END}{cls.line_break}")
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)
@@ -46,3 +60,9 @@ class KeyValueParser(MarkedToolParser):
         value.close()
         yield from self.text.peek_past_space()
         return (yield from self.text.accept(_KEY, *self.ends))
+
+
+class Glm47(KeyValueParser):
+    """GLM 4.7 has left the line breaks out."""
+
+    line_break = ""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from gateway.tool_parsers.base import MarkedToolParser
+from gateway.answers.context import Tool
+from gateway.tool_parsers.argument_forms import keywords_form
+from gateway.tool_parsers.base import CallSyntax, MarkedToolParser
 from gateway.tool_parsers.python_values import json_text, read_literal
 from gateway.tool_parsers.scanner import NotACallError, Steps
 
@@ -18,6 +21,14 @@ class PythonCallParser(MarkedToolParser):
     bare = "["
     # Opens and closes the calls, where a marker does not.
     brackets: ClassVar[str] = "[]"
+
+    @classmethod
+    def syntax(cls, name: str) -> CallSyntax:
+        return CallSyntax(f"{name}(", ")", "[", ", ", "]")
+
+    @classmethod
+    def argument_form(cls, tool: Tool) -> Mapping[str, Any]:
+        return keywords_form(tool)
 
     def read_calls(self, marker: str) -> Steps[None]:
         yield from self.text.peek_past_space()
@@ -84,3 +95,7 @@ class Olmo3(PythonCallParser):
     special_tokens = begins + ends
     bare = ""
     brackets = ""
+
+    @classmethod
+    def syntax(cls, name: str) -> CallSyntax:
+        return CallSyntax(f"{name}(", ")", "<function_calls>\n", "\n", "\n</function_calls>")

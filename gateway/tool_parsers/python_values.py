@@ -10,7 +10,7 @@ from gateway.tool_parsers.scanner import NotACallError, Scanner, Sink, Steps
 _WORD = re.compile(r"[-+.\w]*+")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][-+]?\d++)?")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": "", "/": "/"}
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 _BODY = {"'": re.compile(r"[^'\\]*+"), '"': re.compile(r'[^"\\]*+')}
 _CLOSE = {"[": "]", "(": ")", "{": "}"}

@@ -33,11 +33,16 @@ class ParameterTypes:
         if not isinstance(properties, Mapping) or parameter not in properties:
             return _ANY
         if (tool, parameter) not in self._known:
-            self._known[tool, parameter] = _types_of(properties[parameter], schema)
+            self._known[tool, parameter] = types_of(properties[parameter], schema)
         return self._known[tool, parameter]
 
 
-def _types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a schema allows.
+
+    Args:
+        root: what its references are into.
+    """
     pending, found = [schema], frozenset[str]()
     for _ in range(_MOST_SCHEMAS):
         if not pending:
@@ -52,13 +57,13 @@ def _look_at(schema: Any, root: Mapping[str, Any]) -> tuple[frozenset[str], list
     """(types that a schema names, schemas of which each names more)."""
     if not isinstance(schema, Mapping):
         return _ANY, []
-    declared, values = schema.get("type"), schema.get("enum")
+    declared, values = schema.get("type"), schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(declared, str):
         return frozenset({declared}), []
     if isinstance(declared, list):
         return frozenset(each for each in declared if isinstance(each, str)), []
     if isinstance(reference := schema.get("$ref"), str):
-        return frozenset(), [_referred(reference, root)]
+        return frozenset(), [referred(reference, root)]
     for word in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(word), list):
             return frozenset(), options[:_MOST_SCHEMAS]
@@ -67,7 +72,8 @@ def _look_at(schema: Any, root: Mapping[str, Any]) -> tuple[frozenset[str], list
     return _ANY, []
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+def referred(reference: str, root: Mapping[str, Any]) -> Any:
+    """The schema that a reference names; None if there is none."""
     found: Any = root
     for name in reference.removeprefix("#/").split("/"):
         found = found.get(name) if isinstance(found, Mapping) else None

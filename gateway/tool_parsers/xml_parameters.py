@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
-from gateway.answers.context import AnswerContext
+from gateway.answers.context import AnswerContext, Tool
 from gateway.answers.markers import Markers
-from gateway.tool_parsers.base import MarkedToolParser
+from gateway.tool_parsers.argument_forms import elements_form
+from gateway.tool_parsers.base import CallSyntax, MarkedToolParser
 from gateway.tool_parsers.scanner import Steps
 from gateway.tool_parsers.schema_values import ArgumentWriter, ParameterTypes
 
@@ -23,6 +26,14 @@ class XmlParameterParser(MarkedToolParser):
     begins = ("<tool_call>", _FUNCTION)
     ends = ("</tool_call>",)
     special_tokens = ("<tool_call>", *ends)
+
+    @classmethod
+    def syntax(cls, name: str) -> CallSyntax:
+        return CallSyntax(f"<tool_call>\n{_FUNCTION}{name}>\n", "</function>\n</tool_call>", separator="\n")
+
+    @classmethod
+    def argument_form(cls, tool: Tool) -> Mapping[str, Any]:
+        return elements_form(tool, _PARAMETER, ">\n", "\n</parameter>\n")
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)

@@ -22,12 +22,13 @@ from gateway.requests.constraint import NamedConstraint, constraint_of
 from gateway.requests.tools import ToolUse, tool_use
 from gateway.tool_parsers import TOOL_PARSERS
 from gateway.tool_parsers.base import ToolParser
+from gateway.tool_parsers.tagged_json import Hermes
 from quire.errors import InvalidRequest
 from quire.options.tools import ToolOptions
 from quire.structured.base import Form, Grammar, Matcher, mask_words
 from quire.structured.guidance import GuidanceBackend
 from tests.support.grammars import VOCABULARY_SIZE, spell, text_of, vocabulary
-from tests.support.tool_formats import ONE_OF_EACH_FORMAT
+from tests.support.tool_formats import ONE_OF_EACH_FORMAT, Call, Turn, render
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -40,13 +41,19 @@ WEATHER: dict[str, Any] = {
     "$defs": {"unit": {"enum": ["C", "F"]}},
 }  # fmt: skip
 RIGHT, WRONG = '{"city": "Rome", "days": 3}', '{"city": "Rome", "days": 33}'
+
+
+class Unwritten(Hermes):
+    """As a plugin may be: it does not say how calls are written."""
+
+    @classmethod
+    def syntax(cls, name: str) -> None:
+        return None
+
+
 OPTIONS = ToolOptions(tool_call_parser="hermes", enable_auto_tool_choice=True)
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 HERMES = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
-JSON_FAMILIES = tuple(
-    family for family in ONE_OF_EACH_FORMAT if parser_class(TOOL_PARSERS, family).syntax("f") is not None  # type: ignore[attr-defined]
-)  # fmt: skip
-OTHER_FAMILIES = tuple(set(ONE_OF_EACH_FORMAT) - set(JSON_FAMILIES))
 
 
 def function(name: str, **fields: Any) -> dict[str, Any]:
@@ -58,8 +65,16 @@ def tools(strict: bool = False) -> list[dict[str, Any]]:
 
 
 def parser_of(family: str) -> type[ToolParser] | None:
+    if family == "unwritten":
+        return Unwritten
     found: Any = parser_class(TOOL_PARSERS, family) if family else None
     return found
+
+
+def written(family: str, arguments: str) -> str:
+    """A call of get_weather in the family's form. In Python calls, strings are as JSON has them."""
+    text = render(family, Turn("", (Call("get_weather", json.loads(arguments)),)))
+    return text.lstrip().replace("'", '"')
 
 
 def asked(family: str, options: ToolOptions = OPTIONS, **fields: Any) -> tuple[ToolUse, NamedConstraint | None]:
@@ -120,7 +135,7 @@ def check_call(name: str, arguments: str) -> None:
     assert found.get("unit", "C") in ("C", "F")
 
 
-@pytest.mark.parametrize("family", ["", *ONE_OF_EACH_FORMAT])
+@pytest.mark.parametrize("family", ["", "unwritten", *ONE_OF_EACH_FORMAT])
 @pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"tool_choice": NAMED}], ids=["required", "named"])
 def test_forced_calls_fit_in_every_family(family: str, fields: dict[str, Any]) -> None:
     use, constraint = asked(family, **fields)
@@ -148,16 +163,14 @@ def test_several_calls_come_where_they_may() -> None:
     assert not takes(grammar_of(asked("hermes", tool_choice=NAMED)[1]), HERMES.format("now", "{}"))
 
 
-@pytest.mark.parametrize("family", JSON_FAMILIES)
+@pytest.mark.parametrize("family", ONE_OF_EACH_FORMAT)
 def test_a_strict_call_fits_once_it_is_begun(family: str) -> None:
     use, constraint = asked(family, tools=tools(strict=True))
     grammar = grammar_of(constraint)
     assert use.reader is not None
     syntax = use.reader.syntax("get_weather")
     assert syntax is not None
-    right, wrong = (
-        f"{syntax.before}{syntax.begin}{arguments}{syntax.end}{syntax.after}" for arguments in (RIGHT, WRONG)
-    )
+    right, wrong = written(family, RIGHT), written(family, WRONG)
     for text in ("", "plain text, 1 < 2", right, *(() if use.reader.bare else ("I look. " + right,))):
         assert takes(grammar, text), text
     assert not takes(grammar, wrong)
@@ -217,8 +230,8 @@ def test_an_answer_calls_tools_or_has_its_format(fields: dict[str, Any], text: s
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    *((family, {"tools": tools(strict=True)}, "tools") for family in OTHER_FAMILIES),
-    (OTHER_FAMILIES[0], {"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+    ("unwritten", {"tools": tools(strict=True)}, "tools"),
+    ("unwritten", {"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
     ("hermes", {"structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs.grammar"),
     ("hermes", {"guided_json": "{"}, "guided_json"),
 ]
