@@ -8,6 +8,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+CLIENTS := .venv-clients
 MODEL ?=
 SGLANG ?=
 TORCH_INDEX ?=
@@ -21,7 +22,7 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: serve test test-fast test-slow lint format protos docs bench bench-compare bench-gpu bench-router-fleet bench-router-simulation lock clean
+.PHONY: serve test test-fast test-slow clients lint format protos docs bench bench-compare bench-gpu bench-router-fleet bench-router-simulation lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -32,8 +33,11 @@ test: test-fast test-slow
 test-fast: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow" $(ARGS) || test $$? = 5 # ARGS may choose none of these
 
-test-slow: $(VENV)/.installed-dev
+test-slow: $(VENV)/.installed-dev $(CLIENTS)/.installed
 	$(PYTEST) -m slow $(ARGS) || test $$? = 5
+
+# The clients of tests/clients, which would pin what our environment has, in one of their own.
+clients: $(CLIENTS)/.installed
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(SOURCES)
@@ -99,7 +103,7 @@ lock: $(VENV)/.installed-dev
 	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -vE '^(quire|triton|nvidia-|cuda-)' > constraints.txt
 
 clean:
-	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) .cache .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -111,4 +115,14 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP_INSTALL) --editable ".[dev]"
+	@touch $@
+
+# Without --no-compile, half of the time goes into files that no test imports. npm's package is left out where there is
+# no npm, and its test is skipped.
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/constraints.txt tests/clients/package.json
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-compile \
+	  --constraint tests/clients/constraints.txt --requirement tests/clients/requirements.txt
+	cp tests/clients/package.json $(CLIENTS)
+	npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(CLIENTS) || echo "npm's openai is left out"
 	@touch $@

@@ -1,0 +1,44 @@
+"""`instructor`: models of pydantic by a schema and by JSON mode, and partial ones while they are written."""
+
+from __future__ import annotations
+
+import instructor
+import openai
+import pydantic
+
+
+class Person(pydantic.BaseModel):
+    """A person's name and age."""
+
+    name: str
+    age: int
+
+
+QUESTION = [{"role": "user", "content": "Write JSON with the fields name, age: Maria, 31."}]
+FIELDS = {"model": "quire-demo", "messages": QUESTION, "temperature": 0, "max_retries": 0}
+MARIA = {"name": "Maria", "age": 31}
+
+
+def by_a_schema() -> None:
+    client = instructor.from_openai(openai.OpenAI(), mode=instructor.Mode.JSON_SCHEMA)
+    assert client.chat.completions.create(response_model=Person, **FIELDS).model_dump() == MARIA
+    person, answer = client.chat.completions.create_with_completion(response_model=Person, **FIELDS)
+    assert (person.model_dump(), answer.choices[0].finish_reason) == (MARIA, "stop")
+
+
+def by_json_mode() -> None:
+    client = instructor.from_openai(openai.OpenAI(), mode=instructor.Mode.JSON)
+    assert client.chat.completions.create(response_model=Person, **FIELDS).model_dump() == MARIA
+
+
+def growing_as_it_is_written() -> None:
+    client = instructor.from_openai(openai.OpenAI(), mode=instructor.Mode.JSON_SCHEMA)
+    seen = list(client.chat.completions.create_partial(response_model=Person, **FIELDS))
+    assert len(seen) > 2
+    assert seen[-1].model_dump() == MARIA
+
+
+if __name__ == "__main__":
+    by_a_schema()
+    by_json_mode()
+    growing_as_it_is_written()

@@ -1,0 +1,62 @@
+"""`litellm`: its `openai/` provider and its `hosted_vllm/` one, whole and streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+
+import litellm
+import pydantic
+import pytest
+
+SUM = [{"role": "user", "content": "What is 17 + 25?"}]
+PERSON = [{"role": "user", "content": "Write JSON with the fields name, age: Maria, 31."}]
+PROVIDERS = ("openai/quire-demo", "hosted_vllm/quire-demo")
+PLACE = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": "unused", "temperature": 0}
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+def chats(model: str) -> None:
+    answer = litellm.completion(model=model, messages=SUM, **PLACE)
+    assert answer.choices[0].message.content == "17 + 25 = 42."
+    stream = litellm.completion(model=model, messages=SUM, stream=True, stream_options={"include_usage": True}, **PLACE)
+    whole = litellm.stream_chunk_builder(list(stream))
+    assert whole.choices[0].message.content == "17 + 25 = 42."
+    assert whole.usage.completion_tokens == answer.usage.completion_tokens
+
+
+def structured_output(model: str) -> None:
+    answer = litellm.completion(model=model, messages=PERSON, response_format=Person, **PLACE)
+    assert json.loads(answer.choices[0].message.content) == {"name": "Maria", "age": 31}
+
+
+def thoughts(model: str) -> None:
+    answer = litellm.completion(
+        model=model, messages=SUM, extra_body={"chat_template_kwargs": {"enable_thinking": True}}, **PLACE
+    )
+    assert "17" in answer.choices[0].message.reasoning_content
+    assert answer.choices[0].message.content == "17 + 25 = 42."
+
+
+def errors_have_its_classes(model: str) -> None:
+    with pytest.raises(litellm.BadRequestError, match="max_tokens"):
+        litellm.completion(model=model, messages=SUM, max_tokens=100_000, **PLACE)
+
+
+async def asynchronously(model: str) -> None:
+    answer = await litellm.acompletion(model=model, messages=SUM, **PLACE)
+    assert answer.choices[0].message.content == "17 + 25 = 42."
+
+
+if __name__ == "__main__":
+    for provider in PROVIDERS:
+        chats(provider)
+        structured_output(provider)
+        thoughts(provider)
+        errors_have_its_classes(provider)
+        asyncio.run(asynchronously(provider))

@@ -1,0 +1,41 @@
+// `openai` of npm: chats, streams, structured output by a schema, errors.
+const assert = require("node:assert/strict");
+const OpenAI = require("openai");
+
+const main = async () => {
+  const client = new OpenAI();
+  const model = (await client.models.list()).data[0].id;
+  const sum = { model, temperature: 0, messages: [{ role: "user", content: "What is 17 + 25?" }] };
+
+  const answer = await client.chat.completions.create(sum);
+  assert.equal(answer.choices[0].message.content, "17 + 25 = 42.");
+
+  let text = "";
+  for await (const chunk of await client.chat.completions.create({ ...sum, stream: true })) {
+    text += chunk.choices[0]?.delta?.content ?? "";
+  }
+  assert.equal(text, "17 + 25 = 42.");
+
+  const stream = client.chat.completions.stream({ ...sum, stream_options: { include_usage: true } });
+  assert.equal(await stream.finalContent(), "17 + 25 = 42.");
+  assert.ok((await stream.totalUsage()).completion_tokens > 0);
+
+  const schema = {
+    type: "object",
+    properties: { name: { type: "string" }, age: { type: "integer" } },
+    required: ["name", "age"],
+    additionalProperties: false,
+  };
+  const person = await client.chat.completions.parse({
+    model,
+    temperature: 0,
+    messages: [{ role: "user", content: "Write JSON with the fields name, age: Maria, 31." }],
+    response_format: { type: "json_schema", json_schema: { name: "person", strict: true, schema } },
+  });
+  assert.deepEqual(person.choices[0].message.parsed, { name: "Maria", age: 31 });
+
+  await assert.rejects(client.chat.completions.create({ ...sum, temperature: -1 }), OpenAI.BadRequestError);
+  await assert.rejects(client.models.retrieve("no-such-model"), OpenAI.NotFoundError);
+};
+
+main();

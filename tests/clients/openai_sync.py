@@ -1,0 +1,81 @@
+"""`openai`, the blocking client: chats, completions, streams, structured output, errors."""
+
+from __future__ import annotations
+
+import openai
+import pydantic
+import pytest
+
+client = openai.OpenAI()  # OPENAI_BASE_URL and OPENAI_API_KEY, as for every script of this folder
+MODEL = client.models.list().data[0].id
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+PERSON = [{"role": "user", "content": "Write JSON with the fields name, age: Maria, 31."}]
+SUM = [{"role": "user", "content": "What is 17 + 25?"}]
+
+
+def chats_and_completions() -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=SUM, temperature=0.1, seed=1, n=2, logprobs=True)
+    assert [choice.message.content for choice in answer.choices] == ["17 + 25 = 42."] * 2
+    assert "".join(token.token for token in answer.choices[0].logprobs.content).startswith("17 + 25 = 42.")
+    text = client.completions.create(model=MODEL, prompt=["17 + 25", "3 + 4"], max_tokens=4, echo=True, logprobs=1)
+    assert [choice.index for choice in text.choices] == [0, 1]
+    assert text.choices[0].text.startswith("17 + 25")
+    assert text.choices[0].logprobs.token_logprobs[0] is None
+
+
+def a_stream_is_the_whole_in_pieces() -> None:
+    usage = {"include_usage": True}
+    with client.chat.completions.create(
+        model=MODEL, messages=SUM, temperature=0, stream=True, stream_options=usage
+    ) as stream:
+        chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "17 + 25 = 42."
+    assert chunks[-1].usage.total_tokens > chunks[-1].usage.completion_tokens > 0
+
+
+def the_helper_makes_a_whole_of_a_stream() -> None:
+    with client.chat.completions.stream(model=MODEL, messages=PERSON, temperature=0, response_format=Person) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert {"chunk", "content.delta", "content.done"} <= set(events), events
+    assert final.choices[0].message.parsed == Person(name="Maria", age=31)
+    assert final.choices[0].finish_reason == "stop"
+
+
+def answers_are_models_of_pydantic() -> None:
+    for completions in (client.chat.completions, client.beta.chat.completions):
+        answer = completions.parse(model=MODEL, messages=PERSON, temperature=0, response_format=Person)
+        assert answer.choices[0].message.parsed == Person(name="Maria", age=31)
+
+
+def an_answer_that_is_cut_off_is_told() -> None:
+    with pytest.raises(openai.LengthFinishReasonError) as told:
+        client.chat.completions.parse(model=MODEL, messages=PERSON, temperature=0, response_format=Person, max_tokens=3)
+    assert told.value.completion.usage.completion_tokens == 3
+
+
+def errors_have_the_sdks_classes() -> None:
+    for kind, call in (
+        (openai.NotFoundError, lambda: client.models.retrieve("no-such-model")),
+        (openai.NotFoundError, lambda: client.chat.completions.create(model="no-such-model", messages=SUM)),
+        (openai.BadRequestError, lambda: client.chat.completions.create(model=MODEL, messages=SUM, temperature=-1)),
+        (openai.BadRequestError, lambda: client.completions.create(model=MODEL, prompt=[5] * 9000)),
+    ):
+        with pytest.raises(kind) as told:
+            call()
+        assert told.value.body["message"]
+
+
+if __name__ == "__main__":
+    chats_and_completions()
+    a_stream_is_the_whole_in_pieces()
+    the_helper_makes_a_whole_of_a_stream()
+    answers_are_models_of_pydantic()
+    an_answer_that_is_cut_off_is_told()
+    errors_have_the_sdks_classes()

@@ -1,0 +1,46 @@
+"""`pydantic-ai`: an agent that answers, streams, and gives objects."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pydantic
+from pydantic_ai import Agent, NativeOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.settings import ModelSettings
+
+
+class Person(pydantic.BaseModel):
+    """A person's name and age."""
+
+    name: str
+    age: int
+
+
+model = OpenAIChatModel("quire-demo", settings=ModelSettings(temperature=0, max_tokens=200))
+PERSON = "Write JSON with the fields name, age: Maria, 31."
+
+
+async def text_whole_and_streamed() -> None:
+    agent = Agent(model)
+    result = await agent.run("What is 17 + 25?")
+    assert result.output == "17 + 25 = 42."
+    again = await agent.run("What is 3 + 4?", message_history=result.all_messages())
+    assert again.output == "3 + 4 = 7."
+    async with agent.run_stream("What is 17 + 25?") as stream:
+        pieces = [piece async for piece in stream.stream_text(delta=True, debounce_by=None)]
+    assert "".join(pieces) == "17 + 25 = 42."
+
+
+async def objects_by_a_schema() -> None:
+    result = await Agent(model, output_type=NativeOutput(Person)).run(PERSON)
+    assert result.output == Person(name="Maria", age=31)
+
+
+async def main() -> None:
+    await text_whole_and_streamed()
+    await objects_by_a_schema()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

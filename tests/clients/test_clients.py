@@ -1,0 +1,73 @@
+"""Clients that others wrote, each doing its ordinary job against `quire serve`: one script each, run as a process.
+
+They have an environment of their own, as they would pin what ours has; `make clients` makes it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.stack import ROOT, Stack, start_stack, stop_stack
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path(__file__).parent
+ENVIRONMENT = ROOT / ".venv-clients"
+SECONDS = 240
+SCRIPTS = (
+    "openai_sync.py", "openai_async.py", "openai_node.cjs", "langchain_chat.py", "instructor_models.py",
+    "litellm_calls.py", "pydantic_ai_agent.py",
+)  # fmt: skip
+# What they would look for elsewhere before they begin, or tell others of.
+OFFLINE = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false",
+    "HF_HUB_OFFLINE": "1",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = start_stack(None, tmp_path_factory.mktemp("clients") / "serve.log")
+    try:
+        stack.wait_healthy()
+        yield stack
+    finally:
+        stop_stack(stack)
+
+
+def interpreter(script: str) -> str:
+    """What runs it; skips the test where that, or the client, is not there."""
+    if script.endswith(".cjs"):
+        if not (node := shutil.which("node")) or not (ENVIRONMENT / "node_modules/openai").exists():
+            pytest.skip("needs node and npm's package openai: install Node.js, then `make clients`")
+        return node
+    python = ENVIRONMENT / "bin/python"
+    if not python.exists():
+        pytest.skip("needs the clients' own environment: `make clients`")
+    return str(python)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_client(script: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    command = [interpreter(script), str(FOLDER / script)]
+    stack: Stack = request.getfixturevalue("demo")  # not started for what is skipped
+    environment = {
+        **os.environ, **OFFLINE, "OPENAI_BASE_URL": f"{stack.url}/v1", "OPENAI_API_KEY": "unused",
+        "NODE_PATH": str(ENVIRONMENT / "node_modules"),
+    }  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, timeout=SECONDS, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_script_is_run() -> None:
+    here = {path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".cjs")}
+    assert here - {Path(__file__).name} == set(SCRIPTS)
