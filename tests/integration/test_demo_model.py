@@ -161,6 +161,11 @@ def test_it_thinks_before_it_calls_a_tool(client: openai.OpenAI) -> None:
     assert (reasoning, arguments) == ((whole.message.model_extra or {})["reasoning"], call.function.arguments)
     assert reasoning
     assert not contents
+    # A call that has to be made begins behind the thinking, too.
+    held = client.chat.completions.create(**fields, tool_choice="required").choices[0].message
+    assert ((held.model_extra or {})["reasoning"], held.content) == (reasoning, None)
+    assert held.tool_calls
+    assert json.loads(held.tool_calls[0].function.arguments) == {"city": "Rome"}  # type: ignore[union-attr]
 
 
 def test_an_answer_that_could_think_and_does_not_is_what_its_grammar_says(client: openai.OpenAI) -> None:
