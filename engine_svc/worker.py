@@ -14,6 +14,7 @@ from engine_svc.loader.folder import weights_folder
 from engine_svc.model_info import ModelInfo, make_model_info
 from engine_svc.plan import KvCacheSpec
 from engine_svc.requests.generation_config import read_generation_defaults
+from engine_svc.requests.processors import RequestedProcessors
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.validation import validate
 from engine_svc.structured.grammars import Grammars, unknown_vocabulary
@@ -36,6 +37,7 @@ class EngineWorker:
         self._model = model
         self._options = options
         self._info: ModelInfo | None = None
+        self._processors = RequestedProcessors(options.generation.logits_processor_pattern)
         self.loop = EngineLoop(self._build, options.scheduler.max_waiting_requests)
 
     @property
@@ -63,10 +65,11 @@ class EngineWorker:
         """Checks a request and starts it; returns its key.
 
         Raises:
-            InvalidRequest, ContextTooLong, NotFound: see `validate`.
+            InvalidRequest, ContextTooLong, NotFound: see `validate`; or `RequestedProcessors.check`.
             Overloaded, Unavailable: see `EngineLoop.submit`.
         """
         validate(request, self.info.limits)
+        self._processors.check(request.sampling.logits_processors)
         return self.loop.submit(request, sink)
 
     def _build(self) -> Engine:

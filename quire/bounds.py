@@ -6,6 +6,9 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from quire.errors import ContextTooLong, InvalidRequest
 
@@ -18,6 +21,9 @@ MAX_BAD_WORD_LENGTH = 256  # in characters
 MAX_BAD_WORD_TOKENS = 256
 MAX_BAD_WORD_RUNS = 2 * MAX_BAD_WORDS  # of tokens: each word alone, and behind a space
 MAX_LOGPROB_TOKEN_IDS = 1024
+MAX_LOGITS_PROCESSORS = 16  # of a request
+MAX_QUALNAME_LENGTH = 256
+MAX_XARGS_BYTES = 16 * 1024  # as JSON
 MAX_REPETITION_PATTERN_SIZE = 1024  # in tokens
 MAX_MESSAGES = 4096  # of a conversation
 MAX_TOOLS = 1024
@@ -112,6 +118,17 @@ def check_count(parameter: str, count: int, most: int, unit: str) -> None:
     """
     if count > most:
         raise InvalidRequest(f"{parameter} has {count} {unit}; at most {most} are taken.", parameter=parameter)
+
+
+def check_json(parameter: str, text: bytes, kind: Any) -> None:
+    """
+    Raises:
+        InvalidRequest: it is no JSON, or not of that type.
+    """
+    try:
+        msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{parameter} cannot be read: {error}.", parameter=parameter) from error
 
 
 def is_greedy(temperature: float) -> bool:

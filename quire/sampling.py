@@ -38,6 +38,18 @@ class RepetitionDetection(msgspec.Struct, frozen=True):
             Bound(2, _COUNT.maximum).check(f"{parameter}.min_count", self.min_count)
 
 
+Xargs = dict[str, str | int | float | list[str | int | float]]
+"""What a request may tell the operator's logits processors."""
+
+
+class LogitsProcessorCall(msgspec.Struct, frozen=True, array_like=True):
+    """A logits processor that a request asks for."""
+
+    qualname: str  # of its class
+    args: bytes = b"[]"  # JSON
+    kwargs: bytes = b"{}"  # JSON
+
+
 class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     """How to turn logits into tokens; the meaning of each field is told in protos/quire/v1/common.proto.
 
@@ -66,6 +78,8 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: Annotated[int | None, _COUNT] = None  # None: no bound
+    vllm_xargs: bytes = b""  # JSON, for the operator's logits processors
+    logits_processors: tuple[LogitsProcessorCall, ...] = ()
     reasoning: ReasoningMarks | None = None  # None where nothing depends on it
 
     @property

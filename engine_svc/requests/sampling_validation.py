@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine_svc.requests.request import RequestLimits
 from quire.bounds import (
     LOGIT_BIAS_BOUND,
     MAX_BAD_WORD_RUNS,
     MAX_BAD_WORD_TOKENS,
     MAX_LOGIT_BIAS_ENTRIES,
+    MAX_LOGITS_PROCESSORS,
     MAX_LOGPROB_TOKEN_IDS,
+    MAX_QUALNAME_LENGTH,
     MAX_STOP_TOKEN_IDS,
+    MAX_XARGS_BYTES,
     Bound,
     check_count,
+    check_json,
     check_token_ids,
 )
 from quire.errors import InvalidRequest
-from quire.sampling import SAMPLING_BOUNDS, SamplingParameters
+from quire.sampling import SAMPLING_BOUNDS, SamplingParameters, Xargs
 
 
 def check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
@@ -40,6 +46,7 @@ def check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
     check_token_ids("logprob_token_ids", sampling.logprob_token_ids, limits.vocab_size)
     if sampling.logprob_token_ids and sampling.logprobs is None:
         raise InvalidRequest("logprob_token_ids needs logprobs to be asked for.", parameter="logprob_token_ids")
+    _check_processors(sampling)
     if sampling.repetition_detection is not None:
         sampling.repetition_detection.check("repetition_detection")
     if sampling.reasoning is not None:
@@ -62,6 +69,17 @@ def _check_bad_words(bad_words: tuple[tuple[int, ...], ...], limits: RequestLimi
     for run in bad_words:
         Bound(1, MAX_BAD_WORD_TOKENS).check("bad_words", len(run))
         check_token_ids("bad_words", run, limits.vocab_size)
+
+
+def _check_processors(sampling: SamplingParameters) -> None:
+    check_count("vllm_xargs", len(sampling.vllm_xargs), MAX_XARGS_BYTES, "bytes of JSON")
+    check_json("vllm_xargs", sampling.vllm_xargs or b"{}", Xargs)
+    check_count("logits_processors", len(sampling.logits_processors), MAX_LOGITS_PROCESSORS, "entries")
+    for call in sampling.logits_processors:
+        check_count("logits_processors", len(call.qualname), MAX_QUALNAME_LENGTH, "characters in a name")
+        check_count("logits_processors", len(call.args) + len(call.kwargs), MAX_XARGS_BYTES, "bytes of JSON")
+        check_json("logits_processors", call.args, list[Any])
+        check_json("logits_processors", call.kwargs, dict[str, Any])
 
 
 def _check_tokens_left(sampling: SamplingParameters, limits: RequestLimits) -> None:

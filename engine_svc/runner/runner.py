@@ -35,6 +35,7 @@ from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.pending import BegunStep, PendingStep, StepTimer
+from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame, sample_rows
 from engine_svc.sampling.logprobs import ScoredPositions
 from engine_svc.sampling.sampler import BrokenRows, SampleOutput, Sampler
@@ -79,7 +80,10 @@ class Runner:
         self._buffers = SlotBuffers(
             max_num_seqs, self._max_model_len, self._attention.shape.block_size, len(self._groups), device
         )
-        self._sampler = Sampler(max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode)
+        self._sampler = Sampler(
+            max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode,
+            load_processors(options.generation.logits_processors),
+        )  # fmt: skip
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
         # One for each layer of a group; the groups' blocks lie side by side in it.
         self._caches: list[torch.Tensor] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from engine_svc.sampling.stages.chain import StageChain
 from engine_svc.sampling.stages.edits import LogitEdits
 from engine_svc.sampling.truncation import DrawMethod, draw_rows, processed_logits
 from engine_svc.transfer import to_device, to_host
+from quire.logits_processor import LogitsProcessor
 
 OVERFLOW = "the model's values overflowed, or no token is left to sample"
 
@@ -62,13 +64,23 @@ class Sampler:
     """Samples one token for each of the rows it is given. A slot's state is set by `add` and lasts until the next."""
 
     def __init__(
-        self, max_num_seqs: int, vocab_size: int, device: torch.device, logprobs_mode: str = "raw_logprobs"
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        device: torch.device,
+        logprobs_mode: str = "raw_logprobs",
+        processors: Sequence[type[LogitsProcessor]] = (),
     ) -> None:
+        """
+        Args:
+            logprobs_mode: see the option.
+            processors: the operator's.
+        """
         self._scoring = make_scoring(logprobs_mode)
         self._vocab_size = vocab_size
         self._device = device
         self._states = [GREEDY] * max_num_seqs
-        self._stages = StageChain(max_num_seqs, vocab_size, device)
+        self._stages = StageChain(max_num_seqs, vocab_size, device, processors)
 
     def add(self, slot: int, plan: SamplingPlan, token_ids: list[int], num_prompt_tokens: int) -> None:
         """Gives a slot to a sequence: all its tokens known so far, those of the prompt first.
@@ -145,8 +157,9 @@ class Sampler:
             count: alternatives wanted.
         """
         if self._scoring.is_processed:
-            self._stages.apply_to_prompt(LogitEdits(logits), slot, num_tokens)
-            logits = processed_logits(logits, [self._states[slot].parameters] * len(logits))
+            edits = LogitEdits(logits)
+            self._stages.apply_to_prompt(edits, slot, num_tokens)
+            logits = processed_logits(edits.logits, [self._states[slot].parameters] * len(logits))
         return score_positions(logits, token_ids, [Alternatives(count)] * len(logits), self._scoring.is_normalised)
 
     def _score(

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.protocol.constraints import ConstraintFields
-from quire.sampling import RepetitionDetection
+from quire.sampling import RepetitionDetection, Xargs
 
 
 class StreamOptions(msgspec.Struct):
@@ -16,6 +16,14 @@ class StreamOptions(msgspec.Struct):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+
+
+class LogitsProcessorFields(msgspec.Struct):
+    """A logits processor, and what it is made with."""
+
+    qualname: str
+    args: list[Any] | None = None
+    kwargs: dict[str, Any] | None = None
 
 
 class GenerationFields(ConstraintFields, kw_only=True):
@@ -42,6 +50,8 @@ class GenerationFields(ConstraintFields, kw_only=True):
     bad_words: list[str] | None = None
     logprob_token_ids: list[int] | None = None
     thinking_token_budget: int | None = None
+    vllm_xargs: Xargs | None = None
+    logits_processors: list[str | LogitsProcessorFields] | None = None
     repetition_detection: RepetitionDetection | None = None
     prompt_logprobs: int | None = None
     use_beam_search: bool = False
@@ -69,9 +79,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     # Known to clients and refused, unless they ask for nothing: see gateway/requests/refused.py.
     spaces_between_special_tokens: Any = None
     kv_transfer_params: Any = None
-    vllm_xargs: Any = None
     prompt_embeds: Any = None
-    logits_processors: Any = None
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     mm_payload: Any = None

@@ -12,6 +12,7 @@ from gateway.protocol.common import GenerationFields
 from gateway.requests.beams import beams_of
 from gateway.requests.caller import Caller
 from gateway.requests.generation_request import DetokenizeOptions, GenerationRequest, TokenizedPrompt
+from gateway.requests.processors import encoded_xargs, processor_calls
 from gateway.requests.served_model import ServedModel
 from gateway.requests.thinking import Thinking
 from gateway.requests.validate import stop_strings
@@ -133,6 +134,8 @@ def sampling_parameters(body: GenerationFields, defaults: SamplingParameters) ->
         ignore_eos=body.ignore_eos,
         stop_token_ids=(*defaults.stop_token_ids, *(body.stop_token_ids or ())),
         logit_bias=_logit_bias(body, defaults),
+        vllm_xargs=encoded_xargs(body),
+        logits_processors=processor_calls(body),
         repetition_detection=body.repetition_detection,
         logprob_token_ids=tuple(body.logprob_token_ids or ()),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),

@@ -49,4 +49,12 @@ class GenerationOptions:
         choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"), affects_output=True,
     )  # fmt: skip
     skip_tokenizer_init: bool = skip_tokenizer_option()
+    logits_processors: tuple[str, ...] = option(
+        (), "Fully qualified name of a class derived from quire.logits_processor.LogitsProcessor, applied to every "
+        "sequence for which it makes a processor. Repeatable.", affects_output=True,
+    )  # fmt: skip
+    logits_processor_pattern: str | None = option(
+        None, "Regular expression of the names of such classes that requests may ask for in logits_processors; it has "
+        "to match the whole name. They are imported when they are first asked for. None allows none.",
+    )  # fmt: skip
     seed: int | None = seed_option()

@@ -71,8 +71,6 @@ UNIMPLEMENTED = frozenset(
         "limit-mm-per-prompt",
         "log-config-file",
         "log-error-stack",
-        "logits-processor-pattern",
-        "logits-processors",
         "long-lora-scaling-factors",
         "lora-dtype",
         "lora-extra-vocab-size",

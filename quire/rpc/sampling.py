@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.reasoning import ReasoningMarks
-from quire.sampling import RepetitionDetection, SamplingParameters
+from quire.sampling import LogitsProcessorCall, RepetitionDetection, SamplingParameters
 from quire.v1 import common_pb2
 
 _NEUTRAL = SamplingParameters()
@@ -27,6 +27,9 @@ def from_sampling(sampling: SamplingParameters) -> common_pb2.SamplingParams:
         given["logit_bias"] = dict(sampling.logit_bias)
     if sampling.bad_words:
         given["bad_words"] = [common_pb2.TokenIds(token_ids=run) for run in sampling.bad_words]
+    if sampling.logits_processors:
+        calls = [common_pb2.LogitsProcessorCall(**msgspec.structs.asdict(call)) for call in sampling.logits_processors]
+        given["logits_processors"] = calls
     if sampling.repetition_detection:
         detection = msgspec.structs.asdict(sampling.repetition_detection)
         given["repetition_detection"] = common_pb2.RepetitionDetection(**detection)
@@ -51,8 +54,10 @@ def _plain(value: Any) -> Any:
         return to_marks(value)
     if isinstance(value, common_pb2.RepetitionDetection):
         return RepetitionDetection(value.max_pattern_size, value.min_pattern_size, value.min_count)
+    if isinstance(value, common_pb2.LogitsProcessorCall):
+        return LogitsProcessorCall(value.qualname, value.args or b"[]", value.kwargs or b"{}")
     if isinstance(value, common_pb2.TokenIds):
         return tuple(value.token_ids)
     if isinstance(value, Mapping):
         return tuple(sorted(value.items()))
-    return tuple(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return tuple(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else value

@@ -16,6 +16,7 @@ from engine_svc.sampling.stages.allowed_tokens import AllowedTokens
 from engine_svc.sampling.stages.bad_words import BadWords
 from engine_svc.sampling.stages.base import LogitsStage, SlotSequence, StageRows
 from engine_svc.sampling.stages.chain import StageChain
+from engine_svc.sampling.stages.custom_processors import CustomProcessors, make_processor
 from engine_svc.sampling.stages.edits import LogitEdits
 from engine_svc.sampling.stages.grammar import GrammarMask
 from engine_svc.sampling.stages.logit_bias import LogitBias
@@ -25,9 +26,12 @@ from engine_svc.sampling.stages.registry import STAGES
 from engine_svc.sampling.stages.thinking_budget import ThinkingBudget
 from engine_svc.sampling.thinking import make_automaton
 from quire.reasoning import ReasoningMarks
+from quire.sampling import LogitsProcessorCall
+from tests.support import logits_processors
 from tests.support.plans import masks, sampling_plan
 
 VOCABULARY = 30
+OWN = logits_processors.__name__
 SLOTS = 5
 STEPS = 6
 CPU = torch.device("cpu")
@@ -47,6 +51,13 @@ def biased(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int], output: 
     found = logits.clone()
     for token_id, bias in plan.parameters.logit_bias:
         found[token_id] += bias
+    return found
+
+
+def by_its_processors(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int], output: list[int]) -> torch.Tensor:
+    found, known = logits.clone(), torch.tensor([*prompt, *output])
+    for call in plan.parameters.logits_processors:
+        found = make_processor(call).apply(known, len(prompt), found)
     return found
 
 
@@ -98,6 +109,7 @@ Definition = Callable[[torch.Tensor, SamplingPlan, list[int], list[int]], torch.
 DEFINITIONS: dict[type[LogitsStage], Definition] = {
     LogitBias: biased,
     Penalties: penalised,
+    CustomProcessors: by_its_processors,
     MinimumTokens: not_ending,
     AllowedTokens: only_allowed,
     GrammarMask: by_its_grammar,
@@ -113,6 +125,9 @@ PARTS: list[dict[str, Any]] = [
     {"thinking_token_budget": 2, "reasoning": ReasoningMarks((), (3,))},
     {"thinking_token_budget": 0, "reasoning": ReasoningMarks((1, 2), (3, 3, 4), is_open=True)},
     {"thinking_token_budget": 4, "reasoning": ReasoningMarks((1,), (3, 5, 3), is_optional=True)},
+    {"logits_processors": (LogitsProcessorCall(f"{OWN}:Successor", b"[3]", b'{"count": 2}'),)},
+    {"logits_processors": (LogitsProcessorCall(f"{OWN}.OnlyMultiples", b"[2]"),
+                           LogitsProcessorCall(f"{OWN}.OnlyMultiples", b"[3]"))},
     {"allowed_token_ids": (4, 9, 4, 29)}, {"allowed_token_ids": (7,)}, {"bad_words": ((3,), (29,))},
     {"bad_words": ((1, 2, 3, 4, 5), (6,), *((first, 5) for first in range(0, VOCABULARY, 2)))},
     {"follows_grammar": True}, {"follows_grammar": True, "min_tokens": 2}, {"follows_grammar": True},
@@ -122,6 +137,7 @@ PARTS: list[dict[str, Any]] = [
 REFUSED: dict[type[LogitsStage], dict[str, Any]] = {
     LogitBias: {"logit_bias": ((VOCABULARY, 1.0),)},
     Penalties: {"presence_penalty": 1.0},  # of a token that is none
+    CustomProcessors: {"logits_processors": (LogitsProcessorCall(f"{OWN}.Successor", b"[1]"),)},  # of no token, too
     MinimumTokens: {"min_tokens": 1, "suppress_token_ids": (-1,)},
     AllowedTokens: {"allowed_token_ids": (0, VOCABULARY)},
     BadWords: {"bad_words": ((1,), (-1, 1))},
@@ -235,7 +251,9 @@ def test_a_sequence_that_asks_for_nothing_is_left_alone(kind: type[LogitsStage])
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_followed_is_refused_and_changes_nothing(kind: type[LogitsStage]) -> None:
-    refused = SlotSequence(sampling_plan(**REFUSED[kind]), [0, VOCABULARY if kind is Penalties else 1], 1)
+    refused = SlotSequence(
+        sampling_plan(**REFUSED[kind]), [0, VOCABULARY if kind in (Penalties, CustomProcessors) else 1], 1
+    )
     with pytest.raises(ValueError, match="vocabulary"):
         kind(SLOTS, VOCABULARY, CPU).add(0, refused)
     chain = StageChain(SLOTS, VOCABULARY, CPU)

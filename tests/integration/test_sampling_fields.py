@@ -3,6 +3,7 @@ choices, with several prompts."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,29 +12,52 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.stack import Stack, start_stack, stop_stack
+from tests.support import logits_processors
+from tests.support.stack import start_stack, stop_stack
 
+OWN = logits_processors.__name__
 PROMPT = [101, 7, 45, 300, 12, 9]
 SAMPLED = {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "max_tokens": 24}
 
 
-@pytest.fixture(scope="module")
-def client(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    running = start(tiny_llama, tmp_path_factory.mktemp("stack") / "log")
+@contextlib.contextmanager
+def running(model: Path, log: Path) -> Iterator[httpx.Client]:
+    stack = start_stack(
+        model, log, "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "64M",
+        "--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs", "--seed", "7",
+        "--logits-processors", f"{OWN}.OnlyMultiples", "--logits-processor-pattern", rf"{OWN}\.S\w+",
+    )  # fmt: skip
     try:
-        running.wait_healthy()
-        with httpx.Client(base_url=running.url, timeout=60) as client:
+        stack.wait_healthy()
+        with httpx.Client(base_url=stack.url, timeout=60) as client:
             yield client
     finally:
-        code = stop_stack(running)
-    assert code == 0, running.log.read_text()
+        code = stop_stack(stack)
+    assert code == 0, log.read_text()
 
 
-def start(model: Path, log: Path) -> Stack:
-    return start_stack(
-        model, log, "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "64M",
-        "--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs",
-    )  # fmt: skip
+def unseeded(client: httpx.Client) -> list[Any]:
+    """What comes of the first requests after a start, which bring no seed."""
+    body = SAMPLED | {"prompt": [PROMPT, PROMPT], "n": 2}
+    answers = [client.post("/v1/completions", json=body).json()["choices"] for _ in range(2)]
+    chat = SAMPLED | {"messages": [{"role": "user", "content": "Hello"}]}
+    answers.append(client.post("/v1/chat/completions", json=chat).json()["choices"])
+    return [choice["token_ids"] for choices in answers for choice in choices]
+
+
+@pytest.fixture(scope="module")
+def after_the_start() -> list[Any]:
+    """Filled in when the stack has started."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def client(
+    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, after_the_start: list[Any]
+) -> Iterator[httpx.Client]:
+    with running(tiny_llama, tmp_path_factory.mktemp("stack") / "log") as client:
+        after_the_start += unseeded(client)
+        yield client
 
 
 def complete(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
@@ -142,3 +166,31 @@ def test_logprobs_of_all_tokens(client: httpx.Client) -> None:
     assert refusal(client, logprobs=-1, stream=True)[0] == "stream"
     assert refusal(client, logprobs=-1, max_tokens=500, n=100)[0] == "max_tokens"
     assert refusal(client, logprobs=-2)[0] == "logprobs"
+
+
+def test_the_operators_processors(client: httpx.Client) -> None:
+    choices = complete(client, prompt=[PROMPT] * 2, n=2, vllm_xargs={"multiple": 11, "other": ["a", 1, 0.5]})
+    assert not any(token % 11 for choice in choices for token in choice["token_ids"])
+    assert any(token % 11 for choice in complete(client) for token in choice["token_ids"])
+
+
+def test_the_requests_processors(client: httpx.Client) -> None:
+    wanted = [{"qualname": f"{OWN}.Successor", "args": [3], "kwargs": {"count": 5}}]
+    for choice in complete(client, n=2, logits_processors=wanted):
+        assert choice["token_ids"][:5] == [PROMPT[-1] + 3 * step for step in range(1, 6)]
+    for name in (f"{OWN}.Broken", "os.system", "x"):
+        parameter, message = refusal(client, logits_processors=[name])
+        assert parameter == "logits_processors"
+        assert "does not allow" in message
+    parameter, message = refusal(client, logits_processors=[f"{OWN}.Successor"])
+    assert parameter == "logits_processors"
+    assert "TypeError" in message
+    assert refusal(client, vllm_xargs={"multiple": {}})[0].startswith("vllm_xargs")
+
+
+def test_what_brings_no_seed_repeats_after_the_next_start(
+    client: httpx.Client, after_the_start: list[Any], tiny_llama: Path, tmp_path: Path
+) -> None:
+    assert len({tuple(token_ids) for token_ids in after_the_start}) == len(after_the_start) == 9
+    with running(tiny_llama, tmp_path / "log") as again:
+        assert unseeded(again) == after_the_start

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 
 from engine_svc.plan import TokenMasks
 from engine_svc.sampling.stages.base import Recorder, SlotSequence, StageRows
+from engine_svc.sampling.stages.custom_processors import CustomProcessors
 from engine_svc.sampling.stages.edits import LogitEdits
 from engine_svc.sampling.stages.registry import STAGES
+from quire.logits_processor import LogitsProcessor
 
 
 class StageChain:
     """All stages. A row pays for those alone whose parameters its sequence has."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        device: torch.device,
+        processors: Sequence[type[LogitsProcessor]] = (),
+    ) -> None:
+        """
+        Args:
+            processors: the operator's.
+        """
+        makers = [partial(make, classes=processors) if make is CustomProcessors else make for make in STAGES]
         # Each with the slots of the sequences that it has to see.
-        self._stages = [(make(max_num_seqs, vocab_size, device), set[int]()) for make in STAGES]
+        self._stages = [(make(max_num_seqs, vocab_size, device), set[int]()) for make in makers]
 
     def remove(self, slot: int) -> None:
         """No stage has anything to do with the slot any more."""

@@ -11,7 +11,7 @@ class LogitEdits:
     def __init__(self, logits: torch.Tensor) -> None:
         self._given = self._logits = logits  # float32 [rows, vocabulary]
         # What stood where, in which of them: of single places, or of whole rows.
-        self._before: list[tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]] = []
+        self._before: list[tuple[torch.Tensor, tuple[torch.Tensor | int, ...], torch.Tensor]] = []
 
     @property
     def logits(self) -> torch.Tensor:
@@ -45,6 +45,15 @@ class LogitEdits:
         So they need not be kept for `undo`: copying the logits of a step would take as long as limiting them.
         """
         self._logits = torch.minimum(self._logits, most, out=most)
+
+    def row(self, row: int) -> torch.Tensor:
+        """A copy of a row's logits, float32 [vocabulary]."""
+        return self._logits[row].clone()
+
+    def write_row(self, row: int, logits: torch.Tensor) -> None:
+        """Sets all logits of a row."""
+        self._before.append((self._logits, (row,), self.row(row)))
+        self._logits[row] = logits
 
     def undo(self) -> None:
         """Makes the logits that were given what they were."""

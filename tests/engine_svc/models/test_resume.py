@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from engine_svc.core.engine import Engine
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from quire.reasoning import ReasoningMarks
-from quire.sampling import RepetitionDetection, SamplingParameters
+from quire.sampling import LogitsProcessorCall, RepetitionDetection, SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
+from tests.support import logits_processors
 from tests.support.run_engine import random_prompts, run, run_requests, running_engine
 
 pytestmark = pytest.mark.slow
@@ -35,6 +36,9 @@ SAMPLINGS: dict[str, Callable[[list[int]], SamplingParameters]] = {
     "stop": lambda plain: replace(PLAIN, stop_token_ids=(plain[17],)),
     "min-tokens": lambda plain: replace(PLAIN, stop_token_ids=tuple(plain), min_tokens=20),
     "bad-words": lambda plain: replace(PLAIN, bad_words=(*pairwise(plain), (PROMPT[-1], plain[0]), (plain[5],))),
+    "processors": lambda plain: replace(
+        SAMPLED, logits_processors=(LogitsProcessorCall(f"{logits_processors.__name__}.Successor", b"[1, 20]"),)
+    ),
     "thinking-budget": lambda plain: replace(
         SAMPLED, thinking_token_budget=9, reasoning=ReasoningMarks((plain[0],), (5, 6, 5)), top_k=9
     ),

@@ -21,7 +21,8 @@ from engine_svc.sampling.isolation import sample_rows
 from engine_svc.sampling.sampler import Sampler
 from quire.errors import InvalidRequest
 from quire.reasoning import ReasoningMarks
-from quire.sampling import SAMPLING_BOUNDS, RepetitionDetection, SamplingParameters
+from quire.sampling import SAMPLING_BOUNDS, LogitsProcessorCall, RepetitionDetection, SamplingParameters
+from tests.support import logits_processors
 from tests.support.plans import sampling_plan
 from tests.support.run_engine import random_prompts, running_engine
 from tests.support.tiny_models import VOCAB_SIZE, make_model
@@ -31,6 +32,7 @@ NEIGHBOUR = SamplingParameters(
     temperature=0.9, seed=4, top_p=0.95, max_tokens=24, logprobs=1, frequency_penalty=0.5, ignore_eos=True
 )
 EOS = 3
+OWN = logits_processors.__name__
 LIMITS = RequestLimits(("tiny",), VOCAB_SIZE, 256, 20, "fcfs", frozenset({EOS}))
 
 
@@ -120,6 +122,8 @@ SAMPLINGS = st.builds(
             ReasoningMarks((VOCAB_SIZE - 1,), (5, 0), is_optional=True, blank_token_ids=(1, 2)),
         ]
     ),
+    vllm_xargs=st.sampled_from([b"", b"{}", b'{"a": [1, 2.5, "b"]}', b"[]", b"{", b"[" * 10000]),
+    logits_processors=st.sampled_from([(), (LogitsProcessorCall(f"{OWN}.Successor", b"[0]", b'{"count": 0}'),)]),
     logprobs=st.sampled_from([None, 0, 20]),
     logprob_token_ids=st.sampled_from([(), (5,), (9, 9, VOCAB_SIZE - 1), tuple(range(200))]),
     prompt_logprobs=st.sampled_from([None, 0, 20]),
@@ -150,6 +154,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "penalised": {"presence_penalty": 1.0, "logit_bias": ((-1, 1.0),)},
     "allowed": {"allowed_token_ids": (-1,)},
     "thinking": {"thinking_token_budget": 1, "reasoning": ReasoningMarks((), (VOCAB_SIZE,))},
+    "processed": {"logits_processors": (LogitsProcessorCall("no.such.Class"),)},
     "forbidden": {"allowed_token_ids": (5,), "bad_words": ((5,),)},
     "scored by name": {"logprob_token_ids": (VOCAB_SIZE,)},
     "scored": {"logprobs": 10**4},
