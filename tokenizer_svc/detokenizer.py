@@ -58,14 +58,21 @@ class WindowDetokenizer:
     """For decoders that join neighbouring tokens, such as WordPiece: decodes a short window again for each token."""
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, skipped: frozenset[int], context: Sequence[int], vocab_size: int
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        skipped: frozenset[int],
+        context: Sequence[int],
+        vocab_size: int,
+        joined: frozenset[int] = frozenset(),
     ) -> None:
         """
         Args:
             skipped: ids that have no text here.
             context: the tokens before the sequence; they decide on its first space.
             vocab_size: ids from here on have no text.
+            joined: ids that have no space between them where they follow each other.
         """
+        self._joined = joined
         self._tokenizer = tokenizer
         self._skipped = skipped
         self._vocab_size = vocab_size
@@ -80,7 +87,9 @@ class WindowDetokenizer:
         if text.endswith(_REPLACEMENT) and len(self._waiting) < _LONGEST_CHARACTER:
             return ""
         if text:
+            joins = token_id in self._joined and self._shown[-1:] and self._shown[-1] in self._joined
             self._shown, self._waiting = self._waiting, []
+            return text.removeprefix(" ") if joins else text
         return text
 
     def finish(self) -> str:

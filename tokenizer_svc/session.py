@@ -56,6 +56,7 @@ class DetokenizeSession:
             self._streams[opening.stream_id] = self._codec.open_sequence(
                 skip_special_tokens=opening.skip_special_tokens,
                 kept_special_tokens=opening.kept_special_tokens,
+                join_special_tokens=opening.join_special_tokens,
                 stop_strings=opening.stop_strings,
                 include_stop_string=opening.include_stop_string,
                 min_tokens=opening.min_tokens,

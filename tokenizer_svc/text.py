@@ -26,6 +26,7 @@ class TextCodec:
         self._tokenizer = files.tokenizer
         self._token_bytes = make_token_bytes(files.tokenizer, files.definition)
         added = files.tokenizer.get_added_tokens_decoder()
+        self._added_ids = frozenset(added)
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.pieces = text_pieces(files.tokenizer, files.definition)
         self._around = self._special_tokens_around()
@@ -82,6 +83,7 @@ class TextCodec:
         *,
         skip_special_tokens: bool = False,
         kept_special_tokens: Sequence[str] = (),
+        join_special_tokens: bool = False,
         stop_strings: Sequence[str] = (),
         include_stop_string: bool = False,
         min_tokens: int = 0,
@@ -96,6 +98,7 @@ class TextCodec:
 
         Args:
             kept_special_tokens: stay even if others are skipped.
+            join_special_tokens: leaves the space out that some vocabularies have between added tokens.
             reasoning: of a model that thinks first, where no stop string is matched.
             context: the last tokens of its prompt.
             history: its own tokens so far, whose text nobody needs again.
@@ -107,7 +110,7 @@ class TextCodec:
             start = max(0, len(history) - num_tokens)
             before = history[max(0, start - _CONTEXT_TOKENS) : start] if start else context
             sequence = TextSequence(
-                self._detokenizer(skipped, before),
+                self._detokenizer(skipped, before, self._added_ids if join_special_tokens else frozenset()),
                 StopMatcher(stop_strings, include_stop_string),
                 min_tokens,
                 ReasoningTracker(reasoning) if reasoning else None,
@@ -119,7 +122,7 @@ class TextCodec:
     def _skipped(self, kept: Sequence[str]) -> frozenset[int]:
         return self._special_ids.difference(map(self._tokenizer.token_to_id, kept)) if kept else self._special_ids
 
-    def _detokenizer(self, skipped: frozenset[int], context: Sequence[int]) -> Detokenizer:
+    def _detokenizer(self, skipped: frozenset[int], context: Sequence[int], joined: frozenset[int]) -> Detokenizer:
         if self._token_bytes is None:
-            return WindowDetokenizer(self._tokenizer, skipped, context, self.vocab_size)
+            return WindowDetokenizer(self._tokenizer, skipped, context, self.vocab_size, joined)
         return BytesDetokenizer(self._token_bytes, skipped, is_first=not context)

@@ -59,6 +59,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_interval: int | None = None
@@ -77,7 +78,6 @@ class GenerationFields(ConstraintFields, kw_only=True):
     user: str | None = None
 
     # Known to clients and refused, unless they ask for nothing: see gateway/requests/refused.py.
-    spaces_between_special_tokens: Any = None
     kv_transfer_params: Any = None
     prompt_embeds: Any = None
     media_io_kwargs: Any = None

@@ -111,6 +111,7 @@ def _detokenize_options(
     return DetokenizeOptions(
         skip_special_tokens=body.skip_special_tokens,
         kept_special_tokens=tuple(dict.fromkeys(token for parser in parsers for token in parser.special_tokens)),
+        join_special_tokens=body.spaces_between_special_tokens is False,
         stop_strings=stop_strings(body),
         include_stop_string=body.include_stop_str_in_output,
         min_tokens=body.min_tokens or 0,

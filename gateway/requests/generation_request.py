@@ -19,6 +19,7 @@ class DetokenizeOptions:
 
     skip_special_tokens: bool = True
     kept_special_tokens: tuple[str, ...] = ()  # that stay even so, by their text
+    join_special_tokens: bool = False  # without a space between them
     stop_strings: tuple[str, ...] = ()
     include_stop_string: bool = False
     min_tokens: int = 0

@@ -29,7 +29,6 @@ _NO_TRANSFER = "Quire moves no KV cache between servers on a client's word"
 
 REFUSED: Mapping[str, Refused] = MappingProxyType(
     {
-        "spaces_between_special_tokens": Refused(_NOT_YET, (True,)),
         "prompt_embeds": Refused(_NOT_YET),
         "functions": Refused("tools have taken its place; send them there"),
         "function_call": Refused("tool_choice has taken its place; send it there", ("none",)),

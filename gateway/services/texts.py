@@ -216,6 +216,7 @@ def _opening(text: _ChoiceText, number: int) -> tokenizer_pb2.DetokenizeOpen:
         stream_id=number,
         skip_special_tokens=options.skip_special_tokens,
         kept_special_tokens=options.kept_special_tokens,
+        join_special_tokens=options.join_special_tokens,
         stop_strings=options.stop_strings,
         include_stop_string=options.include_stop_string,
         min_tokens=options.min_tokens,

@@ -102,7 +102,7 @@ class DetokenizeSessionRequest(_message.Message):
     def __init__(self, opens: _Optional[_Iterable[_Union[DetokenizeOpen, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[DetokenizeTokens, _Mapping]]] = ..., close_stream_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DetokenizeOpen(_message.Message):
-    __slots__ = ("stream_id", "skip_special_tokens", "stop_strings", "include_stop_string", "min_tokens", "prompt_tail_token_ids", "history_token_ids", "kept_special_tokens", "reasoning")
+    __slots__ = ("stream_id", "skip_special_tokens", "stop_strings", "include_stop_string", "min_tokens", "prompt_tail_token_ids", "history_token_ids", "kept_special_tokens", "reasoning", "join_special_tokens")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class DetokenizeOpen(_message.Message):
     HISTORY_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KEPT_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
+    JOIN_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     skip_special_tokens: bool
     stop_strings: _containers.RepeatedScalarFieldContainer[str]
@@ -121,7 +122,8 @@ class DetokenizeOpen(_message.Message):
     history_token_ids: _containers.RepeatedScalarFieldContainer[int]
     kept_special_tokens: _containers.RepeatedScalarFieldContainer[str]
     reasoning: _common_pb2.ReasoningMarks
-    def __init__(self, stream_id: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., stop_strings: _Optional[_Iterable[str]] = ..., include_stop_string: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., prompt_tail_token_ids: _Optional[_Iterable[int]] = ..., history_token_ids: _Optional[_Iterable[int]] = ..., kept_special_tokens: _Optional[_Iterable[str]] = ..., reasoning: _Optional[_Union[_common_pb2.ReasoningMarks, _Mapping]] = ...) -> None: ...
+    join_special_tokens: bool
+    def __init__(self, stream_id: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., stop_strings: _Optional[_Iterable[str]] = ..., include_stop_string: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., prompt_tail_token_ids: _Optional[_Iterable[int]] = ..., history_token_ids: _Optional[_Iterable[int]] = ..., kept_special_tokens: _Optional[_Iterable[str]] = ..., reasoning: _Optional[_Union[_common_pb2.ReasoningMarks, _Mapping]] = ..., join_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class DetokenizeTokens(_message.Message):
     __slots__ = ("stream_id", "token_ids", "is_last", "drop_last_token", "lookup_token_ids")

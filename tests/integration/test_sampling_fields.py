@@ -168,6 +168,20 @@ def test_logprobs_of_all_tokens(client: httpx.Client) -> None:
     assert refusal(client, logprobs=-2)[0] == "logprobs"
 
 
+def test_stream_interval(client: httpx.Client) -> None:
+    body = SAMPLED | {"prompt": PROMPT, "stream": True, "n": 2, "seed": 5, "stream_interval": 10}
+    lines = client.post("/v1/completions", json=body).text.split("\n\n")[:-2]
+    pieces = [choice for line in lines for choice in json.loads(line.removeprefix("data: "))["choices"]]
+    assert sorted(len(piece["token_ids"]) for piece in pieces) == [1, 1, 3, 3, 10, 10, 10, 10]
+
+
+def test_spaces_between_special_tokens(client: httpx.Client) -> None:
+    """This vocabulary has none: the text is the same."""
+    fields = {"skip_special_tokens": False, "allowed_token_ids": [0, 1, 2, 40]}
+    [spaced], [joined] = complete(client, **fields), complete(client, spaces_between_special_tokens=False, **fields)
+    assert spaced["text"] == joined["text"]
+
+
 def test_the_operators_processors(client: httpx.Client) -> None:
     choices = complete(client, prompt=[PROMPT] * 2, n=2, vllm_xargs={"multiple": 11, "other": ["a", 1, 0.5]})
     assert not any(token % 11 for choice in choices for token in choice["token_ids"])

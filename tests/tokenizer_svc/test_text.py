@@ -122,3 +122,21 @@ def test_special_tokens_that_are_kept_stay_where_others_are_skipped(codec: TextC
     expected = codec.decode([token_id for token_id in token_ids if token_id != dropped], False)
     sequence = codec.open_sequence(skip_special_tokens=True, kept_special_tokens=["<|im_start|>", "<|no token|>"])
     assert sequence.add(token_ids, True).text == expected
+
+
+@pytest.mark.parametrize("cut", range(7))
+def test_added_tokens_that_follow_each_other_have_no_space_between_them_on_demand(codec: TextCodec, cut: int) -> None:
+    """As in vLLM. Other spaces stay, and a sequence that goes on elsewhere goes on the same way."""
+    (word,) = codec.encode(["hello"], add_special_tokens=False)
+    opened, closed = codec.token_id("<s>"), codec.token_id("</s>")
+    assert opened is not None
+    assert closed is not None
+    token_ids = [opened, closed, *word, closed, opened, opened]
+    texts = {}
+    for joins in (False, True):
+        sequence = codec.open_sequence(join_special_tokens=joins, history=token_ids[:cut])
+        texts[joins] = [sequence.add([token_id], is_last=False).text for token_id in token_ids[cut:]]
+        texts[joins].append(sequence.add([], is_last=True).text)
+    behind_another = {1, len(word) + 3, len(word) + 4}
+    for number, (spaced, joined) in enumerate(zip(texts[False], texts[True], strict=True), cut):
+        assert joined == (spaced.removeprefix(" ") if number in behind_another else spaced)
