@@ -24,7 +24,8 @@ SAMPLED = {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "ma
 def running(model: Path, log: Path) -> Iterator[httpx.Client]:
     stack = start_stack(
         model, log, "--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "64M",
-        "--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs", "--seed", "7",
+        "--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs", "--seed", "7", "--reasoning-parser",
+        "deepseek_r1",
         "--logits-processors", f"{OWN}.OnlyMultiples", "--logits-processor-pattern", rf"{OWN}\.S\w+",
     )  # fmt: skip
     try:
@@ -111,7 +112,9 @@ def test_bad_words(client: httpx.Client) -> None:
         assert not {"ab", "cc"} & {choice["text"][at : at + 2] for at in range(len(choice["text"]))}
         assert choice["index"] < 2 or not choice["text"].startswith("b")  # the prompt counts
     chat = {"messages": [{"role": "user", "content": "b"}], "seed": 3}
-    text = client.post("/v1/chat/completions", json=SAMPLED | chat | fields).json()["choices"][1]["message"]["content"]
+    text = client.post("/v1/chat/completions", json=SAMPLED | chat | fields).json()["choices"][1]["message"][
+        "reasoning"
+    ]
     assert "ab" not in text
     assert "cc" not in text
     assert set(text) <= set("abc")
@@ -129,6 +132,30 @@ def test_repetition_detection(client: httpx.Client) -> None:
     [choice] = complete(client, allowed_token_ids=[40], repetition_detection=rules)
     assert choice["token_ids"] == [40] * 4
     assert choice["finish_reason"] == "repetition"
+
+
+def test_thinking_token_budget(client: httpx.Client) -> None:
+    """The mark comes when the budget is used up, and what follows is the answer."""
+    messages = {"messages": [{"role": "user", "content": "Hello"}]}
+    mark = client.post("/tokenize", json={"prompt": "</think>", "add_special_tokens": False}).json()["tokens"]
+    body = SAMPLED | messages | {"seed": 3, "n": 2, "max_tokens": 40}
+    free = client.post("/v1/chat/completions", json=body).json()["choices"]
+    answer = client.post("/v1/chat/completions", json=body | {"thinking_token_budget": 5}).json()
+    for before, after in zip(free, answer["choices"], strict=True):
+        assert after["token_ids"][:5] == before["token_ids"][:5]
+        assert after["token_ids"][5 : 5 + len(mark)] == mark
+        assert after["message"]["reasoning"]
+        assert after["message"]["content"]
+        assert len(after["token_ids"]) == 40
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 10
+    streamed = body | {"thinking_token_budget": 5, "stream": True}
+    lines = client.post("/v1/chat/completions", json=streamed).text.split("\n\n")[:-2]
+    pieces = [choice for line in lines for choice in json.loads(line.removeprefix("data: "))["choices"]]
+    for choice in answer["choices"]:
+        own = [piece for piece in pieces if piece["index"] == choice["index"]]
+        for name in ("reasoning", "content"):
+            assert "".join(piece["delta"].get(name, "") for piece in own) == choice["message"][name]
+    assert refusal(client, thinking_token_budget=5)[0] == "thinking_token_budget"
 
 
 def test_logprobs_of_named_tokens(client: httpx.Client) -> None:
