@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from gateway.context import GatewayContext
 from gateway.endpoints import chat, completions, operations, tokens
+from gateway.endpoints.invocations import invocations
 from gateway.errors import (
     HttpError,
     handle_http_error,
@@ -36,7 +37,9 @@ def routes(options: GatewayOptions) -> list[Route]:
     """What the server answers to."""
     found = [
         Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+        Route("/v1/chat/completions/batch", chat.chat_batch, methods=["POST"]),
         Route("/v1/completions", completions.completions, methods=["POST"]),
+        Route("/invocations", invocations, methods=["POST"]),
         Route("/v1/models", tokens.list_models),
         Route("/v1/models/{model:path}", tokens.get_model),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),

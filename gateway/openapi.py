@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 import quire
 from gateway.errors import ErrorResponse, json_response
-from gateway.protocol.chat import ChatCompletion, ChatCompletionRequest
+from gateway.protocol.chat import ChatBatchRequest, ChatCompletion, ChatCompletionRequest
 from gateway.protocol.completions import Completion, CompletionRequest
 from gateway.protocol.tokens import (
     DetokenizeRequest,
@@ -27,7 +27,9 @@ from gateway.protocol.tokens import (
 # Path → (method, request, answer, what it does).
 _OPERATIONS: dict[str, tuple[str, type | None, type | None, str]] = {
     "/v1/chat/completions": ("post", ChatCompletionRequest, ChatCompletion, "Continues a conversation."),
+    "/v1/chat/completions/batch": ("post", ChatBatchRequest, ChatCompletion, "Continues many conversations alike."),
     "/v1/completions": ("post", CompletionRequest, Completion, "Continues prompts."),
+    "/invocations": ("post", None, None, "As /v1/chat/completions or /v1/completions, by the fields of the body."),
     "/v1/models": ("get", None, ModelList, "Lists the served models."),
     "/v1/models/{model}": ("get", None, ModelCard, "One of them."),
     "/tokenize": ("post", TokenizeRequest, TokenizeResponse, "Turns text or a conversation into token ids."),

@@ -8,7 +8,12 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes says more of what else the machine does than of the code.
+hypothesis.settings.register_profile("quire", deadline=None)
+hypothesis.settings.load_profile("quire")
 
 # Without a GPU, Triton kernels run in Triton's interpreter.
 if not Path("/dev/nvidiactl").exists():

@@ -20,21 +20,32 @@ _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 
 
 async def read_json(request: Request, kind: type[T]) -> T:
-    """The body as `kind`.
+    """The body as `kind`; raises as `read_content` and `parse` do."""
+    return await parse(request, await read_content(request), kind)
+
+
+async def read_content(request: Request) -> bytes:
+    """The body, which is to be JSON.
 
     Raises:
         HttpError: it is not said to be JSON, is compressed, or is too large.
-        InvalidRequest: it is not valid JSON, or a field is missing or of another type.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(400, "Unsupported Media Type: Only 'application/json' is allowed")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HttpError(415, "Compressed request bodies are not accepted; send the JSON as it is.")
-    context = context_of(request)
-    content = await _read_body(request, context.options.max_body_bytes)
+    return await _read_body(request, context_of(request).options.max_body_bytes)
+
+
+async def parse(request: Request, content: bytes, kind: type[T]) -> T:
+    """The request's body as `kind`.
+
+    Raises:
+        InvalidRequest: it is not valid JSON, or a field is missing or of another type.
+    """
     body = await beside(request, decode_json, content, kind)
-    context.unknown_fields.look(content, kind)
+    context_of(request).unknown_fields.look(content, kind)
     return body
 
 

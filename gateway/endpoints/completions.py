@@ -46,8 +46,12 @@ class Prompt:
 
 async def completions(request: Request) -> Response | EventStream:
     """Continues prompts."""
+    return await complete(request, await read_json(request, CompletionRequest))
+
+
+async def complete(request: Request, body: CompletionRequest) -> Response | EventStream:
+    """The continuations of a body's prompts."""
     context = context_of(request)
-    body = await read_json(request, CompletionRequest)
     model = context.fleet.model(body.model)
     _check(body, model)
     if context.options.skip_tokenizer_init:

@@ -10,10 +10,9 @@ from msgspec import UNSET, UnsetType
 from gateway.protocol.common import GenerationFields, PromptLogprobs, Usage
 
 
-class ChatCompletionRequest(GenerationFields, kw_only=True):
-    """A conversation to continue."""
+class ChatFields(GenerationFields, kw_only=True):
+    """How to continue conversations."""
 
-    messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -32,6 +31,18 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     reasoning_effort: str | None = None
     modalities: Any = None
     audio: Any = None
+
+
+class ChatCompletionRequest(ChatFields, kw_only=True):
+    """A conversation to continue."""
+
+    messages: list[dict[str, Any]]
+
+
+class ChatBatchRequest(ChatFields, kw_only=True):
+    """Conversations to continue alike."""
+
+    messages: list[list[dict[str, Any]]]
 
 
 class TopLogprob(msgspec.Struct):

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.answers.context import Tool, ToolChoice
 from gateway.answers.parser import AnswerParser
-from gateway.protocol.chat import ChatCompletionRequest
+from gateway.protocol.chat import ChatFields
 from gateway.tool_parsers.base import ToolParser
 from gateway.tool_parsers.first_call import FirstCallOnly
 from gateway.tool_parsers.unmarked import NamedArguments, PlainCalls
@@ -57,7 +57,7 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def tool_use(body: ChatCompletionRequest, parser: type[ToolParser] | None, options: ToolOptions) -> ToolUse:
+def tool_use(body: ChatFields, parser: type[ToolParser] | None, options: ToolOptions) -> ToolUse:
     """What a request says of tools.
 
     Args:

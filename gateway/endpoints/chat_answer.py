@@ -1,0 +1,164 @@
+"""How a conversation's answer looks, streamed and whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import UnsetType
+
+from gateway.answers.collecting import CollectedChoice
+from gateway.answers.context import ToolChoice
+from gateway.answers.deltas import (
+    ChoiceUpdate,
+    Content,
+    Delta,
+    Finish,
+    FinishReason,
+    Reasoning,
+    ToolCall,
+)
+from gateway.answers.events import event
+from gateway.answers.scores import chat_logprobs, prompt_logprobs
+from gateway.context import GatewayContext
+from gateway.endpoints.generation import GenerationAnswer
+from gateway.protocol.chat import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatFields,
+    ChatMessage,
+    ChatToolCall,
+    ChatToolCallPiece,
+    FunctionCall,
+)
+from gateway.requests.state import RequestState
+
+
+class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
+    """The answer to a conversation."""
+
+    def __init__(
+        self,
+        context: GatewayContext,
+        body: ChatFields,
+        messages: Sequence[Mapping[str, Any]],
+        state: RequestState,
+        prompt_text: str | UnsetType,
+    ) -> None:
+        """
+        Args:
+            messages: of the conversation, or of the first of several.
+            prompt_text: what the model got, where it is asked for.
+        """
+        super().__init__(context, body, state, "chatcmpl")
+        self._role = _role(body, messages, context.options.response_role)
+        self._prompt_text = prompt_text
+        self._echo = _echo_text(messages) if body.echo else ""
+        self._callers: set[int] = set()  # choices that call tools
+
+    def opening(self) -> Iterator[bytes]:
+        """The role of each choice, and its echo."""
+        for index in range(self._request.n):
+            chunk = self._chunk(ChatChunkChoice(index, ChatDelta(role=self._role, content="")))
+            if self._with_ids:
+                chunk.prompt_token_ids = list(self._request.prompts[0].token_ids)
+            chunk.prompt_text = self._prompt_text
+            yield event(chunk)
+            if self._echo:
+                yield event(self._chunk(ChatChunkChoice(index, ChatDelta(content=self._echo))))
+
+    def _choice(self, update: ChoiceUpdate) -> ChatChunkChoice:
+        choice = ChatChunkChoice(update.index, _delta(update.deltas))
+        if choice.delta.tool_calls:
+            self._callers.add(update.index)
+        if update.scores:
+            choice.logprobs = chat_logprobs(update.scores, self._as_ids)
+        return choice
+
+    def _chunk(self, *choices: ChatChunkChoice) -> ChatCompletionChunk:
+        return ChatCompletionChunk(
+            self._id, "chat.completion.chunk", self._created, self._request.answering_model, list(choices),
+            self._usage_of_chunk(),
+        )  # fmt: skip
+
+    def _whole(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> ChatCompletion:
+        scores = choices[0].prompt_scores
+        return ChatCompletion(
+            self._id, "chat.completion", self._created, self._request.answering_model,
+            [self._whole_choice(index, choice) for index, choice in enumerate(choices)],
+            self._usage(),
+            prompt_logprobs(scores, texts) if self._body.prompt_logprobs is not None else None,
+            list(self._request.prompts[0].token_ids) if self._with_ids else None,
+            self._prompt_text,
+        )  # fmt: skip
+
+    def _whole_choice(self, index: int, choice: CollectedChoice) -> ChatChoice:
+        if choice.tool_calls:
+            self._callers.add(index)
+        return ChatChoice(
+            index,
+            _message(self._role, self._echo, choice),
+            chat_logprobs(choice.scores, self._as_ids) if self._body.logprobs else None,
+            self._reason(index, choice.finish),
+            choice.finish.stop_reason,
+            choice.token_ids if self._with_ids else None,
+        )
+
+    def _reason(self, index: int, finish: Finish) -> str:
+        called = index in self._callers and self._request.answer_context.tool_choice is not ToolChoice.NAMED
+        return "tool_calls" if called and finish.reason is FinishReason.STOP else finish.reason.value
+
+
+def _message(role: str, echo: str, choice: CollectedChoice) -> ChatMessage:
+    """A choice's message; one that only thinks or calls tools has no content."""
+    message = ChatMessage(role, echo + choice.content)
+    if choice.reasoning:
+        message.reasoning = choice.reasoning
+        message.content = message.content or None
+    if choice.tool_calls:
+        message.tool_calls = [
+            ChatToolCall(call.id, FunctionCall(call.arguments, call.name)) for call in choice.tool_calls
+        ]
+        message.content = message.content or None
+    return message
+
+
+def _delta(deltas: Sequence[Delta]) -> ChatDelta:
+    """What a chunk says of a choice; its content may be empty where it says nothing else."""
+    content, reasoning = "", ""
+    calls: list[ChatToolCallPiece] = []
+    for part in deltas:
+        if isinstance(part, Content):
+            content += part.text
+        elif isinstance(part, Reasoning):
+            reasoning += part.text
+        elif isinstance(part, ToolCall):
+            calls.append(_call_piece(part))
+    delta = ChatDelta()
+    if reasoning:
+        delta.reasoning = reasoning
+    if calls:
+        delta.tool_calls = calls
+    if content or not (reasoning or calls):
+        delta.content = content
+    return delta
+
+
+def _call_piece(call: ToolCall) -> ChatToolCallPiece:
+    if not call.name:
+        return ChatToolCallPiece(call.index, FunctionCall(call.arguments))
+    return ChatToolCallPiece(call.index, FunctionCall(call.arguments, call.name), call.id, "function")
+
+
+def _role(body: ChatFields, messages: Sequence[Mapping[str, Any]], response_role: str) -> str:
+    """Who answers: where no turn is opened, whoever has the last one goes on."""
+    return response_role if body.add_generation_prompt else str(messages[-1]["role"])
+
+
+def _echo_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The last message's text."""
+    content = messages[-1].get("content")
+    return content if isinstance(content, str) else ""
