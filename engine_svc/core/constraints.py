@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,11 @@ from engine_svc.scheduler.scheduler import Scheduler
 from engine_svc.structured.follower import Endings, Follower
 from engine_svc.structured.grammars import Grammars, Wanted, unknown_vocabulary
 from quire.structured.base import mask_words
+
+# What a request's grammar may take of the engine's time, which is everybody's: at its beginning, and for each token. A
+# mask usually takes some 30 microseconds, and a hostile one as many milliseconds.
+_MASK_SECONDS = 0.5
+_MASK_SECONDS_A_TOKEN = 0.002
 
 
 class ConstrainedRequests:
@@ -92,7 +98,9 @@ class ConstrainedRequests:
         for slot, sequence in batch.holders().items():
             if slot in batch.sampling and self._grammars is not None and (follower := sequence.follower):
                 row = np.empty(mask_words(self._grammars.vocab_size), np.int32)
+                start = time.thread_time()
                 follower.fill(row)
+                sequence.owner.mask_seconds += time.thread_time() - start
                 if self._goes_on(sequence, follower):
                     slots.append(slot)
                     masks.append(row.tobytes())
@@ -100,11 +108,17 @@ class ConstrainedRequests:
 
     def _goes_on(self, sequence: Sequence, follower: Follower) -> bool:
         """Ends a sequence at the end of its grammar, and a request that cannot follow it any further."""
+        live = sequence.owner
         if follower.error:
             self._requests.refuse(sequence, follower.error)
+        elif live.mask_seconds > _MASK_SECONDS + _MASK_SECONDS_A_TOKEN * live.completion_tokens:
+            why = f"its grammar takes too long: {live.mask_seconds:.1f} s for {live.completion_tokens} tokens"
+            self._requests.refuse(sequence, f"{why}; ask for something simpler")
         elif follower.is_ended:
             self._requests.stop(sequence, sequence.num_output_tokens)
-        return not follower.error and not follower.is_ended
+        else:
+            return True
+        return False
 
     def close(self) -> None:
         """Ends the threads that read grammars."""

@@ -27,9 +27,8 @@ class LiveRequest:
 
     __slots__ = (
         "arrival_time", "awaits_grammar", "cached_prompt_tokens", "completion_tokens", "deadline",
-        "ending_token_ids", "eos_token_ids",
-        "first_scheduled_time", "first_token_time", "key", "last_token_time", "preemptions", "prompt_logprobs",
-        "request", "sequences", "unfinished",
+        "ending_token_ids", "eos_token_ids", "first_scheduled_time", "first_token_time", "key", "last_token_time",
+        "mask_seconds", "preemptions", "prompt_logprobs", "request", "sequences", "unfinished",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +50,7 @@ class LiveRequest:
         self.cached_prompt_tokens = 0
         self.completion_tokens = sum(len(choice.token_ids) for choice in request.progress)
         self.preemptions = 0
+        self.mask_seconds = 0.0  # of this thread's time that its grammar has taken
         self.prompt_logprobs: list[PositionLogprobs] = []
 
     def find(self, choice_index: int) -> Sequence | None:

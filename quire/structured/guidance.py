@@ -44,6 +44,7 @@ class GuidanceBackend(Backend):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        self._eos_token_ids = _end_of_sequence(vocabulary)
         self._lock = threading.Lock()
 
     def compile(self, request: ConstraintRequest) -> bytes:
@@ -79,7 +80,7 @@ class GuidanceBackend(Backend):
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         matcher.compute_bitmask()  # what the first mask finds out of the vocabulary is kept for all sequences
-        return GuidanceGrammar(matcher, self._vocabulary.eos_token_ids)
+        return GuidanceGrammar(matcher, self._eos_token_ids)
 
     @property
     def _tokenizer(self) -> LLTokenizer:
@@ -88,8 +89,8 @@ class GuidanceBackend(Backend):
 
     @cached_property
     def _made_tokenizer(self) -> LLTokenizer:
-        wrapper: Any = _Wrapper(self._vocabulary)
-        return LLTokenizer(wrapper, self._vocabulary.size, list(self._vocabulary.eos_token_ids) or None)
+        wrapper: Any = _Wrapper(self._vocabulary, self._eos_token_ids[0])
+        return LLTokenizer(wrapper, self._vocabulary.size, list(self._eos_token_ids))
 
 
 class GuidanceGrammar(Grammar):
@@ -148,15 +149,22 @@ class GuidanceMatcher(Matcher):
             words[word] &= others
 
 
+def _end_of_sequence(vocabulary: Vocabulary) -> tuple[int, ...]:
+    """The tokens that end a sequence. llguidance needs one: where the model has none, one that stands for no text."""
+    no_text = (token_id for token_id, token in enumerate(vocabulary.tokens) if not token)
+    spare = min(vocabulary.special_token_ids, default=next(no_text, vocabulary.size - 1))
+    return vocabulary.eos_token_ids or (spare,)
+
+
 class _Wrapper:
     """The vocabulary as llguidance asks for it."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, eos_token_id: int) -> None:
         self._vocabulary = vocabulary
-        self.eos_token_id = next(iter(vocabulary.eos_token_ids), 0)
+        self.eos_token_id = eos_token_id
         names = {token_id: name.encode() for name, token_id in vocabulary.names.items()}
         self.tokens = [names.get(token_id, token) for token_id, token in enumerate(vocabulary.tokens)]
         self.special_token_ids = sorted(vocabulary.special_token_ids)

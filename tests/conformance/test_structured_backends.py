@@ -203,6 +203,20 @@ def test_the_end_of_sequence_is_in_no_mask_whatever_its_id(name: str, eos: int) 
 
 
 @every
+def test_a_model_without_an_end_of_sequence_can_say_all_that_it_has_tokens_for(name: str) -> None:
+    small = Vocabulary((b"!", b"a", b"b", b""), frozenset(), ())
+    found = backend_over(name, small)
+    matcher = found.read(found.compile(ConstraintRequest(Form.REGEX, "[!a]{2,4}"))).matcher()
+    for _ in range(3):
+        row = np.full(mask_words(small.size), -1, np.int32)
+        matcher.fill(row)
+        assert row.tolist() == [0b11]
+        assert matcher.accept([0]) == 1
+    assert matcher.is_complete
+    assert not matcher.is_stopped
+
+
+@every
 def test_copies_go_their_own_ways(name: str) -> None:
     matcher = follow(name, CASES["regex"].request)
     matcher.accept(vocabulary().encode(b"0123"))

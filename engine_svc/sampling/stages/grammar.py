@@ -19,6 +19,8 @@ class GrammarMask(LogitsStage):
         # for each logit take an eighth of what a fill by a mask of booleans does on a CPU.
         bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
         self._limits = torch.where(bits.bool(), torch.inf, -torch.inf).to(device)
+        # Kept from step to step: so much memory, given back and taken anew, costs a CPU more than what is done in it.
+        self._room = self._limits.new_empty((0, 8))
 
     def add(self, slot: int, sequence: SlotSequence) -> bool:
         """See LogitsStage.add."""
@@ -39,6 +41,9 @@ class GrammarMask(LogitsStage):
         edits.limit(self._unpack(to_device(packed, edits.device)))
 
     def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        """From uint8 [rows, bytes] to float32 [rows, vocabulary]."""
-        limits = self._limits.index_select(0, packed.flatten().int())
+        """From uint8 [rows, bytes] to float32 [rows, vocabulary], until the next call."""
+        count = packed.numel()
+        if count > len(self._room):
+            self._room = self._limits.new_empty((count, 8))
+        limits = torch.index_select(self._limits, 0, packed.flatten().int(), out=self._room[:count])
         return limits.view(len(packed), -1)[:, : self._vocab_size]

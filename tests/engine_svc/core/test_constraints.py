@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine_svc.core import constraints
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.plan import StepPlan
 from engine_svc.requests.outputs import FinishReason
@@ -230,6 +231,16 @@ def test_where_no_token_fits_the_request_fails_alone() -> None:
     assert "cannot follow its constraint any further" in found.last[0].error.message
     assert found.tokens[1, 0] == [0] * 9
     engine.close()
+
+
+def test_a_grammar_that_takes_the_time_of_others_ends_its_request(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraints, "_MASK_SECONDS", 0.0)
+    monkeypatch.setattr(constraints, "_MASK_SECONDS_A_TOKEN", 0.0)
+    plain = constrained(None, max_tokens=5)
+    found = run(make(), constrained(following(PERSON), n=2), plain)
+    assert isinstance(found.last[0].error, InvalidRequest)
+    assert "takes too long" in found.last[0].error.message
+    assert found.reasons[1, 0] is FinishReason.LENGTH
 
 
 def test_a_failed_step_ends_its_own_and_the_next_goes_on(make: Make) -> None:
