@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import json
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -26,6 +27,7 @@ _ANNOTATIONS = frozenset(
         "writeOnly",
     ]
 )
+_TYPES = {"string": str, "integer": int, "boolean": bool, "null": type(None)}
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
@@ -60,11 +62,37 @@ def _check(part: Any, backend: str, obeyed: Collection[str]) -> None:
         raise Inexpressible(f"{backend} does not obey {', '.join(others)[:200]} in JSON schemas.")
     if not str(part.get("$ref", "#")).startswith("#"):
         raise InvalidRequest(f"$ref refers to another document ({str(part['$ref'])[:100]!r}); put it into $defs.")
-    # What stands beside a reference is easily passed over.
-    if "$ref" in part and (beside := sorted(part.keys() - _ANNOTATIONS - {"$ref"})):
-        raise Inexpressible(f"{backend} does not obey {', '.join(beside)[:200]} beside $ref.")
-    if "anyOf" in part and (beside := sorted(part.keys() - _ANNOTATIONS - {"anyOf"})):
-        raise Inexpressible(f"{backend} does not obey {', '.join(beside)[:200]} beside anyOf.")
+    for alone in ("$ref", "anyOf", "enum", "const"):  # what stands beside these is easily passed over
+        beside = sorted(part.keys() - _ANNOTATIONS - {alone}) if alone in part else []
+        if beside and not (alone in ("enum", "const") and beside == ["type"] and _is_of_type(part)):
+            raise Inexpressible(f"{backend} does not obey {', '.join(beside)[:200]} beside {alone}.")
+
+
+def _is_of_type(part: dict[str, Any]) -> bool:
+    """Whether all values that it lists have the type that it names."""
+    kind = _TYPES.get(str(part["type"]))
+    values = part.get("enum", [part.get("const")])
+    return kind is not None and isinstance(values, list) and all(type(value) is kind for value in values)
+
+
+def check_no_recursion(schema: dict[str, Any], backend: str) -> None:
+    """
+    Raises:
+        Inexpressible: a definition refers to itself, or a reference to something that is no definition.
+    """
+    named = {f"#/{kind}/{name}": part for kind in ("$defs", "definitions")
+             if isinstance(schema.get(kind), dict) for name, part in schema[kind].items()}  # fmt: skip
+    used = {name: _references(part) for name, part in named.items()}
+    if others := sorted((_references(schema) | set().union(*used.values())) - named.keys()):
+        raise Inexpressible(f"{backend} follows references to definitions alone, not {others[0][:100]!r}.")
+    try:
+        graphlib.TopologicalSorter(used).prepare()
+    except graphlib.CycleError:
+        raise Inexpressible(f"{backend} does not follow definitions that refer to themselves.") from None
+
+
+def _references(schema: Any) -> set[str]:
+    return {str(part["$ref"]) for part in schemas_in(schema) if isinstance(part, dict) and "$ref" in part}
 
 
 def schemas_in(schema: Any) -> Iterator[Any]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from quire.errors import InvalidRequest
 from quire.structured.base import MAX_GRAMMAR_BYTES, Backend, ConstraintRequest, Form, Grammar, Inexpressible, Matcher
-from quire.structured.json_keywords import parse_schema, schemas_in
+from quire.structured.json_keywords import check_no_recursion, parse_schema, schemas_in
 from quire.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ def _regex_of_schema(request: ConstraintRequest) -> str:
     from outlines_core.json_schema import build_regex_from_schema  # engines follow without it
 
     schema = parse_schema(request.text, "outlines", {*_OBEYED, "additionalProperties"})
+    check_no_recursion(schema, "outlines")
     for part in schemas_in(schema):
         # Its objects have the properties alone that are named, which satisfies whatever the schema says of others.
         if isinstance(part, dict) and part.get("properties"):

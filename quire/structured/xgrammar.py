@@ -45,6 +45,8 @@ _OBEYED = frozenset(
     ]
 )
 _MOST_WHITESPACE = 8
+# Characters that stand for themselves in JSON's strings: no quotes, backslashes, controls or halves of others.
+_PLAIN = " !#-\\[\\]-\ud7ff\ue000-\U0010ffff"
 _MOST_MESSAGE = 500
 _PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
 
@@ -171,13 +173,13 @@ def _compile(compiler: xgrammar.GrammarCompiler, request: ConstraintRequest) -> 
 
 
 def _bound_length(part: Any) -> None:
-    """XGrammar's own bounds of a string's length let in control characters, which no JSON has: a pattern does not."""
+    """XGrammar's own bounds of a string's length let in what no JSON has; a pattern does not."""
     if not isinstance(part, dict) or not part.keys() & {"minLength", "maxLength"}:
         return
     if part.get("type") != "string":
         raise Inexpressible("xgrammar bounds the length of what has the type string alone.")
     least, most = part.pop("minLength", 0), part.pop("maxLength", "")
-    part["pattern"] = rf'^[^\x00-\x1f"\\]{{{least},{most}}}$'
+    part["pattern"] = f"^[{_PLAIN}]{{{least},{most}}}$"
 
 
 def _switches(request: ConstraintRequest) -> dict[str, Any]:
