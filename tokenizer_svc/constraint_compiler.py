@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from quire.errors import InvalidRequest, QuireError, StartupError
 from quire.options.structured_outputs import StructuredOutputsOptions
 from quire.structured.asked import AskedConstraint
 from quire.structured.base import Constraint, ConstraintRequest, Form, Inexpressible
+from quire.structured.fallback import may_express
 from quire.structured.registry import BACKENDS, check_installed, is_installed
 from tokenizer_svc.byte_cache import ByteCache
 from tokenizer_svc.child import Message
@@ -109,8 +111,7 @@ class ConstraintCompiler:
         try:
             return await self._compile_by(asked.backend, asked.request)
         except Inexpressible as refusal:
-            others = (name for name in BACKENDS if name != asked.backend and is_installed(name))
-            for backend in others if not asked.disable_fallback else ():
+            for backend in _others(asked) if not asked.disable_fallback else ():
                 try:
                     return await self._compile_by(backend, asked.request)
                 except InvalidRequest:
@@ -145,6 +146,13 @@ class ConstraintCompiler:
                 max_waiting=_MAX_WAITING,
             )
         return self._pools[backend]
+
+
+def _others(asked: AskedConstraint) -> Iterator[str]:
+    """Backends that may express what the chosen one cannot."""
+    for name in BACKENDS:
+        if name != asked.backend and is_installed(name) and may_express(name, asked.request):
+            yield name
 
 
 class _Costly(InvalidRequest):

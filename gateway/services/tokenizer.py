@@ -21,6 +21,7 @@ from quire.work_pool import WorkPool
 T = TypeVar("T")
 
 _TEXTS_AT_ONCE = 1024  # of one call
+_COMPILE_SECONDS = 30.0  # for a backend that is not the service's own to start first
 # Tokens that take about as long to convert as a thread takes to begin.
 _MANY_TOKENS = 8 * 1024
 
@@ -135,7 +136,7 @@ class Tokenizer:
                 in.
         """
         try:
-            answer = await self._replicas.call("CompileConstraint", from_asked(wanted.asked))
+            answer = await self._replicas.call("CompileConstraint", from_asked(wanted.asked), _COMPILE_SECONDS)
         except InvalidRequest as error:
             raise InvalidRequest(f"{wanted.parameter}: {error.message}", parameter=wanted.parameter) from error
         return to_constraint(answer.constraint)

@@ -191,13 +191,13 @@ class Tokenizers:
         except TimeoutError:
             raise Unavailable("The tokenizer service cannot be reached; try again in a moment.") from None
 
-    async def call(self, method: str, request: Any) -> Any:
-        """One of the unary calls, at whatever replica answers it within CALL_SECONDS: all of them may be repeated.
+    async def call(self, method: str, request: Any, seconds: float = CALL_SECONDS) -> Any:
+        """One of the unary calls, at whatever replica answers it in time: all of them may be repeated.
 
         Raises:
             QuireError: it failed.
         """
-        deadline = time.monotonic() + CALL_SECONDS
+        deadline = time.monotonic() + seconds
         failed: list[TokenizerReplica] = []
         while True:
             replica = await self.wait_up(deadline - time.monotonic(), failed)

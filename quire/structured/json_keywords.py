@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import graphlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from quire.errors import InvalidRequest
@@ -27,18 +27,26 @@ _ANNOTATIONS = frozenset(
         "writeOnly",
     ]
 )
+# What backends obey as the specification says, or more strictly; they pass over the rest, or read it otherwise.
+_COMMON = (
+    "type properties required additionalProperties items minItems maxItems enum const anyOf $ref minLength maxLength"
+)
+OBEYED = {
+    "outlines": frozenset(_COMMON.split()),
+    "xgrammar": frozenset([*_COMMON.split(), "prefixItems", "minimum", "maximum"]),
+}
 _TYPES = {"string": str, "integer": int, "boolean": bool, "null": type(None)}
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
 
 
-def parse_schema(text: str, backend: str, obeyed: Collection[str]) -> dict[str, Any]:
+def parse_schema(text: str, backend: str) -> dict[str, Any]:
     """The schema, as an object.
 
     Raises:
         InvalidRequest: it is none.
-        Inexpressible: it has keywords that are not among those obeyed.
+        Inexpressible: it has keywords that the backend does not obey.
     """
     try:
         schema = json.loads(text)
@@ -49,16 +57,16 @@ def parse_schema(text: str, backend: str, obeyed: Collection[str]) -> dict[str, 
     if not isinstance(schema, dict):
         raise InvalidRequest("A JSON schema is an object or true; no output satisfies any other.")
     for part in schemas_in(schema):
-        _check(part, backend, obeyed)
+        _check(part, backend)
     return schema
 
 
-def _check(part: Any, backend: str, obeyed: Collection[str]) -> None:
+def _check(part: Any, backend: str) -> None:
     if part is False:
         raise Inexpressible(f"{backend} does not know the schema false.")
     if not isinstance(part, dict):
         return
-    if others := sorted(part.keys() - _ANNOTATIONS - set(obeyed)):
+    if others := sorted(part.keys() - _ANNOTATIONS - OBEYED[backend]):
         raise Inexpressible(f"{backend} does not obey {', '.join(others)[:200]} in JSON schemas.")
     if not str(part.get("$ref", "#")).startswith("#"):
         raise InvalidRequest(f"$ref refers to another document ({str(part['$ref'])[:100]!r}); put it into $defs.")

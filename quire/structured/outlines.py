@@ -22,23 +22,6 @@ from quire.structured.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# What it obeys as the specification says, or more strictly; it passes over the rest, or reads it otherwise.
-_OBEYED = frozenset(
-    [
-        "type",
-        "properties",
-        "required",
-        "items",
-        "minItems",
-        "maxItems",
-        "enum",
-        "const",
-        "anyOf",
-        "$ref",
-        "minLength",
-        "maxLength",
-    ]
-)
 _META = frozenset(r"\.+*?()|[]{}^$#&-~")
 _MOST_MESSAGE = 500
 _HEADER = struct.Struct("<4I")  # vocabulary, states, transitions, first state
@@ -189,7 +172,7 @@ def _regex_of(request: ConstraintRequest) -> str:
 def _regex_of_schema(request: ConstraintRequest) -> str:
     from outlines_core.json_schema import build_regex_from_schema  # engines follow without it
 
-    schema = parse_schema(request.text, "outlines", {*_OBEYED, "additionalProperties"})
+    schema = parse_schema(request.text, "outlines")
     check_no_recursion(schema, "outlines")
     for part in schemas_in(schema):
         # Its objects have the properties alone that are named, which satisfies whatever the schema says of others.

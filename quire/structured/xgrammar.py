@@ -23,27 +23,6 @@ from quire.structured.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# What it obeys as the specification says; it passes over the rest, or reads it otherwise.
-_OBEYED = frozenset(
-    [
-        "type",
-        "properties",
-        "required",
-        "additionalProperties",
-        "items",
-        "prefixItems",
-        "minItems",
-        "maxItems",
-        "enum",
-        "const",
-        "anyOf",
-        "$ref",
-        "minLength",
-        "maxLength",
-        "minimum",
-        "maximum",
-    ]
-)
 _MOST_WHITESPACE = 8
 # Characters that stand for themselves in JSON's strings: no quotes, backslashes, controls or halves of others.
 _PLAIN = " !#-\\[\\]-\ud7ff\ue000-\U0010ffff"
@@ -156,7 +135,7 @@ class XGrammarMatcher(Matcher):
 
 def _compile(compiler: xgrammar.GrammarCompiler, request: ConstraintRequest) -> xgrammar.CompiledGrammar:
     if request.form is Form.JSON_SCHEMA:
-        schema = parse_schema(request.text, "xgrammar", _OBEYED)
+        schema = parse_schema(request.text, "xgrammar")
         for part in schemas_in(schema):
             _bound_length(part)
         return compiler.compile_json_schema(json.dumps(schema), **_switches(request))

@@ -87,8 +87,7 @@ def test_all_that_is_said_is_valid(name: str) -> None:
     for request, holds in cases():
         try:
             grammar = backend(name).read(backend(name).compile(request))
-        except InvalidRequest as error:
-            assert error.message
+        except InvalidRequest:
             continue
         taken += 1
         for seed in range(WALKS):
