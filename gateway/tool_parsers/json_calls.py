@@ -11,12 +11,14 @@ from gateway.tool_parsers.scanner import NotACallError, Scanner, Sink, Steps
 
 _NAME = "name"
 _ARGUMENTS = ("arguments", "parameters")
+_KEYS = (_NAME, *_ARGUMENTS, "type", "id", "index")
 
 
 class JsonCallParser(MarkedToolParser):
     """The object. Of keys that come twice, the first counts; other keys are passed over."""
 
-    # Begin what need not be a call: it is certain when its arguments begin, and not when its name is there.
+    # Begin what need not be a call: it is certain when its arguments begin, and not when its name is there; and it is
+    # none when there is a key that calls do not have.
     doubtful: ClassVar[tuple[str, ...]] = ("",)
     arguments_key: ClassVar[str] = "arguments"
 
@@ -95,6 +97,8 @@ class _Call:
     def read_member(self) -> Steps[None]:
         text = self._parser.text
         key = yield from read_string(text)
+        if self._is_doubtful and not self._begun and key not in _KEYS:
+            raise NotACallError
         yield from text.peek_past_space()
         yield from text.expect(":")
         first = yield from text.peek_past_space()

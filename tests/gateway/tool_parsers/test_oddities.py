@@ -8,7 +8,7 @@ import re
 import pytest
 
 from gateway.answers.context import AnswerContext, Tool
-from gateway.answers.deltas import ToolCall
+from gateway.answers.deltas import Content, ToolCall
 from gateway.tool_parsers import TOOL_PARSERS
 from gateway.tool_parsers.registry import ToolParsers
 from tests.support.tool_formats import FORMS, Call, Turn, deltas_of, parse, put_together, render
@@ -52,6 +52,7 @@ F_CALL = [("f", '{"a": 1}')]
         ("xlam", "```json\n[1, 2]\n``` and ```\nx\n```", "```json\n[1, 2]\n``` and ```\nx\n```", []),
         # JSON that is an answer and not a call.
         ("llama3_json", '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
+        ("llama3_json", '{"type": "function", "name": "f", "parameters": {"a": 1}}', "", F_CALL),
         ("llama3_json", f"Say {F}", f"Say {F}", []),
         ("llama3_json", f"<|python_tag|>{F}", "", F_CALL),
         ("llama3_json", f"{F}; {F} ; done", " ; done", F_CALL * 2),
@@ -151,6 +152,15 @@ def test_strings_in_pairs_keep_their_line_breaks() -> None:
     whole = "<tool_call>f<arg_key>string</arg_key><arg_value>\n1\n</arg_value></tool_call>"
     ((_, arguments),) = put_together(deltas_of("glm47", list(whole), TYPED))[1]
     assert json.loads(arguments) == {"string": "\n1\n"}
+
+
+@pytest.mark.parametrize("family", ["llama3_json", "xlam", "granite"])
+def test_an_answer_in_json_streams_from_its_first_key_on(family: str) -> None:
+    parser = ToolParsers().named(family)(AnswerContext())
+    begun = '[{"answer"' if parser.bare == "[" else '{"answer"'  # type: ignore[attr-defined]
+    assert list(parser.parse(begun[:-1])) == []
+    assert list(parser.parse('": [1, ')) == [Content(begun + ": [1,")]
+    assert list(parser.parse("2")) == [Content(" 2")]
 
 
 IDS = {"mistral": r"[a-zA-Z0-9]{9}", "kimi_k2": r"functions\.[-\w]+:\d+"}
