@@ -36,9 +36,9 @@ def answer_constraint(use: ToolUse, content: NamedConstraint | None) -> NamedCon
     Raises:
         InvalidRequest: nothing can be asked of calls in the model's form, or not beside such content.
     """
-    if use.reader is None:
+    if use.reader is None and not use.is_bound:
         return content
-    if use.choice is not ToolChoice.AUTO:
+    if use.reader is not None and use.choice is not ToolChoice.AUTO:
         return _named(_calls(use, use.reader), _NOTHING_ASKED, "tools")
     if content is not None:
         reader = _expressible(use.reader, content.parameter)
@@ -54,8 +54,8 @@ def _named(form: Element, asked: AskedConstraint, parameter: str) -> NamedConstr
     return NamedConstraint(dataclasses.replace(asked, request=request), parameter)
 
 
-def _expressible(reader: type[ToolParser], parameter: str) -> type[ToolParser]:
-    if reader.syntax("f") is None:
+def _expressible(reader: type[ToolParser] | None, parameter: str) -> type[ToolParser]:
+    if reader is None or reader.syntax("f") is None:
         raise InvalidRequest(
             f"{parameter}: this server's --tool-call-parser does not say how the model writes its calls, and it cannot "
             "be held to a schema while it decides itself whether it calls. Leave out strict, allowed_tools and formats "

@@ -33,7 +33,7 @@ class ToolUse:
     Attributes:
         tools: that may be called; the one that is named, if one is.
         choice: whether they are; none where there are none.
-        reader: of the calls; none where none are made.
+        reader: of the calls; none where none are made, or where the reasoning's parser finds them.
         is_parallel: whether several calls may come.
         is_bound: calls that the model makes of its own accord have to fit, not any tool and any arguments.
         offered: all tools as the template gets them, in JSON; empty for none.
@@ -49,9 +49,8 @@ class ToolUse:
     @property
     def parsers(self) -> tuple[type[AnswerParser], ...]:
         """What finds the calls in an answer."""
-        if self.reader is None:
-            return ()
-        return (self.reader,) if self.is_parallel else (self.reader, FirstCallOnly)
+        reader = (self.reader,) if self.reader else ()
+        return reader if self.is_parallel or self.choice is ToolChoice.NONE else (*reader, FirstCallOnly)
 
 
 NO_TOOLS = ToolUse()
@@ -82,7 +81,7 @@ def tool_use(body: ChatFields, parser: type[ToolParser] | None, options: ToolOpt
         choice,
         _reader(choice, parser),
         is_parallel=body.parallel_tool_calls is not False,
-        is_bound=chosen != tools or any(tool.is_strict for tool in chosen),
+        is_bound=choice is ToolChoice.AUTO and (chosen != tools or any(tool.is_strict for tool in chosen)),
         offered=b"" if is_hidden else msgspec.json.encode(body.tools),
     )
 

@@ -98,7 +98,7 @@ class GatewayOptions:
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
         self.reasoning.check()
-        self.tools.check()
+        self.tools.check(self.reasoning.reasoning_parser)
         parsers = {
             "--reasoning-parser": self.reasoning.reasoning_parser, "--tool-call-parser": self.tools.tool_call_parser,
         }  # fmt: skip

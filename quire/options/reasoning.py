@@ -12,6 +12,7 @@ REASONING_PARSERS = (
     "deepseek_r1", "glm4_moe", "glm45", "granite", "hunyuan_a13b", "mistral", "openai_gptoss", "qwen3", "seed_oss",
     "step3", "step3p5",
 )  # fmt: skip
+PARSERS_OF_CALLS_TOO = ("openai_gptoss",)  # Harmony has a channel for them
 # Of requests; templates make of them what they know.
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 

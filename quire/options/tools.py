@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from quire.errors import StartupError
 from quire.options.base import option
+from quire.options.reasoning import PARSERS_OF_CALLS_TOO
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,15 @@ class ToolOptions:
         "does not have. In chat completions clients call their tools themselves.",
     )  # fmt: skip
 
-    def check(self) -> None:
+    def check(self, reasoning_parser: str) -> None:
         """
+        Args:
+            reasoning_parser: empty for none.
+
         Raises:
             StartupError: the choice is left to models whose calls nobody can read; or a server of tools is named.
         """
-        if self.enable_auto_tool_choice and not self.tool_call_parser:
+        if self.enable_auto_tool_choice and not self.tool_call_parser and reasoning_parser not in PARSERS_OF_CALLS_TOO:
             raise StartupError(
                 "--enable-auto-tool-choice needs --tool-call-parser, which says how the model writes its calls; see "
                 "docs/tools.md."

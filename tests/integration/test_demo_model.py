@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import openai
 import pydantic
 import pytest
 
+from demo_model.corpus.tools import offer
 from tests.support.stack import Stack, start_stack, stop_stack
 
 pytestmark = pytest.mark.slow
@@ -56,6 +58,16 @@ def test_it_counts_remembers_and_writes_json(client: openai.OpenAI) -> None:
 
 
 SUM: Any = [{"role": "user", "content": "What is 17 + 25?"}]
+WEATHER_TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather", "description": "The weather in a city",
+        "parameters": {
+            "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}  # fmt: skip
 THINK = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
@@ -140,11 +152,9 @@ def test_a_budget_and_a_schema_that_begins_behind_the_thinking(client: openai.Op
 
 
 def test_it_thinks_before_it_calls_a_tool(client: openai.OpenAI) -> None:
-    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    function = {"name": "get_weather", "description": "The weather in a city", "parameters": parameters}
     fields: Any = {
         "model": "quire-demo", "messages": [{"role": "user", "content": "What is the weather in Rome?"}],
-        "tools": [{"type": "function", "function": function}], "temperature": 0, "extra_body": THINK,
+        "tools": [WEATHER_TOOL], "temperature": 0, "extra_body": THINK,
     }  # fmt: skip
     whole = client.chat.completions.create(**fields).choices[0]
     assert whole.finish_reason == "tool_calls"
@@ -166,6 +176,92 @@ def test_it_thinks_before_it_calls_a_tool(client: openai.OpenAI) -> None:
     assert ((held.model_extra or {})["reasoning"], held.content) == (reasoning, None)
     assert held.tool_calls
     assert json.loads(held.tool_calls[0].function.arguments) == {"city": "Rome"}  # type: ignore[union-attr]
+
+
+def tool_calls_of(client: openai.OpenAI, stream: bool, **fields: Any) -> tuple[list[tuple[str, str]], str, str]:
+    """(name and arguments of each call, content, finish reason) of the first choice."""
+    if not stream:
+        choice = client.chat.completions.create(**fields).choices[0]
+        calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()
+                 if call.type == "function"]  # fmt: skip
+        return calls, choice.message.content or "", choice.finish_reason
+    names: dict[int, str] = {}
+    pieces: dict[int, str] = {}
+    content, reason = "", ""
+    for chunk in client.chat.completions.create(**fields, stream=True):
+        delta = chunk.choices[0].delta
+        content += delta.content or ""
+        reason = chunk.choices[0].finish_reason or reason
+        for piece in delta.tool_calls or ():
+            assert piece.function
+            if piece.id:
+                names[piece.index] = piece.function.name or ""
+            pieces[piece.index] = pieces.get(piece.index, "") + (piece.function.arguments or "")
+    return [(names[index], pieces[index]) for index in names], content, reason
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "named"])
+def test_it_calls_tools_that_it_has_never_seen_and_tells_what_they_say(client: openai.OpenAI, choice: str) -> None:
+    choose = random.Random(11)
+    right = 0
+    for _ in range(8):
+        offered = offer(choose, made_up=1.0)
+        need = offered.need(choose)
+        named = {"type": "function", "function": {"name": need.name}}
+        fields: Any = {
+            "model": "quire-demo", "messages": [{"role": "user", "content": need.question}], "temperature": 0,
+            "tools": list(offered.tools), "tool_choice": named if choice == "named" else choice,
+        }  # fmt: skip
+        calls, content, reason = tool_calls_of(client, False, **fields)
+        assert (content, reason) == ("", "stop" if choice == "named" else "tool_calls")
+        assert tool_calls_of(client, True, **fields) == (calls, content, reason)
+        right += [(name, json.loads(arguments)) for name, arguments in calls] == [(need.name, need.arguments)]
+    assert right >= 6  # of 300, it gets nine in ten
+
+
+def test_it_goes_on_from_the_result_of_a_tool(client: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
+    fields: Any = {"model": "quire-demo", "tools": [WEATHER_TOOL], "temperature": 0}
+    answer = client.chat.completions.create(messages=messages, **fields).choices[0].message
+    assert answer.tool_calls
+    messages += [answer, {"role": "tool", "tool_call_id": answer.tool_calls[0].id,
+                          "content": json.dumps({"temperature": 21, "sky": "sunny"})}]  # fmt: skip
+    calls, content, reason = tool_calls_of(client, True, messages=messages, **fields)
+    assert (calls, reason) == ([], "stop")
+    assert "sunny" in content
+    assert "21" in content
+
+
+class Forecast(pydantic.BaseModel):
+    city: Annotated[str, pydantic.Field(max_length=12)]
+    days: Annotated[int, pydantic.Field(ge=1, le=9)]
+    unit: Literal["C", "F"]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_calls_fit_their_schema_however_hot_it_runs(client: openai.OpenAI, choice: Any) -> None:
+    answer = client.chat.completions.parse(
+        model="quire-demo", messages=[{"role": "user", "content": "What is the weather in Rome?"}], tool_choice=choice,
+        tools=[openai.pydantic_function_tool(Forecast, name="get_forecast")], temperature=1.5, n=16, seed=3,
+        parallel_tool_calls=False,
+    )  # fmt: skip
+    calls = [call for each in answer.choices for call in each.message.tool_calls or ()]
+    assert len(calls) == 16 if choice == "required" else len(calls) > 8
+    for call in calls:
+        assert isinstance(call.function.parsed_arguments, Forecast)  # read by the SDK, which checks nothing itself
+
+
+def test_an_answer_that_is_a_call_or_follows_a_schema(client: openai.OpenAI) -> None:
+    class Sum(pydantic.BaseModel):
+        result: int
+
+    for question, calls in (("What is the weather in Rome?", 1), ("Write JSON with the fields result: 42.", 0)):
+        answer = client.chat.completions.parse(
+            model="quire-demo", messages=[{"role": "user", "content": question}], temperature=0, response_format=Sum,
+            tools=[{"type": "function", "function": {**WEATHER_TOOL["function"], "strict": True}}],
+        ).choices[0].message  # fmt: skip
+        assert len(answer.tool_calls or ()) == calls
+        assert isinstance(answer.parsed, Sum) != bool(calls)
 
 
 def test_an_answer_that_could_think_and_does_not_is_what_its_grammar_says(client: openai.OpenAI) -> None:

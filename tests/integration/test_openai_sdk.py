@@ -320,6 +320,23 @@ def test_texts_of_many_prompts(client: openai.OpenAI, backend: str, fields: dict
         assert (choice.finish_reason, bool(re.fullmatch(pattern, choice.text))) == ("stop", True), choice.text
 
 
+@pytest.mark.parametrize("several", [True, False])
+def test_a_random_model_calls_tools_whose_arguments_fit(client: openai.OpenAI, several: bool) -> None:
+    """Without a parser for its calls: they are plain JSON."""
+    tools = [openai.pydantic_function_tool(Pet, name=name) for name in ("f", "g")]
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, tools=tools, tool_choice="required", parallel_tool_calls=several, n=8,
+        temperature=1.5, seed=3, max_tokens=800,
+    )  # fmt: skip
+    for choice in answer.choices:
+        calls = [call for call in choice.message.tool_calls or () if call.type == "function"]
+        assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
+        assert len(calls) == 1 or (several and calls)
+        for call in calls:
+            assert call.function.name in ("f", "g")
+            Pet.model_validate_json(call.function.arguments)
+
+
 def test_a_grammar_is_followed(client: openai.OpenAI) -> None:
     grammar = 'root ::= "[" item ("," item){1,3} "]"\nitem ::= [0-9]{1,3} | root'
     answer = client.chat.completions.create(

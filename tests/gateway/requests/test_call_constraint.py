@@ -230,6 +230,7 @@ def test_an_answer_calls_tools_or_has_its_format(fields: dict[str, Any], text: s
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("", {"tools": tools(strict=True)}, "tools"),
     ("unwritten", {"tools": tools(strict=True)}, "tools"),
     ("unwritten", {"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
     ("hermes", {"structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs.grammar"),

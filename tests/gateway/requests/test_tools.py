@@ -76,6 +76,13 @@ def test_with_none_the_model_is_told_of_tools_and_calls_none() -> None:
 def test_one_call_at_a_time() -> None:
     use = use_of(tools=TOOLS, parallel_tool_calls=False)
     assert use.parsers == (Hermes, FirstCallOnly)
+    assert use_of(tools=TOOLS, tool_choice="none", parallel_tool_calls=False).parsers == ()
+
+
+def test_what_finds_the_thinking_may_find_the_calls_too() -> None:
+    body = {"messages": [{"role": "user", "content": "A"}], "tools": TOOLS, "parallel_tool_calls": False}
+    use = tool_use(decode_json(msgspec.json.encode(body), ChatCompletionRequest), None, AUTO)
+    assert (use.choice, use.parsers) == (ToolChoice.AUTO, (FirstCallOnly,))
 
 
 MALFORMED: list[tuple[dict[str, Any], str, str]] = [
@@ -122,9 +129,10 @@ def test_a_choice_that_is_the_models_needs_a_server_that_leaves_it() -> None:
             use_of(ToolOptions(tool_call_parser="hermes"), **fields)
         assert raised.value.parameter == "tool_choice"
     with pytest.raises(StartupError, match="--tool-call-parser"):
-        ToolOptions(enable_auto_tool_choice=True).check()
+        ToolOptions(enable_auto_tool_choice=True).check("qwen3")
+    ToolOptions(enable_auto_tool_choice=True).check("openai_gptoss")
 
 
 def test_servers_of_tools_are_refused_with_the_reason() -> None:
     with pytest.raises(StartupError, match="Responses API"):
-        ToolOptions(tool_server="demo").check()
+        ToolOptions(tool_server="demo").check("")
