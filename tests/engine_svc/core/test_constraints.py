@@ -11,7 +11,7 @@ import pytest
 
 from engine_svc.core import constraints
 from engine_svc.core.engine import Engine, EngineFacts
-from engine_svc.plan import StepPlan
+from engine_svc.plan import StepPlan, StepResult, TokenMasks
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from engine_svc.structured.grammars import Grammars
@@ -98,6 +98,40 @@ def test_outputs_are_valid_and_end_with_their_grammars(make: Make) -> None:
     assert len(texts(found)) == 12
     assert set(found.reasons.values()) == {FinishReason.STOP}
     assert len(set(texts(found))) > 6
+
+
+class Recorded(FakeExecutor):
+    """Notes what it is asked for."""
+
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__(VOCABULARY_SIZE, 4, max_in_flight=2)
+        self.calls = calls
+
+    def submit(self, plan: StepPlan) -> None:
+        self.calls.append("submit")
+        super().submit(plan)
+
+    def send_masks(self, masks: TokenMasks) -> None:
+        self.calls.append("masks")
+        super().send_masks(masks)
+
+    def collect(self) -> StepResult:
+        self.calls.append("collect")
+        return super().collect()
+
+
+def test_a_mask_is_made_while_its_forward_pass_runs(grammars: Grammars) -> None:
+    """The next step is under way before the last one's tokens are known, and only then its masks are made."""
+    calls: list[str] = []
+    executor = Recorded(calls)
+    executor.allocate(64)
+    facts = EngineFacts(num_blocks=64, block_size=4, max_model_len=240, max_num_batched_tokens=64)
+    engine = Engine(executor, engine_options(max_num_seqs=8), facts, grammars=grammars)
+    run(engine, constrained(matching("[ab]{9}"), max_tokens=4))
+    assert calls == ["submit", "masks", *["submit", "collect", "masks"] * 3, "collect"]
+    calls.clear()
+    run(engine, constrained(None, max_tokens=3))
+    assert calls == ["submit", "submit", "collect", "submit", "collect", "collect"]
 
 
 def test_others_are_not_constrained(make: Make) -> None:
