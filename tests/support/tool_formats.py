@@ -184,6 +184,11 @@ def turns_of(family: str) -> list[Turn]:
     return [turn if form.several else Turn(turn.content, turn.calls[:1]) for turn in fitting]
 
 
+def longest_turns_of(family: str) -> list[Turn]:
+    """Those that have all the others' calls in them."""
+    return turns_of(family)[-2:] if FORMS[family].several else turns_of(family)
+
+
 def _as_olmo_writes(value: Any) -> str:
     return repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
