@@ -37,6 +37,7 @@ MAX_PROMPT_LOGPROB_ENTRIES = 500_000
 # More alternatives than these make answers of their size: they come whole, and all in all no more than so many entries.
 MANY_LOGPROBS = 1024
 MAX_MANY_LOGPROB_ENTRIES = 2**22
+MAX_STEP_LOGPROB_ENTRIES = 2**21  # of all such requests together, in a step of an engine: some 150 MB
 REQUEST_ID_PATTERN = r"[A-Za-z0-9._-]{1,128}"
 
 _SHOWN_IDS = 100

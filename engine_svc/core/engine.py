@@ -29,7 +29,7 @@ from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.scheduler import Scheduler
 from engine_svc.structured.grammars import Grammars
 from quire.counters import Counters
-from quire.errors import ENGINE_FAULT, DeadlineExceeded, Internal, QuireError
+from quire.errors import ENGINE_FAULT, DeadlineExceeded, Internal, Overloaded, QuireError
 from quire.options.engine import EngineOptions
 from quire.seeds import SeedSource
 
@@ -123,7 +123,11 @@ class Engine:
         seed = self._seeds.draw() if request.sampling.seed is None else request.sampling.seed
         live.sequences = make_sequences(live, order, self._facts.max_model_len, seed)
         self._requests.enter(live)
-        self._constraints.add(live)
+        if self._requests.has_too_many_logprobs(live):
+            error = Overloaded("Requests with very many logprobs run already; try again when some have ended.")
+            self._requests.end(live, FinishReason.ERROR, error)
+        else:
+            self._constraints.add(live)
 
     def abort(self, key: int) -> None:
         """Ends a request and frees all it holds; the next step reports it. Unknown keys are no error."""

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.outputs import FinishReason, SequenceDelta, Usage
+from engine_svc.requests.sampling_validation import num_many_logprobs
 from engine_svc.requests.sequence import LiveRequest, Sequence, SequenceState
 from engine_svc.scheduler.scheduler import Scheduler
+from quire.bounds import MAX_STEP_LOGPROB_ENTRIES
 from quire.errors import InvalidRequest, QuireError
 
 _STALE_DEADLINES = 1024
@@ -40,6 +42,13 @@ class LiveRequests:
                 self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
                 heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (live.deadline, live.key))
+
+    def has_too_many_logprobs(self, live: LiveRequest) -> bool:
+        """Whether one with very many would, with the others of its kind, fill the memory in a step."""
+        if not num_many_logprobs(live.request.sampling):
+            return False
+        wanted = (each.request.sampling for each in self._live.values())
+        return sum(each.n * num_many_logprobs(each) for each in wanted) > MAX_STEP_LOGPROB_ENTRIES
 
     def find(self, key: int) -> LiveRequest | None:
         """The request, while it lives."""

@@ -7,12 +7,14 @@ from typing import Any
 from engine_svc.requests.request import RequestLimits
 from quire.bounds import (
     LOGIT_BIAS_BOUND,
+    MANY_LOGPROBS,
     MAX_BAD_WORD_RUNS,
     MAX_BAD_WORD_TOKENS,
     MAX_LOGIT_BIAS_ENTRIES,
     MAX_LOGITS_PROCESSORS,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_QUALNAME_LENGTH,
+    MAX_STEP_LOGPROB_ENTRIES,
     MAX_STOP_TOKEN_IDS,
     MAX_XARGS_BYTES,
     Bound,
@@ -42,6 +44,12 @@ def check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
     for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None:
             Bound(0, min(limits.max_logprobs, limits.vocab_size)).check(name, count)
+    if sampling.n * num_many_logprobs(sampling) > MAX_STEP_LOGPROB_ENTRIES:
+        raise InvalidRequest(
+            f"logprobs is {sampling.logprobs} with n {sampling.n}; at most {MAX_STEP_LOGPROB_ENTRIES} alternatives are "
+            "told in a step. Lower n, or ask for fewer.",
+            parameter="n",
+        )
     check_count("logprob_token_ids", len(sampling.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS, "entries")
     check_token_ids("logprob_token_ids", sampling.logprob_token_ids, limits.vocab_size)
     if sampling.logprob_token_ids and sampling.logprobs is None:
@@ -69,6 +77,12 @@ def _check_bad_words(bad_words: tuple[tuple[int, ...], ...], limits: RequestLimi
     for run in bad_words:
         Bound(1, MAX_BAD_WORD_TOKENS).check("bad_words", len(run))
         check_token_ids("bad_words", run, limits.vocab_size)
+
+
+def num_many_logprobs(sampling: SamplingParameters) -> int:
+    """Alternatives of each of its tokens, where these are very many; else 0."""
+    count = 0 if sampling.logprob_token_ids else sampling.logprobs or 0
+    return count if count > MANY_LOGPROBS else 0
 
 
 def _check_processors(sampling: SamplingParameters) -> None:

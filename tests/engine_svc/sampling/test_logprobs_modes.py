@@ -9,8 +9,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from engine_svc.core import live_requests
 from engine_svc.plan import PositionLogprobs
+from engine_svc.requests import sampling_validation
+from engine_svc.requests.request import GenerationRequest, RequestLimits
 from engine_svc.sampling.sampler import Sampler
+from quire.errors import InvalidRequest, Overloaded
 from quire.sampling import SamplingParameters
 from tests.support.plans import sampling_plan
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine
@@ -111,3 +115,27 @@ def test_prompts(tmp_path: Path) -> None:
 
 def _entries(position: PositionLogprobs) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(position.token_ids[1:]), torch.tensor(position.logprobs[1:])
+
+
+def test_requests_with_very_many_alternatives_do_not_fill_the_memory_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third of them is to come again, while others are taken as ever; each alone is bounded too."""
+    monkeypatch.setattr(sampling_validation, "MANY_LOGPROBS", 100)
+    monkeypatch.setattr(live_requests, "MAX_STEP_LOGPROB_ENTRIES", 2 * VOCAB_SIZE)
+    many = replace(GREEDY, logprobs=VOCAB_SIZE, max_tokens=3)
+    [prompt] = random_prompts(5)
+    with running_engine(make_model(tmp_path, "llama-untied")) as engine:
+        for turn in (0, 10):
+            for key, sampling in enumerate([many, many, many, replace(many, logprobs=5)], turn):
+                engine.add(key, GenerationRequest("r", prompt, sampling))
+            deltas = [delta for _ in range(40) if engine.has_work for delta in engine.step()]
+            errors = {delta.key: delta.error for delta in deltas if delta.error}
+            assert errors.keys() == {turn + 2}
+            assert isinstance(errors[turn + 2], Overloaded)
+            assert {delta.key for delta in deltas if delta.is_final} == set(range(turn, turn + 4))
+    monkeypatch.setattr(sampling_validation, "MAX_STEP_LOGPROB_ENTRIES", 2 * VOCAB_SIZE)
+    limits = RequestLimits(("tiny",), VOCAB_SIZE, 256, VOCAB_SIZE, "fcfs")
+    sampling_validation.check_sampling(replace(many, n=2), limits)
+    with pytest.raises(InvalidRequest, match="Lower n"):
+        sampling_validation.check_sampling(replace(many, n=3), limits)
