@@ -24,6 +24,7 @@ TEXTS = [
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"skip_special_tokens": True},
+    {"skip_special_tokens": True, "kept_special_tokens": ["<|im_end|>"]},
     {"stop_strings": ["END of"]},
     {"stop_strings": ["END of"], "include_stop_string": True},
     {"stop_strings": ["aabaac", "🚀 it", "quick brown fox jumps"]},
@@ -137,3 +138,11 @@ def test_a_sequence_that_cannot_be_detokenized_ends_alone(
     assert "cannot be detokenized" in bad.error
     assert good.text and not good.error
     assert session.num_streams == 1
+
+
+def test_too_many_kept_tokens_are_refused(byte_codec: TextCodec) -> None:
+    frame = tokenizer_pb2.DetokenizeSessionRequest()
+    frame.opens.add(stream_id=1, skip_special_tokens=True, kept_special_tokens=["<|im_end|>"] * 65)
+    frame.tokens.add(stream_id=1, token_ids=[1])
+    (delta,) = DetokenizeSession(byte_codec).answer(frame).deltas
+    assert delta.error == "kept_special_tokens may have 64 entries at most."
