@@ -95,8 +95,8 @@ async def _respond(request: Request, body: ChatFields, conversations: Sequence[C
             with_text=context.reasoning is not None,
         )
 
-    first, constraint = await asyncio.gather(
-        render(conversations[0]), compiled(context, answer_constraint(tools, constraint_of(body)))
+    constraint, first = await asyncio.gather(
+        compiled(context, answer_constraint(tools, constraint_of(body))), render(conversations[0])
     )
     rendered = [first, *[await render(messages) for messages in conversations[1:]]]
     thinking = None

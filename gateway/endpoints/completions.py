@@ -57,8 +57,8 @@ async def complete(request: Request, body: CompletionRequest) -> Response | Even
     if context.options.skip_tokenizer_init:
         check_token_ids_only(body)
     caller = caller_of(request, body)
-    tokens, constraint = await asyncio.gather(
-        _tokenized(request, body, model, caller), compiled(context, constraint_of(body))
+    constraint, tokens = await asyncio.gather(
+        compiled(context, constraint_of(body)), _tokenized(request, body, model, caller)
     )
     generation = make_generation_request(
         body, tokens, model, constraint=constraint, max_tokens=body.max_tokens, default_max_tokens=_DEFAULT_MAX_TOKENS,

@@ -190,5 +190,6 @@ def _escaped(text: str) -> str:
 
 
 def _refusal(message: str) -> InvalidRequest:
-    known = any(word in message for word in ("look-around", "backreference", "Unsupported", "unsupported"))
+    # It does not tell an expression that is malformed from one that it does not know.
+    known = any(word in message for word in ("Failed to build", "Unsupported", "unsupported"))
     return (Inexpressible if known else InvalidRequest)(f"The constraint cannot be followed: {message[:_MOST_MESSAGE]}")

@@ -53,7 +53,9 @@ class XGrammarBackend(Backend):
         try:
             compiled = _compile(compiler, request)
         except (RuntimeError, ValueError) as error:
-            raise InvalidRequest(f"The constraint cannot be followed: {_first_line(error)}") from error
+            # It does not tell what is malformed from what it does not know.
+            kind = InvalidRequest if request.form is Form.JSON_SCHEMA else Inexpressible
+            raise kind(f"The constraint cannot be followed: {_first_line(error)}") from error
         grammar: bytes = compiled.serialize_json().encode()
         row = np.zeros(mask_words(self._end + 1), np.int32)
         XGrammarMatcher(xgrammar.GrammarMatcher(compiled), self._end).fill(row)
