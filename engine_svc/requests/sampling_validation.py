@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from engine_svc.requests.request import RequestLimits
@@ -102,14 +103,28 @@ def _check_tokens_left(sampling: SamplingParameters, limits: RequestLimits) -> N
     Raises:
         InvalidRequest: that is not certain.
     """
-    forbidden = {run[-1] for run in sampling.bad_words}
+    ending: set[int] = set()
     if sampling.min_tokens:
-        forbidden |= {*sampling.stop_token_ids, *(() if sampling.ignore_eos else limits.eos_token_ids)}
-    if not forbidden or not forbidden.issuperset(sampling.allowed_token_ids or range(limits.vocab_size)):
+        ending = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else limits.eos_token_ids)}
+    allowed = sampling.allowed_token_ids or range(limits.vocab_size)
+    if not ending.union(run[-1] for run in sampling.bad_words).issuperset(allowed):
+        return  # as nearly always
+    if not any(forbidden.issuperset(allowed) for forbidden in _forbidden_together(sampling.bad_words, ending)):
         return
     parameter = "allowed_token_ids" if sampling.allowed_token_ids else "bad_words"
     raise InvalidRequest(
-        f"{parameter} leaves no token to sample: each that is allowed may end a bad word, or ends the sequence before "
+        f"{parameter} may leave no token to sample: each that is allowed would end a bad word, or the sequence before "
         "min_tokens. Allow more tokens, or lower min_tokens.",
         parameter=parameter,
     )
+
+
+def _forbidden_together(bad_words: Sequence[tuple[int, ...]], ending: set[int]) -> Iterator[set[int]]:
+    """What may be forbidden at a time: with each beginning of a bad word at the end of what is known stand those that
+    are its own ends."""
+    for beginning in {(), *(run[:-1] for run in bad_words)}:
+        yield ending.union(run[-1] for run in bad_words if _ends_with(beginning, run[:-1]))
+
+
+def _ends_with(run: tuple[int, ...], end: tuple[int, ...]) -> bool:
+    return len(end) <= len(run) and run[len(run) - len(end) :] == end

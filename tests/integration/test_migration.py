@@ -79,7 +79,8 @@ def constraints(tiny_llama: Path) -> list[common_pb2.Constraint]:
 
 
 def request(number: int, constraints: list[common_pb2.Constraint]) -> common_pb2.Generation:
-    """Greedy and seeded ones, with penalties, log-probabilities, several sequences, stop tokens and constraints."""
+    """Greedy and seeded ones, with penalties, log-probabilities, several sequences, stop tokens and constraints; some
+    with forbidden tokens, budgets of thinking, or repetitions that end them."""
     source = Random(number)
     sampling = common_pb2.SamplingParams(
         max_tokens=TOKENS, ignore_eos=True, temperature=number % 2, n=1 + number % 5 // 4
@@ -93,6 +94,16 @@ def request(number: int, constraints: list[common_pb2.Constraint]) -> common_pb2
     if number % 7 == 0:
         sampling.min_tokens = 20
         sampling.stop_token_ids.extend(range(0, 8192, 97))
+    if number in (6, 11):
+        sampling.allowed_token_ids.extend(range(300, 310))
+        for token_id in range(300, 310):
+            sampling.bad_words.add(token_ids=[token_id, token_id])
+    if number in (2, 12):
+        sampling.thinking_token_budget = 60
+        sampling.reasoning.end_token_ids.extend([500, 501, 502])
+    if number in (3, 8):
+        sampling.allowed_token_ids.extend([400, 401])
+        sampling.repetition_detection.CopyFrom(common_pb2.RepetitionDetection(max_pattern_size=9, min_count=8))
     prompt = [source.randrange(256) for _ in range(20 + number)]
     constraint = constraints[number // 3 % 2] if number % 3 == 1 else None
     return common_pb2.Generation(
