@@ -95,9 +95,8 @@ async def _respond(request: Request, body: ChatFields, conversations: Sequence[C
             with_text=context.reasoning is not None,
         )
 
-    constraint, first = await asyncio.gather(
-        compiled(context, answer_constraint(tools, constraint_of(body))), render(conversations[0])
-    )
+    wanted = await beside(request, answer_constraint, tools, constraint_of(body))
+    first, constraint = await asyncio.gather(render(conversations[0]), compiled(context, wanted))
     rendered = [first, *[await render(messages) for messages in conversations[1:]]]
     thinking = None
     if context.reasoning:

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.answers.context import Tool, ToolChoice
 from gateway.requests.constraint import NamedConstraint
-from gateway.requests.tools import ToolUse
+from gateway.requests.tools import ToolUse, tools_json
 from gateway.tool_parsers.base import CallSyntax, ToolParser
 from quire.errors import InvalidRequest
 from quire.structured.asked import AskedConstraint
@@ -49,7 +49,7 @@ def answer_constraint(use: ToolUse, content: NamedConstraint | None) -> NamedCon
 
 
 def _named(form: Element, asked: AskedConstraint, parameter: str) -> NamedConstraint:
-    text = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
+    text = tools_json({"type": "structural_tag", "format": form}).decode()
     request = dataclasses.replace(asked.request, form=Form.STRUCTURAL_TAG, text=text, choices=())
     return NamedConstraint(dataclasses.replace(asked, request=request), parameter)
 

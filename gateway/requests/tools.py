@@ -82,7 +82,7 @@ def tool_use(body: ChatFields, parser: type[ToolParser] | None, options: ToolOpt
         _reader(choice, parser),
         is_parallel=body.parallel_tool_calls is not False,
         is_bound=choice is ToolChoice.AUTO and (chosen != tools or any(tool.is_strict for tool in chosen)),
-        offered=b"" if is_hidden else msgspec.json.encode(body.tools),
+        offered=b"" if is_hidden else tools_json(body.tools),
     )
 
 
@@ -102,7 +102,19 @@ def template_tools(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
         InvalidRequest: one is malformed.
     """
     _tools(tools, all_strict=False)
-    return msgspec.json.encode(tools) if tools else b""
+    return tools_json(tools) if tools else b""
+
+
+def tools_json(value: Any) -> bytes:
+    """What is made of tools, in JSON.
+
+    Raises:
+        InvalidRequest: it is nested too deeply.
+    """
+    try:
+        return msgspec.json.encode(value)
+    except RecursionError:
+        raise InvalidRequest("tools are nested too deeply.", parameter="tools") from None
 
 
 def _tools(asked: Sequence[Mapping[str, Any]] | None, all_strict: bool) -> tuple[Tool, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from quire.options.tools import ToolOptions
 from tests.gateway.conftest import StartReplicas
 from tests.support.gateway_stack import Gateway
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -136,6 +138,26 @@ async def test_a_call_that_is_asked_for_is_held_to_its_schema(
         assert without_ids(choice["message"]["tool_calls"]) == [call("f", ARGUMENTS), call("g", "{}")]
         assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
         assert all(generation.constraint.grammar for generation in router.state.started)
+
+
+async def test_a_call_goes_on_where_its_router_was_lost(start_replicas: StartReplicas) -> None:
+    async with start_replicas(2, tools=HERMES) as replicas:
+        gateway = replicas.gateway
+        output = await spell(gateway, f"{F}§")
+        for router in replicas.routers:
+            router.state.outputs, router.state.hold = [output], len(output) // 2
+        streaming = asyncio.create_task(deltas_of(gateway, tool_choice="required"))
+        await eventually(lambda: any(router.holding for router in replicas.routers), "no router has the stream")
+        owner, other = replicas.owner()
+        other.state.hold = None
+        await owner.close()
+        deltas = await streaming
+        pieces = [piece for each in deltas for piece in each["delta"].get("tool_calls", ())]
+        assert [piece["function"]["name"] for piece in pieces if "id" in piece] == ["f"]
+        assert "".join(piece["function"]["arguments"] for piece in pieces) == ARGUMENTS
+        assert deltas[-1]["finish_reason"] == "tool_calls"
+        assert other.state.started[-1].constraint == owner.state.started[-1].constraint
+        assert other.state.started[-1].constraint.grammar
 
 
 async def test_a_schema_that_cannot_be_followed_is_the_tools_fault(start_replicas: StartReplicas) -> None:

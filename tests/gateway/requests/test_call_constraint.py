@@ -238,6 +238,23 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize("choice", ["none", "auto", "required"])
+def test_no_nesting_of_a_schema_is_too_deep_to_be_told(choice: str) -> None:
+    """What a body may hold by its last brackets, what is made of it may not."""
+    tool = function("f", strict=True, parameters={"x": "HERE"})
+    body = json.dumps({"messages": [{"role": "user", "content": "A"}], "tool_choice": choice, "tools": [tool]})
+    told = []
+    for depth in range(800, 1000):
+        nested = body.replace('"HERE"', '{"a":' * depth + "1" + "}" * depth)
+        try:
+            request = decode_json(nested.encode(), ChatCompletionRequest)
+            answer_constraint(tool_use(request, Hermes, OPTIONS), None)
+        except InvalidRequest as error:
+            told.append(error.message)
+    assert 0 < len(told) < 200
+    assert all("nested too deeply" in message for message in told)
+
+
 @pytest.mark.parametrize(("family", "fields", "parameter"), REFUSED)
 def test_what_cannot_be_held_to_is_refused(family: str, fields: dict[str, Any], parameter: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
