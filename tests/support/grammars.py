@@ -37,15 +37,19 @@ def _backend() -> GuidanceBackend:
 
 def following(schema: Any) -> Constraint:
     """JSON that a schema allows."""
-    return _compiled(ConstraintRequest(Form.JSON_SCHEMA, json.dumps(schema)))
+    return compiled(ConstraintRequest(Form.JSON_SCHEMA, json.dumps(schema)))
 
 
 def matching(pattern: str) -> Constraint:
     """A text that a regular expression matches."""
-    return _compiled(ConstraintRequest(Form.REGEX, pattern))
+    return compiled(ConstraintRequest(Form.REGEX, pattern))
 
 
-def _compiled(request: ConstraintRequest) -> Constraint:
+def compiled(request: ConstraintRequest) -> Constraint:
+    """
+    Raises:
+        InvalidRequest: guidance cannot follow it.
+    """
     return Constraint.of("guidance", _backend().compile(request))
 
 

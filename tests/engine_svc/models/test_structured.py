@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -14,12 +15,15 @@ import pytest
 from engine_svc.requests.outputs import FinishReason, SequenceDelta
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from engine_svc.structured.grammars import Grammars
+from quire.errors import InvalidRequest
 from quire.sampling import SamplingParameters
 from quire.structured.base import Constraint
+from tests.quire.structured.test_validity import cases
 from tests.support.grammars import (
     EOS,
     PERSON,
     VOCABULARY_SIZE,
+    compiled,
     following,
     is_person,
     make_grammars,
@@ -106,6 +110,25 @@ def test_all_that_has_finished_is_valid(folder: Path, grammars: Grammars, option
             if request.sampling.logprobs is not None:
                 assert len(output.logprobs) == len(output.token_ids)
     assert finished > 40
+
+
+def test_other_libraries_find_all_kinds_of_constraints_kept(folder: Path, grammars: Grammars) -> None:
+    wanted, checks = [], []
+    for number, (asked, holds) in enumerate(cases()):
+        with contextlib.suppress(InvalidRequest):  # as the tokenizer service would refuse it
+            sampling = SamplingParameters(temperature=1.5, max_tokens=100, seed=number)
+            wanted.append(GenerationRequest("r", [*PROMPT, number], sampling, constraint=compiled(asked)))
+            checks.append(holds)
+    assert len(wanted) > 90
+    found = run(folder, wanted, grammars, num_blocks=600, max_num_seqs=64)
+    ended = [
+        (request, holds, b"".join(vocabulary().tokens[each] for each in choice.token_ids if each != EOS))
+        for request, holds, (choice,) in zip(wanted, checks, found, strict=True)
+        if choice.finish_reason is FinishReason.STOP
+    ]
+    assert len(ended) > 80
+    for request, holds, text in ended:
+        assert holds(text.decode(errors="replace")), (request.constraint, text)
 
 
 def test_alone_in_a_batch_and_on_another_worker_it_is_the_same(folder: Path, grammars: Grammars) -> None:
