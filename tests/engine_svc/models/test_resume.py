@@ -155,3 +155,14 @@ def test_steps_ahead(model_folder: ModelFolder) -> None:
         plain = run(origin, [PROMPT], PLAIN)[0][0].token_ids
         for name in ("sampled", "penalties", "bad-words", "thinking-budget"):
             check_every_cut(origin, target, SAMPLINGS[name](plain))
+
+
+def test_steps_ahead_with_too_few_blocks(model_folder: ModelFolder) -> None:
+    """What the device alone knows of a sequence comes back after a preemption."""
+    folder, few = model_folder("llama"), {"num_blocks": 24, "max_model_len": 96, "distributed_executor_backend": "mp"}
+    with running_engine(folder) as origin, running_engine(folder, **few) as target:
+        plain = run(origin, [PROMPT], PLAIN)[0][0].token_ids
+        for name in ("penalties", "bad-words", "thinking-budget", "processors", "repetition"):
+            before = target.load().counters.preemptions
+            check_every_cut(origin, target, SAMPLINGS[name](plain))
+            assert target.load().counters.preemptions > before or name == "repetition"
