@@ -91,7 +91,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> Gatew
     tokenizers = () if options.skip_tokenizer_init else options.tokenizer_address
     pipeline = Pipeline(options.router_address, tokenizers, security, statistics, seeds)
     tokenizer = Tokenizer(pipeline.texts.replicas, large_requests)
-    name = options.reasoning.reasoning_parser
+    name = options.reasoning.parser
     return GatewayContext(
         options,
         Fleet(options.router_address, security),

@@ -70,7 +70,7 @@ def make_generation_request(
     marks = thinking.marks if thinking else None
     sampling = msgspec.structs.replace(
         sampling, max_tokens=output, logprobs=logprobs, prompt_logprobs=prompt_logprobs, bad_words=tuple(bad_words),
-        reasoning=marks if constraint or body.thinking_token_budget is not None else None,
+        reasoning=_needed_marks(body, marks, constraint, options),
         thinking_token_budget=_thinking_budget(body, thinking),
     )  # fmt: skip
     truncated = [truncate(prompt, body, model.max_model_len) for prompt in prompts]
@@ -102,6 +102,20 @@ def make_generation_request(
         tenant=caller.tenant,
         session_id=caller.session_id,
     )
+
+
+def _needed_marks(
+    body: GenerationFields, marks: ReasoningMarks | None, constraint: Constraint | None, options: GatewayOptions
+) -> ReasoningMarks | None:
+    """The marks of the thinking where an engine has to know them: what counts it, or begins behind it."""
+    held = constraint is not None and options.reasoning.constrains_thinking
+    if body.thinking_token_budget is not None and marks and held:
+        raise InvalidRequest(
+            "thinking_token_budget does not go with a constraint here, which this server holds the thinking to "
+            "(enable_in_reasoning of --structured-outputs-config); leave one out.",
+            parameter="thinking_token_budget",
+        )
+    return marks if body.thinking_token_budget is not None or (constraint and not held) else None
 
 
 def _detokenize_options(

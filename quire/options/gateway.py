@@ -98,9 +98,9 @@ class GatewayOptions:
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
         self.reasoning.check()
-        self.tools.check(self.reasoning.reasoning_parser)
+        self.tools.check(self.reasoning.parser)
         parsers = {
-            "--reasoning-parser": self.reasoning.reasoning_parser, "--tool-call-parser": self.tools.tool_call_parser,
+            "--reasoning-parser": self.reasoning.parser, "--tool-call-parser": self.tools.tool_call_parser,
         }  # fmt: skip
         for flag, name in parsers.items():
             if name and self.skip_tokenizer_init:

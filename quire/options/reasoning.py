@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from quire.errors import StartupError
 from quire.options.base import option
+from quire.options.structured_outputs import structured_outputs_config_option
 
 REASONING_PARSERS = (
     "deepseek_r1", "glm4_moe", "glm45", "granite", "hunyuan_a13b", "mistral", "openai_gptoss", "qwen3", "seed_oss",
@@ -34,14 +35,33 @@ class ReasoningOptions:
         "Empty leaves it to the template.", choices=("", "low", "medium", "high"), metavar="[low|medium|high]",
     )  # fmt: skip
 
+    structured_outputs_config: dict[str, Any] = structured_outputs_config_option()
+
+    @property
+    def parser(self) -> str:
+        """The chosen parser, whichever flag it came by; empty for none."""
+        return self.reasoning_parser or str(self.structured_outputs_config.get("reasoning_parser", ""))
+
+    @property
+    def constrains_thinking(self) -> bool:
+        """Whether constraints hold for the thinking too, instead of beginning behind it."""
+        return bool(self.structured_outputs_config.get("enable_in_reasoning"))
+
     def check(self) -> None:
         """
         Raises:
-            StartupError: reasoning is turned on without a parser, or off with one.
+            StartupError: reasoning is turned on without a parser, or off with one; or two flags name two parsers, or
+                one that does not exist.
         """
-        if self.enable_reasoning is not None and self.enable_reasoning != bool(self.reasoning_parser):
+        named = self.structured_outputs_config.get("reasoning_parser") or self.parser
+        if named != self.parser or named not in ("", *REASONING_PARSERS):
+            raise StartupError(
+                f"--structured-outputs-config has the reasoning_parser {named!r}; it must be --reasoning-parser's, if "
+                f"that is set, and one of {', '.join(REASONING_PARSERS)}."
+            )
+        if self.enable_reasoning is not None and self.enable_reasoning != bool(self.parser):
             raise StartupError(
                 "--enable-reasoning is deprecated and follows from --reasoning-parser, which is "
-                f"{self.reasoning_parser or 'not set'}: leave it out"
-                + ("." if self.reasoning_parser else f", and choose one of {', '.join(REASONING_PARSERS)}.")
+                f"{self.parser or 'not set'}: leave it out"
+                + ("." if self.parser else f", and choose one of {', '.join(REASONING_PARSERS)}.")
             )

@@ -20,6 +20,22 @@ class StructuredOutputsConfig(msgspec.Struct):
     disable_fallback: bool = False
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
+    reasoning_parser: str = ""
+    enable_in_reasoning: bool = False
+
+
+def structured_outputs_config_option() -> Any:
+    """A JSON object, for the tokenizer service, which compiles, and for the gateway, which knows of thinking."""
+    return option(
+        {},
+        "How outputs are held to what requests ask of them, as JSON. Keys: backend (auto, guidance, xgrammar or "
+        "outlines: which compiles and follows constraints; requests may choose another), disable_fallback (refuse what "
+        "it cannot express, instead of trying another), disable_any_whitespace (JSON without spaces and line breaks "
+        "between its parts), disable_additional_properties (objects have the properties alone that their schema "
+        "names), reasoning_parser (as --reasoning-parser) and enable_in_reasoning (constraints hold for the thinking "
+        "too, instead of beginning behind it).",
+        schema=StructuredOutputsConfig,
+    )
 
 
 def _deprecated(key: str) -> str:
@@ -32,14 +48,7 @@ class StructuredOutputsOptions:
 
     group: ClassVar[str] = "StructuredOutputsConfig"
 
-    structured_outputs_config: dict[str, Any] = option(
-        {},
-        "Which backend compiles and follows constraints, and how, as JSON. Keys: backend (auto, guidance, xgrammar "
-        "or outlines; requests may choose another), disable_fallback (refuse what it cannot "
-        "express, instead of trying another), disable_any_whitespace (JSON without spaces and line breaks between its "
-        "parts) and disable_additional_properties (objects have the properties alone that their schema names).",
-        schema=StructuredOutputsConfig,
-    )
+    structured_outputs_config: dict[str, Any] = structured_outputs_config_option()
     guided_decoding_backend: str | None = option(
         None, "Which backend compiles and follows constraints.", choices=BACKENDS, deprecated=_deprecated("backend")
     )
@@ -69,7 +78,7 @@ class StructuredOutputsOptions:
         """
         config = dict(self.structured_outputs_config)
         for key in StructuredOutputsConfig.__struct_fields__:
-            value = getattr(self, f"guided_decoding_{key}")
+            value = getattr(self, f"guided_decoding_{key}", None)
             if value is None:
                 continue
             if config.setdefault(key, value) != value:

@@ -145,7 +145,7 @@ def _with_parsers(options: StackOptions) -> GatewayOptions:
     """The gateway's options, which know the formats of the model in the box unless the user says otherwise."""
     reasoning, tools = options.gateway.reasoning, options.gateway.tools
     if options.model.model == DEMO_MODEL:
-        if not reasoning.reasoning_parser and reasoning.enable_reasoning is None:
+        if not reasoning.parser and reasoning.enable_reasoning is None:
             reasoning = dataclasses.replace(reasoning, reasoning_parser="qwen3")
         if tools.tool_call_parser is None:
             tools = dataclasses.replace(tools, tool_call_parser="hermes", enable_auto_tool_choice=True)

@@ -191,7 +191,7 @@ async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str
         api_key=bool(options.gateway.api_key),
         log=options.log.log_file or "",
         parsers={
-            "reasoning": options.gateway.reasoning.reasoning_parser,
+            "reasoning": options.gateway.reasoning.parser,
             "tool calls": options.gateway.tools.tool_call_parser,
         },
     )

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.protocol.completions import CompletionRequest
 from gateway.reasoning_parsers import reasoning_parser
+from gateway.requests.convert import _needed_marks
 from gateway.requests.messages import template_messages
 from gateway.requests.template_variables import template_variables
 from gateway.requests.thinking import MarkTokens, Thinking, thinking_after
@@ -15,7 +17,9 @@ from quire.errors import InvalidRequest, StartupError
 from quire.options.gateway import GatewayOptions
 from quire.options.reasoning import ReasoningOptions
 from quire.reasoning import ReasoningMarks
+from quire.structured.base import Constraint
 
+CONSTRAINT = Constraint.of("guidance", b"")
 TOKENS = MarkTokens((1, 2), (3,), (), (4, 5))
 
 
@@ -136,3 +140,30 @@ def test_reasoning_that_is_turned_on_needs_a_parser() -> None:
         GatewayOptions(reasoning=ReasoningOptions("qwen3", enable_reasoning=False)).check()
     with pytest.raises(StartupError, match=r"--reasoning-parser r1 does not exist.*qwen3"):
         reasoning_parser("r1")
+
+
+@pytest.mark.parametrize(
+    ("config", "constraint", "budget", "needed"),
+    [
+        ({}, None, None, False),
+        ({}, None, 5, True),
+        ({}, CONSTRAINT, None, True),
+        ({"enable_in_reasoning": True}, CONSTRAINT, None, False),
+        ({"enable_in_reasoning": True}, None, 5, True),
+    ],
+)
+def test_engines_are_told_of_marks_that_something_begins_behind(
+    config: dict[str, Any], constraint: Constraint | None, budget: int | None, needed: bool
+) -> None:
+    options = GatewayOptions(reasoning=ReasoningOptions(structured_outputs_config=config))
+    body = CompletionRequest(prompt="A", thinking_token_budget=budget)
+    marks = ReasoningMarks((1,), (2,))
+    assert _needed_marks(body, marks, constraint, options) == (marks if needed else None)
+
+
+def test_a_budget_does_not_go_with_a_constraint_of_the_thinking() -> None:
+    options = GatewayOptions(reasoning=ReasoningOptions(structured_outputs_config={"enable_in_reasoning": True}))
+    body = CompletionRequest(prompt="A", thinking_token_budget=5)
+    with pytest.raises(InvalidRequest, match="enable_in_reasoning") as refused:
+        _needed_marks(body, ReasoningMarks((1,), (2,)), CONSTRAINT, options)
+    assert refused.value.parameter == "thinking_token_budget"

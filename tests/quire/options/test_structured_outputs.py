@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from quire.cli import cli
 from quire.errors import StartupError
+from quire.options.reasoning import ReasoningOptions
 from quire.options.structured_outputs import StructuredOutputsOptions
 
 
@@ -30,6 +31,19 @@ def test_old_flags_say_the_same() -> None:
 def test_flags_that_do_not_agree(options: dict[str, Any]) -> None:
     with pytest.raises(StartupError, match="--structured-outputs-config"):
         StructuredOutputsOptions(**options).chosen()
+
+
+def test_the_gateway_reads_its_keys() -> None:
+    options = ReasoningOptions(structured_outputs_config={"reasoning_parser": "qwen3", "enable_in_reasoning": True})
+    options.check()
+    assert (options.parser, options.constrains_thinking) == ("qwen3", True)
+    assert (ReasoningOptions().parser, ReasoningOptions().constrains_thinking) == ("", False)
+
+
+@pytest.mark.parametrize(("flag", "key"), [("glm45", "qwen3"), ("", "qwen4")])
+def test_parsers_of_reasoning_that_do_not_agree_or_exist(flag: str, key: str) -> None:
+    with pytest.raises(StartupError, match=f"has the reasoning_parser '{key}'"):
+        ReasoningOptions(reasoning_parser=flag, structured_outputs_config={"reasoning_parser": key}).check()
 
 
 def test_an_old_flag_says_what_has_taken_its_place() -> None:
