@@ -23,7 +23,7 @@ from gateway.protocol.chat import ChatBatchRequest, ChatCompletionRequest, ChatF
 from gateway.reasoning_parsers.omitted import ReasoningOmitted
 from gateway.requests.call_constraint import answer_constraint
 from gateway.requests.caller import caller_of
-from gateway.requests.constraint import constraint_of
+from gateway.requests.constraint import NamedConstraint, constraint_of
 from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.messages import template_messages
 from gateway.requests.served_model import ServedModel
@@ -75,7 +75,8 @@ async def _respond(request: Request, body: ChatFields, conversations: Sequence[C
     _check(body, model)
     check_choices(len(conversations), body.n, context.options.max_choices_per_request)
     caller = caller_of(request, body)
-    tools = await beside(request, tool_use, body, context.tool_parser, context.options.tools)
+    # Most requests have no tools, and are done with this at once.
+    tools, wanted = await beside(request, _asked, body, context) if body.tools else _asked(body, context)
     variables = template_variables(
         body.chat_template_kwargs, body.reasoning_effort, context.options.reasoning.reasoning_effort, body.documents
     )
@@ -95,7 +96,6 @@ async def _respond(request: Request, body: ChatFields, conversations: Sequence[C
             with_text=context.reasoning is not None,
         )
 
-    wanted = await beside(request, answer_constraint, tools, constraint_of(body))
     first, constraint = await asyncio.gather(render(conversations[0]), compiled(context, wanted))
     rendered = [first, *[await render(messages) for messages in conversations[1:]]]
     thinking = None
@@ -114,6 +114,12 @@ async def _respond(request: Request, body: ChatFields, conversations: Sequence[C
     text = await context.tokenizer.decode(generation.prompts[0].token_ids) if body.return_prompt_text else UNSET
     answer = ChatAnswer(context, body, conversations[0], await context.pipeline.start(generation), text)
     return await answer.respond(request)
+
+
+def _asked(body: ChatFields, context: GatewayContext) -> tuple[ToolUse, NamedConstraint | None]:
+    """What a request says of tools, and what its answers have to look like."""
+    tools = tool_use(body, context.tool_parser, context.options.tools)
+    return tools, answer_constraint(tools, constraint_of(body))
 
 
 def _parsers(context: GatewayContext, body: ChatFields, tools: ToolUse) -> Sequence[type[AnswerParser]]:

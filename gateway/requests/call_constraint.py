@@ -20,7 +20,8 @@ from quire.structured.base import ConstraintRequest, Form
 Element = dict[str, Any]  # of a structural tag
 
 _NO_ARGUMENTS = {"properties": {}, "additionalProperties": False}
-_NOTHING_ASKED = AskedConstraint(ConstraintRequest(Form.STRUCTURAL_TAG))
+# Of the backends, this one follows structural tags; a server may have another for what requests ask of their content.
+_NOTHING_ASKED = AskedConstraint(ConstraintRequest(Form.STRUCTURAL_TAG), backend="guidance")
 _SPACE = r" \t\r\n"
 
 

@@ -188,6 +188,16 @@ def test_of_tools_that_are_not_strict_any_arguments_pass() -> None:
     assert not takes(grammar, HERMES.format("unheard_of", "{}"))
 
 
+def test_calls_are_held_by_the_backend_that_can() -> None:
+    for fields in ({"tool_choice": "required"}, {"tools": tools(strict=True)}):
+        _, constraint = asked("hermes", **fields)
+        assert constraint is not None
+        assert constraint.asked.backend == "guidance"
+    _, constraint = asked("hermes", structured_outputs={"regex": "a", "backend": "outlines"})
+    assert constraint is not None
+    assert constraint.asked.backend == "outlines"  # which falls back, or refuses where the request has it refuse
+
+
 def test_nothing_is_held_to_anything_that_asks_for_nothing() -> None:
     assert asked("hermes")[1] is None
     assert asked("hermes", tool_choice="none")[1] is None
