@@ -17,7 +17,7 @@ from quire.reasoning import ReasoningMarks
 
 # So much more likely than any other token (see penalties.py) that nothing else can be drawn, and finite at the lowest
 # temperature.
-_CERTAIN = 1e32
+CERTAIN = 1e32
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ class ThinkingBudget(LogitsStage):
             used = self._counts[group.slots] + tables.undecided[states] >= to_device(self._budgets[slots], self._device)
             marking = tables.marking[states]
             at = group.rows, marking.clamp(min=0)
-            edits.write(*at, torch.where(used & (marking >= 0), _CERTAIN, edits.read(*at)))
+            edits.write(*at, torch.where(used & (marking >= 0), CERTAIN, edits.read(*at)))
             groups.append(group)
         return _Recorder(self._states, self._counts, groups)
 

@@ -7,6 +7,8 @@ import torch
 
 from engine_svc.kernels import sampling
 from engine_svc.kernels.sampling import draw
+from engine_svc.sampling import truncation
+from engine_svc.sampling.stages import thinking_budget
 
 
 def defined(
@@ -93,3 +95,18 @@ def test_far_logits_and_low_temperatures() -> None:
     none = torch.zeros(2, dtype=torch.int64)
     found = draw(logits, column(1e-5, 2), none, column(0.9, 2), column(0.0, 2), torch.tensor([0.0, 0.999]))
     assert set(found.tolist()) == {4}
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1.0, 2.0])
+def test_what_is_certain_is_drawn(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    """A token that the thinking budget forces, beside the greatest logits that penalties leave."""
+    monkeypatch.setattr(sampling, "_TILE", 64)
+    logits = torch.randn(4, 70, generator=torch.Generator().manual_seed(0))
+    logits[:, 3], logits[:, 66] = 1e30, thinking_budget.CERTAIN
+    ks, ps = torch.tensor([0, 1, 0, 5]), torch.tensor([1.0, 1.0, 0.3, 0.9])
+    noise = torch.tensor([0.0, 0.5, 0.9, 1 - 2**-24])
+    for top_k, top_p in ((None, None), (ks, ps)):
+        found = draw(logits, torch.full((4,), temperature), top_k, top_p, None, noise)
+        assert found.tolist() == [66] * 4
+        on_a_cpu = truncation.draw(logits, torch.full((4,), temperature), top_k, top_p, None, noise)
+        assert on_a_cpu.tolist() == [66] * 4
