@@ -128,6 +128,8 @@ def _message(role: str, echo: str, choice: CollectedChoice) -> ChatMessage:
 
 def _delta(deltas: Sequence[Delta]) -> ChatDelta:
     """What a chunk says of a choice; its content may be empty where it says nothing else."""
+    if len(deltas) == 1 and isinstance(only := deltas[0], Content):
+        return ChatDelta(content=only.text)  # as most are
     content, reasoning = "", ""
     calls: list[ChatToolCallPiece] = []
     for part in deltas:
