@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class ConstrainedRequests:
         if self._grammars is None:
             self._requests.end(live, FinishReason.ERROR, unknown_vocabulary("it was started without its files"))
             return
-        outputs = tuple(sequence.token_ids[sequence.num_prompt_tokens :] for sequence in live.sequences)
+        outputs = {each.choice_index: each.token_ids[each.num_prompt_tokens :] for each in live.sequences}
         endings = Endings(live.ending_token_ids, self._eos_token_ids)
         wanted = Wanted(constraint, endings, live.request.sampling.reasoning, outputs)
         live.awaits_grammar = True
@@ -82,10 +82,14 @@ class ConstrainedRequests:
             else:
                 self._start(live, prepared.followers)
 
-    def _start(self, live: LiveRequest, followers: list[Follower]) -> None:
+    def _start(self, live: LiveRequest, followers: Mapping[int, Follower]) -> None:
+        """
+        Args:
+            followers: by choice; some of these may have been stopped meanwhile.
+        """
         live.awaits_grammar = False
-        for sequence, follower in zip(live.sequences, followers, strict=True):
-            sequence.follower = follower
+        for sequence in live.sequences:
+            sequence.follower = followers[sequence.choice_index]
         first = live.sequences[0]
         self._scheduler.add(first)
         for sequence in [each for each in live.sequences if each.follower and each.follower.is_ended]:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +36,7 @@ class Wanted:
     constraint: Constraint
     endings: Endings
     marks: ReasoningMarks | None
-    outputs: tuple[Sequence[int], ...]  # of each sequence so far
+    outputs: Mapping[int, Sequence[int]]  # by choice, of each sequence so far
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Prepared:
     """What became of it."""
 
     key: int
-    followers: list[Follower]
+    followers: Mapping[int, Follower]  # by choice
     error: QuireError | None = None
 
 
@@ -87,7 +87,7 @@ class Grammars:
         """Has this called, from any thread, when there is something to take."""
         self._wake = wake
 
-    def begin(self, key: int, wanted: Wanted, deadline: float | None = None) -> list[Follower] | None:
+    def begin(self, key: int, wanted: Wanted, deadline: float | None = None) -> Mapping[int, Follower] | None:
         """The followers, where the grammar is known; otherwise None, and `take` will have them.
 
         Args:
@@ -96,7 +96,7 @@ class Grammars:
         """
         with self._lock:
             known = self._kept.get(wanted.constraint.key)
-        if known is not None and not any(wanted.outputs):
+        if known is not None and not any(wanted.outputs.values()):
             self._keep(wanted.constraint, known[0])
             return _followers(known[0], wanted)
         latest = self._clock() + _MOST_SECONDS
@@ -114,7 +114,7 @@ class Grammars:
         for key in self._late():
             del self._waiting[key]
             error = DeadlineExceeded("The constraint was not ready to be followed in time.", parameter="constraint")
-            found.append(Prepared(key, [], error))
+            found.append(Prepared(key, {}, error))
         return found
 
     def close(self) -> None:
@@ -146,10 +146,10 @@ class Grammars:
                 return
             prepared = Prepared(key, _followers(self._grammar(wanted.constraint), wanted))
         except QuireError as error:
-            prepared = Prepared(key, [], error)
+            prepared = Prepared(key, {}, error)
         except Exception as error:
             logger.exception("a grammar cannot be read")
-            prepared = Prepared(key, [], Internal(f"The constraint cannot be read ({type(error).__name__})."))
+            prepared = Prepared(key, {}, Internal(f"The constraint cannot be read ({type(error).__name__})."))
         self._prepared.append(prepared)
         self._wake()
 
@@ -189,19 +189,19 @@ def unknown_vocabulary(why: str) -> FailedPrecondition:
     )
 
 
-def _followers(grammar: Grammar, wanted: Wanted) -> list[Follower]:
+def _followers(grammar: Grammar, wanted: Wanted) -> dict[int, Follower]:
     """One for each sequence, gone as far as its output.
 
     Raises:
         InvalidRequest: an output does not fit the grammar.
     """
-    found = []
-    for output in wanted.outputs:
+    found = {}
+    for choice, output in wanted.outputs.items():
         follower = Follower(grammar.matcher(), wanted.endings, wanted.marks)
         follower.append(output)
         if follower.error:
             raise InvalidRequest(
                 f"progress has an output that the constraint does not allow ({follower.error}).", parameter="progress"
             )
-        found.append(follower)
+        found[choice] = follower
     return found

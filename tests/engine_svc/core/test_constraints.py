@@ -305,6 +305,16 @@ def test_an_abort_while_the_grammar_is_read(make: Make) -> None:
     assert re.fullmatch("[0-9]{7}x", text_of(found.tokens[102, 0]))
 
 
+def test_a_stop_of_one_choice_while_the_grammar_is_read(make: Make) -> None:
+    engine, found = make(), Collected()
+    engine.add(103, constrained(matching("[0-9]{6}y"), n=3))
+    engine.stop(103, 0, 0)
+    while 103 not in found.last:
+        found.take(engine.step())
+    assert found.tokens[103, 0] == []
+    assert [bool(re.fullmatch("[0-9]{6}y", text_of(found.tokens[103, choice]))) for choice in (1, 2)] == [True, True]
+
+
 def test_followers_are_freed_with_their_sequences(make: Make) -> None:
     engine = make()
     live = []

@@ -41,7 +41,7 @@ def woken() -> Iterator[Woken]:
 
 
 def wanted(constraint: Constraint, *outputs: list[int]) -> Wanted:
-    return Wanted(constraint, Endings(frozenset(), frozenset()), None, outputs or ([],))
+    return Wanted(constraint, Endings(frozenset(), frozenset()), None, dict(enumerate(outputs or ([],))))
 
 
 def test_what_is_known_is_there_at_once(woken: Woken) -> None:
@@ -59,7 +59,7 @@ def test_what_is_known_is_there_at_once(woken: Woken) -> None:
 def test_followers_are_as_far_as_their_outputs(woken: Woken) -> None:
     woken.grammars.begin(1, wanted(matching("abc"), spell("ab"), spell("abc")))
     (prepared,) = woken.take()
-    assert [follower.is_ended for follower in prepared.followers] == [False, True]
+    assert [follower.is_ended for follower in prepared.followers.values()] == [False, True]
 
 
 def test_what_nobody_can_read_is_an_error_and_not_kept(woken: Woken) -> None:
