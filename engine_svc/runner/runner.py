@@ -68,6 +68,7 @@ class Runner:
         self._isolates = False  # one sequence's fault from the others: not while it warms up, and one rank only
         if device.type == "cpu":
             torch.set_num_threads(options.kernels.cpu_threads or max(1, (os.cpu_count() or 1) // self._num_ranks))
+        processors = load_processors(options.generation.logits_processors)  # before the weights, which take long
         loaded = load_model(weights_folder(model), options, groups, device)
         if device.type == "cpu" and options.kernels.cpu_threads is None and loaded.num_weights < _ONE_CORE:
             torch.set_num_threads(1)
@@ -82,7 +83,7 @@ class Runner:
         )
         self._sampler = Sampler(
             max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode,
-            load_processors(options.generation.logits_processors),
+            processors,
         )  # fmt: skip
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
         # One for each layer of a group; the groups' blocks lie side by side in it.
