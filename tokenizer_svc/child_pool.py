@@ -139,13 +139,9 @@ class ChildPool:
         """
         if self._waiting >= self._max_waiting:
             raise Overloaded(f"Too many {self._work} wait already; try again in a moment.")
-        began = time.monotonic()
         try:
             return await self._ask(request, fresh=False)
         except (OSError, asyncio.IncompleteReadError):
-            # Somebody may have killed the process while it idled: that is found out at once, and not the work's fault.
-            if time.monotonic() - began > _AT_ONCE_SECONDS:
-                raise ChildEnded from None
             try:
                 return await self._ask(request, fresh=True)
             except (OSError, asyncio.IncompleteReadError):
@@ -155,14 +151,21 @@ class ChildPool:
         """
         Raises:
             ChildTooSlow: it took too long.
-            OSError, asyncio.IncompleteReadError: the process ended.
+            ChildEnded: the process ended while it worked.
+            OSError, asyncio.IncompleteReadError: it ended at once. Somebody may have killed it while it idled: only a
+                new one's end is the work's fault.
         """
         async with self._child(fresh) as child:
+            began = time.monotonic()
             try:
                 async with asyncio.timeout(self._timeout_seconds):
                     return await child.ask(request)
             except TimeoutError:
                 raise ChildTooSlow from None
+            except (OSError, asyncio.IncompleteReadError):
+                if time.monotonic() - began > _AT_ONCE_SECONDS:
+                    raise ChildEnded from None
+                raise
 
     @contextlib.asynccontextmanager
     async def _child(self, fresh: bool) -> AsyncIterator[_Child]:
