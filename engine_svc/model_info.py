@@ -37,6 +37,7 @@ class ModelInfo:
     scheduling_policy: str
     fingerprint: str
     default_sampling: dict[str, float | int] = field(default_factory=dict)
+    prompt_embeds_size: int = 0
 
     @property
     def limits(self) -> RequestLimits:
@@ -48,6 +49,8 @@ class ModelInfo:
             max_logprobs=self.max_logprobs,
             scheduling_policy=self.scheduling_policy,
             eos_token_ids=frozenset(self.eos_token_ids),
+            dtype=self.dtype,
+            prompt_embeds_size=self.prompt_embeds_size,
         )
 
     def summary(self) -> str:
@@ -89,6 +92,7 @@ def make_model_info(
         scheduling_policy=options.scheduler.scheduling_policy,
         fingerprint=fingerprint(folder, options, spec, eos_token_ids),
         default_sampling=dict(defaults.sampling),
+        prompt_embeds_size=spec.embedding_size if options.generation.enable_prompt_embeds else 0,
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from quire.prompt_embeds import PromptEmbeds
 from quire.sampling import SamplingParameters
 
 
@@ -37,6 +38,9 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     num_computed_tokens: int  # found in the prefix cache
     block_ids: list[list[int]]  # the block tables so far, of each group of layers
     sampling: SamplingPlan
+    # Of a prompt that came as embeddings: the rows at the positions of the prompt that are not computed, whose token
+    # ids only hold their places.
+    prompt_embeds: PromptEmbeds | None = None
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True):
@@ -152,3 +156,4 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     block_size: int  # in tokens; the backend's own choice where the options leave it open
     max_num_batched_tokens: int  # token budget of a step; the device's own choice where the options leave it open
     windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see layer_groups.py
+    embedding_size: int = 0  # values of each of the model's input embeddings

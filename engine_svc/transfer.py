@@ -10,9 +10,9 @@ import torch
 
 
 def to_device(
-    values: Sequence[float] | npt.NDArray[Any], device: torch.device, dtype: torch.dtype | None = None
+    values: Sequence[float] | npt.NDArray[Any] | torch.Tensor, device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """The values on the device; on a CPU, an array's own memory."""
+    """The values on the device; on a CPU, an array's or tensor's own memory."""
     tensor = torch.as_tensor(values, dtype=dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 

@@ -76,7 +76,7 @@ class BeamSearches:
         """Searches behind one prompt, and delivers the outputs."""
         request = state.request
         assert request.beams is not None
-        room = request.max_model_len - len(request.prompts[number].token_ids)
+        room = request.max_model_len - request.prompts[number].num_tokens
         wanted = request.sampling.max_tokens
         search = BeamSearch(request.beams, room if wanted is None else min(room, wanted))
         usage: GenerationUsage | None = None

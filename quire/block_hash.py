@@ -2,7 +2,8 @@
 
 A block's hash covers its parent's hash and its own token ids, so equal hashes mean equal prefixes. SHA-256 is
 collision resistant: nobody can forge a prompt that finds another prompt's blocks. The root covers the cache salt, which
-keeps tenants apart. The hash is the same in every process and version, so that a fleet can share an index of it.
+keeps tenants apart, and the content of a prompt that is no token ids. The hash is the same in every process and
+version, so that a fleet can share an index of it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ from collections.abc import Sequence
 HASH_BYTES = 32
 KEY_BYTES = 8
 _DOMAIN = b"quire.v1.block"
+_CONTENT_DOMAIN = b"quire.v1.content"
 
 
-def root_hash(cache_salt: str = "") -> bytes:
-    """The parent of a sequence's first block."""
+def root_hash(cache_salt: str = "", content: bytes = b"") -> bytes:
+    """The parent of a sequence's first block.
+
+    Args:
+        content: 32 bytes that name what the prompt is, where its token ids only hold the places of that.
+    """
+    if content:
+        return hashlib.sha256(_CONTENT_DOMAIN + content + cache_salt.encode()).digest()
     return hashlib.sha256(_DOMAIN + cache_salt.encode()).digest()
 
 
@@ -37,16 +45,18 @@ def block_key(block_hash: bytes) -> int:
     return int.from_bytes(block_hash[:KEY_BYTES], "little")
 
 
-def block_keys(token_ids: Sequence[int], block_size: int, cache_salt: str = "") -> list[int]:
+def block_keys(token_ids: Sequence[int], block_size: int, cache_salt: str = "", content: bytes = b"") -> list[int]:
     """The key of each full block of `token_ids`."""
     hashes: list[bytes] = []
-    extend_hashes(hashes, token_ids, block_size, cache_salt)
+    extend_hashes(hashes, token_ids, block_size, cache_salt, content)
     return [block_key(each) for each in hashes]
 
 
-def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], block_size: int, cache_salt: str = "") -> None:
-    """Appends to `hashes` the hash of each further full block of `token_ids`."""
-    parent = hashes[-1] if hashes else root_hash(cache_salt)
+def extend_hashes(
+    hashes: list[bytes], token_ids: Sequence[int], block_size: int, cache_salt: str = "", content: bytes = b""
+) -> None:
+    """Appends to `hashes` the hash of each further full block of `token_ids`. See `root_hash`."""
+    parent = hashes[-1] if hashes else root_hash(cache_salt, content)
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
         parent = block_hash(parent, token_ids[start : start + block_size])
         hashes.append(parent)

@@ -33,8 +33,9 @@ class LogitsProcessor(ABC):
         """The logits to go on with.
 
         Args:
-            token_ids: torch.Tensor int64 [tokens] on the model's device, all that are known, those of the prompt first;
-                not to be written to. What is read of them on the host makes a GPU wait for it.
+            token_ids: torch.Tensor int64 [tokens] on the model's device, all that are known, those of the prompt first
+                (none of a prompt of embeddings); not to be written to. What is read of them on the host makes a GPU
+                wait for it.
             num_prompt_tokens: how many of them are the prompt's; more than there are, where a prompt is scored.
             logits: torch.Tensor float32 [vocabulary] there too, which may be changed and returned.
         """

@@ -127,7 +127,7 @@ class LiveRequests:
         first = now if live.first_token_time is None else live.first_token_time
         last = first if live.last_token_time is None else live.last_token_time
         return Usage(
-            prompt_tokens=len(live.request.prompt_token_ids),
+            prompt_tokens=live.request.num_prompt_tokens,
             completion_tokens=live.completion_tokens,
             cached_prompt_tokens=live.cached_prompt_tokens,
             queue_seconds=max(0.0, scheduled - live.arrival_time),

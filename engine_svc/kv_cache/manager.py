@@ -110,7 +110,7 @@ class KvCacheManager:
         """
         if not self._caching:
             return Prefix()
-        extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt)
+        extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt, table.content)
         wanted = table.hashes[: (len(token_ids) - 1) // self.block_size]
         count = self._longest(wanted)
         elsewhere = self._find_elsewhere(table, wanted[count:], may_await and not table.has_awaited)
@@ -236,7 +236,7 @@ class KvCacheManager:
         if not self._caching or full <= table.num_findable:
             return
         if len(table.hashes) < full:
-            extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt)
+            extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt, table.content)
         self._save(table, full)
         for index in range(table.num_findable, full):
             parent = table.hashes[index - 1] if index else b""
@@ -267,7 +267,7 @@ class KvCacheManager:
         The last of these tokens stays to be computed by the new sequence, so that it has logits to sample from.
         """
         shared = (num_tokens - 1) // self.block_size
-        child = BlockTable(table.cache_salt, table.hashes[: num_tokens // self.block_size])
+        child = BlockTable(table.cache_salt, table.hashes[: num_tokens // self.block_size], table.content)
         if shared:
             child.block_ids = [block_ids[:shared] for block_ids in table.block_ids]
             child.num_released = [min(released, shared) for released in table.num_released]

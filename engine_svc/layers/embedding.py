@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
 from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.ops.base import Product
+
+
+@dataclass(frozen=True)
+class EmbeddedRows:
+    """Rows of a batch whose embeddings are given, whatever their token ids are."""
+
+    rows: torch.Tensor  # int64 [rows]
+    values: torch.Tensor  # [rows, hidden_size]
+
+    def put(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The embeddings [tokens, hidden_size] of a batch with these among them."""
+        return hidden.index_copy(0, self.rows, self.values)
 
 
 class VocabParallelEmbedding(PackedLayer):

@@ -52,6 +52,7 @@ class ModelFacts:
     architecture: str
     dtype: str  # of the checkpoint
     vocab_size: int
+    hidden_size: int  # of what it looks up for a token
     num_layers: int
     max_position_embeddings: int
     rope_parameters: Mapping[str, Any]
@@ -62,7 +63,6 @@ class ModelFacts:
 class ModelConfig(ModelFacts):
     """The shape of a decoder-only model; the defaults are Llama's."""
 
-    hidden_size: int
     intermediate_size: int
     num_heads: int
     num_kv_heads: int

@@ -9,7 +9,7 @@ import torch
 
 from engine_svc.attention.base import AttentionBackend
 from engine_svc.layers.context import LayerContext
-from engine_svc.layers.embedding import VocabParallelEmbedding
+from engine_svc.layers.embedding import EmbeddedRows, VocabParallelEmbedding
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.rotary import rotary_table
 from engine_svc.models.attention import LayerCache, StepInputs
@@ -42,12 +42,19 @@ class Decoder(torch.nn.Module):
         self._rotary = table(config.rope_parameters)
         self._local_rotary = table(config.local_rope_parameters) if config.local_rope_parameters else None
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        embedded: EmbeddedRows | None = None,
+    ) -> torch.Tensor:
         """One forward pass over a flat batch.
 
         Args:
             token_ids, positions: int64 [tokens]
             caches: one for each layer.
+            embedded: rows whose embeddings are given: scaled, where the model scales those that it looks up.
 
         Returns:
             Hidden states [tokens, hidden_size], normalised.
@@ -58,6 +65,8 @@ class Decoder(torch.nn.Module):
         hidden = self.embed_tokens(token_ids)
         if self._config.embedding_scale != 1.0:
             hidden = hidden * torch.tensor(self._config.embedding_scale, dtype=hidden.dtype)
+        if embedded is not None:
+            hidden = embedded.put(hidden)
         residual = torch.zeros_like(hidden)
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden = layer(hidden, residual, cache, step)

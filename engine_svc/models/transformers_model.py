@@ -19,6 +19,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine_svc.attention.base import AttentionBackend, AttentionOptions
+from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.config import ModelFacts
 from engine_svc.models.registry import unsupported
@@ -125,17 +126,24 @@ class TransformersModel:
             architecture=type(self._model).__name__,
             dtype=str(self._model.dtype).removeprefix("torch."),
             vocab_size=config.vocab_size,
+            hidden_size=self._decoder.get_input_embeddings().weight.shape[-1],
             num_layers=len(self._heads),
             max_position_embeddings=config.max_position_embeddings,
             rope_parameters={},
             sliding_windows=tuple(self._windows[layer] for layer in sorted(self._windows)),
         )
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        embedded: EmbeddedRows | None = None,
+    ) -> torch.Tensor:
         """See Decoder.forward."""
         ALL_ATTENTION_FUNCTIONS.register(_NAME, self._attend)
         self._caches = caches
-        return self._decode(token_ids, positions)
+        return self._decode(token_ids, positions, embedded)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] → float32 [rows, vocab_size]."""
@@ -144,8 +152,13 @@ class TransformersModel:
         logits: torch.Tensor = self._model(input_ids=rows).logits[0].float()
         return logits
 
-    def _decode(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        output = self._decoder(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+    def _decode(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, embedded: EmbeddedRows | None = None
+    ) -> torch.Tensor:
+        inputs = {"input_ids": token_ids[None]}
+        if embedded is not None:
+            inputs = {"inputs_embeds": embedded.put(self._decoder.get_input_embeddings()(token_ids))[None]}
+        output = self._decoder(**inputs, position_ids=positions[None], use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 

@@ -31,7 +31,7 @@ def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int
         seed: the request's own, or one drawn for it.
     """
     sampling, progress = live.request.sampling, live.request.progress
-    prompt = len(live.request.prompt_token_ids)
+    prompt, embeds = live.request.num_prompt_tokens, live.request.prompt_embeds
     wanted = max_model_len if sampling.max_tokens is None else prompt + sampling.max_tokens
     unfinished = [choice for choice in range(sampling.n) if not (progress and progress[choice].finished)]
     # The prompt's log-probabilities went out with choice 0's first token, if it has one.
@@ -43,7 +43,7 @@ def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int
             (*order, choice),
             _sampling_plan(sampling, sequence_seed(seed, choice), live, choice == 0 and prompt > 1 and not told),
             min(wanted, max_model_len),
-            BlockTable(live.request.cache_salt),
+            BlockTable(live.request.cache_salt, content=b"" if embeds is None else embeds.digest),
         )
         for choice in unfinished
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quire.prompt_embeds import PromptEmbeds
 from quire.sampling import SamplingParameters
 from quire.structured.base import Constraint
 
@@ -27,8 +28,19 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     timeout_seconds: float | None = None
+    prompt_embeds: PromptEmbeds | None = None  # in place of the prompt's token ids
     constraint: Constraint | None = None  # that all outputs follow
     progress: tuple[ChoiceProgress, ...] = ()  # of each of the n sequences; empty for a new request
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, whatever it came as."""
+        return len(self.prompt_token_ids) if self.prompt_embeds is None else self.prompt_embeds.num_tokens
+
+    @property
+    def held_token_ids(self) -> list[int]:
+        """Those of the prompt; of embeddings, ids that hold their places."""
+        return self.prompt_token_ids if self.prompt_embeds is None else [0] * self.prompt_embeds.num_tokens
 
     @property
     def is_resumed(self) -> bool:
@@ -46,3 +58,5 @@ class RequestLimits:
     max_logprobs: int
     scheduling_policy: str
     eos_token_ids: frozenset[int] = frozenset()
+    dtype: str = "float32"  # of the model
+    prompt_embeds_size: int = 0  # values of each row of prompt_embeds; 0 where none are taken

@@ -96,9 +96,9 @@ class Sequence:
         self.max_length = max_length  # of prompt and output together
         self.table = table
         progress = owner.request.progress
-        self._tokens = owner.request.prompt_token_ids + (progress[choice_index].token_ids if progress else [])
+        self._tokens = owner.request.held_token_ids + (progress[choice_index].token_ids if progress else [])
         self.token_ids: abc.Sequence[int] = self._tokens  # all that are known, those of the prompt first
-        self.num_prompt_tokens = len(owner.request.prompt_token_ids)
+        self.num_prompt_tokens = owner.request.num_prompt_tokens
         self.num_computed_tokens = 0  # how many of its first tokens are computed
         self.num_pending_tokens = 0  # positions sampled by steps whose results have not come yet
         self.generates = max_length > self.num_prompt_tokens  # else it only computes its prompt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from engine_svc.requests.prompt_embeds import check_values
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest, RequestLimits
 from engine_svc.requests.sampling_validation import check_sampling
 from quire.bounds import (
@@ -18,6 +19,7 @@ from quire.bounds import (
     check_token_ids,
 )
 from quire.errors import MODEL_NOT_FOUND, InvalidRequest, NotFound
+from quire.prompt_embeds import PromptEmbeds
 from quire.sampling import SamplingParameters
 from quire.structured.base import MAX_GRAMMAR_BYTES, Constraint, constraint_key
 from quire.structured.registry import check_backend
@@ -36,7 +38,7 @@ def validate(request: GenerationRequest, limits: RequestLimits) -> None:
     _check_identity(request, limits)
     check_sampling(request.sampling, limits)
     _check_prompt(request, limits)
-    _check_lengths(len(request.prompt_token_ids), request.sampling, limits)
+    _check_lengths(request.num_prompt_tokens, request.sampling, limits)
     if request.constraint is not None:
         _check_constraint(request.constraint)
     if request.progress:
@@ -65,6 +67,9 @@ def _check_identity(request: GenerationRequest, limits: RequestLimits) -> None:
 
 
 def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
+    if request.prompt_embeds is not None:
+        _check_embeds(request, request.prompt_embeds, limits)
+        return
     if not request.prompt_token_ids:
         raise InvalidRequest("The prompt is empty; it needs at least one token.", parameter="prompt_token_ids")
     check_token_ids("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
@@ -76,6 +81,20 @@ def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
             f"at most {MAX_PROMPT_LOGPROB_ENTRIES} entries are returned. Ask for fewer alternatives.",
             parameter="prompt_logprobs",
         )
+
+
+def _check_embeds(request: GenerationRequest, embeds: PromptEmbeds, limits: RequestLimits) -> None:
+    if request.prompt_token_ids:
+        raise InvalidRequest(
+            "The prompt comes as token ids or as prompt_embeds, not as both.", parameter="prompt_embeds"
+        )
+    if request.sampling.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "prompt_logprobs cannot be had with prompt_embeds: there are no tokens to score.",
+            parameter="prompt_logprobs",
+        )
+    embeds.check(limits.prompt_embeds_size)
+    check_values(embeds, limits.dtype)
 
 
 def _check_lengths(prompt: int, sampling: SamplingParameters, limits: RequestLimits) -> None:
@@ -110,7 +129,7 @@ def _check_progress(request: GenerationRequest, limits: RequestLimits) -> None:
             f"progress is given with temperature {sampling.temperature:g} and no seed: what follows would not be what "
             "the other worker would have generated. Send the seed, or temperature 0."
         )
-    room = limits.max_model_len - len(request.prompt_token_ids)
+    room = limits.max_model_len - request.num_prompt_tokens
     most = room if sampling.max_tokens is None else sampling.max_tokens
     for index, choice in enumerate(progress):
         _check_choice(index, choice, most, limits)

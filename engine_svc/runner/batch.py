@@ -10,7 +10,9 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.attention.base import AttentionMetadata
+from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.plan import NewSequence, StepPlan
+from engine_svc.runner.prompt_embeds import PromptEmbeddings
 from engine_svc.transfer import to_device
 
 
@@ -26,13 +28,21 @@ class FlatBatch:
     computed: list[int]  # tokens of each sequence before the step
     lengths: list[int]  # and after it
     uniform_query_len: int | None  # rows of each sequence, if all have as many
+    embedded: EmbeddedRows | None  # rows whose embeddings came with the prompt
 
 
 class SlotBuffers:
-    """What the runner remembers of each slot: its tokens and its block tables, one for each group of layers."""
+    """What the runner remembers of each slot: its tokens, embeddings that stand for some, and its block tables, one for
+    each group of layers."""
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int, device: torch.device
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self._block_size = block_size
         self._device = device
@@ -41,10 +51,12 @@ class SlotBuffers:
         self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int64, device=device)
         self._blocks = np.zeros((num_groups, max_num_seqs, -(-max_model_len // block_size)), np.int32)
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
+        self._prompt_embeds = PromptEmbeddings(dtype, device)
 
     def add(self, sequence: NewSequence) -> None:
         """Gives a slot to a sequence."""
         self.token_ids[sequence.slot, : len(sequence.token_ids)] = to_device(sequence.token_ids, self._device)
+        self._prompt_embeds.add(sequence)
         self._num_blocks[sequence.slot] = 0
         self._append_blocks(sequence.slot, sequence.block_ids)
 
@@ -86,7 +98,7 @@ class SlotBuffers:
         return FlatBatch(
             self.token_ids.view(-1)[self._move(rows * self.token_ids.shape[1] + positions)], self._move(positions),
             metadata, slots.tolist(), start.tolist(), computed.tolist(), shared["seq_lens_host"],
-            int(new[0]) if new.min() == new.max() else None,
+            int(new[0]) if new.min() == new.max() else None, self._prompt_embeds.rows(plan.scheduled),
         )  # fmt: skip
 
     def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:

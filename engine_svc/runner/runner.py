@@ -15,6 +15,7 @@ from engine_svc.attention.base import AttentionBackend, AttentionMetadata, Prepa
 from engine_svc.block_stores.base import BlockStore
 from engine_svc.block_stores.host_memory import HostMemory
 from engine_svc.layer_groups import group_layers
+from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import load_model
 from engine_svc.models.attention import LayerCache
@@ -79,7 +80,12 @@ class Runner:
         self._group_size = max(len(group.layers) for group in self._groups)
         max_num_seqs = options.scheduler.max_num_seqs
         self._buffers = SlotBuffers(
-            max_num_seqs, self._max_model_len, self._attention.shape.block_size, len(self._groups), device
+            max_num_seqs,
+            self._max_model_len,
+            self._attention.shape.block_size,
+            len(self._groups),
+            device,
+            self._dtype,
         )
         self._sampler = Sampler(
             max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode,
@@ -116,6 +122,7 @@ class Runner:
             block_size=self._attention.shape.block_size,
             max_num_batched_tokens=self._token_budget,
             windows=tuple(group.window for group in self._groups),
+            embedding_size=self._facts.hidden_size,
         )
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
@@ -239,7 +246,7 @@ class Runner:
         last = sequence.num_computed_tokens + sequence.num_new_tokens - 1
         where = msgspec.structs.replace(sequence, num_computed_tokens=last, num_new_tokens=1, new_block_ids=[])
         batch = self._buffers.flatten(StepPlan(0, [], [where]))
-        return self._compute(dataclasses.replace(batch, token_ids=torch.zeros_like(batch.token_ids)))
+        return self._compute(dataclasses.replace(batch, token_ids=torch.zeros_like(batch.token_ids), embedded=None))
 
     def _compute_apart(self, plan: StepPlan, failed: dict[int, str]) -> dict[int, torch.Tensor]:
         """By slot, the hidden states of the sequences that do not raise. Their blocks are in the tables already."""
@@ -254,13 +261,21 @@ class Runner:
 
     def _compute(self, batch: FlatBatch) -> torch.Tensor:
         """[tokens, hidden_size]; of a graph, only until it runs again."""
-        hidden = self._graphs.run(batch) if self._graphs else None
-        return self._forward(batch.token_ids, batch.positions, batch.metadata)() if hidden is None else hidden
+        hidden = self._graphs.run(batch) if self._graphs and batch.embedded is None else None
+        if hidden is None:
+            hidden = self._forward(batch.token_ids, batch.positions, batch.metadata, batch.embedded)()
+        return hidden
 
-    def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: list[AttentionMetadata]) -> Forward:
+    def _forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: list[AttentionMetadata],
+        embedded: EmbeddedRows | None = None,
+    ) -> Forward:
         """A forward pass over these inputs, ready to run."""
         caches = self._layer_caches([self._attention.prepare(each) for each in metadata])
-        return lambda: self._model.forward(token_ids, positions, caches)
+        return lambda: self._model.forward(token_ids, positions, caches, embedded)
 
     def _layer_caches(self, prepared: list[Prepared]) -> list[LayerCache]:
         """For each layer; `prepared` is by group."""
@@ -274,7 +289,9 @@ class Runner:
     def _add(self, sequence: NewSequence, failed: dict[int, str]) -> None:
         self._buffers.add(sequence)
         try:
-            self._sampler.add(sequence.slot, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens)
+            num_prompt = sequence.num_prompt_tokens
+            num_unknown = num_prompt if sequence.prompt_embeds is not None else 0
+            self._sampler.add(sequence.slot, sequence.sampling, sequence.token_ids, num_prompt, num_unknown)
         except Exception as error:
             failed[sequence.slot] = blame(sequence.slot, "its sampling parameters cannot be followed", error)
         self._prompts.pop(sequence.slot, None)

@@ -82,14 +82,19 @@ class Sampler:
         self._states = [GREEDY] * max_num_seqs
         self._stages = StageChain(max_num_seqs, vocab_size, device, processors)
 
-    def add(self, slot: int, plan: SamplingPlan, token_ids: list[int], num_prompt_tokens: int) -> None:
+    def add(
+        self, slot: int, plan: SamplingPlan, token_ids: list[int], num_prompt_tokens: int, num_unknown_tokens: int = 0
+    ) -> None:
         """Gives a slot to a sequence: all its tokens known so far, those of the prompt first.
+
+        Args:
+            num_unknown_tokens: see SlotSequence.
 
         Raises:
             ValueError, OverflowError: the plan cannot be followed. The slot samples greedily until the next `add`.
         """
         self._states[slot] = GREEDY
-        self._stages.add(slot, SlotSequence(plan, token_ids, num_prompt_tokens))
+        self._stages.add(slot, SlotSequence(plan, token_ids, num_prompt_tokens, num_unknown_tokens))
         self._states[slot] = make_state(plan, self._vocab_size, self._device)
 
     def sample(

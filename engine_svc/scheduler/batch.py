@@ -59,6 +59,7 @@ class Batch:
 
     def add_new(self, sequence: Sequence, count: int) -> None:
         """The same for one that has just been given its slot."""
+        embeds = sequence.owner.request.prompt_embeds
         self._new.append(
             NewSequence(
                 slot=sequence.slot,
@@ -67,6 +68,7 @@ class Batch:
                 num_computed_tokens=sequence.num_computed_tokens,
                 block_ids=[block_ids.copy() for block_ids in sequence.table.block_ids],
                 sampling=sequence.sampling,
+                prompt_embeds=embeds and embeds.rows(sequence.num_computed_tokens),
             )
         )
         self.started.append(sequence)

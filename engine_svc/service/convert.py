@@ -12,6 +12,7 @@ from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta,
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from quire.counters import COUNTS, HISTOGRAMS
 from quire.histogram import HistogramSnapshot
+from quire.rpc.prompt_embeds import to_prompt_embeds
 from quire.rpc.sampling import to_sampling
 from quire.rpc.status import to_request_error
 from quire.structured.base import Constraint
@@ -40,6 +41,7 @@ def to_request(generation: common_pb2.Generation, request_id: str = "") -> Gener
         priority=generation.priority,
         cache_salt=generation.cache_salt,
         timeout_seconds=generation.timeout_ms / 1000 if generation.timeout_ms else None,
+        prompt_embeds=to_prompt_embeds(generation),
         constraint=_to_constraint(generation.constraint) if generation.HasField("constraint") else None,
         progress=tuple(ChoiceProgress(list(choice.token_ids), choice.finished) for choice in generation.progress),
     )
@@ -120,4 +122,5 @@ def from_model_info(info: ModelInfo) -> common_pb2.ModelInfo:
         attention_backend=info.attention_backend,
         scheduling_policy=info.scheduling_policy,
         fingerprint=info.fingerprint,
+        prompt_embeds_size=info.prompt_embeds_size,
     )

@@ -144,6 +144,8 @@ def _check(body: ChatFields, model: ServedModel) -> None:
         raise InvalidRequest("logprob_token_ids needs logprobs: true.", parameter="logprob_token_ids")
     if body.suffix:
         raise InvalidRequest("suffix is for /v1/completions: a conversation has none.", parameter="suffix")
+    if body.prompt_embeds is not None:
+        raise InvalidRequest("prompt_embeds is for /v1/completions: a chat is text.", parameter="prompt_embeds")
     for name in ("max_tokens", "max_completion_tokens"):
         value = getattr(body, name)
         if value is not None and not 1 <= value < 2**31:

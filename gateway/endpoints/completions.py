@@ -26,6 +26,7 @@ from gateway.requests.caller import Caller, caller_of
 from gateway.requests.constraint import constraint_of
 from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.generation_request import TokenizedPrompt
+from gateway.requests.prompt_embeds import read_prompt_embeds
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
 from gateway.requests.token_ids_only import check_token_ids_only
@@ -103,17 +104,39 @@ def _prompt_logprobs(body: CompletionRequest, model: ServedModel) -> int | None:
 async def _tokenized(
     request: Request, body: CompletionRequest, model: ServedModel, caller: Caller
 ) -> list[TokenizedPrompt]:
-    """Each prompt as token ids.
+    """Each prompt as the model gets it, embeddings first.
 
     Raises:
-        InvalidRequest: prompts of several kinds, none, or too many.
+        InvalidRequest: prompts of several kinds, none, or too many; or embeddings that the model does not take.
         ContextTooLong: one that does not fit the model.
     """
-    context, prompt = context_of(request), body.prompt
+    context, prompt, files = context_of(request), body.prompt, _embeds_files(body)
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         prompt = [prompt]  # type: ignore[list-item]  # one prompt, as text or as ids, which are checked below
-    prompts = cast("list[str | list[int]]", prompt)
-    check_choices(len(prompts), body.n, context.options.max_choices_per_request)
+    prompts = cast("list[str | list[int]]", [] if files and prompt == [""] else prompt or [])
+    check_choices(len(files) + len(prompts), body.n, context.options.max_choices_per_request)
+    bound = context_bound(body, model)
+    embeds = await beside(request, read_prompt_embeds, files, model, bound, caller.cache_salt) if files else []
+    return [*embeds, *(await _tokenized_prompts(request, body, model, caller, prompts) if prompts else [])]
+
+
+def _embeds_files(body: CompletionRequest) -> list[str]:
+    """
+    Raises:
+        InvalidRequest: there are some, and they do not go with what else is asked for.
+    """
+    files = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
+    for name in ("echo", "prompt_logprobs", "return_prompt_text", "suffix"):
+        if files and getattr(body, name) not in (None, False, ""):
+            raise InvalidRequest(f"{name} cannot be had with prompt_embeds: they are no tokens.", parameter=name)
+    return files
+
+
+async def _tokenized_prompts(
+    request: Request, body: CompletionRequest, model: ServedModel, caller: Caller, prompts: list[str | list[int]]
+) -> list[TokenizedPrompt]:
+    """Those that came as text or as token ids; raises as `_tokenized`."""
+    context = context_of(request)
     if texts := [item for item in prompts if isinstance(item, str)]:
         if len(texts) != len(prompts):
             raise InvalidRequest("prompt mixes texts and token ids; send one kind.", parameter="prompt")
@@ -201,7 +224,7 @@ class _Answer(GenerationAnswer[CompletionRequest, CompletionChoice]):
             choice.finish.stop_reason,
             choice.token_ids if self._with_ids else None,
             prompt_logprobs(prompt_scores, texts) if self._body.prompt_logprobs is not None else None,
-            list(prompt.token_ids) if self._with_ids else None,
+            list(prompt.token_ids) or None if self._with_ids else None,
             prompt.text if self._body.return_prompt_text else UNSET,
         )
 

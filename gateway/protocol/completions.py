@@ -9,9 +9,10 @@ from gateway.protocol.common import GenerationFields, PromptLogprobs, Usage
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
-    """One or more prompts to continue, as text or as token ids."""
+    """One or more prompts to continue, as text, as token ids or as embeddings."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | int | list[int]] | None = None
+    prompt_embeds: str | list[str] | None = None
     logprobs: int | None = None
     add_special_tokens: bool = True
 

@@ -75,7 +75,7 @@ def make_generation_request(
     )  # fmt: skip
     truncated = [truncate(prompt, body, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
-        _check_length(len(prompt.token_ids), asked, model.max_model_len)
+        _check_length(prompt.num_tokens, asked, model.max_model_len)
     output_tokens = check_total(truncated, output, sampling.n, model.max_model_len, options.max_tokens_per_request)
     _check_scores(output_tokens, sampling.logprobs or 0, bool(body.stream))
     names = model.served_model_names
@@ -180,10 +180,12 @@ def truncate(prompt: TokenizedPrompt, body: GenerationFields, max_model_len: int
             f"truncate_prompt_tokens is {limit}; it must be -1 or positive.", parameter="truncate_prompt_tokens"
         )
     most = max_model_len - 1 if limit == -1 else limit
-    if len(prompt.token_ids) <= most:
+    if prompt.num_tokens <= most:
         return prompt
+    first = 0 if body.truncation_side == "right" else prompt.num_tokens - most
+    embeds = prompt.embeds and prompt.embeds.rows(first, first + most)
     # The blocks of what is left may begin elsewhere: the keys are not its own.
-    return TokenizedPrompt(prompt.token_ids[:most] if body.truncation_side == "right" else prompt.token_ids[-most:])
+    return TokenizedPrompt(prompt.token_ids[first : first + most], embeds=embeds)
 
 
 def _check_length(prompt: int, max_tokens: int | None, max_model_len: int) -> None:
@@ -229,8 +231,8 @@ def check_total(prompts: Sequence[TokenizedPrompt], output: int | None, n: int, 
     Raises:
         InvalidRequest: the prompts and what may come of them are more tokens than one request may have.
     """
-    prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-    room = (max_model_len - len(prompt.token_ids) for prompt in prompts)
+    prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
+    room = (max_model_len - prompt.num_tokens for prompt in prompts)
     output_tokens = n * sum(each if output is None else min(each, output) for each in room)
     if prompt_tokens + output_tokens > limit:
         raise InvalidRequest(

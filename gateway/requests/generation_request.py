@@ -8,6 +8,7 @@ from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.parser import AnswerParser
 from gateway.requests.beams import BeamSearchParameters
 from gateway.requests.thinking import Thinking
+from quire.prompt_embeds import PromptEmbeds
 from quire.reasoning import ReasoningMarks
 from quire.sampling import SamplingParameters
 from quire.structured.base import Constraint
@@ -33,6 +34,12 @@ class TokenizedPrompt:
 
     token_ids: tuple[int, ...]
     block_keys: tuple[int, ...] = ()  # of its full blocks; empty where nobody has worked them out
+    embeds: PromptEmbeds | None = None  # in place of the token ids
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, whatever it came as."""
+        return len(self.token_ids) if self.embeds is None else self.embeds.num_tokens
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,11 @@ class Refused:
     neutral: tuple[Any, ...] = ()  # values that ask for nothing, besides null
 
 
-_NOT_YET = "it is not implemented by Quire yet"
 _TEXT_ONLY = "Quire's models read and write text only"
 _NO_TRANSFER = "Quire moves no KV cache between servers on a client's word"
 
 REFUSED: Mapping[str, Refused] = MappingProxyType(
     {
-        "prompt_embeds": Refused(_NOT_YET),
         "functions": Refused("tools have taken its place; send them there"),
         "function_call": Refused("tool_choice has taken its place; send it there", ("none",)),
         "modalities": Refused(_TEXT_ONLY, (["text"],)),

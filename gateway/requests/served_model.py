@@ -20,3 +20,4 @@ class ServedModel:
     # Of its generation config; max_tokens, if it is there, is also the most that a request may have.
     default_sampling: SamplingParameters
     eos_token_ids: tuple[int, ...] = ()
+    prompt_embeds_size: int = 0  # values of each row of a prompt's embeddings; 0 where none are taken

@@ -90,7 +90,7 @@ class RequestState(AnswerQueue):
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts."""
-        return sum(len(prompt.token_ids) for prompt in self.request.prompts)
+        return sum(prompt.num_tokens for prompt in self.request.prompts)
 
     @property
     def cached_tokens(self) -> int:

@@ -14,6 +14,7 @@ from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import GenerationUsage, StreamState
 from quire.rpc.constraint import from_constraint
+from quire.rpc.prompt_embeds import from_prompt_embeds
 from quire.rpc.sampling import from_sampling, to_sampling
 from quire.sampling import SamplingParameters
 from quire.v1 import common_pb2, tokenizer_pb2
@@ -31,7 +32,7 @@ def to_served_model(info: common_pb2.ModelInfo) -> ServedModel:
     """A model as its workers tell of it."""
     return ServedModel(
         tuple(info.served_model_names), info.model, info.max_model_len, info.vocab_size, info.block_size,
-        info.max_logprobs, to_sampling(info.default_sampling), tuple(info.eos_token_ids),
+        info.max_logprobs, to_sampling(info.default_sampling), tuple(info.eos_token_ids), info.prompt_embeds_size,
     )  # fmt: skip
 
 
@@ -48,6 +49,7 @@ def from_stream(stream: StreamState, timeout_ms: int) -> common_pb2.Generation:
         request_id=request.request_id if alone else f"{request.request_id}-{stream.number}",
         model=request.requested_model,
         prompt_token_ids=prompt.token_ids,
+        prompt_embeds=from_prompt_embeds(prompt.embeds),
         sampling=_sampling(stream),
         priority=request.priority,
         cache_salt=request.cache_salt,
@@ -65,7 +67,7 @@ def _sampling(stream: StreamState) -> common_pb2.SamplingParams:
     request = stream.owner.request
     sampling = msgspec.structs.replace(request.sampling, seed=stream.seed)
     if sampling.max_tokens is not None:  # a default may be more than fits behind this prompt
-        room = request.max_model_len - len(stream.prompt.token_ids)
+        room = request.max_model_len - stream.prompt.num_tokens
         sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
     return from_sampling(sampling)
 

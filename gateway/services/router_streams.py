@@ -217,4 +217,4 @@ class RouterStreams:
 
 
 def _known_tokens(stream: StreamState) -> int:
-    return len(stream.prompt.token_ids) + sum(len(choice.delivered) for choice in stream.choices)
+    return stream.prompt.num_tokens + sum(len(choice.delivered) for choice in stream.choices)

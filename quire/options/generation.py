@@ -48,6 +48,10 @@ class GenerationOptions:
         "and truncation included. Penalties and bad words count in outputs only, not in prompts.",
         choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"), affects_output=True,
     )  # fmt: skip
+    enable_prompt_embeds: bool = option(
+        False, "Takes prompts as embeddings: prompt_embeds of completions, a safetensors file in base64. Whoever sends "
+        "them reaches states of the model that no text does.",
+    )  # fmt: skip
     skip_tokenizer_init: bool = skip_tokenizer_option()
     logits_processors: tuple[str, ...] = option(
         (), "Fully qualified name of a class derived from quire.logits_processor.LogitsProcessor, applied to every "

@@ -47,7 +47,6 @@ UNIMPLEMENTED = frozenset(
         "enable-lora-bias",
         "enable-multimodal-encoder-data-parallel",
         "enable-prompt-adapter",
-        "enable-prompt-embeds",
         "enable-server-load-tracking",
         "enable-sleep-mode",
         "enable-ssl-refresh",

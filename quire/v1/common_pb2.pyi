@@ -41,7 +41,7 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, service: _Optional[str] = ..., version: _Optional[str] = ..., instance_id: _Optional[str] = ..., start_time_seconds: _Optional[float] = ..., grpc_services: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "priority", "cache_salt", "timeout_ms", "progress", "prompt_block_keys", "prompt_block_size", "tenant", "session_id", "constraint")
+    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "priority", "cache_salt", "timeout_ms", "progress", "prompt_block_keys", "prompt_block_size", "tenant", "session_id", "constraint", "prompt_embeds")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Generation(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_EMBEDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -68,7 +69,18 @@ class Generation(_message.Message):
     tenant: str
     session_id: str
     constraint: Constraint
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ..., prompt_block_keys: _Optional[_Iterable[int]] = ..., prompt_block_size: _Optional[int] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+    prompt_embeds: PromptEmbeds
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ..., prompt_block_keys: _Optional[_Iterable[int]] = ..., prompt_block_size: _Optional[int] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_embeds: _Optional[_Union[PromptEmbeds, _Mapping]] = ...) -> None: ...
+
+class PromptEmbeds(_message.Message):
+    __slots__ = ("dtype", "hidden_size", "data")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    hidden_size: int
+    data: bytes
+    def __init__(self, dtype: _Optional[str] = ..., hidden_size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ChoiceProgress(_message.Message):
     __slots__ = ("token_ids", "finished")
@@ -258,7 +270,7 @@ class RequestError(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., parameter: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens", "fingerprint")
+    __slots__ = ("served_model_names", "model", "architecture", "max_model_len", "vocab_size", "dtype", "device", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "eos_token_ids", "default_sampling", "max_logprobs", "tensor_parallel_size", "attention_backend", "scheduling_policy", "kv_cache_tokens", "fingerprint", "prompt_embeds_size")
     SERVED_MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +290,7 @@ class ModelInfo(_message.Message):
     SCHEDULING_POLICY_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_EMBEDS_SIZE_FIELD_NUMBER: _ClassVar[int]
     served_model_names: _containers.RepeatedScalarFieldContainer[str]
     model: str
     architecture: str
@@ -297,7 +310,8 @@ class ModelInfo(_message.Message):
     scheduling_policy: str
     kv_cache_tokens: int
     fingerprint: str
-    def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    prompt_embeds_size: int
+    def __init__(self, served_model_names: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_logprobs: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., attention_backend: _Optional[str] = ..., scheduling_policy: _Optional[str] = ..., kv_cache_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., prompt_embeds_size: _Optional[int] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("running_sequences", "waiting_requests", "used_kv_blocks", "total_kv_blocks", "waiting_prefill_tokens", "step", "busy", "counters", "swapped_sequences", "used_host_blocks", "total_host_blocks")

@@ -20,6 +20,7 @@ from quire.errors import (
     Unavailable,
 )
 from quire.options.router import RouterOptions
+from quire.rpc.prompt_embeds import num_prompt_tokens
 from quire.rpc.status import from_request_error
 from quire.sampling import SAMPLING_BOUNDS
 from quire.seeds import SeedSource
@@ -230,7 +231,7 @@ class Dispatcher:
         request = RouteRequest(
             request_id=generation.request_id,
             model=assignment.model,
-            prompt_tokens=len(generation.prompt_token_ids),
+            prompt_tokens=num_prompt_tokens(generation),
             sequences=max(1, sampling.n),
             output_tokens=min(self._output_tokens, longest),
             tenant=generation.tenant,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import subprocess
+from array import array
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from random import Random
@@ -41,6 +42,7 @@ def engines(tiny_llama: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
             quire(
                 "engine", str(tiny_llama), "--port", str(port), "--dtype", "float32", "--cpu-threads", "1",
                 "--kv-cache-memory-bytes", "32M", "--max-model-len", "1024", "--log-level", "error",
+                "--enable-prompt-embeds",
             ),
             cwd=ROOT,
         )
@@ -80,7 +82,8 @@ def constraints(tiny_llama: Path) -> list[common_pb2.Constraint]:
 
 def request(number: int, constraints: list[common_pb2.Constraint]) -> common_pb2.Generation:
     """Greedy and seeded ones, with penalties, log-probabilities, several sequences, stop tokens and constraints; some
-    with forbidden tokens, budgets of thinking, or repetitions that end them."""
+    with forbidden tokens, budgets of thinking, or repetitions that end them; the
+    prompts of some are embeddings."""
     source = Random(number)
     sampling = common_pb2.SamplingParams(
         max_tokens=TOKENS, ignore_eos=True, temperature=number % 2, n=1 + number % 5 // 4
@@ -106,9 +109,15 @@ def request(number: int, constraints: list[common_pb2.Constraint]) -> common_pb2
         sampling.repetition_detection.CopyFrom(common_pb2.RepetitionDetection(max_pattern_size=9, min_count=8))
     prompt = [source.randrange(256) for _ in range(20 + number)]
     constraint = constraints[number // 3 % 2] if number % 3 == 1 else None
-    return common_pb2.Generation(
-        request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling, constraint=constraint
-    )
+    generation = common_pb2.Generation(request_id=f"r{number}", sampling=sampling, constraint=constraint)
+    if number in (5, 9, 13):
+        values = array("f", [source.gauss(0, 0.02) for _ in range(len(prompt) * 256)])
+        generation.prompt_embeds.MergeFrom(
+            common_pb2.PromptEmbeds(dtype="float32", hidden_size=256, data=values.tobytes())
+        )
+    else:
+        generation.prompt_token_ids.extend(prompt)
+    return generation
 
 
 async def run_all(session: GatewaySession, first_id: int, constraints: list[common_pb2.Constraint]) -> list[Output]:

@@ -1,14 +1,15 @@
-"""A stack without a tokenizer, on a model's folder without tokenizer files: token ids in, token ids out."""
+"""A stack without a tokenizer, on a model's folder without its files: token ids or embeddings in, token ids out."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+import torch
+from safetensors.torch import load_file, save
 
 from tests.support.router_client import connect
 from tests.support.stack import ROOT, Stack, free_port, quire, start_stack, stop_stack
@@ -34,7 +37,8 @@ def stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     for name in ("config.json", "model.safetensors"):
         shutil.copy(tiny_llama / name, folder)
     running = start_stack(
-        folder, tmp_path_factory.mktemp("stack") / "log", "--skip-tokenizer-init", "--dtype", "float32",
+        folder, tmp_path_factory.mktemp("stack") / "log", "--skip-tokenizer-init",
+        "--enable-prompt-embeds", "--dtype", "float32", "--enable-prompt-tokens-details",
         "--served-model-name", "tiny", "--max-model-len", "1024", "--kv-cache-memory-bytes", "64M",
     )  # fmt: skip
     try:
@@ -49,6 +53,20 @@ def stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def client(stack: Stack) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=stack.url, timeout=60) as client:
         yield client
+
+
+Embed = Callable[[list[int]], str]
+
+
+@pytest.fixture(scope="module")
+def embed(tiny_llama: Path) -> Embed:
+    """Makes the embeddings of token ids, as a request has them."""
+    weights = load_file(tiny_llama / "model.safetensors")["model.embed_tokens.weight"]
+    return lambda token_ids: as_base64(weights[token_ids])
+
+
+def as_base64(values: torch.Tensor) -> str:
+    return base64.b64encode(save({"prompt_embeds": values})).decode()
 
 
 def choices(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
@@ -122,6 +140,68 @@ def test_logprobs_are_told_by_id(client: httpx.Client) -> None:
     assert [f"token_id:{token_id}" in answer.text for token_id in token_ids] == [True] * 3
 
 
+def test_embeddings_are_prompts(client: httpx.Client, embed: Embed) -> None:
+    """Those of tokens have the tokens' output, one or several of them, before other prompts, streamed and whole."""
+    ids, other = PROMPT * 6, PROMPT[::-1]
+    expected = [choice["token_ids"] for choice in choices(client, prompt=[ids, other, PROMPT])]
+    (one,) = choices(client, prompt="", prompt_embeds=embed(ids))
+    assert (one["token_ids"], one["prompt_token_ids"]) == (expected[0], None)
+    fields = {"prompt": PROMPT, "prompt_embeds": [embed(ids), embed(other)]}
+    assert [choice["token_ids"] for choice in choices(client, **fields)] == expected
+    assert streamed(client, **fields) == dict(enumerate(expected))
+    sampled = {"temperature": 1.0, "seed": 3, "top_k": 20, "n": 2}
+    found = choices(client, prompt=None, prompt_embeds=embed(ids), **sampled, logprobs=1)
+    assert [each["token_ids"] for each in found] == [
+        each["token_ids"] for each in choices(client, prompt=ids, **sampled)
+    ]
+    beams = {"use_beam_search": True, "n": 2, "max_tokens": 6}
+    found = choices(client, prompt="", prompt_embeds=embed(ids), **beams)
+    assert [each["token_ids"] for each in found] == [each["token_ids"] for each in choices(client, prompt=ids, **beams)]
+
+
+def test_equal_embeddings_are_found_in_the_cache_and_no_others(client: httpx.Client, embed: Embed) -> None:
+    for salt, ids, cached in (("a", 5, 0), ("a", 5, 48), ("b", 5, 0), ("a", 6, 0)):
+        body = FIELDS | {"prompt": "", "prompt_embeds": embed([ids] * 50), "cache_salt": salt}
+        usage = client.post("/v1/completions", json=body).json()["usage"]
+        assert (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (50, cached)
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter", "message"),
+    [
+        ({"prompt_embeds": "!"}, "prompt_embeds", "no base64"),
+        ({"prompt_embeds": {"a": 1}}, "prompt_embeds", "Expected"),
+        ({"prompt_embeds": [""]}, "prompt_embeds", "no safetensors"),
+        ({"prompt_embeds": []}, "prompt", "0 prompts"),
+        ({}, "prompt", "0 prompts"),
+        ({"prompt_embeds": ["x"], "prompt_logprobs": 1}, "prompt_logprobs", "no tokens"),
+        ({"prompt_embeds": ["x"] * 2000}, "prompt", "2000 prompts"),
+    ],
+)
+def test_embeddings_that_are_none(
+    client: httpx.Client, fields: dict[str, Any], parameter: str | None, message: str
+) -> None:
+    answer = client.post("/v1/completions", json=FIELDS | {"prompt": None} | fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert message in error["message"]
+    assert error["param"] == parameter
+
+
+def test_values_that_are_none_and_too_many(client: httpx.Client) -> None:
+    wrong = torch.zeros(3, 256)
+    wrong[1, 7] = torch.inf
+    for values, message in (
+        (wrong, "[1, 7]"),
+        (torch.zeros(3, 255), "hidden size is 256"),
+        (torch.zeros(1025, 256), "maximum context length is 1024"),
+        (torch.zeros(1010, 256), "max_tokens is 24"),
+    ):
+        answer = client.post("/v1/completions", json=FIELDS | {"prompt": "", "prompt_embeds": as_base64(values)})
+        assert answer.status_code == 400, answer.text
+        assert message in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "parameter"),
     [
@@ -174,7 +254,8 @@ def two_routers(stack: Stack) -> Iterator[TwoRouters]:
             process.wait()
 
 
-async def test_streams_survive_the_loss_of_a_router(two_routers: TwoRouters) -> None:
+async def test_streams_survive_the_loss_of_a_router(two_routers: TwoRouters, embed: Embed) -> None:
+    """Embeddings go with those that move."""
     async with httpx.AsyncClient(base_url=two_routers.url, timeout=60) as client:
         async with asyncio.timeout(START_SECONDS):
             await asyncio.gather(*(_wait_router(port, two_routers.engine) for port in two_routers.routers))
@@ -185,6 +266,8 @@ async def test_streams_survive_the_loss_of_a_router(two_routers: TwoRouters) -> 
             FIELDS | {"prompt": [*PROMPT, seed], "max_tokens": 200, "temperature": seed % 2, "seed": seed, "top_k": 20}
             for seed in range(8)
         ]
+        for body in bodies[4:]:
+            body |= {"prompt": "", "prompt_embeds": embed(body["prompt"])}
         undisturbed = await asyncio.gather(*(_tokens(client, body) for body in bodies))
         started = [asyncio.Event() for _ in bodies]
         running = [asyncio.create_task(_tokens(client, *each)) for each in zip(bodies, started, strict=True)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.block_hash import HASH_BYTES, block_hash, extend_hashes, root_hash
+from quire.block_hash import HASH_BYTES, block_hash, block_keys, extend_hashes, root_hash
 
 token_ids = st.lists(st.integers(0, 2**32 - 1), max_size=60)
 
@@ -66,3 +66,14 @@ def test_a_salt_is_needed_when_growing_from_nothing_only() -> None:
 def test_ids_outside_32_bits_are_refused(token: int) -> None:
     with pytest.raises(OverflowError):
         block_hash(root_hash(), [token])
+
+
+def test_blocks_of_a_prompt_that_is_no_token_ids_are_named_by_its_content() -> None:
+    """And by the salt, as others are; nothing that may be chosen makes one kind's root the other's."""
+    contents = [hashlib.sha256(bytes([number])).digest() for number in range(3)]
+    roots = {root_hash(salt, content) for salt in ("", "a") for content in (b"", *contents)}
+    assert len(roots) == 8
+    assert root_hash("", contents[0]) == hashlib.sha256(b"quire.v1.content" + contents[0]).digest()
+    grown = block_keys(list(range(9)), 4, "a", contents[0])
+    assert not set(grown) & set(block_keys(list(range(9)), 4, "a", contents[1]))
+    assert not set(grown) & set(block_keys(list(range(9)), 4, "a"))

@@ -57,3 +57,12 @@ class Abstract(LogitsProcessor):
 
 def not_a_class() -> None:
     """Another thing."""
+
+
+class Counted(LogitsProcessor):
+    """The one token that says how much is known: ten times the prompt's tokens, and all of them."""
+
+    def apply(self, token_ids: torch.Tensor, num_prompt_tokens: int, logits: torch.Tensor) -> torch.Tensor:
+        found = torch.full_like(logits, -torch.inf)
+        found[10 * num_prompt_tokens + len(token_ids)] = 0.0
+        return found

@@ -65,7 +65,7 @@ class BadWords(LogitsStage):
         self._runs[slot] = _Runs(before, last, places)
         self._reserve(width)
         tail = np.full(self._tails.shape[1], _NONE)
-        known = sequence.token_ids[-len(tail) :] if len(tail) else []
+        known = sequence.token_ids[max(sequence.num_unknown_tokens, len(sequence.token_ids) - len(tail)) :]
         tail[len(tail) - len(known) :] = known
         self._tails[slot] = to_device(tail, self._device)
         return True

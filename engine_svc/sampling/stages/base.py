@@ -19,6 +19,7 @@ class SlotSequence:
     plan: SamplingPlan
     token_ids: list[int]  # all that are known, those of the prompt first
     num_prompt_tokens: int
+    num_unknown_tokens: int = 0  # of the first ones: embeddings that stand for no token, whose ids mean nothing
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ class _Own:
     """Of one slot."""
 
     processors: list[LogitsProcessor]
-    num_prompt_tokens: int
+    num_unknown_tokens: int  # which they are not told of
+    num_prompt_tokens: int  # of those that they are
     known: torch.Tensor  # int64 [room] on the device: those that are known, and more
 
 
@@ -68,8 +69,9 @@ class CustomProcessors(LogitsStage):
         processors += [make_processor(call) for call in wanted.logits_processors]
         if not processors:
             return False
-        known = to_device(checked_ids(sequence.token_ids, self._vocab_size), self._device)
-        self._own[slot] = _Own(processors, sequence.num_prompt_tokens, known)
+        unknown = sequence.num_unknown_tokens
+        known = to_device(checked_ids(sequence.token_ids[unknown:], self._vocab_size), self._device)
+        self._own[slot] = _Own(processors, unknown, sequence.num_prompt_tokens - unknown, known)
         return True
 
     def apply(self, edits: LogitEdits, rows: StageRows) -> _Recorder:
@@ -77,13 +79,14 @@ class CustomProcessors(LogitsStage):
         places = []
         for row, slot, num_tokens in zip(rows.rows, rows.slots, rows.num_tokens, strict=True):
             own = self._own[slot]
-            known = _with_room(own, num_tokens + 1)
+            num_known = num_tokens - own.num_unknown_tokens
+            known = _with_room(own, num_known + 1)
             logits = edits.row(row)
             for processor in own.processors:
-                logits = processor.apply(known[:num_tokens], own.num_prompt_tokens, logits)
+                logits = processor.apply(known[:num_known], own.num_prompt_tokens, logits)
                 self._check(processor, logits)
             edits.write_row(row, logits)
-            places.append((known, num_tokens, row))
+            places.append((known, num_known, row))
         return _Recorder(places)
 
     def _check(self, processor: LogitsProcessor, logits: object) -> None:

@@ -68,7 +68,7 @@ class Penalties(LogitsStage):
         self._values[slot] = values
         ids, num_prompt_tokens = checked_ids(sequence.token_ids, self._vocab_size), sequence.num_prompt_tokens
         output, counts = np.unique(ids[num_prompt_tokens:], return_counts=True)
-        prompt = ids[:num_prompt_tokens] if wanted.repetition_penalty != 1.0 else ids[:0]
+        prompt = ids[sequence.num_unknown_tokens : num_prompt_tokens] if wanted.repetition_penalty != 1.0 else ids[:0]
         seen = np.concatenate((output, np.setdiff1d(prompt, output)))
         self._reserve(len(seen))
         self._ids[slot, : len(seen)] = to_device(seen, self._device)

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file
 
+from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner import graphs
 from engine_svc.runner.graphs import Forward, graph_sizes
 from engine_svc.runner.runner import Runner
-from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from quire.prompt_embeds import PromptEmbeds
+from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import check_greedy, make_model
 
 
@@ -72,6 +75,20 @@ def test_batches_of_several_tokens_a_sequence_are_replayed_too(tmp_path: Path, m
         found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=4)))
     check_greedy(folder, prompts, found, 4)
     assert recorder.replays == 1
+
+
+def test_prompts_of_one_embedding_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their token ids, which graphs read, mean nothing."""
+    folder = make_model(tmp_path / "llama", "llama")
+    weights = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].float()
+    rows = PromptEmbeds("float32", weights.shape[1], weights[7].numpy().tobytes())
+    sampling = replace(GREEDY, max_tokens=4)
+    recorder = Recorder()
+    monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
+    with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
+        found = tokens(run_requests(engine, [GenerationRequest("r", [], sampling, prompt_embeds=rows)]))
+    check_greedy(folder, [[7]], found, 4)
+    assert recorder.replays == 3
 
 
 def test_without_graphs_decoding_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

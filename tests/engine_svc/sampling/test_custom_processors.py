@@ -11,9 +11,10 @@ from engine_svc.requests.outputs import SequenceDelta
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.sampling.custom import load_processors
 from quire.errors import REQUEST_FAULT, StartupError
+from quire.prompt_embeds import PromptEmbeds
 from quire.sampling import LogitsProcessorCall
 from tests.support import logits_processors
-from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import VOCAB_SIZE, make_model
 
 OWN = logits_processors.__name__
@@ -44,6 +45,16 @@ def test_processors_change_what_is_drawn(folder: Path, executor: str) -> None:
             expected = [(prompt[-1] + 2 * step) % VOCAB_SIZE for step in range(1, 6)]
             assert [output.token_ids[:5] for output in outputs] == [expected] * 2
             assert outputs[0].token_ids[5:] != outputs[1].token_ids[5:]
+
+
+def test_they_are_told_of_tokens_and_not_of_embeddings(folder: Path) -> None:
+    sampling = replace(GREEDY, max_tokens=4, logits_processors=(LogitsProcessorCall(f"{OWN}:Counted", b"[]", b"{}"),))
+    rows = PromptEmbeds("float32", 64, bytes(4 * 64 * 9))
+    with running_engine(folder) as engine:
+        assert tokens(run(engine, PROMPTS[:1], sampling)) == [[99, 100, 101, 102]]
+        assert tokens(run_requests(engine, [GenerationRequest("r", [], sampling, prompt_embeds=rows)])) == [
+            [0, 1, 2, 3]
+        ]
 
 
 @pytest.mark.parametrize("how", ["raises", "none", "short", "nan", "row", "int"])

@@ -199,3 +199,14 @@ def test_looking_at_the_likeliest_tokens_first_changes_nothing(spread: float, mi
             assert same >= rows - 1  # but for rounding at a boundary
         else:
             assert len(set(drawn)) > 1
+
+
+@pytest.mark.parametrize("fields", [{"repetition_penalty": 2.0}, {"bad_words": ((0, 0, 0),)}, {"bad_words": ((7, 0),)}])
+def test_the_ids_of_embeddings_are_looked_back_at_by_nobody(fields: dict[str, Any]) -> None:
+    """Token 0, which holds their places, is the likeliest; an output of 7 stands behind them."""
+    for num_unknown in (0, 3):
+        sampler = Sampler(1, VOCAB_SIZE, torch.device("cpu"))
+        known = [0, 0, 0] if fields != {"bad_words": ((7, 0),)} else [0, 0, 0, 7]
+        sampler.add(0, sampling_plan(temperature=0.0, **fields), known, 3, num_unknown)
+        (token_id,) = sampler.sample(LOGITS[None].clone(), [0], [len(known)]).token_ids.tolist()
+        assert token_id == (0 if num_unknown and len(known) == 3 else 1)

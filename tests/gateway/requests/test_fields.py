@@ -79,3 +79,15 @@ def test_what_the_log_is_told_is_short_and_harmless(caplog: pytest.LogCaptureFix
     UnknownFields().look(b'{"prompt": "A"}', CompletionRequest)
     UnknownFields().look(b'{"odd": "' + b"x" * unknown.MAX_BYTES + b'"}', CompletionRequest)
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_embeddings_need_an_engine_that_takes_them(gateway: GatewayStack) -> None:
+    response = await gateway.post("/v1/completions", {"prompt": "", "prompt_embeds": "AAAA"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_embeds")
+    assert "--enable-prompt-embeds" in response.json()["error"]["message"]
+    response = await gateway.post("/v1/chat/completions", CHAT | {"prompt_embeds": "AAAA"})
+    assert "is for /v1/completions" in response.json()["error"]["message"]
+    for name in ("echo", "return_prompt_text"):
+        response = await gateway.post("/v1/completions", {"prompt": "", "prompt_embeds": "AAAA", name: True})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, name)

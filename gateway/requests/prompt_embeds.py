@@ -1,0 +1,108 @@
+"""`prompt_embeds`: safetensors files in base64, each with one tensor [tokens, hidden_size]. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.requests.generation_request import TokenizedPrompt
+from gateway.requests.served_model import ServedModel
+from quire.block_hash import block_keys
+from quire.bounds import check_context_length
+from quire.errors import InvalidRequest
+from quire.prompt_embeds import DTYPES, MAX_PROMPT_EMBEDS_BYTES, PromptEmbeds, check_taken
+
+_NAME = "prompt_embeds"
+_LENGTH = struct.Struct("<Q")  # of the header, in bytes; it stands before it
+_MAX_HEADER_BYTES = 64 * 1024
+_METADATA = "__metadata__"
+_SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class _Tensor(msgspec.Struct):
+    """One of a safetensors file's, as its header has it."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def read_prompt_embeds(
+    files: Sequence[str], model: ServedModel, max_tokens: int, cache_salt: str
+) -> list[TokenizedPrompt]:
+    """The prompts, with the keys of their blocks.
+
+    Args:
+        max_tokens: that a prompt may come to; 0 for any number.
+
+    Raises:
+        InvalidRequest: the model takes none, or one of these is none.
+        ContextTooLong: one does not fit the model.
+    """
+    prompts = []
+    check_taken(model.prompt_embeds_size)
+    for file in files:
+        embeds = parse_safetensors(_decoded(file))
+        embeds.check(model.prompt_embeds_size)
+        if max_tokens:
+            check_context_length(embeds.num_tokens, 0, max_tokens, prompt_name=_NAME)
+        keys: Sequence[int] = ()
+        if model.block_size:
+            keys = block_keys([0] * embeds.num_tokens, model.block_size, cache_salt, embeds.digest)
+        prompts.append(TokenizedPrompt((), tuple(keys), embeds))
+    return prompts
+
+
+def _decoded(file: str) -> bytes:
+    most = MAX_PROMPT_EMBEDS_BYTES + _MAX_HEADER_BYTES + _LENGTH.size
+    if len(file) > most // 3 * 4 + 4:
+        raise _error(
+            f"has {len(file)} characters, which hold more than the {MAX_PROMPT_EMBEDS_BYTES} bytes of a prompt"
+        )
+    try:
+        return base64.b64decode(file, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _error(f"is no base64 ({error})") from None
+
+
+def parse_safetensors(file: bytes) -> PromptEmbeds:
+    """The one tensor of a safetensors file.
+
+    Raises:
+        InvalidRequest: the file is none, or its tensor is not a matrix of 16 or 32 bits.
+    """
+    length = _LENGTH.unpack_from(file)[0] if len(file) >= _LENGTH.size else 0
+    end = _LENGTH.size + length
+    if not 2 <= length <= _MAX_HEADER_BYTES or end > len(file):
+        raise _error("is no safetensors file: its length and its header do not go together")
+    try:
+        header = msgspec.json.decode(file[_LENGTH.size : end], type=dict[str, msgspec.Raw])
+        tensors = [msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items() if name != _METADATA]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise _error("is no safetensors file: its header is not what it should be") from None
+    if len(tensors) != 1:
+        raise _error(f"has {len(tensors)} tensors; it needs one")
+    return _embeds(tensors[0], file[end:])
+
+
+def _embeds(tensor: _Tensor, data: bytes) -> PromptEmbeds:
+    if tensor.dtype not in _SAFETENSORS_DTYPES:
+        raise _error(f"is of {tensor.dtype[:20]}; taken are {', '.join(_SAFETENSORS_DTYPES)}")
+    if len(tensor.shape) != 2 or min(tensor.shape) < 1:
+        shape = ", ".join(str(size)[:20] for size in tensor.shape[:5])
+        raise _error(f"has the shape [{shape}]; it needs [tokens, hidden_size], without a batch's dimension")
+    dtype, (rows, columns) = _SAFETENSORS_DTYPES[tensor.dtype], tensor.shape
+    if tensor.data_offsets != (0, len(data)) or rows * columns * DTYPES[dtype] != len(data):
+        raise _error(f"has {len(data)} bytes of values, which are not those of its shape")
+    return PromptEmbeds(dtype, columns, data)
+
+
+def _error(what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"prompt_embeds {what}. Send what safetensors.torch.save({{'prompt_embeds': tensor}}) makes, in base64.",
+        parameter=_NAME,
+    )
