@@ -1,6 +1,6 @@
 """XGrammar: a pushdown automaton whose masks are worked out for each of its states when a grammar is compiled.
 
-Its compiled form is what it writes itself as JSON: no pickle. Both halves see the vocabulary without the ids of no
+Its compiled form is the JSON that it writes itself. Both halves see the vocabulary without the ids of no
 meaning at its end, so that a model that pads its own is no other. One more id stands for the end of the text: it is how
 XGrammar says that an output may end, and no token of the model's.
 """
