@@ -79,7 +79,8 @@ def _text_with_calls(use: ToolUse, reader: type[ToolParser]) -> Element:
         word for word in reader.begins if not any(word != one and word.startswith(one) for one in reader.begins)
     ]
     begun = [tag for word in triggers for tag in _begun(use, reader, word)]
-    text = {"type": "triggered_tags", "triggers": triggers, "tags": begun, "stop_after_first": not use.is_parallel}
+    is_last = not use.is_parallel or not _are_closed(use, reader)
+    text = {"type": "triggered_tags", "triggers": triggers, "tags": begun, "stop_after_first": is_last}
     if not reader.bare:
         return text
     beginnings = "".join(re.escape(word[0]) for word in (*reader.bare, *triggers))
@@ -93,15 +94,26 @@ def _begun(use: ToolUse, reader: type[ToolParser], word: str) -> list[Element]:
     """What one of the words that begin calls may begin: a row of calls, one of its calls, or a row by another word."""
     forms = _forms(use, reader)
     first = forms[0][1]
-    rows = [(first.before, _row(use, reader, forms), first.after)]
-    single = [(syntax.begin, _arguments(use, reader, tool), syntax.end) for tool, syntax in forms]
-    if not first.before or (first.begin.startswith(word) and not first.before.startswith(word)):
-        rows = single
-    usual = next((one for one in reader.begins if rows[0][0].startswith(one)), "")
+    before_rows, before_calls = (_usual_word(reader, text) for text in (first.before, first.begin))
+    if first.before and (word == before_rows or not before_calls):
+        return [_tag(word + first.before[len(before_rows) :], _row(use, reader, forms), first.after)]
+    begins = (syntax.begin for _, syntax in forms)
+    begins = (each[each.index(word) :] if word in each else word + each[len(before_calls) :] for each in begins)
     return [
-        _tag(begin[begin.index(word) :] if word in begin else word + begin[len(usual) :], content, end)
-        for begin, content, end in rows
+        _tag(begin, _arguments(use, reader, tool), syntax.end)
+        for begin, (tool, syntax) in zip(begins, forms, strict=True)
     ]
+
+
+def _usual_word(reader: type[ToolParser], text: str) -> str:
+    """Which of the words that begin calls a text begins with."""
+    return next((word for word in reader.begins if text.startswith(word)), "")
+
+
+def _are_closed(use: ToolUse, reader: type[ToolParser]) -> bool:
+    """Whether calls have an end, behind which text is text. Otherwise what follows one may be read as another."""
+    last = _forms(use, reader)[0][1]
+    return any(word in last.end + last.after for word in reader.ends) or not (reader.ends or reader.bare)
 
 
 def _forms(use: ToolUse, reader: type[ToolParser]) -> list[tuple[Tool, CallSyntax]]:

@@ -39,6 +39,8 @@ class ToolParser(AnswerParser):
     begins: ClassVar[tuple[str, ...]] = ()
     # Characters that begin calls without such a word, at the beginning of the text.
     bare: ClassVar[str] = ""
+    # Come after a call, and are dropped.
+    ends: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def syntax(cls, name: str) -> CallSyntax | None:
@@ -58,8 +60,6 @@ class MarkedToolParser(ToolParser):
     no call is content, from where it began to where that was clear; a call that breaks off later keeps what was sent.
     """
 
-    # Come after a call, and are dropped.
-    ends: ClassVar[tuple[str, ...]] = ()
     # Are dropped wherever they stand.
     dropped: ClassVar[tuple[str, ...]] = ()
 

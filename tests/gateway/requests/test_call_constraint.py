@@ -180,6 +180,27 @@ def test_a_strict_call_fits_once_it_is_begun(family: str) -> None:
         assert not takes(grammar, "so: " + begun), begun
 
 
+@pytest.mark.parametrize("family", ONE_OF_EACH_FORMAT)
+def test_whatever_is_put_together_reads_as_calls_that_fit(family: str) -> None:
+    """What the grammar takes and the parser reads otherwise would be a way around it."""
+    use, constraint = asked(family, tools=tools(strict=True))
+    grammar = grammar_of(constraint)
+    assert use.reader is not None
+    right, wrong = written(family, RIGHT), written(family, WRONG)
+    words = (*use.reader.begins, *use.reader.ends)
+    parts = [right, wrong, *words, RIGHT, WRONG, "; ", ", ", "\n", "text", "[", "]", "{", "}"]
+    parts += [each.removeprefix(word) for each in (right, wrong) for word in words if each.startswith(word)]
+    parts += [f'{{"name": "get_weather", "{key}": {WRONG}}}' for key in ("arguments", "parameters")]
+    choose = random.Random(2)
+    texts = {"".join(choose.choices(parts, k=choose.randrange(1, 6))) for _ in range(300)}
+    texts |= {f"text {word}{right.removeprefix(word)}{part}" for word in words for part in parts}
+    taken = [text for text in sorted(texts) if takes(grammar, text)]
+    assert taken
+    for text in taken:
+        for call in read(use, text).tool_calls:
+            check_call(call.name, call.arguments)
+
+
 def test_of_tools_that_are_not_strict_any_arguments_pass() -> None:
     loose = function("loose", parameters=WEATHER)
     grammar = grammar_of(asked("hermes", tools=[*tools(strict=True), loose])[1])
