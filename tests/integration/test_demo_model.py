@@ -251,7 +251,8 @@ def test_calls_fit_their_schema_however_hot_it_runs(client: openai.OpenAI, choic
         assert isinstance(call.function.parsed_arguments, Forecast)  # read by the SDK, which checks nothing itself
 
 
-def test_an_answer_that_is_a_call_or_follows_a_schema(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize("thinks", [False, True])
+def test_an_answer_that_is_a_call_or_follows_a_schema(client: openai.OpenAI, thinks: bool) -> None:
     class Sum(pydantic.BaseModel):
         result: int
 
@@ -259,9 +260,11 @@ def test_an_answer_that_is_a_call_or_follows_a_schema(client: openai.OpenAI) -> 
         answer = client.chat.completions.parse(
             model="quire-demo", messages=[{"role": "user", "content": question}], temperature=0, response_format=Sum,
             tools=[{"type": "function", "function": {**WEATHER_TOOL["function"], "strict": True}}],
+            extra_body=THINK if thinks else None,
         ).choices[0].message  # fmt: skip
         assert len(answer.tool_calls or ()) == calls
         assert isinstance(answer.parsed, Sum) != bool(calls)
+        assert bool((answer.model_extra or {}).get("reasoning")) == thinks
 
 
 def test_an_answer_that_could_think_and_does_not_is_what_its_grammar_says(client: openai.OpenAI) -> None:
