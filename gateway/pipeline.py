@@ -21,7 +21,9 @@ from gateway.requests.statistics import RequestStatistics
 from gateway.services.convert import to_update
 from gateway.services.router_streams import RouterStreams
 from gateway.services.texts import Texts
+from quire.errors import Overloaded
 from quire.options.server import RpcSecurityOptions
+from quire.prompt_embeds import MAX_LIVE_EMBEDS_BYTES
 from quire.rpc.settings import CALL_SECONDS
 from quire.seeds import SeedSource
 
@@ -46,6 +48,7 @@ class Pipeline:
         self.router_streams = RouterStreams(router_addresses, security, statistics, self._on_tokens)
         self._beam_searches = BeamSearches(self.router_streams, self.texts, self._on_tokens)
         self._room = ChoiceRoom()
+        self._embeds_room = ChoiceRoom(MAX_LIVE_EMBEDS_BYTES, "bytes of prompt_embeds")
 
     @property
     def num_live(self) -> int:
@@ -65,7 +68,7 @@ class Pipeline:
         """
         if request.wants_text:
             await self.texts.replicas.wait_up(min(CALL_SECONDS, request.timeout_seconds))
-        self._room.enter(request.tenant, request.choices)
+        self._enter(request)
         state = RequestState(request, self._release)
         self._statistics.started(state)
         if request.beams is not None:
@@ -82,6 +85,16 @@ class Pipeline:
             state.cancel()
             raise
         return state
+
+    def _enter(self, request: GenerationRequest) -> None:
+        """Takes room for a request, all or none."""
+        self._room.enter(request.tenant, request.choices)
+        try:
+            if request.embeds_bytes:
+                self._embeds_room.enter(request.tenant, request.embeds_bytes)
+        except Overloaded:
+            self._room.leave(request.tenant, request.choices)
+            raise
 
     def _open_stream(self, state: RequestState, number: int) -> StreamState:
         """The stream of one of the request's prompts, whose text can come from now on."""
@@ -108,6 +121,8 @@ class Pipeline:
             for choice in stream.choices:
                 self.texts.close(choice)
         self._room.leave(state.request.tenant, state.request.choices)
+        if state.request.embeds_bytes:
+            self._embeds_room.leave(state.request.tenant, state.request.embeds_bytes)
         self._statistics.ended(state)
 
     def _on_tokens(self, choice: ChoiceState, delta: GenerationDelta) -> None:

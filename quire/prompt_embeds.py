@@ -13,6 +13,8 @@ from quire.errors import InvalidRequest
 FLAG = "--enable-prompt-embeds"
 # Of one prompt: a message on the wire has room for it, and for all else that goes with a request.
 MAX_PROMPT_EMBEDS_BYTES = 12 * 2**20
+# Of all requests that a gateway, or an engine, has at a time.
+MAX_LIVE_EMBEDS_BYTES = 2**30
 # Bytes of a value, by type.
 DTYPES: Mapping[str, int] = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 _NAME = "prompt_embeds"

@@ -22,6 +22,7 @@ from engine_svc.kv_cache.events import CacheContents, Changes, EventLog
 from engine_svc.requests.outputs import EngineLoad, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import DRAINING, ENGINE_FAULT, LOADING, QUEUE_FULL, Overloaded, Unavailable
+from quire.prompt_embeds import MAX_LIVE_EMBEDS_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Sink(Protocol):
 class _Stream:
     sink: Sink
     request_id: str
+    embeds_bytes: int
 
 
 class EngineLoop:
@@ -89,7 +91,7 @@ class EngineLoop:
         """Hands a validated request to the engine; returns the key that stands for it in deltas.
 
         Raises:
-            Overloaded: too many wait already.
+            Overloaded: too many wait already, or their embeddings take too much memory.
             Unavailable: the worker is going away.
         """
         engine = self._ready()
@@ -97,11 +99,19 @@ class EngineLoop:
             raise Unavailable("This worker is shutting down; try another one.", reason=DRAINING)
         if engine.num_waiting + len(self._commands) >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait already; try again later.", reason=QUEUE_FULL)
+        embeds_bytes = len(request.prompt_embeds.data) if request.prompt_embeds else 0
+        if embeds_bytes and embeds_bytes + self._embeds_bytes() > MAX_LIVE_EMBEDS_BYTES:
+            raise Overloaded(f"{MAX_LIVE_EMBEDS_BYTES} bytes of prompt_embeds are as many as are kept at a time; try "
+                             "again later.", reason=QUEUE_FULL)  # fmt: skip
         key = next(self._keys)
-        self._streams[key] = _Stream(sink, request.request_id)
+        self._streams[key] = _Stream(sink, request.request_id, embeds_bytes)
         self._idle.clear()
         self._command(partial(Engine.add, key=key, request=request, arrival_time=time.monotonic()))
         return key
+
+    def _embeds_bytes(self) -> int:
+        """Of all requests that live."""
+        return sum(stream.embeds_bytes for stream in self._streams.values())
 
     def abort(self, key: int) -> None:
         """Ends a request; unknown keys are no error. Its sink still hears of the end."""

@@ -1,4 +1,4 @@
-"""How many choices may run in a gateway at a time, and how tenants share them."""
+"""How many choices may run in a gateway at a time, and how tenants share them; and so with other things."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ class ChoiceRoom:
     """Nobody may take more than is left then for others: one tenant alone gets half of the room, the next one half of
     the rest, and so on (dynamic thresholds, Choudhury and Hahne 1998). So no caller can shut the others out."""
 
-    def __init__(self, size: int = MAX_LIVE_CHOICES) -> None:
+    def __init__(self, size: int = MAX_LIVE_CHOICES, unit: str = "choices") -> None:
+        """
+        Args:
+            unit: what is counted, in words.
+        """
+        self._unit = unit
         self._free = size
         self._taken: Counter[str] = Counter()
 
@@ -27,8 +32,8 @@ class ChoiceRoom:
         """
         if self._taken[tenant] + choices > self._free - choices:
             raise Overloaded(
-                f"{self._taken[tenant]} choices of this caller run already, and there is no room for {choices} more: "
-                "try again when some have ended."
+                f"{self._taken[tenant]} {self._unit} of this caller run already, and there is no room for {choices} "
+                "more: try again when some have ended."
             )
         self._taken[tenant] += choices
         self._free -= choices

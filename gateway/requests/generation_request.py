@@ -73,6 +73,11 @@ class GenerationRequest:
         return self.sampling.n
 
     @property
+    def embeds_bytes(self) -> int:
+        """Of the prompts that are embeddings; they are kept while it runs."""
+        return sum(len(prompt.embeds.data) for prompt in self.prompts if prompt.embeds)
+
+    @property
     def choices(self) -> int:
         """Sequences of all prompts."""
         return len(self.prompts) * self.n

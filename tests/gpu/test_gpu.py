@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.registry import create_backend
+from engine_svc.requests.request import GenerationRequest
+from quire.prompt_embeds import PromptEmbeds
 from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
 from tests.engine_svc.kernels.test_sampling import check_draws
-from tests.support.run_engine import random_prompts, run, running_engine, tokens
+from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import check_greedy, make_model
 
 pytestmark = [
@@ -54,6 +57,21 @@ def test_engine(tmp_path: Path, family: str, eager: bool) -> None:
     prompts = random_prompts(1, 17, 90)
     with running_engine(folder, device="cuda", max_num_batched_tokens=33, enforce_eager=eager) as engine:
         found = tokens(run(engine, prompts))
+    check_greedy(folder, prompts, found, 64)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_prompt_embeds(tmp_path: Path, eager: bool) -> None:
+    """Through pinned memory, and past the graphs, for a prompt of one row too."""
+    folder = make_model(tmp_path / "llama", "llama")
+    prompts = random_prompts(1, 17, 90)
+    weights = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].float()
+    requests = [
+        GenerationRequest("r", [], GREEDY, prompt_embeds=PromptEmbeds("float32", 64, weights[prompt].numpy().tobytes()))
+        for prompt in prompts
+    ]
+    with running_engine(folder, device="cuda", max_num_batched_tokens=33, enforce_eager=eager) as engine:
+        found = tokens(run_requests(engine, requests))
     check_greedy(folder, prompts, found, 64)
 
 

@@ -52,6 +52,7 @@ class FakeOptions:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 1 << 20
     fingerprint: str = "fake"
+    prompt_embeds_size: int = 0
     # Of its generation config.
     max_new_tokens: int | None = None
 
@@ -218,6 +219,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             vocab_size=VOCAB_SIZE, block_size=16, num_kv_blocks=self.options.total_kv_blocks,
             max_num_seqs=self.options.max_num_seqs, max_num_batched_tokens=self.options.max_num_batched_tokens,
             max_logprobs=20, fingerprint=self.options.fingerprint,
+            prompt_embeds_size=self.options.prompt_embeds_size,
             default_sampling=common_pb2.SamplingParams(max_tokens=self.options.max_new_tokens),
         )  # fmt: skip
         return engine_pb2.GetModelInfoResponse(model_info=info)

@@ -15,8 +15,11 @@ from prometheus_client import generate_latest
 
 from engine_svc.plan import StepPlan
 from engine_svc.requests.admission import sequence_seed
+from engine_svc.requests.outputs import SequenceDelta
+from engine_svc.requests.request import GenerationRequest
 from engine_svc.service.session import EngineSession
 from quire.errors import ContextTooLong, DeadlineExceeded, Internal, InvalidRequest, NotFound, Overloaded, QuireError
+from quire.prompt_embeds import PromptEmbeds
 from quire.rpc.status import from_request_error, from_rpc_error
 from quire.v1 import common_pb2, engine_pb2
 from tests.support.engine_client import TIMEOUT, VOCABULARY, expected, generate, generation, refusal, wait_free
@@ -452,3 +455,25 @@ async def test_model_info_and_load() -> None:
         text = generate_latest(engine.registry).decode()
         assert "quire_engine_generation_tokens_total 4.0" in text
         assert 'quire_engine_model_execute_seconds_bucket{le="0.001"} 4.0' in text
+
+
+class Deaf:
+    """A sink that does not care."""
+
+    def deliver(self, deltas: list[SequenceDelta]) -> None:
+        pass
+
+
+async def test_embeddings_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine_svc.core.loop.MAX_LIVE_EMBEDS_BYTES", 100)
+    embeds = PromptEmbeds("float32", 1, bytes(60))
+    async with running_engine() as engine:
+        loop, request = engine.worker.loop, GenerationRequest("r", [], prompt_embeds=embeds)
+        key = loop.submit(request, Deaf())
+        with pytest.raises(Overloaded, match="100 bytes of prompt_embeds"):
+            loop.submit(request, Deaf())
+        loop.submit(GenerationRequest("other", [1, 2]), Deaf())
+        loop.detach(key)
+        loop.detach(loop.submit(request, Deaf()))
+        loop.abort_requests(["other"])
+        await wait_free(engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
+from safetensors.torch import save
 
 from gateway.answers.deltas import ChoiceUpdate, Content
 from gateway.answers.queue import MAX_WAITING_STEPS
@@ -19,6 +22,7 @@ from quire.errors import Overloaded
 from quire.rpc import session as session_module
 from quire.sampling import SamplingParameters
 from quire.v1 import tokenizer_pb2
+from tests.support.fake_engine import FakeOptions
 from tests.support.gateway_stack import GatewayStack, running_gateway
 from tests.support.waiting import eventually
 
@@ -188,3 +192,16 @@ async def test_a_caller_with_too_many_choices_waits_while_others_are_served(
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     response = await small.post("/v1/completions", COMPLETION | {"n": 25}, **{"x-tenant": "other"})
     assert response.status_code == 200
+
+
+async def test_embeddings_under_way_are_bounded(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that they leave no room for takes none of any kind, and those without them do not care."""
+    async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.001, prompt_embeds_size=8)) as stack:
+        monkeypatch.setattr(stack.context.pipeline, "_embeds_room", ChoiceRoom(100, "bytes of prompt_embeds"))
+        monkeypatch.setattr(stack.context.pipeline, "_room", ChoiceRoom(4))
+        embeds = base64.b64encode(save({"x": torch.zeros(2, 8)})).decode()
+        for _ in range(3):
+            response = await stack.post("/v1/completions", {"prompt": "", "prompt_embeds": embeds})
+            assert response.status_code == 503
+            assert "64 more" in response.json()["error"]["message"]
+        await stack.complete(n=2, temperature=1.0)
