@@ -8,9 +8,10 @@ import grpc
 import pytest
 
 from quire.errors import Unavailable
+from quire.prompt_embeds import MAX_PROMPT_EMBEDS_BYTES
 from quire.rpc.context import REQUEST_ID_HEADER
 from quire.rpc.status import from_rpc_error
-from quire.v1 import router_pb2
+from quire.v1 import common_pb2, router_pb2
 from tests.router.conftest import StartEngine, StartRouter
 from tests.support.fake_engine import expected_tokens
 from tests.support.router_client import generation
@@ -85,3 +86,21 @@ async def test_many_calls_at_once(start_engine: StartEngine, start_router: Start
     answers = await asyncio.gather(*(running.client.generate(generation([i], 5 + i % 7)) for i in range(40)))
     assert answers == [expected_tokens([i], 5 + i % 7) for i in range(40)]
     assert [len(engine.record.started) for engine in engines] == [20, 20]
+
+
+async def test_prompts_of_megabytes_get_through(start_engine: StartEngine, start_router: StartRouter) -> None:
+    """As large as any may be, several at a time, in one session and beside a small one."""
+    engine = await start_engine()
+    running = await start_router(engine.address)
+    data = bytes(range(256)) * (MAX_PROMPT_EMBEDS_BYTES // 256)
+    large = common_pb2.PromptEmbeds(dtype="bfloat16", hidden_size=4096, data=data)
+    async with running.client.session() as session:
+        started = [
+            await session.start(number, generation([number], 3, prompt_embeds=None if number == 2 else large))
+            for number in range(1, 5)
+        ]
+        for number, output in enumerate(started, start=1):
+            assert (await output.wait_ended()).tokens[0] == expected_tokens([number], 3)
+    found = [request.prompt_embeds.data for request in engine.record.started]
+    assert sorted(map(len, found)) == [0] + [len(data)] * 3
+    assert found.count(data) == 3
