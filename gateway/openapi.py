@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -12,8 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import quire
+from gateway.context import context_of
 from gateway.errors import ErrorResponse, json_response
-from gateway.protocol.chat import ChatBatchRequest, ChatCompletion, ChatCompletionRequest
+from gateway.middleware.authentication import PUBLIC_PATHS
+from gateway.protocol.chat import ChatBatchRequest, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from gateway.protocol.completions import Completion, CompletionRequest
 from gateway.protocol.tokens import (
     DetokenizeRequest,
@@ -23,66 +27,151 @@ from gateway.protocol.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from gateway.requests.field_schemas import add_limits
 
-# Path → (method, request, answer, what it does).
-_OPERATIONS: dict[str, tuple[str, type | None, type | None, str]] = {
-    "/v1/chat/completions": ("post", ChatCompletionRequest, ChatCompletion, "Continues a conversation."),
-    "/v1/chat/completions/batch": ("post", ChatBatchRequest, ChatCompletion, "Continues many conversations alike."),
-    "/v1/completions": ("post", CompletionRequest, Completion, "Continues prompts."),
-    "/invocations": ("post", None, None, "As /v1/chat/completions or /v1/completions, by the fields of the body."),
-    "/v1/models": ("get", None, ModelList, "Lists the served models."),
-    "/v1/models/{model}": ("get", None, ModelCard, "One of them."),
-    "/tokenize": ("post", TokenizeRequest, TokenizeResponse, "Turns text or a conversation into token ids."),
-    "/detokenize": ("post", DetokenizeRequest, DetokenizeResponse, "Turns token ids into text."),
-    "/health": ("get", None, None, "Answers 200 while requests can be served."),
-    "/ping": ("get", None, None, "As /health."),
-    "/livez": ("get", None, None, "Answers 200 while the process runs."),
-    "/readyz": ("get", None, None, "As /health."),
-    "/version": ("get", None, None, "Quire's version."),
-    "/load": ("get", None, None, "Requests under way in this gateway."),
-    "/metrics": ("get", None, None, "Prometheus metrics."),
+
+@dataclass(frozen=True)
+class _Operation:
+    """What one path does.
+
+    Attributes:
+        requests: what its body may be.
+        answers: what it may answer with; empty for nothing.
+        chunks: what an event of a stream may hold, where there are streams.
+    """
+
+    method: str
+    path: str
+    text: str
+    requests: tuple[type, ...] = ()
+    answers: tuple[Any, ...] = ()
+    chunks: tuple[type, ...] = ()
+    media_type: str = "application/json"
+    failures: tuple[int, ...] = ()
+
+    @property
+    def is_public(self) -> bool:
+        return self.path.encode() in PUBLIC_PATHS
+
+
+_REQUEST = (400, 404, 413, 415, 503, 504)  # what a body may be answered with
+_OPERATIONS = (
+    _Operation(
+        "post", "/v1/chat/completions", "Continues a conversation.", (ChatCompletionRequest,), (ChatCompletion,),
+        (ChatCompletionChunk,), failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/v1/chat/completions/batch", "Continues many conversations alike.", (ChatBatchRequest,),
+        (ChatCompletion,), failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/v1/completions", "Continues prompts.", (CompletionRequest,), (Completion,), (Completion,),
+        failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/invocations", "As /v1/chat/completions or /v1/completions, by the fields of the body.",
+        (ChatCompletionRequest, CompletionRequest), (ChatCompletion, Completion), (ChatCompletionChunk, Completion),
+        failures=_REQUEST,
+    ),
+    _Operation("get", "/v1/models", "Lists the served models.", answers=(ModelList,)),
+    _Operation("get", "/v1/models/{model}", "One of them.", answers=(ModelCard,), failures=(404,)),
+    _Operation(
+        "post", "/tokenize", "Turns text or a conversation into token ids.", (TokenizeRequest,), (TokenizeResponse,),
+        failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/detokenize", "Turns token ids into text.", (DetokenizeRequest,), (DetokenizeResponse,),
+        failures=_REQUEST,
+    ),
+    _Operation("get", "/health", "Answers 200 while requests can be served.", failures=(503,)),
+    _Operation("get", "/ping", "As /health.", failures=(503,)),
+    _Operation("post", "/ping", "As /health.", failures=(503,)),
+    _Operation("get", "/livez", "Answers 200 while the process runs."),
+    _Operation("get", "/readyz", "As /health.", failures=(503,)),
+    _Operation("get", "/version", "Quire's version.", answers=(dict[str, str],)),
+    _Operation("get", "/load", "Requests under way in this gateway.", answers=(dict[str, int],)),
+    _Operation("get", "/metrics", "Prometheus metrics.", answers=(str,), media_type="text/plain"),
+)  # fmt: skip
+_FAILURES = {
+    400: "The request is wrong; the error names the field and the fix.",
+    401: "No key, or one that is not known.",
+    404: "There is no such model.",
+    413: "The body is larger than --max-body-bytes.",
+    415: "The body is compressed.",
+    500: "A fault of the server's; its log has the details.",
+    503: "Not ready, too busy, or stopping: send it again in a while.",
+    504: "The request's own time ran out.",
 }
+_Schemas = Mapping[Any, dict[str, Any]]
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _CSP = "default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self'; base-uri 'none'"
 _TYPES = {"docs.html": "text/html", "docs.js": "text/javascript", "docs.css": "text/css"}
 
 
 @functools.cache
-def _document() -> dict[str, Any]:
-    structs = [kind for _, *kinds, _ in _OPERATIONS.values() for kind in kinds if isinstance(kind, type)]
+def _document(needs_key: bool) -> dict[str, Any]:
+    kinds = [kind for each in _OPERATIONS for kind in (*each.requests, *each.answers, *each.chunks)]
     schemas, components = msgspec.json.schema_components(
-        [*structs, ErrorResponse], ref_template="#/components/schemas/{name}"
+        [*kinds, ErrorResponse], ref_template="#/components/schemas/{name}"
     )
-    refs = dict(zip([*structs, ErrorResponse], schemas, strict=True))
-    paths = {path: {operation[0]: _operation(path, operation, refs)} for path, operation in _OPERATIONS.items()}
-    security = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
+    for name in {kind.__name__ for each in _OPERATIONS for kind in each.requests}:
+        add_limits(components[name]["properties"])
+    schema_of = dict(zip([*kinds, ErrorResponse], schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for each in _OPERATIONS:
+        paths.setdefault(each.path, {})[each.method] = _described(each, schema_of, needs_key and not each.is_public)
+    security = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}} if needs_key else {}
     return {
         "openapi": "3.1.0", "info": {"title": "Quire", "version": quire.__version__}, "paths": paths,
-        "components": {"schemas": components, **security}, "security": [{"key": []}],
+        "components": {"schemas": components, **security},
     }  # fmt: skip
 
 
-def _operation(
-    path: str, operation: tuple[str, type | None, type | None, str], refs: dict[type, dict[str, Any]]
-) -> dict[str, Any]:
-    _, request, answer, text = operation
-    success: dict[str, Any] = {"description": "Success."}
-    if answer:
-        success["content"] = {"application/json": {"schema": refs[answer]}}
-    failure = {"description": "Failure.", "content": {"application/json": {"schema": refs[ErrorResponse]}}}
-    described: dict[str, Any] = {"summary": text, "responses": {"200": success, "default": failure}}
-    if names := _PARAMETER.findall(path):
+def _described(operation: _Operation, schema_of: _Schemas, needs_key: bool) -> dict[str, Any]:
+    failures = sorted({*operation.failures, *((401,) if needs_key else ()), 500})
+    failure = {"application/json": {"schema": schema_of[ErrorResponse]}}
+    responses = {str(status): {"description": _FAILURES[status], "content": failure} for status in failures}
+    described: dict[str, Any] = {
+        "summary": operation.text, "responses": {"200": _success(operation, schema_of), **responses},
+    }  # fmt: skip
+    if needs_key:
+        described["security"] = [{"key": []}]
+    if names := _PARAMETER.findall(operation.path):
         described["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
-    if request:
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": refs[request]}}}
+    if operation.requests:
+        content = {"application/json": {"schema": _any_of(operation.requests, schema_of)}}
+        described["requestBody"] = {"required": True, "content": content}
     return described
+
+
+def _success(operation: _Operation, schema_of: _Schemas) -> dict[str, Any]:
+    content = {}
+    if operation.answers:
+        content[operation.media_type] = {"schema": _any_of(operation.answers, schema_of)}
+    if operation.chunks:
+        content["text/event-stream"] = {"schema": _event(_any_of((*operation.chunks, ErrorResponse), schema_of))}
+    return {"description": "Success.", **({"content": content} if content else {})}
+
+
+def _event(data: dict[str, Any]) -> dict[str, Any]:
+    """One of a stream; the last one says that it is."""
+    in_json = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    return {
+        "type": "object", "description": "With stream: true, one of the events.", "required": ["data"],
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, in_json]}},
+    }  # fmt: skip
+
+
+def _any_of(kinds: Sequence[Any], schema_of: _Schemas) -> dict[str, Any]:
+    schemas = [schema_of[kind] for kind in kinds]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 async def openapi_json(request: Request) -> Response:
     """The OpenAPI document."""
-    return json_response(_document())
+    return json_response(_document(bool(context_of(request).options.api_key)))
 
 
 async def docs(request: Request) -> Response:

@@ -52,5 +52,5 @@ def check_refused(body: msgspec.Struct) -> None:
     """
     for name, refused in REFUSED.items():
         value = getattr(body, name, None)
-        if value is not None and value not in refused.neutral:
+        if value is not None and not any(type(value) is type(each) and value == each for each in refused.neutral):
             raise InvalidRequest(f"{name} is refused: {refused.why}. Leave it out.", parameter=name)

@@ -3,6 +3,8 @@
 const examples = {
   "/v1/chat/completions": { messages: [{ role: "user", content: "Hello!" }], max_tokens: 32 },
   "/v1/completions": { prompt: "Hello", max_tokens: 16 },
+  "/v1/chat/completions/batch": { messages: [[{ role: "user", content: "Hello!" }]], max_tokens: 32 },
+  "/invocations": { prompt: "Hello", max_tokens: 16 },
   "/tokenize": { prompt: "Hello" },
   "/detokenize": { tokens: [1, 2, 3] },
 };
@@ -52,7 +54,7 @@ const show = (root, path, method, operation) => {
   const request = operation.requestBody?.content["application/json"].schema;
   const input = element("textarea");
   if (request) {
-    box.append(fieldsOf(root, request));
+    for (const each of request.anyOf || [request]) box.append(fieldsOf(root, each));
     input.rows = 6;
     input.value = JSON.stringify(examples[path] || {}, null, 2);
     box.append(input);

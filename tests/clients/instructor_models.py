@@ -1,4 +1,4 @@
-"""`instructor`: models of pydantic by a schema and by JSON mode, and partial ones while they are written."""
+"""`instructor`: models of pydantic by tools, by a schema and by JSON mode, and partial ones while they are written."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ FIELDS = {"model": "quire-demo", "messages": QUESTION, "temperature": 0, "max_re
 MARIA = {"name": "Maria", "age": 31}
 
 
-def by_a_schema() -> None:
-    client = instructor.from_openai(openai.OpenAI(), mode=instructor.Mode.JSON_SCHEMA)
+def by_each_way(mode: instructor.Mode) -> None:
+    client = instructor.from_openai(openai.OpenAI(), mode=mode)
     assert client.chat.completions.create(response_model=Person, **FIELDS).model_dump() == MARIA
     person, answer = client.chat.completions.create_with_completion(response_model=Person, **FIELDS)
     assert (person.model_dump(), answer.choices[0].finish_reason) == (MARIA, "stop")
 
 
-def by_json_mode() -> None:
-    client = instructor.from_openai(openai.OpenAI(), mode=instructor.Mode.JSON)
-    assert client.chat.completions.create(response_model=Person, **FIELDS).model_dump() == MARIA
-
-
-def growing_as_it_is_written() -> None:
-    client = instructor.from_openai(openai.OpenAI(), mode=instructor.Mode.JSON_SCHEMA)
+def growing_as_it_is_written(mode: instructor.Mode) -> None:
+    client = instructor.from_openai(openai.OpenAI(), mode=mode)
     seen = list(client.chat.completions.create_partial(response_model=Person, **FIELDS))
     assert len(seen) > 2
     assert seen[-1].model_dump() == MARIA
 
 
 if __name__ == "__main__":
-    by_a_schema()
-    by_json_mode()
-    growing_as_it_is_written()
+    for each in (
+        instructor.Mode.TOOLS,
+        instructor.Mode.TOOLS_STRICT,
+        instructor.Mode.JSON_SCHEMA,
+        instructor.Mode.JSON,
+    ):
+        by_each_way(each)
+    for each in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        growing_as_it_is_written(each)

@@ -1,10 +1,12 @@
-"""`langchain-openai`: chats, streams, chains, batches, `with_structured_output`."""
+"""`langchain-openai`: chats, streams, chains, batches, `with_structured_output`, tools."""
 
 from __future__ import annotations
 
 import pydantic
+from langchain_core.messages import HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 
 MODEL = "quire-demo"
@@ -17,6 +19,18 @@ class Person(pydantic.BaseModel):
 
     name: str
     age: int
+
+
+@tool
+def get_weather(city: str) -> dict[str, object]:
+    """Tell the weather of a city."""
+    return {"temperature": 21, "sky": "sunny"}
+
+
+@tool
+def send_mail(to: str) -> str:
+    """Send a mail to somebody."""
+    return f"sent to {to}"
 
 
 def chains_and_batches() -> None:
@@ -40,8 +54,30 @@ def completions() -> None:
 
 
 def structured_output() -> None:
-    for method in ("json_schema", "json_mode"):
+    for method in ("json_schema", "json_mode", "function_calling"):
         assert llm.with_structured_output(Person, method=method).invoke(PERSON) == Person(name="Maria", age=31), method
+
+
+def tools_whole_and_streamed() -> None:
+    for choice in ("auto", "any", "get_weather"):
+        bound = llm.bind_tools([get_weather, send_mail], tool_choice=choice)
+        [call] = bound.invoke("What is the weather in Rome?").tool_calls
+        assert (call["name"], call["args"]) == ("get_weather", {"city": "Rome"}), choice
+        whole = None
+        for chunk in bound.stream("What is the weather in Rome?"):
+            whole = chunk if whole is None else whole + chunk
+        assert whole is not None
+        assert [(each["name"], each["args"]) for each in whole.tool_calls] == [(call["name"], call["args"])], choice
+
+
+def it_goes_on_from_the_result() -> None:
+    bound = llm.bind_tools([get_weather])
+    messages = [HumanMessage("What is the weather in Rome?")]
+    messages.append(bound.invoke(messages))
+    messages += [get_weather.invoke(call) for call in messages[-1].tool_calls]
+    answer = bound.invoke(messages)
+    assert "sunny" in answer.content
+    assert not answer.tool_calls
 
 
 if __name__ == "__main__":
@@ -49,3 +85,5 @@ if __name__ == "__main__":
     usage_comes_with_the_stream()
     completions()
     structured_output()
+    tools_whole_and_streamed()
+    it_goes_on_from_the_result()

@@ -15,6 +15,15 @@ PERSON = [{"role": "user", "content": "Write JSON with the fields name, age: Mar
 PROVIDERS = ("openai/quire-demo", "hosted_vllm/quire-demo")
 PLACE = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": "unused", "temperature": 0}
 
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tell the weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
 
 class Person(pydantic.BaseModel):
     name: str
@@ -43,9 +52,20 @@ def thoughts(model: str) -> None:
     assert answer.choices[0].message.content == "17 + 25 = 42."
 
 
+def tools(model: str) -> None:
+    fields = {"model": model, "messages": [{"role": "user", "content": "What is the weather in Rome?"}], **PLACE}
+    for choice in ("auto", "required"):
+        answer = litellm.completion(tools=[WEATHER], tool_choice=choice, **fields).choices[0]
+        stream = litellm.completion(tools=[WEATHER], tool_choice=choice, stream=True, **fields)
+        for message in (answer.message, litellm.stream_chunk_builder(list(stream)).choices[0].message):
+            [call] = message.tool_calls
+            assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Rome"})
+        assert answer.finish_reason == "tool_calls"
+
+
 def errors_have_its_classes(model: str) -> None:
-    with pytest.raises(litellm.BadRequestError, match="max_tokens"):
-        litellm.completion(model=model, messages=SUM, max_tokens=100_000, **PLACE)
+    with pytest.raises(litellm.ContextWindowExceededError, match="maximum context length"):
+        litellm.completion(model=model, messages=[{"role": "user", "content": "word " * 5000}], **PLACE)
 
 
 async def asynchronously(model: str) -> None:
@@ -58,5 +78,6 @@ if __name__ == "__main__":
         chats(provider)
         structured_output(provider)
         thoughts(provider)
+        tools(provider)
         errors_have_its_classes(provider)
         asyncio.run(asynchronously(provider))

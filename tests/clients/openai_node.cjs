@@ -1,4 +1,4 @@
-// `openai` of npm: chats, streams, structured output by a schema, errors.
+// `openai` of npm: chats, streams, structured output by a schema, tools that are run, errors.
 const assert = require("node:assert/strict");
 const OpenAI = require("openai");
 
@@ -33,6 +33,22 @@ const main = async () => {
     response_format: { type: "json_schema", json_schema: { name: "person", strict: true, schema } },
   });
   assert.deepEqual(person.choices[0].message.parsed, { name: "Maria", age: 31 });
+
+  const weather = {
+    name: "get_weather",
+    description: "Tell the weather of a city.",
+    parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+    parse: JSON.parse,
+    function: async ({ city }) => (assert.equal(city, "Rome"), '{"temperature": 21, "sky": "sunny"}'),
+  };
+  const runner = client.chat.completions.runTools({
+    model,
+    temperature: 0,
+    messages: [{ role: "user", content: "What is the weather in Rome?" }],
+    tools: [{ type: "function", function: weather }],
+    stream: true,
+  });
+  assert.match(await runner.finalContent(), /sunny/);
 
   await assert.rejects(client.chat.completions.create({ ...sum, temperature: -1 }), OpenAI.BadRequestError);
   await assert.rejects(client.models.retrieve("no-such-model"), OpenAI.NotFoundError);

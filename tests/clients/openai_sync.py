@@ -1,4 +1,4 @@
-"""`openai`, the blocking client: chats, completions, streams, structured output, errors."""
+"""`openai`, the blocking client: chats, completions, streams, structured output, tools, errors."""
 
 from __future__ import annotations
 
@@ -54,6 +54,25 @@ def answers_are_models_of_pydantic() -> None:
         assert answer.choices[0].message.parsed == Person(name="Maria", age=31)
 
 
+def tools_are_called() -> None:
+    class GetWeather(pydantic.BaseModel):
+        """Tell the weather of a city."""
+
+        city: str
+
+    fields = {
+        "model": MODEL, "messages": [{"role": "user", "content": "What is the weather in Rome?"}], "temperature": 0,
+        "tools": [openai.pydantic_function_tool(GetWeather)],
+    }  # fmt: skip
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "GetWeather"}}):
+        with client.chat.completions.stream(tool_choice=choice, **fields) as stream:
+            done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        whole = client.chat.completions.parse(tool_choice=choice, **fields)
+        [call] = whole.choices[0].message.tool_calls
+        assert call.function.parsed_arguments == GetWeather(city="Rome")
+        assert [event.arguments for event in done] == [call.function.arguments]
+
+
 def an_answer_that_is_cut_off_is_told() -> None:
     with pytest.raises(openai.LengthFinishReasonError) as told:
         client.chat.completions.parse(model=MODEL, messages=PERSON, temperature=0, response_format=Person, max_tokens=3)
@@ -77,5 +96,6 @@ if __name__ == "__main__":
     a_stream_is_the_whole_in_pieces()
     the_helper_makes_a_whole_of_a_stream()
     answers_are_models_of_pydantic()
+    tools_are_called()
     an_answer_that_is_cut_off_is_told()
     errors_have_the_sdks_classes()

@@ -1,4 +1,4 @@
-"""`pydantic-ai`: an agent that answers, streams, and gives objects."""
+"""`pydantic-ai`: an agent that answers, streams, gives objects, and calls tools."""
 
 from __future__ import annotations
 
@@ -37,9 +37,33 @@ async def objects_by_a_schema() -> None:
     assert result.output == Person(name="Maria", age=31)
 
 
+async def objects_by_a_tool() -> None:
+    agent = Agent(model, output_type=Person)
+    assert (await agent.run(PERSON)).output == Person(name="Maria", age=31)
+    async with agent.run_stream(PERSON) as stream:
+        objects = [each async for each in stream.stream_output(debounce_by=None)]
+    assert objects[-1] == Person(name="Maria", age=31)
+
+
+async def tools_are_called_and_answered_from() -> None:
+    agent = Agent(model)
+
+    @agent.tool_plain
+    def get_weather(city: str) -> str:
+        """Tell the weather of a city."""
+        assert city == "Rome"
+        return '{"temperature": 21, "sky": "sunny"}'  # spaced as the model knows it
+
+    result = await agent.run("What is the weather in Rome?")
+    assert len(result.all_messages()) == 4  # question, call, result, answer
+    assert "sunny" in result.output
+
+
 async def main() -> None:
     await text_whole_and_streamed()
     await objects_by_a_schema()
+    await objects_by_a_tool()
+    await tools_are_called_and_answered_from()
 
 
 if __name__ == "__main__":

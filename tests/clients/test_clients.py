@@ -22,7 +22,7 @@ ENVIRONMENT = ROOT / ".venv-clients"
 SECONDS = 240
 SCRIPTS = (
     "openai_sync.py", "openai_async.py", "openai_node.cjs", "langchain_chat.py", "instructor_models.py",
-    "litellm_calls.py", "pydantic_ai_agent.py",
+    "litellm_calls.py", "pydantic_ai_agent.py", "schemathesis_fuzzing.py",
 )  # fmt: skip
 # What they would look for elsewhere before they begin, or tell others of.
 OFFLINE = {
@@ -33,7 +33,9 @@ OFFLINE = {
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = start_stack(None, tmp_path_factory.mktemp("clients") / "serve.log")
+    # What is fuzzed has no bound of its own.
+    bound = ("--override-generation-config", '{"max_new_tokens": 64}')
+    stack = start_stack(None, tmp_path_factory.mktemp("clients") / "serve.log", *bound)
     try:
         stack.wait_healthy()
         yield stack

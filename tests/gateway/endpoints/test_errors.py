@@ -64,6 +64,7 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"thinking_token_budget": -1}, "thinking_token_budget", "-1"),
     ({"thinking_token_budget": 5}, "thinking_token_budget", "--reasoning-parser"),
     ({"stream_interval": 0}, "stream_interval", "at least 1"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type", "'yaml'"),
     ({"vllm_xargs": {"a": {"b": 1}}}, "vllm_xargs", "vllm_xargs"),
     ({"vllm_xargs": {"a": "b" * 20000}}, "vllm_xargs", "16384"),
     ({"logits_processors": ["a.B"] * 17}, "logits_processors", "17"),

@@ -121,19 +121,6 @@ async def test_metrics_have_vllms_names(gateway: GatewayStack) -> None:
     assert "quire_num_requests_running" in text
 
 
-async def test_the_description_covers_every_route(gateway: GatewayStack) -> None:
-    document = (await gateway.client.get("/openapi.json")).json()
-    served = {route.path.replace(":path", "") for route in routes(GatewayOptions())} - {
-        "/openapi.json",
-        "/docs",
-        "/docs/{asset}",
-    }
-    assert set(document["paths"]) == served
-    text = str(document)
-    for reference in set(re.findall(r"#/components/schemas/([\w.]+)", text)):
-        assert reference in document["components"]["schemas"]
-
-
 async def test_the_docs_page_needs_nothing_from_elsewhere(gateway: GatewayStack) -> None:
     page = await gateway.client.get("/docs")
     assert page.status_code == 200

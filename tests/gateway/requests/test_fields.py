@@ -13,6 +13,7 @@ from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.completions import CompletionRequest
 from gateway.protocol.unknown import UnknownFields
 from gateway.requests.refused import REFUSED, check_refused
+from quire.errors import InvalidRequest
 from tests.support.gateway_stack import GatewayStack
 
 CHAT = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 2}
@@ -49,6 +50,12 @@ def test_what_asks_for_nothing_passes() -> None:
     for name, refused in REFUSED.items():
         for value in (None, *refused.neutral):
             check_refused(decode_json(msgspec.json.encode(CHAT | {name: value}), ChatCompletionRequest))
+
+
+@pytest.mark.parametrize(("name", "value"), [("watermarking", 0), ("routed_experts_prompt_start", False)])
+def test_what_only_equals_nothing_does_not_pass(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} is refused"):
+        check_refused(decode_json(msgspec.json.encode(CHAT | {name: value}), ChatCompletionRequest))
 
 
 @pytest.mark.asyncio(loop_scope="module")
