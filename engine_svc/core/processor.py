@@ -12,11 +12,12 @@ from engine_svc.core.statistics import EngineStatistics
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.plan import PositionLogprobs, StepResult
 from engine_svc.requests.outputs import FinishReason, SequenceDelta
+from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import Sequence
 from engine_svc.requests.stopping import end_of_grammar, find_ending
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.scheduler import Scheduler
-from quire.errors import REQUEST_FAULT, Internal
+from quire.errors import REQUEST_FAULT, Internal, InvalidRequest, QuireError
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +136,19 @@ class StepProcessor:
             sequence.sampling = msgspec.structs.replace(sequence.sampling, num_prompt_logprobs=None)
 
     def _fail(self, sequence: Sequence, message: str) -> None:
-        logger.error("request %s failed alone: %s", sequence.owner.request.request_id, message)
-        error = Internal(f"The engine failed on this request alone: {message}.", reason=REQUEST_FAULT)
-        self._requests.end(sequence.owner, FinishReason.ERROR, error)
+        request = sequence.owner.request
+        logger.error("request %s failed alone: %s", request.request_id, message)
+        self._requests.end(sequence.owner, FinishReason.ERROR, _failure(request, message))
+
+
+def _failure(request: GenerationRequest, message: str) -> QuireError:
+    """What the caller is told: it is no fault of ours where the request itself may have left nothing to sample."""
+    if request.constraint is not None:
+        for name in ("allowed_token_ids", "bad_words"):
+            if getattr(request.sampling, name):
+                return InvalidRequest(
+                    f"Nothing may come next: {name} and what the output has to look like leave no token to sample. "
+                    "Leave one of them out.",
+                    parameter=name,
+                )
+    return Internal(f"The engine failed on this request alone: {message}.", reason=REQUEST_FAULT)

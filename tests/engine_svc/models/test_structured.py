@@ -147,9 +147,11 @@ def test_alone_in_a_batch_and_on_another_worker_it_is_the_same(folder: Path, gra
             assert after.finish_reason is whole.finish_reason
 
 
-def test_what_is_left_no_token_fails_alone(folder: Path, grammars: Grammars) -> None:
+@pytest.mark.parametrize("name", ["bad_words", "allowed_token_ids"])
+def test_what_is_left_no_token_fails_alone(folder: Path, grammars: Grammars, name: str) -> None:
     beginnings = tuple((each,) for each, token in enumerate(vocabulary().tokens) if token and b"abc".startswith(token))
-    forbidden = SamplingParameters(temperature=0.0, max_tokens=20, bad_words=beginnings)
+    left: Any = {"bad_words": beginnings, "allowed_token_ids": (EOS,)}
+    forbidden = SamplingParameters(temperature=0.0, max_tokens=20, **{name: left[name]})
     torn = GenerationRequest("r", PROMPT, forbidden, constraint=matching("abc"))
     whole = GenerationRequest("r", PROMPT, SamplingParameters(max_tokens=20), constraint=matching("abc"))
     with running_engine(folder, eos_token_ids=(EOS,), grammars=grammars) as engine:
@@ -158,7 +160,9 @@ def test_what_is_left_no_token_fails_alone(folder: Path, grammars: Grammars) -> 
         last: dict[int, SequenceDelta] = {}
         while len(last) < 2:
             last |= {delta.key: delta for delta in engine.step() if delta.is_final}
-    assert "no token is left to sample" in str(last[1].error)
+    error = last[1].error
+    assert isinstance(error, InvalidRequest)  # it is the request's own doing
+    assert error.parameter == name
     assert last[2].finish_reason is FinishReason.STOP
 
 
