@@ -22,7 +22,7 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: serve test test-fast test-slow clients lint format protos docs bench bench-compare bench-gpu bench-router-fleet bench-router-simulation lock clean
+.PHONY: serve test test-fast test-slow test-lm-eval clients lint format protos docs bench bench-compare bench-gpu bench-router-fleet bench-router-simulation lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -35,6 +35,11 @@ test-fast: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev $(CLIENTS)/.installed
 	$(PYTEST) -m slow $(ARGS) || test $$? = 5
+
+# The one client that CI leaves out: what it brings is as large as all the others together.
+test-lm-eval: $(VENV)/.installed-dev $(CLIENTS)/.installed
+	$(CLIENTS_INSTALL) --requirement tests/clients/requirements-lm-eval.txt
+	$(BIN)/python -m pytest tests/clients -k lm_eval $(ARGS)
 
 # The clients of tests/clients, which would pin what our environment has, in one of their own.
 clients: $(CLIENTS)/.installed
@@ -117,12 +122,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP_INSTALL) --editable ".[dev]"
 	@touch $@
 
+CLIENTS_INSTALL := $(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-compile \
+  --constraint tests/clients/constraints.txt
 # Without --no-compile, half of the time goes into files that no test imports. npm's package is left out where there is
 # no npm, and its test is skipped.
 $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/constraints.txt tests/clients/package.json
 	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-compile \
-	  --constraint tests/clients/constraints.txt --requirement tests/clients/requirements.txt
+	$(CLIENTS_INSTALL) --requirement tests/clients/requirements.txt
 	cp tests/clients/package.json $(CLIENTS)
 	npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(CLIENTS) || echo "npm's openai is left out"
 	@touch $@

@@ -22,12 +22,12 @@ ENVIRONMENT = ROOT / ".venv-clients"
 SECONDS = 240
 SCRIPTS = (
     "openai_sync.py", "openai_async.py", "openai_node.cjs", "langchain_chat.py", "instructor_models.py",
-    "litellm_calls.py", "pydantic_ai_agent.py", "schemathesis_fuzzing.py",
+    "litellm_calls.py", "pydantic_ai_agent.py", "schemathesis_fuzzing.py", "lm_eval_tasks.py",
 )  # fmt: skip
 # What they would look for elsewhere before they begin, or tell others of.
 OFFLINE = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false",
-    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
 }  # fmt: skip
 
 
@@ -35,7 +35,8 @@ OFFLINE = {
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     # What is fuzzed has no bound of its own.
     bound = ("--override-generation-config", '{"max_new_tokens": 64}')
-    stack = start_stack(None, tmp_path_factory.mktemp("clients") / "serve.log", *bound)
+    log = tmp_path_factory.mktemp("clients") / "serve.log"
+    stack = start_stack(None, log, *bound, "--enable-tokenizer-info-endpoint")
     try:
         stack.wait_healthy()
         yield stack
@@ -52,6 +53,8 @@ def interpreter(script: str) -> str:
     python = ENVIRONMENT / "bin/python"
     if not python.exists():
         pytest.skip("needs the clients' own environment: `make clients`")
+    if script == "lm_eval_tasks.py" and not (ENVIRONMENT / "bin/lm_eval").exists():
+        pytest.skip("lm-eval brings hundreds of megabytes: `make test-lm-eval` installs and runs it")
     return str(python)
 
 
@@ -61,7 +64,7 @@ def test_client(script: str, request: pytest.FixtureRequest, tmp_path: Path) -> 
     stack: Stack = request.getfixturevalue("demo")  # not started for what is skipped
     environment = {
         **os.environ, **OFFLINE, "OPENAI_BASE_URL": f"{stack.url}/v1", "OPENAI_API_KEY": "unused",
-        "NODE_PATH": str(ENVIRONMENT / "node_modules"),
+        "NODE_PATH": str(ENVIRONMENT / "node_modules"), "HF_HOME": str(tmp_path),
     }  # fmt: skip
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, timeout=SECONDS, text=True, check=False,
