@@ -88,12 +88,12 @@ class Pipeline:
 
     def _enter(self, request: GenerationRequest) -> None:
         """Takes room for a request, all or none."""
-        self._room.enter(request.tenant, request.choices)
+        self._room.enter(request.tenant, request.sequences)
         try:
             if request.embeds_bytes:
                 self._embeds_room.enter(request.tenant, request.embeds_bytes)
         except Overloaded:
-            self._room.leave(request.tenant, request.choices)
+            self._room.leave(request.tenant, request.sequences)
             raise
 
     def _open_stream(self, state: RequestState, number: int) -> StreamState:
@@ -120,7 +120,7 @@ class Pipeline:
             self.router_streams.abort(stream)
             for choice in stream.choices:
                 self.texts.close(choice)
-        self._room.leave(state.request.tenant, state.request.choices)
+        self._room.leave(state.request.tenant, state.request.sequences)
         if state.request.embeds_bytes:
             self._embeds_room.leave(state.request.tenant, state.request.embeds_bytes)
         self._statistics.ended(state)

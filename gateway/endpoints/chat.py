@@ -73,7 +73,7 @@ async def _respond(request: Request, body: ChatFields, conversations: Sequence[C
     context.require_tokenizer("A chat", "messages")
     model = context.fleet.model(body.model)
     _check(body, model)
-    check_choices(len(conversations), body.n, context.options.max_choices_per_request)
+    check_choices(len(conversations), body.num_sequences, context.options.max_choices_per_request)
     caller = caller_of(request, body)
     # Most requests have no tools, and are done with this at once.
     tools, wanted = await beside(request, _asked, body, context) if body.tools else _asked(body, context)

@@ -114,7 +114,7 @@ async def _tokenized(
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         prompt = [prompt]  # type: ignore[list-item]  # one prompt, as text or as ids, which are checked below
     prompts = cast("list[str | list[int]]", [] if files and prompt == [""] else prompt or [])
-    check_choices(len(files) + len(prompts), body.n, context.options.max_choices_per_request)
+    check_choices(len(files) + len(prompts), body.num_sequences, context.options.max_choices_per_request)
     bound = context_bound(body, model)
     embeds = await beside(request, read_prompt_embeds, files, model, bound, caller.cache_salt) if files else []
     return [*embeds, *(await _tokenized_prompts(request, body, model, caller, prompts) if prompts else [])]

@@ -54,17 +54,17 @@ class GenerationFields(ConstraintFields, kw_only=True):
     logits_processors: list[str | LogitsProcessorFields] | None = None
     repetition_detection: RepetitionDetection | None = None
     prompt_logprobs: int | None = None
-    use_beam_search: bool = False
+    use_beam_search: bool | None = None
     best_of: int | None = None
     length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] = False
+    early_stopping: bool | Literal["never"] | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_interval: int | None = None
     truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] = "left"
+    truncation_side: Literal["left", "right"] | None = None  # left
     echo: bool = False
     suffix: str | None = None
     priority: int = 0
@@ -89,6 +89,11 @@ class GenerationFields(ConstraintFields, kw_only=True):
     return_weight_versions: Any = None
     routed_experts_prompt_start: Any = None
     watermarking: Any = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of each prompt: a beam search may follow more than it answers with."""
+        return max(self.n or 1, self.best_of or 1)
 
 
 class PromptTokensDetails(msgspec.Struct):

@@ -146,15 +146,16 @@ def beams_of(body: GenerationFields, model: ServedModel) -> BeamSearchParameters
                 "best_of needs use_beam_search: true; to get more choices, raise n.", parameter="best_of"
             )
         return None
-    width = max(body.n or 1, body.best_of or 0)
-    Bound(1, MAX_CHOICES).check("best_of" if body.best_of else "n", width)
+    width = body.num_sequences
+    if body.best_of is not None:
+        Bound(body.n or 1, MAX_CHOICES).check("best_of", body.best_of)
     for name in _NOT_WITH_BEAMS:
         if getattr(body, name):
             raise InvalidRequest(f"{name} cannot be used with use_beam_search; leave it out.", parameter=name)
     length_penalty = 1.0 if body.length_penalty is None else body.length_penalty
     _LENGTH_PENALTY.check("length_penalty", length_penalty)
     ends = frozenset((*(() if body.ignore_eos else model.eos_token_ids), *(body.stop_token_ids or ())))
-    parameters = BeamSearchParameters(width, ends, length_penalty, body.early_stopping)
+    parameters = BeamSearchParameters(width, ends, length_penalty, body.early_stopping or False)
     if parameters.num_candidates > model.max_logprobs:
         raise InvalidRequest(
             f"A beam search of {width} outputs needs the {parameters.num_candidates} likeliest tokens of a position; "

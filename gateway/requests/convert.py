@@ -76,7 +76,9 @@ def make_generation_request(
     truncated = [truncate(prompt, body, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
         _check_length(prompt.num_tokens, asked, model.max_model_len)
-    output_tokens = check_total(truncated, output, sampling.n, model.max_model_len, options.max_tokens_per_request)
+    output_tokens = check_total(
+        truncated, output, body.num_sequences, model.max_model_len, options.max_tokens_per_request
+    )
     _check_scores(output_tokens, sampling.logprobs or 0, bool(body.stream))
     names = model.served_model_names
     return GenerationRequest(

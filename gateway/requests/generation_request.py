@@ -78,6 +78,11 @@ class GenerationRequest:
         return sum(len(prompt.embeds.data) for prompt in self.prompts if prompt.embeds)
 
     @property
+    def sequences(self) -> int:
+        """What engines run of it at a time, for all prompts: beams are more than choices."""
+        return len(self.prompts) * self.beams.width if self.beams else self.choices
+
+    @property
     def choices(self) -> int:
         """Sequences of all prompts."""
         return len(self.prompts) * self.n

@@ -13,11 +13,11 @@ from gateway.answers.collecting import CollectedChoice
 from gateway.answers.context import NO_CONTEXT, AnswerContext, Tool
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, Reasoning, ToolCall
 from gateway.answers.parser import AnswerParser, ParserChain
-from gateway.answers.registry import parser_class
 from gateway.reasoning_parsers import REASONING_PARSERS
 from gateway.tool_parsers import TOOL_PARSERS
 from quire.errors import StartupError
 from tests.support.answer_parsers import CallParser, ThinkParser
+from tests.support.parser_classes import parser_class
 from tests.support.tool_formats import ONE_OF_EACH_FORMAT
 from tests.support.tool_formats import words_of as words_of_calls
 

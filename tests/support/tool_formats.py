@@ -13,8 +13,8 @@ import jinja2
 from gateway.answers.collecting import CollectedChoice
 from gateway.answers.context import AnswerContext, Tool
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason
-from gateway.answers.registry import parser_class
 from gateway.tool_parsers import TOOL_PARSERS
+from tests.support.parser_classes import parser_class
 
 END = Finish(FinishReason.STOP)
 

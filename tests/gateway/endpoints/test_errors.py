@@ -111,6 +111,9 @@ ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 0}, "max_tokens", "echo"),
     ({"logprobs": 21}, "logprobs", "20"),
     ({"best_of": 3}, "best_of", "use_beam_search"),
+    ({"use_beam_search": True, "best_of": -5}, "best_of", "1"),
+    ({"use_beam_search": True, "n": 3, "best_of": 2}, "best_of", "3"),
+    ({"use_beam_search": True, "best_of": 2, "n": 1, "stop": "x"}, "stop", "use_beam_search"),
 ]
 
 

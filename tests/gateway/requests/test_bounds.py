@@ -63,6 +63,7 @@ async def test_a_small_body_with_very_many_choices(gateway: GatewayStack) -> Non
     [
         ({"prompt": ["A"] * 101}, "prompt", "101"), ({"prompt": ["A"] * 51, "n": 2}, "n", "102"),
         ({"n": 101}, "n", "101"), ({"prompt": [[1]] * 101}, "prompt", "101"),
+        ({"prompt": ["A"] * 10, "use_beam_search": True, "best_of": 11}, "n", "110"),
     ],
 )  # fmt: skip
 async def test_choices_are_prompts_times_n(
@@ -86,6 +87,12 @@ async def test_as_many_choices_as_are_allowed(small: GatewayStack) -> None:
         ("/v1/completions", COMPLETION | {"n": 100, "max_tokens": 50}, "prompt", "5001"),
         ("/v1/completions", COMPLETION | {"prompt": [[1] * 2000] * 3}, "prompt", "6006"),
         ("/v1/completions", COMPLETION | {"n": 100, "max_tokens": 51}, "max_tokens", "5101"),
+        (
+            "/v1/completions",
+            COMPLETION | {"use_beam_search": True, "best_of": 19, "max_tokens": 300},
+            "max_tokens",
+            "5701",
+        ),
         ("/v1/chat/completions", CHAT | {"n": 2, "max_tokens": None}, "max_tokens", "choices"),
     ],
 )

@@ -14,7 +14,6 @@ from gateway.answers.collecting import CollectedChoice
 from gateway.answers.context import AnswerContext
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason
 from gateway.answers.parser import ParserChain
-from gateway.answers.registry import parser_class
 from gateway.endpoints.body import decode_json
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.requests.call_constraint import answer_constraint
@@ -28,6 +27,7 @@ from quire.options.tools import ToolOptions
 from quire.structured.base import Form, Grammar, Matcher, mask_words
 from quire.structured.guidance import GuidanceBackend
 from tests.support.grammars import VOCABULARY_SIZE, spell, text_of, vocabulary
+from tests.support.parser_classes import parser_class
 from tests.support.tool_formats import ONE_OF_EACH_FORMAT, Call, Turn, render
 
 WEATHER: dict[str, Any] = {

@@ -52,6 +52,14 @@ def test_what_asks_for_nothing_passes() -> None:
             check_refused(decode_json(msgspec.json.encode(CHAT | {name: value}), ChatCompletionRequest))
 
 
+@pytest.mark.parametrize(
+    "name", ["use_beam_search", "early_stopping", "best_of", "truncation_side", "suffix", "documents"]
+)
+def test_null_is_the_same_as_absent(name: str) -> None:
+    absent = decode_json(msgspec.json.encode(CHAT), ChatCompletionRequest)
+    assert decode_json(msgspec.json.encode(CHAT | {name: None}), ChatCompletionRequest) == absent
+
+
 @pytest.mark.parametrize(("name", "value"), [("watermarking", 0), ("routed_experts_prompt_start", False)])
 def test_what_only_equals_nothing_does_not_pass(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=f"{name} is refused"):

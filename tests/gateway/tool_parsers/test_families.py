@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.answers.deltas import ToolCall
-from gateway.answers.registry import parser_class
 from gateway.tool_parsers import TOOL_PARSERS
+from tests.support.parser_classes import parser_class
 from tests.support.tool_formats import (
     CONTEXT,
     FORMS,
