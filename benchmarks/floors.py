@@ -20,6 +20,7 @@ from benchmarks.engine_alone import EngineAlone
 from benchmarks.models import SHAPES, build_config
 from engine_svc.models.config import ModelConfig, read_config
 from engine_svc.models.registry import config_for
+from engine_svc.native.library import choose_kernels
 from engine_svc.ops.registry import create_ops
 from engine_svc.quantization.registry import create_method
 from quire.options.model_form import QUANTIZATIONS
@@ -71,7 +72,7 @@ def measure_machine(quantization: str | None, rows: list[int], device: torch.dev
     """Reads of memory that no cache holds; products with 64 MiB of weights."""
     data = torch.ones(2**28, device=device)
     bandwidth = data.numel() * 4 / best_seconds(data.sum)
-    ops = create_ops("auto", torch.bfloat16, device)
+    ops = create_ops(choose_kernels("auto", device), torch.bfloat16, device)
     outputs, size = 8192, 4096
     weight = torch.randn(outputs, size, device=device).to(torch.bfloat16)
     product = create_method(quantization, ops, torch.bfloat16).linear({"weight": weight}, None)

@@ -11,6 +11,8 @@ from typing import ClassVar
 
 import torch
 
+from engine_svc.native.library import Kernels
+
 
 @dataclass(frozen=True)
 class AttentionMetadata:
@@ -89,8 +91,13 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     block_dimension: ClassVar[int]  # of a layer's cache
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
+        """
+        Args:
+            kernels: those of the rank's CPU, if they are to be used.
+        """
         self.shape = shape
+        self.kernels = kernels
         self._scales: dict[AttentionOptions, CacheScales] | None = None
         self._observing = False
 

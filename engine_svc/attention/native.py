@@ -6,20 +6,21 @@ import torch
 
 from engine_svc.attention.base import AttentionOptions, AttentionShape
 from engine_svc.attention.cpu import CpuBackend, CpuPrepared, Decode
-from engine_svc.native.library import kernels
+from engine_svc.native.library import Kernels
 from quire.errors import StartupError
 
 _HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
 _MOST_GROUP = 16
 
 
-def suits(shape: AttentionShape) -> bool:
+def suits(shape: AttentionShape, kernels: Kernels | None) -> bool:
     """Whether the kernels can run this shape here."""
     return (
         shape.dtype == shape.stored == torch.bfloat16
         and shape.head_dim in _HEAD_DIMS
         and shape.num_heads // shape.num_kv_heads <= _MOST_GROUP
-        and kernels() is not None
+        and kernels is not None
+        and hasattr(kernels, "paged_decode")
     )
 
 
@@ -28,19 +29,18 @@ class NativeBackend(CpuBackend):
 
     name = "native"
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """
         Raises:
             StartupError: the kernels cannot run this shape here.
         """
-        super().__init__(shape)
-        found = kernels()
-        if found is None or not suits(shape):
+        super().__init__(shape, kernels)
+        if kernels is None or not suits(shape, kernels):
             raise StartupError(
                 "--attention-backend native needs a CPU with AVX512-BF16, a C++ compiler, bfloat16 (of the cache too), "
                 f"and heads of {', '.join(map(str, _HEAD_DIMS))} values; leave it at auto, or choose cpu."
             )
-        self._kernels = found
+        self._kernels = kernels
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """See CpuBackend.write."""

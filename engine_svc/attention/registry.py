@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine_svc.attention.base import AttentionBackend, AttentionShape
 from engine_svc.attention.native import suits
+from engine_svc.native.library import Kernels
 from quire.options.kernels import ATTENTION_BACKENDS
 from quire.registry import load_entry, registry
 
@@ -20,18 +21,21 @@ BACKENDS = registry(
 )
 
 
-def create_backend(name: str, shape: AttentionShape) -> AttentionBackend:
+def create_backend(name: str, shape: AttentionShape, kernels: Kernels | None) -> AttentionBackend:
     """The backend of that name; `auto` is triton on a GPU, native where its kernels can run, and cpu elsewhere.
 
+    Args:
+        kernels: those of the rank's CPU, if they are to be used.
+
     Raises:
-        StartupError: there is none of that name.
+        StartupError: there is none of that name, or it cannot run here.
     """
-    chosen = _automatic(shape) if name == "auto" else name
-    backend: AttentionBackend = load_entry("--attention-backend", BACKENDS, chosen)(shape)
+    chosen = _automatic(shape, kernels) if name == "auto" else name
+    backend: AttentionBackend = load_entry("--attention-backend", BACKENDS, chosen)(shape, kernels)
     return backend
 
 
-def _automatic(shape: AttentionShape) -> str:
+def _automatic(shape: AttentionShape, kernels: Kernels | None) -> str:
     if shape.device.type == "cuda":
         return "triton"
-    return "native" if suits(shape) else "cpu"
+    return "native" if suits(shape, kernels) else "cpu"

@@ -13,6 +13,7 @@ from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.paged_decode import paged_decode
 from engine_svc.kernels.paged_prefill import paged_prefill
 from engine_svc.kernels.tiles import query_rows
+from engine_svc.native.library import Kernels
 from engine_svc.transfer import to_device
 from quire.errors import StartupError
 
@@ -30,12 +31,12 @@ class TritonBackend(AttentionBackend):
     name = "triton"
     block_dimension = 1
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """
         Raises:
             StartupError: there is no GPU to run the kernels on.
         """
-        super().__init__(shape)
+        super().__init__(shape, kernels)
         if shape.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             raise StartupError("--attention-backend triton needs a GPU; leave it at auto, or choose cpu.")
 

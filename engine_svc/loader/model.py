@@ -19,12 +19,14 @@ from engine_svc.models.attention import LayerCache
 from engine_svc.models.config import ModelConfig, ModelFacts, read_config
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.registry import config_for, is_ours
+from engine_svc.native.library import choose_kernels
 from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.quantization.registry import create_method
 from quire.errors import StartupError
 from quire.options.cache import KV_CACHE_DTYPES, CacheOptions
 from quire.options.engine import EngineOptions
+from quire.options.kernels import CPU_LEVELS
 from quire.options.model_form import DTYPES
 from quire.registry import registry
 from quire.supervised import Stage, report
@@ -100,12 +102,13 @@ def _load_ours(
     folder: Path, config: ModelConfig, options: EngineOptions, groups: ParallelGroups, device: torch.device
 ) -> LoadedModel:
     dtype, longest = _dtype(config.dtype, options.form.dtype), _max_model_len(config, options.form.max_model_len)
-    ops = create_ops(options.kernels.cpu_kernels, dtype, device)
+    kernels = choose_kernels(options.kernels.cpu_kernels, device)
+    ops = create_ops(kernels, dtype, device)
     context = LayerContext(groups, dtype, device, ops, create_method(options.form.quantization, ops, dtype))
     try:
         heads = _heads(config, groups.tensor)
         shape = _shape(heads, dtype, options.cache, device, keys_are_values=config.latent is not None)
-        attention = create_backend(options.kernels.attention_backend, shape)
+        attention = create_backend(options.kernels.attention_backend, shape, kernels)
         model = Decoder(config, context, attention, longest)
     except ValueError as error:
         raise StartupError(f"--tensor-parallel-size {groups.layout.tensor}: {error}") from error
@@ -125,7 +128,7 @@ def _load_from_transformers(
     refused = {
         "--tensor-parallel-size": groups.layout.num_ranks > 1, "--quantization": options.form.quantization is not None,
         "--load-format dummy": options.load.load_format == "dummy",
-        "--cpu-kernels native": options.kernels.cpu_kernels == "native",
+        f"--cpu-kernels {options.kernels.cpu_kernels}": options.kernels.cpu_kernels in CPU_LEVELS,
     }  # fmt: skip
     if wrong := [name for name, given in refused.items() if given]:
         names = ", ".join(config.get("architectures") or ["the model"])
@@ -142,6 +145,7 @@ def _load_from_transformers(
     model.attention = create_backend(
         options.kernels.attention_backend,
         _shape((heads.num_heads, heads.num_kv_heads, heads.head_dim), dtype, options.cache, device),
+        choose_kernels(options.kernels.cpu_kernels, device),
     )
     longest = _max_model_len(facts, options.form.max_model_len)
     return LoadedModel(model, facts, model.attention, dtype, longest, model.num_weights())

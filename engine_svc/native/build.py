@@ -1,49 +1,47 @@
-"""Compiles the C++ kernels, once per version of their sources: `python -m engine_svc.native.build` does it beforehand.
+"""Compiles the C++ kernels, once per level of instructions and version of their sources.
 
-A worker builds them when it first starts (a few seconds) and keeps them in $XDG_CACHE_HOME/quire. An image builds them
-into the package, so that it needs no compiler.
+`python -m engine_svc.native.build` does it beforehand, into the package and for all levels of this machine's kind, so
+that an image or a wheel needs no compiler. Elsewhere a worker builds what it needs when it first starts (some seconds)
+and keeps it in $XDG_CACHE_HOME/quire.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
 
+from engine_svc.native.levels import LEVELS
 from quire.supervised import Stage, report
 
 _FOLDER = Path(__file__).parent
-_CPU_FLAGS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma")
-_FLAGS = (
-    "-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", *(f"-m{flag.replace('_', '')}" for flag in _CPU_FLAGS)
-)  # fmt: skip
-_SECONDS = 120.0
+_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp")
+_SECONDS = 300.0
 
 
 class NativeUnavailable(Exception):
-    """The kernels cannot run or be built here; the text says why."""
+    """The kernels cannot be built here; the text says why."""
 
 
-def library() -> Path:
-    """The compiled kernels; compiles them where they are not there yet.
+def library(level: str) -> Path:
+    """The kernels compiled for a level; compiles them where they are not there yet.
 
     Raises:
-        NativeUnavailable: the processor lacks the instructions, or there is no compiler, or it fails.
+        NativeUnavailable: there is no compiler, or it fails.
     """
-    if missing := set(_CPU_FLAGS) - _cpu_flags():
-        raise NativeUnavailable(f"this processor lacks {', '.join(sorted(missing))}")
-    name = f"quire-{_digest()}.so"
+    name = file_name(level)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire"
     for folder in (_FOLDER, cache):
         if (folder / name).exists():
             return folder / name
-    compile_to(cache / name)
+    compile_to(cache / name, level)
     return cache / name
 
 
-def compile_to(target: Path) -> None:
+def compile_to(target: Path, level: str) -> None:
     """Compiles the sources to a shared library.
 
     Raises:
@@ -56,7 +54,8 @@ def compile_to(target: Path) -> None:
     temporary = target.with_suffix(f".{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        command = [compiler, *_FLAGS, *map(str, sorted(_FOLDER.glob("*.cpp"))), "-o", str(temporary)]
+        sources = map(str, sorted(_FOLDER.glob("*.cpp")))
+        command = [compiler, *_FLAGS, *LEVELS[level].compiler_flags, *sources, "-o", str(temporary)]
         report(Stage.COMPILING)
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)  # noqa: S603
         temporary.replace(target)
@@ -66,20 +65,15 @@ def compile_to(target: Path) -> None:
         raise NativeUnavailable(f"building them failed: {error}") from error
 
 
-def _digest() -> str:
-    digest = hashlib.sha256(" ".join(_FLAGS).encode())
+def file_name(level: str) -> str:
+    """Of the library that is compiled from the present sources for a level."""
+    digest = hashlib.sha256(" ".join((*_FLAGS, *LEVELS[level].compiler_flags)).encode())
     for source in sorted((*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h"))):
         digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _cpu_flags() -> set[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return set()
-    return set(next((line for line in lines if line.startswith("flags")), "").split())
+    return f"quire-{level}-{digest.hexdigest()[:16]}.so"
 
 
 if __name__ == "__main__":
-    compile_to(_FOLDER / f"quire-{_digest()}.so")
+    for name, level in LEVELS.items():
+        if level.machine == platform.machine():
+            compile_to(_FOLDER / file_name(name), name)

@@ -1,9 +1,10 @@
 // New keys and values to their slots of the paged cache.
+#ifdef __AVX512BF16__
 #include <algorithm>
 
 #include "common.h"
 
-using namespace quire;
+using namespace quire_dot;
 
 extern "C" {
 
@@ -20,3 +21,4 @@ void quire_write_cache(const bf16* key, const bf16* value, int64_t key_stride, i
     }
 }
 }
+#endif

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace quire {
+namespace quire_dot {
 
 using bf16 = uint16_t;
 
@@ -60,4 +60,4 @@ inline void activate_and_multiply(const bf16* gate_up, bf16* output, int64_t siz
   }
 }
 
-}  // namespace quire
+}  // namespace quire_dot

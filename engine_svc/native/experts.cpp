@@ -2,13 +2,14 @@
 //
 // The assignments are sorted by expert, so that each expert's weights are read once, for all of its rows; the products
 // of all experts are cut into tasks (rows of one expert by one panel) that the threads share.
+#ifdef __AVX512BF16__
 #include <vector>
 
 #include "matrix.h"
 
 namespace {
 
-using namespace quire;
+using namespace quire_dot;
 
 // One of an expert's two matrices, for all experts one behind the other. `steps` is of one, over k.
 struct Stack {
@@ -144,3 +145,4 @@ void quire_experts_int8(const bf16* input, int64_t tokens, int64_t stride, const
             {(const uint32_t*)down, down_scale, down_correction, size, inner / Int8::GROUP}, output, threads);
 }
 }
+#endif

@@ -6,11 +6,17 @@ import ctypes
 import functools
 import logging
 
+import torch
+
 from engine_svc.native.build import NativeUnavailable, library
+from engine_svc.native.levels import LEVELS, available_levels
+from quire.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+# As types.h numbers them.
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SIGNATURES = {
     "pack_bf16": (_POINTER, _LONG, _LONG, _POINTER),
     "pack_int8": (_POINTER, _LONG, _LONG, _POINTER),
@@ -25,9 +31,10 @@ _SIGNATURES = {
     "experts_int8": (
         _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, *(_POINTER,) * 6, _POINTER, _LONG, _LONG, _INT,
     ),
-    "rms_norm": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _INT),
-    "rotate": (_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _FLOAT, *(_LONG,) * 5, _INT),
-    "activate_and_multiply": (_POINTER, _POINTER, _LONG, _LONG, _INT, _INT),
+    "set_threads": (_INT,),
+    "rms_norm": (_INT, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT),
+    "rotate": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _FLOAT, *(_LONG,) * 5),
+    "activate_and_multiply": (_INT, _POINTER, _POINTER, _LONG, _LONG, _INT),
     "write_cache": (
         _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _INT,
     ),
@@ -43,23 +50,60 @@ _SIGNATURES = {
 
 
 class Kernels:
-    """The library's functions, by their names without `quire_`, with their arguments' types set."""
+    """The functions of one level's library, by their names without `quire_`, with their arguments' types set."""
 
-    def __init__(self, loaded: ctypes.CDLL) -> None:
+    def __init__(self, level: str) -> None:
+        """
+        Raises:
+            NativeUnavailable: they cannot be built here.
+            OSError: they cannot be loaded.
+        """
+        self.level = level
+        loaded = ctypes.CDLL(str(library(level)))
         for name, types in _SIGNATURES.items():
-            function = getattr(loaded, f"quire_{name}")
-            function.argtypes, function.restype = types, None
-            setattr(self, name, function)
+            if (function := getattr(loaded, f"quire_{name}", None)) is not None:
+                function.argtypes, function.restype = types, None
+                setattr(self, name, function)
+        self.set_threads(torch.get_num_threads())
 
     def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:
         raise AttributeError(f"there is no kernel {name}")
 
 
 @functools.cache
-def kernels() -> Kernels | None:
-    """The kernels, or None where this machine cannot have them (and the log says why)."""
+def kernels(level: str) -> Kernels:
+    """The kernels of a level, loaded once.
+
+    Raises:
+        NativeUnavailable: they cannot be built here.
+        OSError: they cannot be loaded.
+    """
+    return Kernels(level)
+
+
+def choose_kernels(choice: str, device: torch.device) -> Kernels | None:
+    """The kernels for a rank; None where torch's operators run in their place.
+
+    Args:
+        choice: --cpu-kernels: auto (the fastest that the processor has), torch, or a level.
+
+    Raises:
+        StartupError: a level is asked for that cannot run here.
+    """
+    if device.type != "cpu" and choice in LEVELS:
+        raise StartupError(f"--cpu-kernels {choice} is for a CPU, and this is {device.type}; leave it out.")
+    if device.type != "cpu" or choice == "torch":
+        return None
+    found = available_levels()
+    if choice != "auto" and choice not in found:
+        raise StartupError(f"--cpu-kernels {choice}: this processor has {', '.join(found) or 'none of the levels'}.")
+    if not found:
+        logger.warning("this processor has none of the instructions that Quire's CPU kernels need; torch's are slower")
+        return None
     try:
-        return Kernels(ctypes.CDLL(str(library())))
+        return kernels(found[-1] if choice == "auto" else choice)
     except (NativeUnavailable, OSError) as error:
-        logger.warning("the native CPU kernels are not used: %s; torch's own are slower at small batches", error)
+        if choice != "auto":
+            raise StartupError(f"--cpu-kernels {choice}: {error}") from error
+        logger.warning("the native CPU kernels are not used: %s; torch's own are slower", error)
         return None

@@ -1,9 +1,10 @@
 // Products with packed weights: see matrix.h.
+#ifdef __AVX512BF16__
 #include "matrix.h"
 
 namespace {
 
-using namespace quire;
+using namespace quire_dot;
 
 template <class Value>
 void pack(const Value* weight, int64_t outputs, int64_t size, Value* packed, int group) {
@@ -59,3 +60,4 @@ void quire_matrix_int8(const bf16* input, int64_t rows, int64_t stride, const in
   }
 }
 }
+#endif

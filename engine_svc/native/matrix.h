@@ -10,7 +10,7 @@
 
 #include "common.h"
 
-namespace quire {
+namespace quire_dot {
 
 constexpr int VECTORS = 4;
 constexpr int PANEL = VECTORS * LANES;
@@ -178,4 +178,4 @@ inline float quantize_row(const bf16* row, int64_t size, uint8_t* to) {
   return scale;
 }
 
-}  // namespace quire
+}  // namespace quire_dot

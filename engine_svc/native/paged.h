@@ -7,7 +7,7 @@
 
 #include "common.h"
 
-namespace quire {
+namespace quire_dot {
 
 constexpr int MOST_DIM = 256;
 
@@ -37,4 +37,4 @@ inline __m512 cap_scores(__m512 scores, float softcap) {
   return _mm512_mul_ps(cap, tangent);
 }
 
-}  // namespace quire
+}  // namespace quire_dot

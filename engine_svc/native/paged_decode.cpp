@@ -2,13 +2,14 @@
 //
 // A task is one sequence and one key-value head, with all the query heads that share it: softmax runs along as the keys
 // come (Milakov and Gimelshein 2018), 16 keys at a time.
+#ifdef __AVX512BF16__
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "paged.h"
 
-using namespace quire;
+using namespace quire_dot;
 
 namespace {
 
@@ -220,3 +221,4 @@ void quire_paged_decode(const bf16* query, int64_t query_stride, const bf16* key
     }
 }
 }
+#endif

@@ -4,6 +4,7 @@
 // A task is some consecutive queries of one sequence with the query heads that share one key-value head: each pair of
 // query and head is a row. 64 keys at a time are packed as a panel of outputs, their values as panels over the head's
 // values, so that the scores of 6 rows stay in registers and become weights without a detour through memory.
+#ifdef __AVX512BF16__
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,7 +13,7 @@
 #include "matrix.h"
 #include "paged.h"
 
-using namespace quire;
+using namespace quire_dot;
 
 namespace {
 
@@ -238,3 +239,4 @@ void quire_paged_prefill(const bf16* query, int64_t query_stride, const bf16* ke
   for (int64_t i = int64_t(tasks.size()) - 1; i >= 0; --i) attend(tasks[i]);
 }
 }
+#endif

@@ -1,10 +1,10 @@
-"""The C++ kernels, for bfloat16 on a CPU with AVX512-BF16 and VNNI."""
+"""The C++ kernels."""
 
 from __future__ import annotations
 
 import torch
 
-from engine_svc.native.library import Kernels
+from engine_svc.native.library import TYPES, Kernels
 from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, Product
 from engine_svc.ops.packing import experts_product, padded, padded_bias, pointer
 from engine_svc.ops.plain import PlainOps
@@ -65,8 +65,8 @@ class NativeOps(PlainOps):
     ) -> torch.Tensor:
         output = torch.empty_like(hidden)
         self.kernels.rms_norm(
-            hidden.data_ptr(), pointer(residual), weight.data_ptr(), output.data_ptr(),
-            hidden.numel() // weight.shape[0], weight.shape[0], epsilon, torch.get_num_threads(),
+            TYPES[hidden.dtype], hidden.data_ptr(), pointer(residual), weight.data_ptr(), output.data_ptr(),
+            hidden.numel() // weight.shape[0], weight.shape[0], epsilon,
         )  # fmt: skip
         return output
 
@@ -79,8 +79,8 @@ class NativeOps(PlainOps):
             (norms.query.data_ptr(), norms.key.data_ptr(), norms.epsilon) if norms else (None, None, 0.0)
         )
         self.kernels.rotate(
-            heads.data_ptr(), heads.stride(0), table_rows.data_ptr(), query, key, epsilon, tokens, num_query,
-            count - num_query, dim, 2 * table_rows.shape[-1], torch.get_num_threads(),
+            TYPES[heads.dtype], heads.data_ptr(), heads.stride(0), table_rows.data_ptr(), query, key, epsilon,
+            tokens, num_query, count - num_query, dim, 2 * table_rows.shape[-1],
         )  # fmt: skip
         return heads
 
@@ -89,6 +89,6 @@ class NativeOps(PlainOps):
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         output = gate_up.new_empty((rows, size))
         self.kernels.activate_and_multiply(
-            gate_up.data_ptr(), output.data_ptr(), rows, size, activation == "gelu_tanh", torch.get_num_threads()
+            TYPES[gate_up.dtype], gate_up.data_ptr(), output.data_ptr(), rows, size, activation == "gelu_tanh"
         )
         return output

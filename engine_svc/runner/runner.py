@@ -73,6 +73,8 @@ class Runner:
         loaded = load_model(weights_folder(model), options, groups, device)
         if device.type == "cpu" and options.kernels.cpu_threads is None and loaded.num_weights < _ONE_CORE:
             torch.set_num_threads(1)
+        if loaded.attention.kernels is not None:
+            loaded.attention.kernels.set_threads(torch.get_num_threads())
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._token_budget = options.scheduler.max_num_batched_tokens or token_budget(device)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from quire.options.base import option
 
+# Of instructions, each with C++ kernels of its own.
+CPU_LEVELS = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 ATTENTION_BACKENDS = ("triton", "native", "cpu", "reference")
 
 
@@ -22,8 +24,9 @@ class KernelOptions:
         affects_output=True,
     )  # fmt: skip
     cpu_kernels: str = option(
-        "auto", "Matrix products, norms and activations on a CPU: native (C++, bfloat16) where they can run, or torch.",
-        choices=("auto", "native", "torch"),
+        "auto", "Kernels on a CPU: the C++ ones of a level of instructions, torch's operators, or by default those of "
+        "the highest level that the processor has.",
+        choices=("auto", *CPU_LEVELS, "torch"),
         affects_output=True,
     )  # fmt: skip
     cpu_threads: int | None = option(

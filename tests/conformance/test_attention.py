@@ -11,7 +11,7 @@ import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape, bits
 from engine_svc.attention.registry import create_backend
-from tests.support.native import needs_native
+from tests.support.native import AVAILABLE, fastest_kernels, needs_native
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 64
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -153,7 +153,8 @@ BATCHES: dict[str, list[tuple[int, int]]] = {
 
 def make_backend(name: str, **changes: Any) -> AttentionBackend:
     fields = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "dtype": torch.float32} | changes
-    return create_backend(name, AttentionShape(block_size=BLOCK_SIZE, device=torch.device("cpu"), **fields))
+    shape = AttentionShape(block_size=BLOCK_SIZE, device=torch.device("cpu"), **fields)
+    return create_backend(name, shape, fastest_kernels() if AVAILABLE else None)
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])

@@ -29,19 +29,19 @@ pytestmark = [
 def test_attention(dtype: torch.dtype, window: int | None, batch: str) -> None:
     shape = AttentionShape(8, 2, 64, BLOCK_SIZE, dtype, torch.device("cuda"))
     lengths = BATCHES.get(batch, [(255, 1), (300, 20), (0, 130), (256, 1)])
-    check_backend(create_backend("triton", shape), lengths, window)
+    check_backend(create_backend("triton", shape, None), lengths, window)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 16), (6, 3, 80), (32, 8, 128), (16, 1, 256)])
 def test_shapes(heads: int, kv_heads: int, dim: int) -> None:
     shape = AttentionShape(heads, kv_heads, dim, BLOCK_SIZE, torch.bfloat16, torch.device("cuda"))
-    check_backend(create_backend("triton", shape), BATCHES["mixed"], None)
+    check_backend(create_backend("triton", shape, None), BATCHES["mixed"], None)
 
 
 @pytest.mark.parametrize("special", ["softcap", "sinks"])
 def test_softcap_and_sinks(special: str) -> None:
     shape = AttentionShape(8, 2, 64, BLOCK_SIZE, torch.bfloat16, torch.device("cuda"))
-    check_backend(create_backend("triton", shape), BATCHES["mixed"], 12, special)
+    check_backend(create_backend("triton", shape, None), BATCHES["mixed"], 12, special)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_prompt_embeds(tmp_path: Path, eager: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_caches_of_8_bits(dtype: torch.dtype) -> None:
     shape = AttentionShape(8, 2, 64, BLOCK_SIZE, torch.bfloat16, torch.device("cuda"), cache_dtype=dtype)
-    check_backend(create_backend("triton", shape), BATCHES["mixed"], None)
+    check_backend(create_backend("triton", shape, None), BATCHES["mixed"], None)
 
 
 @pytest.mark.parametrize("size", [5, 300, 5000])

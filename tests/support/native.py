@@ -1,19 +1,25 @@
-"""Tests of the C++ kernels run where the processor has their instructions and there is a compiler."""
+"""Tests of the C++ kernels run on each level of instructions that the processor has, where there is a compiler."""
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
-from engine_svc.native.build import NativeUnavailable, library
+from engine_svc.native.levels import LEVELS, available_levels
+from engine_svc.native.library import Kernels, kernels
+
+AVAILABLE = available_levels() if shutil.which("g++") or shutil.which("clang++") else ()
+needs_native = pytest.mark.skipif(not AVAILABLE, reason="native kernels: no level of instructions, or no compiler")
+# `level` is each one; those of other processors are skipped.
+every_level = pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(name, marks=() if name in AVAILABLE else pytest.mark.skip(f"this processor lacks {name}"))
+        for name in LEVELS
+    ],
+)
 
 
-def _why_not() -> str | None:
-    try:
-        library()
-    except NativeUnavailable as error:
-        return str(error)
-    return None
-
-
-_reason = _why_not()
-needs_native = pytest.mark.skipif(_reason is not None, reason=f"native kernels: {_reason}")
+def fastest_kernels() -> Kernels:
+    return kernels(AVAILABLE[-1])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from engine_svc.native.library import kernels
 from engine_svc.ops.base import Ops
 from engine_svc.ops.native import NativeOps
 from engine_svc.ops.plain import PlainOps
 from engine_svc.ops.triton import TritonOps
+from tests.support.native import fastest_kernels
 
 
 def make_ops(name: str) -> tuple[Ops, torch.dtype]:
@@ -17,9 +17,7 @@ def make_ops(name: str) -> tuple[Ops, torch.dtype]:
         return PlainOps(), torch.float32
     if name == "triton":
         return TritonOps(), torch.float32
-    found = kernels()
-    assert found is not None
-    return NativeOps(found), torch.bfloat16
+    return NativeOps(fastest_kernels()), torch.bfloat16
 
 
 def experts_by_definition(

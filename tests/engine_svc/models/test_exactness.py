@@ -116,7 +116,7 @@ def test_models_that_nobody_runs(
         pytest.param({"tensor_parallel_size": 2}, "--tensor-parallel-size", marks=pytest.mark.slow),
         ({"quantization": "int8"}, "--quantization"),
         ({"load_format": "dummy"}, "--load-format"),
-        ({"cpu_kernels": "native"}, "--cpu-kernels"),
+        ({"cpu_kernels": "avx2"}, "--cpu-kernels"),
     ],
 )
 def test_what_transformers_cannot_do_is_refused(model_folder: ModelFolder, options: dict[str, Any], words: str) -> None:

@@ -1,0 +1,64 @@
+// Vectors of float32 in registers, whatever the processor: one file for each instruction set says how.
+//
+// bfloat16 and float16 are types of memory only; they are widened as they are loaded and rounded (to nearest, ties to
+// even) as they are stored. What a file has to define:
+//
+//   LANES                      float32 values of a register
+//   Floats, Ints               registers of LANES float32 or int32; +, -, * and / of the language work on Floats
+//   Mask                       a yes or no for each lane
+//   zero, all, all_ints        the same value in each lane
+//   load, store                of float, bf16 and f16; with a count, of the first so many lanes only, others are 0
+//   load_ints, store_ints      of int32
+//   fma(a, b, c)               a * b + c, rounded once; minus_product(a, b, c) is c - a * b
+//   least, most, magnitude     min, max, absolute value
+//   sum, greatest              over the lanes
+//   first(n), between(a, b)    masks: lanes below n; lanes from a on and below b (any values)
+//   select(mask, yes, no)
+//   nearest                    rounded to whole numbers
+//   times_power(x, n)          x * 2^n, of whole numbers n between -127 and 128
+//   to_ints, to_floats         of whole numbers; to_ints rounds
+//   store_bytes                the lowest byte of each int, of the first so many lanes
+//   prefetch, prefetch_far     a line into the first-level cache, or the second-level one
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace quire {
+
+struct bf16 {
+  uint16_t bits;
+};
+
+struct f16 {
+  uint16_t bits;
+};
+
+}  // namespace quire
+
+#if defined(__AVX512F__)
+#include "vector_avx512.h"
+#elif defined(__AVX2__)
+#include "vector_avx2.h"
+#else
+#error "There are no vectors for this instruction set."
+#endif
+
+namespace quire {
+
+// e to the x, to 2 units in the last place: 2^n times a polynomial (Cody and Waite's reduction).
+inline Floats exponential(Floats x) {
+  x = most(least(x, all(88.0f)), all(-87.0f));
+  Floats n = nearest(x * all(1.44269504f));
+  Floats r = minus_product(n, all(-2.12194440e-4f), minus_product(n, all(0.693359375f), x));
+  Floats y = all(1.9875691500e-4f);
+  y = fma(y, r, all(1.3981999507e-3f));
+  y = fma(y, r, all(8.3334519073e-3f));
+  y = fma(y, r, all(4.1665795894e-2f));
+  y = fma(y, r, all(1.6666665459e-1f));
+  y = fma(y, r, all(5.0000001201e-1f));
+  y = fma(y * r, r, r + all(1.0f));
+  return times_power(y, n);
+}
+
+}  // namespace quire
