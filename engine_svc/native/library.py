@@ -32,6 +32,7 @@ _SIGNATURES = {
         _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, *(_POINTER,) * 6, _POINTER, _LONG, _LONG, _INT,
     ),
     "set_threads": (_INT,),
+    "bind_threads": (_POINTER, _INT),
     "rms_norm": (_INT, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT),
     "rotate": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _FLOAT, *(_LONG,) * 5),
     "activate_and_multiply": (_INT, _POINTER, _POINTER, _LONG, _LONG, _INT),

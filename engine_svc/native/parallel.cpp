@@ -1,13 +1,203 @@
-// See parallel.h.
+// The pool behind parallel.h. A region is one count of the pieces that remain: whoever takes one off it and finds it was
+// above zero has a piece of the region under way, which cannot end, nor its task vanish, before that piece is reported.
+// So the caller waits for pieces in hand and never for a thread, and a worker that wakes late finds nothing left.
 #include "parallel.h"
 
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+
 namespace quire {
+namespace {
 
-static int chosen = 1;
+constexpr int MAX_THREADS = 1024;
+constexpr int APART = 128;  // bytes: two cache lines, which processors fetch together
+// The kernels of a step follow each other within microseconds, steps within a millisecond. In between a waiting thread
+// first keeps its core, then offers it to whoever else can run, then sleeps.
+constexpr int64_t SPIN_NANOSECONDS = 30'000, YIELD_NANOSECONDS = 300'000;
+constexpr int PAUSES = 16;  // between two looks at the clock
 
-void set_threads(int count) { chosen = count; }
-int threads() { return chosen; }
+int64_t now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  asm volatile("isb");
+#endif
+}
+
+// Waits until `ready`; false if it has not come about when it is time to sleep.
+template <class Ready>
+bool wait_awake(const Ready& ready, int64_t nanoseconds) {
+  int64_t start = now(), waited = 0;
+  while (waited < nanoseconds) {
+    for (int i = 0; i < PAUSES; ++i, pause())
+      if (ready()) return true;
+    waited = now() - start;
+    if (waited > SPIN_NANOSECONDS) sched_yield();
+  }
+  return ready();
+}
+
+struct Pool {
+  // The region: what a thread reads and writes to take a piece, on one line.
+  alignas(APART) std::atomic<int64_t> remaining{0};
+  int64_t count = 0;
+  void (*piece)(const void*, int64_t) = nullptr;
+  const void* task = nullptr;
+  alignas(APART) std::atomic<int64_t> done{0};  // pieces that workers have reported
+  alignas(APART) std::atomic<bool> taken{false};  // by the thread whose region it is, or who changes what follows
+  int started = 1;                                // threads, the caller's counted
+  int num_cores = 0;                              // how many of `cores` are set
+  int cores[MAX_THREADS];                         // where the workers run; none: anywhere
+  alignas(APART) std::atomic<int> wanted{1};      // threads, the caller's counted
+  std::atomic<int> sleepers{0};
+  std::atomic<uint32_t> alarm{0};       // counts up to wake the sleepers
+  std::atomic<uint32_t> generation{0};  // workers of an older one leave
+};
+
+// Never destroyed: workers may wait in it while the process exits.
+Pool& pool() {
+  static Pool& instance = *new Pool;
+  return instance;
+}
+
+// Takes pieces and does them while there are any; how many it did.
+int64_t work(Pool& pool) {
+  if (pool.remaining.load() <= 0) return 0;
+  int64_t left = pool.remaining.fetch_sub(1), did = 0;
+  for (; left > 0; ++did, left = pool.remaining.fetch_sub(1)) pool.piece(pool.task, pool.count - left);
+  return did;
+}
+
+void wake_sleepers(Pool& pool) {
+  if (pool.sleepers.load() == 0) return;
+  pool.alarm.fetch_add(1);
+  syscall(SYS_futex, &pool.alarm, FUTEX_WAKE_PRIVATE, MAX_THREADS, nullptr, nullptr, 0);
+}
+
+template <class Ready>
+void sleep_until(Pool& pool, const Ready& ready) {
+  while (!ready()) {
+    uint32_t heard = pool.alarm.load();
+    pool.sleepers.fetch_add(1);
+    if (!ready()) syscall(SYS_futex, &pool.alarm, FUTEX_WAIT_PRIVATE, heard, nullptr, nullptr, 0);
+    pool.sleepers.fetch_sub(1);
+  }
+}
+
+void* serve(void* born) {
+  Pool& own = pool();
+  uint32_t generation = uint32_t(reinterpret_cast<uintptr_t>(born));
+  auto called = [&] { return own.remaining.load() > 0 || own.generation.load() != generation; };
+  while (own.generation.load() == generation) {
+    if (!wait_awake(called, YIELD_NANOSECONDS)) sleep_until(own, called);
+    if (int64_t did = work(own)) own.done.fetch_add(did);
+  }
+  return nullptr;
+}
+
+// Signals are for the program's own threads. A worker more or less is no error: the caller does what is left.
+void start_worker(Pool& pool, int index) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  if (pool.num_cores) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(pool.cores[index % pool.num_cores], &set);
+    pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
+  }
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_t worker;
+  if (pthread_create(&worker, &attributes, serve, reinterpret_cast<void*>(uintptr_t(pool.generation.load()))) == 0)
+    pthread_setname_np(worker, "quire-kernels");
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_attr_destroy(&attributes);
+}
+
+// Only the forking thread goes on in the child: it has no workers, and no region is under way.
+void forget_workers() {
+  Pool& own = pool();
+  own.remaining.store(0);
+  own.sleepers.store(0);
+  own.started = 1;
+  own.taken.store(false);
+}
+
+void start_workers(Pool& pool) {
+  static int registered = pthread_atfork(nullptr, nullptr, forget_workers);
+  (void)registered;
+  pool.generation.fetch_add(1);
+  wake_sleepers(pool);
+  pool.started = pool.wanted.load();
+  for (int index = 1; index < pool.started; ++index) start_worker(pool, index);
+}
+
+}  // namespace
+
+int threads() { return pool().wanted.load(); }
+
+void run_pieces(int64_t count, void (*piece)(const void*, int64_t), const void* task) {
+  Pool& own = pool();
+  if (count <= 1 || own.wanted.load() == 1 || own.taken.exchange(true)) {
+    for (int64_t i = 0; i < count; ++i) piece(task, i);
+    return;
+  }
+  if (own.started != own.wanted.load()) start_workers(own);
+  own.count = count, own.piece = piece, own.task = task;
+  own.done.store(0);
+  own.remaining.store(count);
+  wake_sleepers(own);
+  int64_t others = count - work(own);
+  while (!wait_awake([&] { return own.done.load() == others; }, YIELD_NANOSECONDS)) {
+  }
+  own.taken.store(false);
+}
+
+namespace {
+
+// Changes the pool between two regions; the next one starts its workers anew.
+template <class Change>
+void change_pool(const Change& change) {
+  Pool& own = pool();
+  while (own.taken.exchange(true)) sched_yield();
+  change(own);
+  own.started = 0;
+  own.taken.store(false);
+}
+
+int at_most_all(int count) { return count < MAX_THREADS ? count : MAX_THREADS; }
+
+}  // namespace
 }  // namespace quire
 
-extern "C" void quire_set_threads(int count) { quire::set_threads(count); }
+using namespace quire;
+
+extern "C" {
+
+// From the next region on so many threads share the work, the calling one among them.
+void quire_set_threads(int count) {
+  change_pool([=](Pool& own) { own.wanted.store(count < 1 ? 1 : at_most_all(count)); });
+}
+
+// From the next region on worker i runs on cores[i % count] alone (the caller would be worker 0); without any, anywhere.
+void quire_bind_threads(const int* cores, int count) {
+  change_pool([=](Pool& own) {
+    own.num_cores = at_most_all(count);
+    for (int i = 0; i < own.num_cores; ++i) own.cores[i] = cores[i];
+  });
+}
+}

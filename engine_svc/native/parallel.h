@@ -5,15 +5,18 @@
 
 namespace quire {
 
-// The threads that share the work from now on.
-void set_threads(int count);
+// The threads that share the work, the calling one among them.
 int threads();
 
-// task(i) for each i below count, each by some thread; returns when all are done. Pieces start in order.
+// Calls piece(task, i) for each i below count; see parallel_for.
+void run_pieces(int64_t count, void (*piece)(const void* task, int64_t index), const void* task);
+
+// task(i) for each i below count, each by some thread; returns when all are done. Pieces start in order. Within a piece,
+// and while another thread has the pool, all are done by the caller.
 template <class Task>
 void parallel_for(int64_t count, const Task& task) {
-#pragma omp parallel for schedule(dynamic) num_threads(threads())
-  for (int64_t i = 0; i < count; ++i) task(i);
+  auto piece = [](const void* context, int64_t index) { (*static_cast<const Task*>(context))(index); };
+  run_pieces(count, piece, &task);
 }
 
 // The same in one thread where the whole is not `worth` waking the others.

@@ -1,0 +1,129 @@
+// What the pool of engine_svc/native/parallel.h must stand, as a program: prints what was wrong and exits with 1.
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "parallel.h"
+
+extern "C" void quire_set_threads(int count);
+extern "C" void quire_bind_threads(const int* cores, int count);
+
+using quire::parallel_for;
+
+namespace {
+
+void expect(bool right, const char* what) {
+  if (right) return;
+  std::fprintf(stderr, "%s\n", what);
+  std::exit(1);
+}
+
+// Plain values: whoever does a piece twice, or returns before all are done, is caught.
+void fill_and_check(int64_t count, int64_t start) {
+  std::vector<int64_t> values(count, 0);
+  parallel_for(count, [&](int64_t i) { values[i] += start + i; });
+  for (int64_t i = 0; i < count; ++i) expect(values[i] == start + i, "a piece was left out or done twice");
+}
+
+void many_regions() {
+  for (int64_t region = 0; region < 20000; ++region) fill_and_check(region % 67, region);
+}
+
+void workers_that_slept() {
+  for (int64_t region = 0; region < 50; ++region) {
+    usleep(2000);
+    fill_and_check(50, region);
+  }
+}
+
+void several_callers() {
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) callers.emplace_back(many_regions);
+  for (auto& caller : callers) caller.join();
+}
+
+void nested() {
+  std::atomic<int64_t> sum{0};
+  for (int region = 0; region < 200; ++region)
+    parallel_for(20, [&](int64_t) { parallel_for(20, [&](int64_t inner) { sum += inner; }); });
+  expect(sum == 200 * 20 * 190, "nested regions lost pieces");
+}
+
+void changed_meanwhile() {
+  std::atomic<bool> over{false};
+  std::thread changer([&] {
+    for (int count = 1; !over; count = count % 5 + 1) {
+      quire_set_threads(count);
+      usleep(500);
+    }
+  });
+  many_regions();
+  over = true;
+  changer.join();
+  quire_set_threads(4);
+}
+
+void in_order() {
+  quire_set_threads(1);
+  int64_t last = -1;
+  parallel_for(100, [&](int64_t i) { expect(i == ++last, "one thread did not go in order"); });
+  quire_set_threads(4);
+}
+
+// Pieces that wait for each other show that two threads are at work, and where the worker runs.
+void bound() {
+  cpu_set_t allowed;
+  sched_getaffinity(0, sizeof allowed, &allowed);
+  int core = 0;
+  while (!CPU_ISSET(core, &allowed)) ++core;
+  quire_set_threads(2);
+  quire_bind_threads(&core, 1);
+  std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> arrived{0};
+  parallel_for(2, [&](int64_t) {
+    ++arrived;
+    while (arrived < 2) sched_yield();
+    cpu_set_t own;
+    sched_getaffinity(0, sizeof own, &own);
+    if (std::this_thread::get_id() != caller)
+      expect(CPU_COUNT(&own) == 1 && CPU_ISSET(core, &own), "a worker is not where it was bound");
+  });
+  quire_bind_threads(nullptr, 0);
+  quire_set_threads(4);
+}
+
+void forked() {
+  fill_and_check(50, 1);
+  pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    for (int64_t region = 0; region < 100; ++region) fill_and_check(50, region);
+    std::exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  expect(status == 0, "a forked child did not get through");
+  fill_and_check(50, 2);
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  quire_set_threads(4);
+  many_regions();
+  workers_that_slept();
+  several_callers();
+  nested();
+  in_order();
+  changed_meanwhile();
+  bound();
+  if (!arguments[1] || std::strcmp(arguments[1], "no-fork")) forked();
+  std::exit(0);  // with workers asleep, spinning, or just started
+}
