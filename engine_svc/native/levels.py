@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +40,20 @@ def available_levels() -> tuple[str, ...]:
     """Those that this processor has, the fastest last."""
     machine, instructions = platform.machine(), _instructions()
     return tuple(
-        name for name, level in LEVELS.items() if level.machine == machine and level.instructions <= instructions
+        name
+        for name, level in LEVELS.items()
+        if level.machine == machine
+        and level.instructions <= instructions
+        and ("amx_tile" not in level.instructions or _may_use_tiles())
     )
+
+
+@functools.cache
+def _may_use_tiles() -> bool:
+    """Asks Linux for AMX's matrix registers, which a process has to do before its first instruction with them."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    granted: int = ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
+    return granted == 0
 
 
 def _instructions() -> frozenset[str]:
