@@ -38,8 +38,8 @@ class KernelOptions:
     cpu_threads_bind: str = option(
         "auto",
         "Processors that each rank's threads are bound to on a CPU. auto: on a machine with several NUMA nodes, the "
-        "cores of the rank's own nodes; all: every processor, hyperthreads too, in even parts; nobind: none, the system "
-        "chooses; or a list for each rank, such as 0-31|32-63. As VLLM_CPU_OMP_THREADS_BIND.",
+        "cores of the rank's own nodes; all: every processor, hyperthreads too, in even parts; nobind: none, the "
+        "system chooses; or a list for each rank, such as 0-31|32-63. As VLLM_CPU_OMP_THREADS_BIND.",
         metavar="auto|all|nobind|LISTS",
     )
     cpu_reserved_cores: int | None = option(
