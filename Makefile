@@ -12,7 +12,6 @@ CLIENTS := .venv-clients
 MODEL ?=
 SGLANG ?=
 TORCH_INDEX ?=
-LLAMA ?=
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -68,9 +67,9 @@ endif
 docs: $(VENV)/.installed
 	$(BIN)/python -m quire.docs > docs/options.md
 
-# Against vLLM's CPU build in the virtual environment PEER, and llama.cpp's server in LLAMA: docs/performance.md
+# Against vLLM's CPU build in the virtual environment PEER: docs/performance.md
 bench-compare: $(VENV)/.installed
-	$(BIN)/python -m benchmarks.compare --peer $(PEER) $(if $(LLAMA),--llama $(LLAMA)) $(ARGS)
+	$(BIN)/python -m benchmarks.compare --peer $(PEER) $(ARGS)
 
 # On a GPU: each step against what the machine allows, and the engine against Transformers' continuous batching.
 bench-gpu: $(VENV)/.installed

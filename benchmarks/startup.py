@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import statistics
 import subprocess
@@ -16,7 +17,6 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.machine import heading
 from benchmarks.models import SHAPES, build
 from quire.serve.ports import free_ports
 
@@ -75,8 +75,7 @@ def main() -> None:
         "engine": (lambda: grpc_ready(port), ["engine", model, *number]),
         "whole stack": (lambda: http_ready(port, "/health"), ["serve", model, *number]),
     }
-    print(heading())
-    print(f"`{arguments.shape}`; seconds from the command to ready, {arguments.runs} runs.\n")
+    print(f"`{arguments.shape}`, {os.cpu_count()} cores; seconds from the command to ready, {arguments.runs} runs.\n")
     print("| what | median | worst |\n|---|---|---|")
     for name, (ready, command) in cases.items():
         seconds = [seconds_until(ready, command) for _ in range(arguments.runs)]

@@ -60,4 +60,43 @@ inline void activate_and_multiply(const bf16* gate_up, bf16* output, int64_t siz
   }
 }
 
+constexpr int VECTORS = 4;
+constexpr int PANEL = VECTORS * LANES;
+constexpr int MOST_ROWS = 6;
+constexpr int LINE = 64;
+
+// How values of a packed type are multiplied: GROUP of them make 32 bits.
+struct Bf16 {
+  using Value = bf16;
+  using Sum = __m512;
+  static constexpr int GROUP = 2;
+  static Sum zero() { return _mm512_setzero_ps(); }
+  static Sum add(Sum sum, __m512i input, __m512i weight) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)input, (__m512bh)weight);
+  }
+};
+
+// Adds to the sums of ROWS rows what `steps` steps over one panel give. `next` is prefetched, `lines` cache lines a step.
+template <class Type, int ROWS>
+inline void multiply(const uint32_t* input, int64_t stride, const uint32_t* panel, int64_t steps, const char* next,
+                     int lines, typename Type::Sum (&sums)[ROWS][VECTORS]) {
+  typename Type::Sum local[ROWS][VECTORS];  // in registers: nothing else points at them
+#pragma GCC unroll 24
+  for (int i = 0; i < ROWS * VECTORS; ++i) local[i / VECTORS][i % VECTORS] = sums[i / VECTORS][i % VECTORS];
+  for (int64_t k = 0; k < steps; ++k, panel += PANEL) {
+    for (int line = 0; line < lines; ++line, next += LINE) _mm_prefetch(next, _MM_HINT_T1);
+    __m512i weight[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) weight[v] = _mm512_loadu_si512(panel + v * LANES);
+#pragma GCC unroll 6
+    for (int m = 0; m < ROWS; ++m) {
+      __m512i value = _mm512_set1_epi32(int(input[m * stride + k]));
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) local[m][v] = Type::add(local[m][v], value, weight[v]);
+    }
+  }
+#pragma GCC unroll 24
+  for (int i = 0; i < ROWS * VECTORS; ++i) sums[i / VECTORS][i % VECTORS] = local[i / VECTORS][i % VECTORS];
+}
+
 }  // namespace quire_dot

@@ -17,19 +17,21 @@ logger = logging.getLogger(__name__)
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 # As types.h numbers them.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+INT8 = 3  # as packing.cpp does
 _SIGNATURES = {
-    "pack_bf16": (_POINTER, _LONG, _LONG, _POINTER),
-    "pack_int8": (_POINTER, _LONG, _LONG, _POINTER),
-    "matrix_bf16": (_POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _INT, _INT),
+    "panel": (),
+    "packed_values": (_INT, _LONG, _LONG),
+    "pack": (_INT, _POINTER, _LONG, _LONG, _POINTER),
+    "pack_int8": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER),
+    "matrix": (_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _INT),
     "matrix_int8": (
-        _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER,
-        _INT, _INT,
+        _INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _INT,
     ),
-    "experts_bf16": (
-        _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _INT,
+    "experts": (
+        _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG,
     ),
     "experts_int8": (
-        _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, *(_POINTER,) * 6, _POINTER, _LONG, _LONG, _INT,
+        _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, *(_POINTER,) * 6, _POINTER, _LONG, _LONG,
     ),
     "set_threads": (_INT,),
     "bind_threads": (_POINTER, _INT),
@@ -48,6 +50,7 @@ _SIGNATURES = {
         _LONG, _LONG, _FLOAT, _LONG, _FLOAT, _POINTER, _INT,
     ),
 }  # fmt: skip
+_COUNTS = ("panel", "packed_values")  # those that return a number
 
 
 class Kernels:
@@ -63,7 +66,7 @@ class Kernels:
         loaded = ctypes.CDLL(str(library(level)))
         for name, types in _SIGNATURES.items():
             if (function := getattr(loaded, f"quire_{name}", None)) is not None:
-                function.argtypes, function.restype = types, None
+                function.argtypes, function.restype = types, _LONG if name in _COUNTS else None
                 setattr(self, name, function)
         self.set_threads(torch.get_num_threads())
 

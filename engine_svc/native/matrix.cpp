@@ -1,63 +1,72 @@
 // Products with packed weights: see matrix.h.
-#ifdef __AVX512BF16__
-#include "matrix.h"
+#include "inputs.h"
+#include "parallel.h"
+#include "product.h"
+#include "types.h"
+
+using namespace quire;
 
 namespace {
 
-using namespace quire_dot;
+constexpr int64_t ROWS_AT_ONCE = 1024;  // bounds the memory of inputs that do not stay as they came
+constexpr int64_t WORTH_A_THREAD = 1 << 18;            // multiplications
+constexpr int64_t WORTH_A_THREAD_TO_PREPARE = 1 << 15;  // values
 
-template <class Value>
-void pack(const Value* weight, int64_t outputs, int64_t size, Value* packed, int group) {
-  int64_t steps = size / group, panels = (outputs + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(static)
-  for (int64_t index = 0; index < panels; ++index)
-    for (int64_t n = 0; n < PANEL; ++n) {
-      int64_t output = index * PANEL + n;
-      Value* to = packed + index * steps * PANEL * group + n * group;
-      for (int64_t k = 0; k < steps; ++k, to += PANEL * group)
-        for (int g = 0; g < group; ++g) to[g] = output < outputs ? weight[output * size + k * group + g] : Value(0);
-    }
+// In pieces of some rows by some panels. The rows change first, so that a panel is still in a cache for all of them.
+template <class Type, class Out>
+void run(const Operands<Type>& call, const Result& result, int64_t rows) {
+  Pieces pieces(result.outputs, call.steps * PANEL * Type::GROUP * sizeof(typename Type::Stored));
+  int64_t chunks = (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+  bool worth = rows * result.outputs * call.steps * Type::GROUP > WORTH_A_THREAD;
+  parallel_for(pieces.count() * chunks, worth, [&](int64_t task) {
+    int64_t chunk = task % chunks, piece = task / chunks;
+    multiply_panels<Type, Out>(call, result, chunk * rows / chunks, (chunk + 1) * rows / chunks, pieces.begin(piece),
+                               pieces.end(piece));
+  });
+}
+
+// Rows of Value times a weight of Type.
+template <class Type, class Out, class Value>
+void multiply_matrix(const Value* input, int64_t rows, int64_t stride, int64_t size, const void* weight,
+                     const Result& result) {
+  auto packed = (const typename Type::Stored*)weight;
+  int64_t steps = steps_of<Type>(size);
+  if constexpr (std::is_same_v<typename Type::Input, Value>)
+    if (steps * Type::GROUP == size) return run<Type, Out>({input, stride, packed, steps}, result, rows);
+  for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
+    int64_t count = std::min(ROWS_AT_ONCE, rows - first);
+    Inputs<Type> inputs(count, size);
+    parallel_for(count, count * size > WORTH_A_THREAD_TO_PREPARE,
+                 [&](int64_t row) { inputs.prepare(row, input + (first + row) * stride, size); });
+    Result part = result;
+    part.output = (Out*)result.output + first * result.outputs, part.input_scale = inputs.scale.get();
+    run<Type, Out>({inputs.values.get(), inputs.stride, packed, steps}, part, count);
+  }
 }
 
 }  // namespace
 
 extern "C" {
 
-// weight [outputs, size] to packed [panels, size / group, 64, group].
-void quire_pack_bf16(const bf16* weight, int64_t outputs, int64_t size, bf16* packed) {
-  pack(weight, outputs, size, packed, Bf16::GROUP);
+// input [rows, size], its rows `stride` values apart; bias [packed outputs], or null; output [rows, outputs], of the
+// same type or, if `wide`, float32.
+void quire_matrix(int type, const void* input, int64_t rows, int64_t stride, int64_t size, const void* weight,
+                  const float* bias, void* output, int64_t outputs, int wide) {
+  with_type(type, [=](auto value) {
+    using Value = decltype(value);
+    auto multiply = wide ? multiply_matrix<Groups<Value>, float, Value> : multiply_matrix<Groups<Value>, Value, Value>;
+    multiply((const Value*)input, rows, stride, size, weight, {output, outputs, bias});
+  });
 }
 
-void quire_pack_int8(const int8_t* weight, int64_t outputs, int64_t size, int8_t* packed) {
-  pack(weight, outputs, size, packed, Int8::GROUP);
-}
-
-// input bfloat16 [rows, steps * 2], its rows `stride` values apart; output [rows, outputs], bfloat16 or float32.
-void quire_matrix_bf16(const bf16* input, int64_t rows, int64_t stride, const bf16* weight, const float* bias,
-                       void* output, int64_t outputs, int64_t steps, int wide, int threads) {
-  Call<bf16> call{(const uint32_t*)input, rows, stride / 2, (const uint32_t*)weight, bias, nullptr, nullptr, nullptr,
-                  (bf16*)output, outputs, steps};
-  Call<float> wide_call{call.input, rows, stride / 2, call.weight, bias, nullptr, nullptr, nullptr,
-                        (float*)output, outputs, steps};
-#pragma omp parallel num_threads(threads)
-  wide ? run<Bf16>(wide_call) : run<Bf16>(call);
-}
-
-// The same with int8 weights; the input is quantized row by row. `scratch` holds rows * steps * 4 bytes and rows floats.
-void quire_matrix_int8(const bf16* input, int64_t rows, int64_t stride, const int8_t* weight,
-                       const float* weight_scale, const int32_t* correction, const float* bias, void* output,
-                       int64_t outputs, int64_t steps, uint8_t* scratch, float* input_scale, int wide, int threads) {
-  Call<bf16> call{(const uint32_t*)scratch, rows, steps, (const uint32_t*)weight, bias, input_scale, weight_scale,
-                  correction, (bf16*)output, outputs, steps};
-  Call<float> wide_call{call.input, rows, steps, call.weight, bias, input_scale, weight_scale,
-                        correction, (float*)output, outputs, steps};
-#pragma omp parallel num_threads(threads)
-  {
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < rows; ++row)
-      input_scale[row] = quantize_row(input + row * stride, steps * 4, scratch + row * steps * 4);
-    wide ? run<Int8>(wide_call) : run<Int8>(call);
-  }
+// The same with int8 weights; the input is quantized row by row.
+void quire_matrix_int8(int type, const void* input, int64_t rows, int64_t stride, int64_t size, const int8_t* weight,
+                       const float* scale, const int32_t* correction, const float* bias, void* output, int64_t outputs,
+                       int wide) {
+  with_type(type, [=](auto value) {
+    using Value = decltype(value);
+    auto multiply = wide ? multiply_matrix<Int8Groups, float, Value> : multiply_matrix<Int8Groups, Value, Value>;
+    multiply((const Value*)input, rows, stride, size, weight, {output, outputs, bias, scale, correction});
+  });
 }
 }
-#endif

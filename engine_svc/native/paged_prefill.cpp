@@ -10,7 +10,6 @@
 #include <limits>
 #include <vector>
 
-#include "matrix.h"
 #include "paged.h"
 
 using namespace quire_dot;

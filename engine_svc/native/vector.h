@@ -4,10 +4,12 @@
 // even) as they are stored. What a file has to define:
 //
 //   LANES                      float32 values of a register
+//   REGISTERS                  how many of them there are
 //   Floats, Ints               registers of LANES float32 or int32; +, -, * and / of the language work on Floats
 //   Mask                       a yes or no for each lane
 //   zero, all, all_ints        the same value in each lane
 //   load, store                of float, bf16 and f16; with a count, of the first so many lanes only, others are 0
+//   load_even, load_odd        those of 2 * LANES bf16 that stand at even and at odd places
 //   load_ints, store_ints      of int32
 //   fma(a, b, c)               a * b + c, rounded once; minus_product(a, b, c) is c - a * b
 //   least, most, magnitude     min, max, absolute value

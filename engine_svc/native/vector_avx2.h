@@ -6,6 +6,7 @@
 namespace quire {
 
 constexpr int LANES = 8;
+constexpr int REGISTERS = 16;
 
 using Floats = __m256;
 using Ints = __m256i;
@@ -57,6 +58,13 @@ inline Floats load(const bf16* from, int64_t count) {
 }
 inline Floats load(const f16* from, int64_t count) {
   return count >= LANES ? load(from) : _mm256_cvtph_ps(load_halves(from, count));
+}
+
+inline Floats load_even(const bf16* pairs) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)pairs), 16));
+}
+inline Floats load_odd(const bf16* pairs) {
+  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)pairs), all_ints(~0xffff)));
 }
 
 inline __m128i narrow_f16(Floats values) {

@@ -6,6 +6,7 @@
 namespace quire {
 
 constexpr int LANES = 16;
+constexpr int REGISTERS = 32;
 
 using Floats = __m512;
 using Ints = __m512i;
@@ -42,6 +43,13 @@ inline Floats load(const float* from, int64_t count) { return _mm512_maskz_loadu
 inline Floats load(const bf16* from, int64_t count) { return widen_bf16(_mm256_maskz_loadu_epi16(first(count), from)); }
 inline Floats load(const f16* from, int64_t count) {
   return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(count), from));
+}
+
+inline Floats load_even(const bf16* pairs) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16));
+}
+inline Floats load_odd(const bf16* pairs) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(pairs), all_ints(~0xffff)));
 }
 
 inline void store(float* to, Floats values) { _mm512_storeu_ps(to, values); }

@@ -5,50 +5,23 @@ from __future__ import annotations
 import torch
 
 from engine_svc.native.library import TYPES, Kernels
-from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, Product
-from engine_svc.ops.packing import experts_product, padded, padded_bias, pointer
-from engine_svc.ops.plain import PlainOps
+from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, Ops, Product
+from engine_svc.ops.packing import experts_product, matrix_product, pack, pointer
 
 
-class NativeOps(PlainOps):
-    """A product with an odd input size falls back to torch: the kernels take 2 values at a time."""
+class NativeOps(Ops):
+    """See Ops. float32, bfloat16 and float16, on every level."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
 
     def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
         """See Ops.matrix."""
-        outputs, size = weight.shape
-        if size % 2:
-            return super().matrix(weight, bias)
-        packed = self._pack_bf16(weight[None])
-        added = padded_bias(bias, outputs)
-        kernel = self.kernels.matrix_bf16
-
-        def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
-            output = hidden.new_empty((hidden.shape[0], outputs), dtype=torch.float32 if wide else torch.bfloat16)
-            kernel(
-                hidden.data_ptr(), hidden.shape[0], hidden.stride(0), packed.data_ptr(), pointer(added),
-                output.data_ptr(), outputs, size // 2, wide, torch.get_num_threads(),
-            )  # fmt: skip
-            return output
-
-        return product
-
-    def _pack_bf16(self, weights: torch.Tensor) -> torch.Tensor:
-        """Packs each of [count, outputs, size]."""
-        count, outputs, size = weights.shape
-        packed = torch.empty((count, padded(outputs), size), dtype=torch.bfloat16)
-        for weight, target in zip(weights, packed, strict=True):
-            self.kernels.pack_bf16(weight.data_ptr(), outputs, size, target.data_ptr())
-        return packed
+        return matrix_product(self.kernels, pack(self.kernels, weight[None]), weight.shape, bias)
 
     def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
         """See Ops.experts."""
-        if gate_up.shape[2] % 2 or down.shape[2] % 2:
-            return super().experts(gate_up, down)
-        packed = self._pack_bf16(gate_up), self._pack_bf16(down)
-        return experts_product(self.kernels.experts_bf16, down.shape, packed)
+        return experts_product(self.kernels, pack(self.kernels, gate_up), pack(self.kernels, down), down.shape)
 
     def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """See Ops.rms_norm."""

@@ -1,25 +1,59 @@
-"""What the C++ kernels of products want their operands to be like."""
+"""Weights packed for the C++ kernels, and the products with them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from engine_svc.ops.base import ExpertsProduct
+from engine_svc.native.library import INT8, TYPES, Kernels
+from engine_svc.ops.base import ExpertsProduct, Product
 
-_PANEL = 64  # outputs that are packed together, as in matrix.h
+
+class Packed(NamedTuple):
+    """Matrices as the kernels take them, one behind the other: [count, values that the level's form has]."""
+
+    weights: torch.Tensor
 
 
-def padded(outputs: int) -> int:
+class PackedInt8(NamedTuple):
+    """The same quantized: what 1 of each output stands for, and what undoes the offset of the kernel's inputs."""
+
+    weights: torch.Tensor
+    scale: torch.Tensor  # float32 [count, padded outputs]
+    correction: torch.Tensor  # int32 [count, padded outputs]
+
+
+def pack(kernels: Kernels, weights: torch.Tensor) -> Packed:
+    """Packs each of [count, outputs, size]."""
+    count, outputs, size = weights.shape
+    kind = TYPES[weights.dtype]
+    packed = torch.empty((count, kernels.packed_values(kind, outputs, size)), dtype=weights.dtype)
+    for weight, target in zip(weights, packed, strict=True):
+        kernels.pack(kind, weight.contiguous().data_ptr(), outputs, size, target.data_ptr())
+    return Packed(packed)
+
+
+def pack_int8(kernels: Kernels, weights: torch.Tensor) -> PackedInt8:
+    """Quantizes each output of each of [count, outputs, size], to -127 … 127 of its greatest absolute value."""
+    count, outputs, size = weights.shape
+    packed = PackedInt8(
+        torch.empty((count, kernels.packed_values(INT8, outputs, size)), dtype=torch.int8),
+        torch.empty((count, _padded(kernels, outputs))),
+        torch.empty((count, _padded(kernels, outputs)), dtype=torch.int32),
+    )
+    for index, weight in enumerate(weights):
+        targets = (tensor[index].data_ptr() for tensor in packed)
+        kernels.pack_int8(TYPES[weight.dtype], weight.contiguous().data_ptr(), outputs, size, *targets)
+    return packed
+
+
+def _padded(kernels: Kernels, outputs: int) -> int:
     """Outputs of a packed matrix."""
-    return -(-outputs // _PANEL) * _PANEL
-
-
-def padded_bias(values: torch.Tensor | None, outputs: int) -> torch.Tensor | None:
-    """A bias as float32 [padded outputs]."""
-    return None if values is None else F.pad(values.float(), (0, padded(outputs) - outputs))
+    panel: int = kernels.panel()
+    return -(-outputs // panel) * panel
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:
@@ -27,25 +61,48 @@ def pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def matrix_product(
+    kernels: Kernels, packed: Packed | PackedInt8, shape: torch.Size, bias: torch.Tensor | None
+) -> Product:
+    """A product with one matrix.
+
+    Args:
+        shape: [outputs, size], as it was before it was packed.
+    """
+    outputs, size = shape
+    kernel = kernels.matrix_int8 if isinstance(packed, PackedInt8) else kernels.matrix
+    added = None if bias is None else F.pad(bias.float(), (0, _padded(kernels, outputs) - outputs))
+
+    def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+        output = hidden.new_empty((hidden.shape[0], outputs), dtype=torch.float32 if wide else hidden.dtype)
+        kernel(
+            TYPES[hidden.dtype], hidden.data_ptr(), hidden.shape[0], hidden.stride(0), size,
+            *(operand.data_ptr() for operand in packed), pointer(added), output.data_ptr(), outputs, wide,
+        )  # fmt: skip
+        return output
+
+    return product
+
+
 def experts_product(
-    kernel: Callable[..., None], down: torch.Size, operands: tuple[torch.Tensor, ...]
+    kernels: Kernels, gate_up: Packed | PackedInt8, down: Packed | PackedInt8, shape: torch.Size
 ) -> ExpertsProduct:
     """A product with all experts' weights in one call.
 
     Args:
-        down: [experts, hidden_size, features inside an expert]
-        operands: what the kernel takes of the packed weights.
+        shape: [experts, hidden_size, features inside an expert], as `down` was before it was packed.
     """
-    count, size, inner = down
+    count, size, inner = shape
+    kernel: Callable[..., None] = kernels.experts_int8 if isinstance(down, PackedInt8) else kernels.experts
 
     def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
-        output = torch.empty_like(hidden)
+        output = hidden.new_empty(hidden.shape)
         # The kernel reads a token's choices behind the last token's.
         weights, expert_ids = weights.contiguous(), expert_ids.contiguous()
         kernel(
-            hidden.data_ptr(), hidden.shape[0], hidden.stride(0), expert_ids.data_ptr(), weights.data_ptr(),
-            weights.shape[1], count, *(operand.data_ptr() for operand in operands), output.data_ptr(), size,
-            inner, torch.get_num_threads(),
+            TYPES[hidden.dtype], hidden.data_ptr(), hidden.shape[0], hidden.stride(0), expert_ids.data_ptr(),
+            weights.data_ptr(), weights.shape[1], count, *(operand.data_ptr() for operand in (*gate_up, *down)),
+            output.data_ptr(), size, inner,
         )  # fmt: skip
         return output
 

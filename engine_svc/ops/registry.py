@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_svc.native.library import Kernels
+from engine_svc.native.library import TYPES, Kernels
 from engine_svc.ops.base import Ops
 from engine_svc.ops.native import NativeOps
 from engine_svc.ops.plain import PlainOps
@@ -21,6 +21,6 @@ def create_ops(kernels: Kernels | None, dtype: torch.dtype, device: torch.device
         from engine_svc.ops.triton import TritonOps
 
         return TritonOps()
-    if kernels is not None and dtype == torch.bfloat16 and hasattr(kernels, "matrix_bf16"):
+    if kernels is not None and dtype in TYPES:
         return NativeOps(kernels)
     return PlainOps()

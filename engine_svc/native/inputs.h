@@ -1,0 +1,72 @@
+// Rows of inputs as products eat them: of a type's Input, as long as a packed weight's size.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <type_traits>
+
+#include "groups.h"
+
+namespace quire {
+
+// Groups that a packed weight has over k.
+template <class Type>
+inline int64_t steps_of(int64_t size) {
+  constexpr int64_t WHOLE = Type::GROUP * Type::ALIGNMENT;
+  return (size + WHOLE - 1) / WHOLE * Type::ALIGNMENT;
+}
+
+// Symmetric, to 127 of the row's greatest value, `offset` higher. Returns what 1 stands for; not a number for a row that
+// holds what is not finite, so that all that comes of it is none either.
+template <class Value, class Quantized>
+inline float quantize_row(const Value* row, int64_t size, Quantized* to, int offset) {
+  Floats greatest_yet = zero(), strange = zero();
+  for (int64_t k = 0; k < size; k += LANES) {
+    Floats value = load(row + k, size - k);
+    greatest_yet = most(greatest_yet, magnitude(value)), strange = fma(value, zero(), strange);
+  }
+  float scale = greatest(greatest_yet) / 127.0f + sum(strange);
+  Floats inverse = all(scale > 0 ? 1.0f / scale : 0.0f);
+  for (int64_t k = 0; k < size; k += LANES) {
+    int32_t whole[LANES];
+    store_ints(whole, to_ints(load(row + k, size - k) * inverse));
+    for (int i = 0; i < std::min<int64_t>(LANES, size - k); ++i) to[k + i] = Quantized(whole[i] + offset);
+  }
+  return scale;
+}
+
+template <class Value, class Input>
+inline void copy_row(const Value* row, int64_t size, Input* to) {
+  for (int64_t k = 0; k < size; k += LANES) store(to + k, load(row + k, size - k), size - k);
+}
+
+// One row, filled up to `padded` values with zeros. Returns what 1 stands for.
+template <class Type, class Value>
+inline float prepare_row(const Value* row, int64_t size, typename Type::Input* to, int64_t padded) {
+  std::fill(to + size, to + padded, typename Type::Input{});
+  if constexpr (std::is_same_v<typename Type::Total, int32_t>) {
+    return quantize_row(row, size, to, Type::OFFSET);
+  } else {
+    copy_row(row, size, to);
+    return 1.0f;
+  }
+}
+
+// Rows that stand in memory of their own.
+template <class Type>
+struct Inputs {
+  int64_t stride;
+  std::unique_ptr<typename Type::Input[]> values;  // not set to anything: malloc keeps such pieces for the next call
+  std::unique_ptr<float[]> scale;
+
+  Inputs(int64_t rows, int64_t size)
+      : stride(steps_of<Type>(size) * Type::GROUP), values(new typename Type::Input[rows * stride]),
+        scale(new float[rows]) {}
+
+  template <class Value>
+  void prepare(int64_t row, const Value* from, int64_t size) {
+    scale[row] = prepare_row<Type>(from, size, values.get() + row * stride, stride);
+  }
+};
+
+}  // namespace quire

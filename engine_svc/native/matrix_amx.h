@@ -1,0 +1,108 @@
+// Sums of a panel by AMX's matrix registers (tiles): 16 rows by 16 outputs, 16 groups at a time.
+#pragma once
+
+#include "matrix.h"
+#include "tiles.h"
+
+namespace quire {
+
+constexpr int TILE = 16;
+constexpr int64_t TILE_PITCH = PANEL * sizeof(int32_t);  // bytes from one step of a panel, or row of sums, to the next
+
+// 0 to 3 are sums, 4 and 5 inputs, 6 and 7 weights; of a strip, 5 is of weights too.
+inline void shape_strip(int64_t rows) {
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; ++tile) shapes.set(tile, tile < 5 ? rows : TILE, LINE);
+  shapes.use();
+}
+
+// 0, 1 and 4 are of the first 16 rows; 2, 3 and 5 of the others.
+inline void shape_square(int64_t rows) {
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; ++tile) shapes.set(tile, TILE, LINE);
+  for (int tile : {2, 3, 5}) shapes.set(tile, rows - TILE, LINE);
+  shapes.use();
+}
+
+#define QUIRE_TILE_PRODUCT(sum, input, weight)     \
+  if constexpr (std::is_same_v<Type, Bf16Groups>) \
+    _tile_dpbf16ps(sum, input, weight);           \
+  else                                            \
+    _tile_dpbssd(sum, input, weight)
+
+// Up to 16 rows by a panel.
+template <class Type>
+void multiply_strip(const Operands<Type>& call, int64_t row, int64_t index, typename Type::Total* sums) {
+  auto input = (const char*)(call.input + row * call.stride), weight = (const char*)call.panel(index);
+  int64_t pitch = call.stride * sizeof(typename Type::Input);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t k = 0; k < call.steps; k += TILE, input += LINE, weight += TILE * TILE_PITCH) {
+    for (int i = 0; i < TILE * TILE_PITCH / LINE; ++i) prefetch_far(weight + AHEAD_BYTES + i * LINE);
+    _tile_loadd(4, input, pitch);
+    _tile_loadd(5, weight, TILE_PITCH);
+    _tile_loadd(6, weight + LINE, TILE_PITCH);
+    _tile_loadd(7, weight + 2 * LINE, TILE_PITCH);
+    QUIRE_TILE_PRODUCT(0, 4, 5);
+    _tile_loadd(5, weight + 3 * LINE, TILE_PITCH);
+    QUIRE_TILE_PRODUCT(1, 4, 6);
+    QUIRE_TILE_PRODUCT(2, 4, 7);
+    QUIRE_TILE_PRODUCT(3, 4, 5);
+  }
+  _tile_stored(0, sums, TILE_PITCH);
+  _tile_stored(1, sums + TILE, TILE_PITCH);
+  _tile_stored(2, sums + 2 * TILE, TILE_PITCH);
+  _tile_stored(3, sums + 3 * TILE, TILE_PITCH);
+}
+
+// 17 to 32 rows by half a panel.
+template <class Type>
+void multiply_square(const Operands<Type>& call, int64_t row, int64_t index, int half, typename Type::Total* sums) {
+  auto first = (const char*)(call.input + row * call.stride), weight = (const char*)call.panel(index) + half * 2 * LINE;
+  int64_t pitch = call.stride * sizeof(typename Type::Input);
+  const char* second = first + TILE * pitch;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t k = 0; k < call.steps; k += TILE, first += LINE, second += LINE, weight += TILE * TILE_PITCH) {
+    _tile_loadd(6, weight, TILE_PITCH);
+    _tile_loadd(4, first, pitch);
+    _tile_loadd(7, weight + LINE, TILE_PITCH);
+    _tile_loadd(5, second, pitch);
+    QUIRE_TILE_PRODUCT(0, 4, 6);
+    QUIRE_TILE_PRODUCT(1, 4, 7);
+    QUIRE_TILE_PRODUCT(2, 5, 6);
+    QUIRE_TILE_PRODUCT(3, 5, 7);
+  }
+  sums += half * 2 * TILE;
+  _tile_stored(0, sums, TILE_PITCH);
+  _tile_stored(1, sums + TILE, TILE_PITCH);
+  _tile_stored(2, sums + TILE * PANEL, TILE_PITCH);
+  _tile_stored(3, sums + TILE * PANEL + TILE, TILE_PITCH);
+}
+
+#undef QUIRE_TILE_PRODUCT
+
+// The sums [rows, PANEL] of rows [first, last) against one panel.
+template <class Type, std::enable_if_t<Type::TILES, int> = 0>
+void sum_panel(const Operands<Type>& call, int64_t first, int64_t last, int64_t index, typename Type::Total* sums) {
+  tile_fence();
+  for (int64_t row = first; row < last; row += 2 * TILE, sums += 2 * TILE * PANEL) {
+    int64_t rows = std::min<int64_t>(last - row, 2 * TILE);
+    if (rows <= TILE) {
+      shape_strip(rows);
+      multiply_strip<Type>(call, row, index, sums);
+    } else {
+      shape_square(rows);
+      multiply_square<Type>(call, row, index, 0, sums);
+      multiply_square<Type>(call, row, index, 1, sums);
+    }
+  }
+  _tile_release();
+  tile_fence();
+}
+
+}  // namespace quire

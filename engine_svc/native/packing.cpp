@@ -1,0 +1,102 @@
+// Packs weights for the products: see matrix.h.
+#include <sys/mman.h>
+
+#include "inputs.h"
+#include "matrix.h"
+#include "parallel.h"
+#include "types.h"
+
+using namespace quire;
+
+namespace {
+
+constexpr int64_t INT8 = 3;            // beside the types that types.h numbers
+constexpr int64_t UNITS_PER_BLOCK = 64;  // groups of a row that are read in a row, while what is written stays in the cache
+constexpr int64_t HUGE_PAGE = 2 << 20;
+
+// What is packed stays for long and is read from end to end: larger pages are sooner had and found.
+void want_huge_pages(void* memory, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+  auto begin = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, end = (uintptr_t)memory + bytes;
+  if (end > begin) madvise((void*)begin, (end - begin) / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+#endif
+}
+
+// Up to PANEL rows [rows, size] into one panel [steps, PANEL, GROUP]; outputs and values that are not there are zeros.
+template <class Type, class Value>
+void pack_panel(const Value* from, int64_t rows, int64_t size, Value* panel) {
+  struct Group {
+    Value values[Type::GROUP];
+  };
+  auto to = (Group*)panel;
+  int64_t steps = steps_of<Type>(size), whole = size / Type::GROUP;
+  for (int64_t begin = 0; begin < steps; begin += UNITS_PER_BLOCK) {
+    int64_t end = std::min(begin + UNITS_PER_BLOCK, steps), there = std::min(end, whole);
+    for (int64_t n = 0; n < PANEL; ++n) {
+      int64_t k = begin;
+      if (n < rows)
+        for (auto row = (const char*)(from + n * size); k < there; ++k)
+          std::memcpy(&to[k * PANEL + n], row + k * sizeof(Group), sizeof(Group));
+      for (; k < end; ++k) {
+        to[k * PANEL + n] = Group{};
+        for (int64_t i = k * Type::GROUP; n < rows && i < size; ++i)
+          if (i < (k + 1) * Type::GROUP) to[k * PANEL + n].values[i % Type::GROUP] = from[n * size + i];
+      }
+    }
+  }
+}
+
+int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
+
+template <class Type>
+int64_t packed_values(int64_t outputs, int64_t size) {
+  return panels_of(outputs) * PANEL * steps_of<Type>(size) * Type::GROUP;
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t quire_panel() { return PANEL; }
+
+// Values that a weight of a type has when it is packed.
+int64_t quire_packed_values(int type, int64_t outputs, int64_t size) {
+  int64_t count = packed_values<Int8Groups>(outputs, size);
+  if (type != INT8) with_type(type, [&](auto value) { count = packed_values<Groups<decltype(value)>>(outputs, size); });
+  return count;
+}
+
+// weight [outputs, size].
+void quire_pack(int type, const void* weight, int64_t outputs, int64_t size, void* packed) {
+  with_type(type, [=](auto value) {
+    using Value = decltype(value);
+    using Type = Groups<Value>;
+    want_huge_pages(packed, packed_values<Type>(outputs, size) * sizeof(Value));
+    parallel_for(panels_of(outputs), [=](int64_t index) {
+      pack_panel<Type>((const Value*)weight + index * PANEL * size, std::min<int64_t>(PANEL, outputs - index * PANEL),
+                       size, (Value*)packed + index * PANEL * steps_of<Type>(size) * Type::GROUP);
+    });
+  });
+}
+
+// Quantizes each output and packs them. scale and correction [packed outputs]: see Result.
+void quire_pack_int8(int type, const void* weight, int64_t outputs, int64_t size, int8_t* packed, float* scale,
+                     int32_t* correction) {
+  with_type(type, [=](auto value) {
+    using Value = decltype(value);
+    want_huge_pages(packed, packed_values<Int8Groups>(outputs, size));
+    parallel_for(panels_of(outputs), [=](int64_t index) {
+      std::unique_ptr<int8_t[]> quantized(new int8_t[PANEL * size]);
+      int64_t first = index * PANEL, rows = std::min<int64_t>(PANEL, outputs - first);
+      for (int64_t n = 0; n < PANEL; ++n) {
+        int8_t* row = quantized.get() + n * size;
+        scale[first + n] = n < rows ? quantize_row((const Value*)weight + (first + n) * size, size, row, 0) : 0.0f;
+        correction[first + n] = 0;
+        for (int64_t k = 0; n < rows && k < size; ++k) correction[first + n] += Int8Groups::OFFSET * row[k];
+      }
+      pack_panel<Int8Groups>(quantized.get(), rows, size,
+                             packed + first * steps_of<Int8Groups>(size) * Int8Groups::GROUP);
+    });
+  });
+}
+}

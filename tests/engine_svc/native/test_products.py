@@ -1,0 +1,138 @@
+"""Products of every level and type: against float64, and bit for bit the same whatever stands beside a row."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from engine_svc.native.library import kernels
+from engine_svc.ops.base import ExpertsProduct, Product
+from engine_svc.ops.native import NativeOps
+from engine_svc.quantization.int8 import Int8, quantize_rows
+from tests.support.native import AVAILABLE, every_level, needs_native
+from tests.support.ops import experts_by_definition
+
+every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+# None of them a multiple of anything that a panel, a group, a tile or a block over k has; and one that is of all.
+SHAPES = [(64, 64), (200, 320), (1, 1), (33, 1001), (130, 2306)]
+MOST = 200  # rows
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def rows_of_a_wider_tensor(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """[MOST, size], whose rows stand apart and begin at an odd place."""
+    return normal(MOST, size + 8, dtype=dtype, seed=1)[:, 3 : 3 + size]
+
+
+def counts() -> Iterator[int]:
+    yield from range(1, 41)
+    yield from (63, 64, 65, 95, 97, 128, 191, 192, 193, MOST)
+
+
+def check_batch_invariance(product: Callable[[slice], torch.Tensor]) -> None:
+    """Each row is what it is among all of them: in batches from 1 row on, at their beginning and at their end."""
+    whole = product(slice(0, MOST))
+    for count in counts():
+        assert product(slice(0, count)).equal(whole[:count]), count
+        assert product(slice(MOST - count, MOST)).equal(whole[MOST - count :]), count
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize(("outputs", "size"), SHAPES)
+def test_matrix(level: str, dtype: torch.dtype, outputs: int, size: int) -> None:
+    weight, bias = normal(outputs, size, dtype=dtype) / size**0.5, normal(outputs, dtype=dtype, seed=2)
+    hidden = rows_of_a_wider_tensor(size, dtype)
+    product = NativeOps(kernels(level)).matrix(weight, bias)
+    wide, expected = product(hidden, wide=True), hidden.double() @ weight.double().T + bias.double()
+    assert wide.dtype == torch.float32
+    torch.testing.assert_close(wide.double(), expected, atol=1e-5, rtol=1e-4)
+    assert product(hidden).equal(wide.to(dtype))
+    check_batch_invariance(lambda rows: product(hidden[rows], wide=True))
+
+
+def int8_matrix(level: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    return Int8(NativeOps(kernels(level)), weight.dtype).linear({"weight": weight}, bias)
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize(("outputs", "size"), SHAPES)
+def test_int8_matrix(level: str, dtype: torch.dtype, outputs: int, size: int) -> None:
+    weight, bias = normal(outputs, size, dtype=dtype), normal(outputs, dtype=dtype, seed=2)
+    hidden = rows_of_a_wider_tensor(size, dtype)
+    product = int8_matrix(level, weight, bias)
+    wide = product(hidden, wide=True)
+    (left, left_scale), (right, right_scale) = quantize_rows(hidden), quantize_rows(weight)
+    expected = left.double() @ right.double().T * left_scale.double()[:, None] * right_scale.double() + bias.double()
+    torch.testing.assert_close(wide.double(), expected, atol=1e-4, rtol=1e-6)
+    assert product(hidden).equal(wide.to(dtype))
+    check_batch_invariance(lambda rows: product(hidden[rows], wide=True))
+
+
+@needs_native
+@every_type
+def test_int8_is_the_same_on_every_level(dtype: torch.dtype) -> None:
+    weight, bias, hidden = normal(130, 1030, dtype=dtype), normal(130, dtype=dtype), rows_of_a_wider_tensor(1030, dtype)
+    found = [int8_matrix(level, weight, bias)(hidden, wide=True) for level in AVAILABLE]
+    for first, second in itertools.pairwise(found):
+        assert first.equal(second)
+
+
+@every_level
+def test_int8_sums_do_not_overflow(level: str) -> None:
+    """All as great as they get, of either sign, where a sum of pairs in 16 bits would be cut off."""
+    size = 4096
+    weight = torch.ones(3, size) * torch.tensor([1.0, -1.0, 1.0])[:, None]
+    weight[2, ::2] = -1
+    for hidden in (torch.ones(1, size), -torch.ones(1, size)):
+        found = int8_matrix(level, weight, None)(hidden)
+        torch.testing.assert_close(found, hidden @ weight.T, atol=1e-2, rtol=1e-6)
+
+
+@every_level
+@pytest.mark.parametrize("dirt", [torch.nan, torch.inf])
+def test_an_int8_row_that_has_overflowed_is_broken_alone(level: str, dirt: float) -> None:
+    hidden = normal(5, 64, dtype=torch.bfloat16)
+    product = int8_matrix(level, normal(64, 64, dtype=torch.bfloat16), None)
+    whole = product(hidden)
+    hidden[2, 7] = dirt
+    found = product(hidden)
+    others = [0, 1, 3, 4]
+    assert found[others].equal(whole[others])
+    assert found[2].isnan().all()
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize("quantized", [False, True], ids=["as they are", "int8"])
+def test_experts(level: str, dtype: torch.dtype, quantized: bool) -> None:
+    experts, chosen, size, inner = 5, 2, 202, 41
+    gate_up = normal(experts, 2 * inner, size, dtype=dtype) / size**0.5
+    down = normal(experts, size, inner, dtype=dtype, seed=2) / inner**0.5
+    hidden = rows_of_a_wider_tensor(size, dtype)
+    weights, ids = normal(MOST, experts, dtype=torch.float32, seed=3).softmax(-1).topk(chosen)
+    ops = NativeOps(kernels(level))
+    product: ExpertsProduct = ops.experts(gate_up, down)
+    if quantized:
+        product = Int8(ops, dtype).experts({"weight": gate_up}, {"weight": down})
+    found = product(hidden, weights, ids)
+    assert found.dtype == dtype
+    expected = experts_by_definition(hidden, weights, ids, gate_up, down)
+    assert (found - expected).norm() / expected.norm() < (0.03 if quantized else 5e-3)
+    check_batch_invariance(lambda rows: product(hidden[rows], weights[rows], ids[rows]))
+
+
+@every_level
+def test_no_rows(level: str) -> None:
+    weight = normal(70, 64, dtype=torch.bfloat16)
+    ops = NativeOps(kernels(level))
+    empty = torch.empty(0, 64, dtype=torch.bfloat16)
+    assert ops.matrix(weight, None)(empty).shape == (0, 70)
+    assert int8_matrix(level, weight, None)(empty).shape == (0, 70)
