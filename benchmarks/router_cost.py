@@ -18,6 +18,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from benchmarks.machine import heading
 from quire.options.router import RouterOptions
 from quire.v1 import common_pb2, engine_pb2
 from router.core import RouterCore
@@ -99,6 +100,7 @@ class SilentWorker(Worker):
 
 def main() -> None:
     rows = [*index_rows(), *queue_rows(), *asyncio.run(core_rows()), *asyncio.run(warm_restart_rows())]
+    print(heading())
     print("| what | figure | goal |\n|---|---|---|")
     for row in rows:
         print("| " + " | ".join(row) + " |")

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.fleet import Service, engines, router
+from benchmarks.machine import heading
 from benchmarks.models import build
 from benchmarks.router_client import Answer, RouterClient, connect
 from quire.v1 import common_pb2
@@ -71,6 +72,7 @@ def main() -> None:
     seqs = str(arguments.max_num_seqs)
     options = ["--dtype", "float32", "--max-num-seqs", seqs, "--kv-cache-memory-bytes", "64M"]
     policy = ["--routing-policy", "least_loaded"]  # so that each worker has as many streams as the others
+    print(heading())
     with engines(model, arguments.engines, options) as workers, router(workers, policy) as service:
         print(asyncio.run(_measure(workers, service, arguments)))
 

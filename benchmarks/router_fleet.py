@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.fleet import Service, engines, gateway, router, service, tokenizer, wait_answering
 from benchmarks.load import Result
+from benchmarks.machine import heading
 from benchmarks.models import SHAPES, build
 from benchmarks.router_loads import Chats, Server, SharedPrefixes
 from quire.options.server import RpcSecurityOptions
@@ -79,6 +80,7 @@ def main() -> None:
                 with _running(front, workers, tokens, arguments.sglang_venv) as server:
                     runs += asyncio.run(_measure(front, workers, server, seed=number * len(fronts) + turn))
                 print(f"round {number + 1}: {front.router} {front.policy}", file=sys.stderr)
+    print(heading())
     print(report(runs))
 
 

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import heading
+
 _VOCABULARY = 152_000
 _PROMPT, _OUTPUT = 512, 128  # tokens of each sequence
 _REPEATS = 5
@@ -111,6 +113,7 @@ def main() -> None:
     if arguments.measure:
         print(json.dumps(measure(arguments.measure, arguments.threads)))
         return
+    print(heading())
     trees = {"now": Path(__file__).resolve().parents[1]}
     if arguments.against:
         trees["before"] = arguments.against.resolve()

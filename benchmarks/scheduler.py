@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator
 
+from benchmarks.machine import heading
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import Executor
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
@@ -101,6 +102,7 @@ def seconds_of_prompts(caching: bool) -> float:
 
 
 def main() -> None:
+    print(heading())
     print("| blocks cached | microseconds per step of 256 decoding sequences |\n|---|---|")
     for cached in (0, 10_000, 200_000):
         keys = iter(range(1_000_000))

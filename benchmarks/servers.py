@@ -40,13 +40,13 @@ class Running:
         return sum(_pss(pid) for pid in _family(self.process.pid))
 
 
-def quire(model: Path, port: int, arguments: Sequence[str]) -> Server:
+def quire(name: str, model: Path, port: int, arguments: Sequence[str]) -> Server:
     """Quire's whole stack."""
     command = [sys.executable, "-m", "quire", "serve", str(model), "--port", str(port), "--served-model-name", "bench"]
-    return Server("quire", [*command, *arguments], {}, port)
+    return Server(name, [*command, *arguments], {}, port)
 
 
-def peer(virtual_environment: Path, model: Path, port: int, arguments: Sequence[str], kv_cache_gib: int) -> Server:
+def vllm(virtual_environment: Path, model: Path, port: int, arguments: Sequence[str], kv_cache_gib: int) -> Server:
     """vLLM's CPU build from a virtual environment of its own, bound to all cores and with the allocator it wants."""
     preload = [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), virtual_environment / "lib" / "libiomp5.so"]
     environment = {
@@ -57,6 +57,26 @@ def peer(virtual_environment: Path, model: Path, port: int, arguments: Sequence[
     }  # fmt: skip
     command = [str(virtual_environment / "bin" / "vllm"), "serve", str(model), "--port", str(port)]
     return Server("vLLM", [*command, "--served-model-name", "bench", *arguments], environment, port)
+
+
+def llama(virtual_environment: Path, model: Path, port: int, form: str, streams: int, context: int) -> Server:
+    """llama.cpp's own server, as many streams side by side as are asked for; its model is made once beside ours.
+
+    Args:
+        form: of its weights, BF16 or Q8_0.
+        context: tokens of each stream.
+    """
+    target = model / f"{form}.gguf"
+    if not target.exists():
+        converter = Path(__file__).parent / "gguf_model.py"
+        command = [str(virtual_environment / "bin" / "python"), str(converter), str(model), str(target), "--type", form]
+        subprocess.run(command, check=True)
+    command = [
+        str(virtual_environment / "bin" / "llama-server"), "--model", str(target), "--alias", "bench",
+        "--port", str(port), "--parallel", str(streams), "--ctx-size", str(streams * context), "--threads",
+        str(os.cpu_count()), "--no-webui",
+    ]  # fmt: skip
+    return Server(f"llama.cpp {form}", command, {}, port)
 
 
 @contextmanager

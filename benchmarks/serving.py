@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.engine_alone import EngineAlone
 from benchmarks.load import Result, Workload, run_http
+from benchmarks.machine import heading
 from benchmarks.models import SHAPES, build
 from benchmarks.processes import cpu_seconds, running_stack
 
@@ -45,7 +45,9 @@ def main() -> None:
         Workload(streams, arguments.requests, arguments.input_len, arguments.output_len, vocab_size=256, seed=seed)
         for seed, streams in enumerate(arguments.streams)
     ]
+    before = heading()
     rows = measure_stack(str(folder), arguments.port, workloads) + measure_engine(str(folder), workloads)
+    print(before)
     print(report(arguments.shape, workloads[0], sorted(rows, key=lambda row: row.streams)))
 
 
@@ -89,9 +91,8 @@ def measure_engine(model: str, workloads: Sequence[Workload]) -> list[Row]:
 
 def report(shape: str, workload: Workload, rows: Sequence[Row]) -> str:
     """The table as Markdown."""
-    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
     lines = [
-        f"`{shape}`, {workload.input_length} tokens in, {workload.output_length} out, greedy, bfloat16; {machine}.",
+        f"`{shape}`, {workload.input_length} tokens in, {workload.output_length} out, greedy, bfloat16.",
         "The load generator runs on the same cores. CPU is in microseconds per output token.",
         "",
         f"| {' | '.join(COLUMNS)} |",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import statistics
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.machine import heading
 from benchmarks.models import SHAPES, build
 from quire.serve.ports import free_ports
 
@@ -75,7 +75,8 @@ def main() -> None:
         "engine": (lambda: grpc_ready(port), ["engine", model, *number]),
         "whole stack": (lambda: http_ready(port, "/health"), ["serve", model, *number]),
     }
-    print(f"`{arguments.shape}`, {os.cpu_count()} cores; seconds from the command to ready, {arguments.runs} runs.\n")
+    print(heading())
+    print(f"`{arguments.shape}`; seconds from the command to ready, {arguments.runs} runs.\n")
     print("| what | median | worst |\n|---|---|---|")
     for name, (ready, command) in cases.items():
         seconds = [seconds_until(ready, command) for _ in range(arguments.runs)]

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.hold_ups import processor
+from benchmarks.machine import heading
 from benchmarks.models import build_config
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import create_executor
@@ -255,7 +255,8 @@ def main() -> None:
     parser.add_argument("--cpu-threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.cpu_threads)
-    print(f'On a "{processor()}", {arguments.cpu_threads} threads, torch {torch.__version__}.\n')
+    print(heading())
+    print(f"{arguments.cpu_threads} threads, torch {torch.__version__}.\n")
     vocabulary = synthetic_vocabulary()
     print_masks(vocabulary)
     print_stage()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -36,6 +35,7 @@ from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.pending import BegunStep, PendingStep, StepTimer
+from engine_svc.runner.threads import bind_threads, set_step_threads
 from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame, sample_rows
 from engine_svc.sampling.logprobs import ScoredPositions
@@ -48,9 +48,6 @@ from quire.sampling import SamplingParameters
 logger = logging.getLogger(__name__)
 
 _SCORED_ROWS = 256
-# Smaller models run on one core of a CPU: the threads of a parallel region wait for the next one by spinning,
-# which takes more from the services beside the engine than it gives to so short a step.
-_ONE_CORE = 32e6
 
 
 class Runner:
@@ -68,13 +65,11 @@ class Runner:
         self._num_ranks = groups.layout.num_ranks
         self._isolates = False  # one sequence's fault from the others: not while it warms up, and one rank only
         if device.type == "cpu":
-            torch.set_num_threads(options.kernels.cpu_threads or max(1, (os.cpu_count() or 1) // self._num_ranks))
+            bind_threads(options.kernels, groups.rank, self._num_ranks)
         processors = load_processors(options.generation.logits_processors)  # before the weights, which take long
         loaded = load_model(weights_folder(model), options, groups, device)
-        if device.type == "cpu" and options.kernels.cpu_threads is None and loaded.num_weights < _ONE_CORE:
-            torch.set_num_threads(1)
-        if loaded.attention.kernels is not None:
-            loaded.attention.kernels.set_threads(torch.get_num_threads())
+        if device.type == "cpu":
+            set_step_threads(options.kernels, loaded)
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._token_budget = options.scheduler.max_num_batched_tokens or token_budget(device)

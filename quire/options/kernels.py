@@ -31,10 +31,21 @@ class KernelOptions:
     )  # fmt: skip
     cpu_threads: int | None = option(
         None,
-        "Threads of each rank's matrix products on a CPU. Default: the cores divided by the ranks; one for "
-        "models of less than 32 million weights.",
+        "Threads of each rank's kernels on a CPU. Default: one for each core that the rank has, within what the "
+        "control group allows; one for models of less than 32 million weights.",
         minimum=1,
     )
+    cpu_threads_bind: str = option(
+        "auto",
+        "Processors that each rank's threads are bound to on a CPU. auto: on a machine with several NUMA nodes, the "
+        "cores of the rank's own nodes; all: every processor, hyperthreads too, in even parts; nobind: none, the "
+        "system chooses; or a list for each rank, such as 0-31|32-63. As VLLM_CPU_OMP_THREADS_BIND.",
+        metavar="auto|all|nobind|LISTS",
+    )
+    cpu_reserved_cores: int | None = option(
+        None, "Cores of each rank that cpu-threads-bind auto, all and nobind leave to the services and the event loop. "
+        "Default: 1 where auto binds threads, else none. As VLLM_CPU_NUM_OF_RESERVED_CPU.", minimum=0,
+    )  # fmt: skip
     enforce_eager: bool = option(False, "Records no CUDA graphs: starts sooner and decodes slower.")
     cuda_graph_sizes: tuple[int, ...] = option(
         (), "Batch sizes of CUDA graphs, which decoding is rounded up to; one alone is the greatest. Default: up to "

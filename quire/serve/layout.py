@@ -24,6 +24,7 @@ from quire.options.serve import ServeOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.options.tokenizer_init import SKIP_FLAG
+from quire.processors import place_rank, read_machine
 from quire.serve.devices import count_gpus, devices_of_engines
 from quire.serve.ports import HeldPorts
 from quire.serve.supervisor import ProcessSpec
@@ -133,11 +134,6 @@ def with_derived(options: StackOptions) -> StackOptions:
     if options.gateway.api_key and not options.security.grpc_token:
         # The API asks for a key, so the gRPC ports behind it must not be open to every user of this machine.
         changes["security"] = dataclasses.replace(options.security, grpc_token=secrets.token_urlsafe(32))
-    if options.serve.engines > 1 and options.engine.kernels.cpu_threads is None:
-        ranks = options.serve.engines * options.engine.parallel.tensor_parallel_size
-        threads = max(1, (os.cpu_count() or 1) // ranks)
-        kernels = dataclasses.replace(options.engine.kernels, cpu_threads=threads)
-        changes["engine"] = dataclasses.replace(options.engine, kernels=kernels)
     return dataclasses.replace(options, **changes)
 
 
@@ -160,7 +156,10 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
     """
     workers = (*options.router.workers, *(layout.own[name] for name in layout.engines))
     commands: dict[str, Sequence[Any]] = {
-        **dict.fromkeys(layout.engines, ("engine", options.model, options.engine)),
+        **{
+            name: ("engine", options.model, _engine_options(options.engine, index, len(layout.engines)))
+            for index, name in enumerate(layout.engines)
+        },
         "router": ("router", dataclasses.replace(options.router, workers=workers)),
         "tokenizer": ("tokenizer", options.model, options.tokenizer),
     }
@@ -176,6 +175,28 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
         )
         specs.append(_spec(name, command, *groups, server, *shared, environment=devices.get(name, {})))
     return [*specs, _spec("gateway", "gateway", gateway, *shared)]
+
+
+def _engine_options(options: EngineOptions, index: int, engines: int) -> EngineOptions:
+    """Those of one of the engines, whose ranks share the processors with those of the others.
+
+    Raises:
+        StartupError: see place_rank.
+    """
+    if engines == 1:
+        return options
+    kernels, ranks, machine = options.kernels, options.parallel.tensor_parallel_size, read_machine()
+    places = [
+        place_rank(
+            kernels.cpu_threads_bind, machine, index * ranks + rank, engines * ranks,
+            threads=kernels.cpu_threads, reserved=kernels.cpu_reserved_cores,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    bind = "|".join(",".join(map(str, place.processors)) for place in places)
+    threads = min(place.threads for place in places)
+    own = dataclasses.replace(kernels, cpu_threads=threads, cpu_threads_bind=bind.strip("|") or "nobind")
+    return dataclasses.replace(options, kernels=own)
 
 
 def _devices(options: StackOptions, engines: Sequence[str]) -> dict[str, Mapping[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import pytest
@@ -130,3 +131,13 @@ def test_the_formats_of_the_model_in_the_box_are_known() -> None:
     assert parsers("m") == ("", None)
     assert parsers("quire-demo", ReasoningOptions("step3"), tool_call_parser="pythonic") == ("step3", "pythonic")
     assert parsers("quire-demo", ReasoningOptions(enable_reasoning=False)) == ("", "hermes")
+
+
+def test_engines_share_the_processors() -> None:
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    options = stack_options(ServeOptions(engines=2))
+    kernels = dataclasses.replace(options.engine.kernels, cpu_threads_bind=f"{first}|{last}")
+    options = dataclasses.replace(options, engine=dataclasses.replace(options.engine, kernels=kernels))
+    specs = specs_of(options)
+    assert [values(specs[f"engine-{index}"], "--cpu-threads-bind") for index in range(2)] == [[str(first)], [str(last)]]
+    assert values(specs["engine-1"], "--cpu-threads") == ["1"]

@@ -1,0 +1,81 @@
+"""Figures of servers side by side, and what Quire's are to be over its peers'."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+SHARED = "shared"  # the load of prompts that begin alike
+TOKENS, FIRST, BETWEEN = "output tok/s", "TTFT ms", "TPOT ms"
+START, MEMORY = "start s", "memory MiB"
+FIGURES = (TOKENS, FIRST, BETWEEN)
+VLLM, LLAMA = "vLLM", "llama.cpp"
+# Peer → load (or any other) → figure → goal: tokens at least so many times the peer's, times at most.
+_GOALS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+    VLLM: {"": {TOKENS: 1.5, FIRST: 0.6}},
+    LLAMA: {"1": {TOKENS: 1.0, FIRST: 0.5}, "": {TOKENS: 1.3, FIRST: 0.5}},
+}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One figure of one server in one round."""
+
+    shape: str
+    load: str
+    figure: str
+    server: str
+    value: float
+
+
+def report(measures: Sequence[Measure]) -> str:
+    """Two tables of medians as Markdown: each server under each load, and what each takes to start and to run.
+
+    Beside a figure stand the ratios to the peers' in the same rounds; one that misses its goal names it.
+    """
+    medians = _medians(measures)
+    cases = list(dict.fromkeys((found.shape, found.load, found.server) for found in measures if found.load))
+    peers = [peer for peer in (VLLM, LLAMA) if any(server.startswith(peer) for _, _, server in cases)]
+    heads = ["shape", "load", "server", *FIGURES, *(f"{name} / {peer}'s" for peer in peers for name in (TOKENS, FIRST))]
+    lines = [_row(heads), "|---" * len(heads) + "|"]
+    for shape, load, server in sorted(cases, key=lambda case: (case[0], case[1].zfill(9))):
+        own = [f"{medians[shape, load, name, server]:.1f}" for name in FIGURES]
+        lines.append(_row([shape, load, server, *own, *_ratios(medians, peers, shape, load, server)]))
+    lines += ["", _row(["shape", "server", START, MEMORY]), "|---|---|---|---|"]
+    for shape, server in dict.fromkeys((shape, server) for shape, _, server in cases):
+        weights = (f"{medians[shape, '', name, server]:.1f}" for name in (START, MEMORY))
+        lines.append(_row([shape, server, *weights]))
+    return "\n".join(lines)
+
+
+def _medians(measures: Sequence[Measure]) -> dict[tuple[str, str, str, str], float]:
+    values: dict[tuple[str, str, str, str], list[float]] = {}
+    for found in measures:
+        values.setdefault((found.shape, found.load, found.figure, found.server), []).append(found.value)
+    return {key: statistics.median(found) for key, found in values.items()}
+
+
+def _ratios(
+    medians: Mapping[tuple[str, str, str, str], float], peers: Sequence[str], shape: str, load: str, server: str
+) -> Iterator[str]:
+    for peer in peers:
+        other = f"{LLAMA} {'Q8_0' if 'int8' in server else 'BF16'}" if peer == LLAMA else peer
+        goals = _GOALS[peer].get(load, _GOALS[peer][""])
+        for name in (TOKENS, FIRST):
+            theirs = medians.get((shape, load, name, other))
+            is_peer = server.startswith((VLLM, LLAMA))
+            yield (
+                ""
+                if is_peer or theirs is None
+                else _judged(medians[shape, load, name, server] / theirs, goals[name], name == TOKENS)
+            )
+
+
+def _judged(ratio: float, goal: float, is_more_better: bool) -> str:
+    is_met = ratio >= goal if is_more_better else ratio <= goal
+    return f"{ratio:.2f}" if is_met else f"{ratio:.2f} (goal {'≥' if is_more_better else '≤'} {goal})"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

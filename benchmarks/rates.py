@@ -1,0 +1,109 @@
+"""What a machine can do: reads of memory, and products with so many rows, by whoever is the fastest at them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine_svc.native.library import choose_kernels
+from engine_svc.ops.registry import create_ops
+from engine_svc.quantization.registry import create_method
+
+_READ_VALUES = 2**28  # 1 GiB, which no cache holds
+# Outputs and inputs of a weight: one that each core's own cache holds its part of, one that memory must deliver.
+_WEIGHTS = ((1024, 1024), (8192, 4096))
+_REPEATS, _SECONDS = 9, 0.5
+# What keeps torch's libraries to the instructions of a level, as they look at it when they first run.
+TORCH_LIMITS: Mapping[str, Mapping[str, str]] = {
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+    "avx512_vnni": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
+    "avx512_bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a model is computed."""
+
+    kernels: str  # of --cpu-kernels
+    dtype: str
+    quantization: str | None
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        found = getattr(torch, self.dtype)
+        assert isinstance(found, torch.dtype)
+        return found
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What it can do."""
+
+    bytes_per_second: float
+    operations_per_second: dict[int, float]  # of products with so many rows
+
+
+def measure_machine(form: Form, rows: Sequence[int], device: torch.device) -> Machine:
+    """Both with as many threads as the engine has."""
+    with torch.inference_mode():
+        products = [(size, product) for size in _WEIGHTS for product in _products(form, *size, device)]
+        rates = {count: max(_rate(product, count, *size, form, device) for size, product in products) for count in rows}
+        return Machine(read_rate(device), rates)
+
+
+def read_rate(device: torch.device) -> float:
+    """Bytes per second that are read once: a sum has one stream for each thread, a dot product two."""
+    data = torch.ones(_READ_VALUES, device=device)
+    first, second = data.chunk(2)
+    return int(data.nbytes) / min(best_seconds(data.sum), best_seconds(lambda: torch.dot(first, second)))
+
+
+def _products(form: Form, outputs: int, size: int, device: torch.device) -> Iterator[Callable[[torch.Tensor], object]]:
+    """The engine's, and torch's; where a level has no instructions for a type, torch may be faster in float32."""
+    dtype = form.torch_dtype
+    weight = torch.randn(outputs, size, device=device).to(dtype)
+    ops = create_ops(choose_kernels(form.kernels, device), dtype, device)
+    yield create_method(form.quantization, ops, dtype).linear({"weight": weight}, None)
+    if device.type != "cpu":
+        return
+    if form.quantization:
+        integers = torch.randint(-127, 128, (size, outputs), dtype=torch.int8)
+        yield lambda hidden: torch._int_mm(hidden.to(torch.int8), integers)
+        return
+    for other in {dtype, torch.float32}:
+        yield _packed_product(weight.to(other))
+
+
+def _packed_product(weight: torch.Tensor) -> Callable[[torch.Tensor], object]:
+    """oneDNN's product with a weight in the order that it likes best."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return lambda hidden: torch.ops.mkldnn._linear_pointwise(hidden.to(weight.dtype), packed, None, "none", [], "")
+
+
+def _rate(
+    product: Callable[[torch.Tensor], object], rows: int, outputs: int, size: int, form: Form, device: torch.device
+) -> float:
+    hidden = torch.randn(rows, size, device=device).to(form.torch_dtype)
+    return 2 * outputs * size * rows / best_seconds(lambda: product(hidden))
+
+
+def best_seconds(call: Callable[[], object]) -> float:
+    """Shortest of some runs, the first one left out unless it takes too long to wait for others."""
+    times: list[float] = []
+    while len(times) <= _REPEATS and sum(times) < _SECONDS:
+        _synchronize()
+        start = time.perf_counter()
+        call()
+        _synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,67 @@
+"""Threads are where they are told to be, and memory where their nodes are."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+import torch
+
+from engine_svc.runner.threads import _interleave_memory, bind_threads
+from quire.options.kernels import KernelOptions
+
+T = TypeVar("T")
+
+
+def in_thread(call: Callable[[], T]) -> T:
+    """Both bindings are a thread's own, and those that it starts inherit them."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def test_the_threads_of_a_rank_run_where_the_list_says() -> None:
+    allowed = os.sched_getaffinity(0)
+    own = min(allowed)
+
+    def bind() -> tuple[set[int], set[int], int]:
+        bind_threads(KernelOptions(cpu_threads_bind=str(own)), rank=0, ranks=1)
+        found: list[set[int]] = []
+        worker = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
+        worker.start()
+        worker.join()
+        return os.sched_getaffinity(0), found[0], torch.get_num_threads()
+
+    assert in_thread(bind) == ({own}, {own}, 1)
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_nobind_leaves_threads_alone() -> None:
+    def bind() -> set[int]:
+        bind_threads(KernelOptions(cpu_threads_bind="nobind"), rank=0, ranks=1)
+        return os.sched_getaffinity(0)
+
+    assert in_thread(bind) == os.sched_getaffinity(0)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the system call's number is x86-64's")
+def test_memory_is_spread_over_nodes(caplog: pytest.LogCaptureFixture) -> None:
+    def spread() -> int:
+        _interleave_memory((0,))
+        mode = ctypes.c_int(-1)
+        assert ctypes.CDLL(None).syscall(239, ctypes.byref(mode), None, 0, None, 0) == 0  # get_mempolicy
+        return mode.value
+
+    mode = in_thread(spread)
+    if "memory is not spread" not in caplog.text:  # containers may forbid it
+        assert mode == 3
+
+
+def test_memory_that_cannot_be_spread_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    in_thread(lambda: _interleave_memory((63,)))
+    assert "memory is not spread over the NUMA nodes 63" in caplog.text
