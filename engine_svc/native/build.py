@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from engine_svc.native.levels import LEVELS
+from engine_svc.native.levels import LEVELS, levels_of
 from engine_svc.native.lock import locked
 from quire.supervised import Stage, report
 
@@ -46,15 +46,22 @@ def library(level: str) -> Path:
     Raises:
         NativeUnavailable: there is no compiler, or it fails.
     """
-    name, cache = file_name(level), _cache()
+    if found := find(level):
+        return found
+    cache = _cache()
+    with _failures_told(), locked(cache / f"{level}.lock", _SECONDS):
+        if not find(level):  # else another process had the lock, and has done it
+            build((level,), cache)
+            _forget(cache, f"quire-{level}-*")
+    return cache / file_name(level)
+
+
+def find(level: str) -> Path | None:
+    """The kernels compiled for a level, where they are there."""
+    name = file_name(level)
     if (packaged := _FOLDER / name).exists():
         return packaged
-    if not _note_use(cached := cache / name):
-        with _failures_told(), locked(cache / f"{level}.lock", _SECONDS):
-            if not cached.exists():  # else another process had the lock, and has done it
-                build((level,), cache)
-                _forget(cache, f"quire-{level}-*")
-    return cached
+    return cached if _note_use(cached := _cache() / name) else None
 
 
 def build(levels: Iterable[str], folder: Path) -> None:
@@ -169,4 +176,4 @@ def _forget(folder: Path, pattern: str) -> None:
 
 
 if __name__ == "__main__":
-    build([name for name, level in LEVELS.items() if level.machine == platform.machine()], _FOLDER)
+    build(levels_of(platform.machine()), _FOLDER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import platform
 
 import torch
 
@@ -102,7 +103,10 @@ def choose_kernels(choice: str, device: torch.device) -> Kernels | None:
     if choice != "auto" and choice not in found:
         raise StartupError(f"--cpu-kernels {choice}: this processor has {', '.join(found) or 'none of the levels'}.")
     if not found:
-        logger.warning("this processor has none of the instructions that Quire's CPU kernels need; torch's are slower")
+        logger.warning(
+            "there are no native CPU kernels for this processor (%s on %s): they need Linux, and x86-64 with AVX2 or "
+            "64-bit ARM; torch's own are slower", platform.machine(), platform.system(),
+        )  # fmt: skip
         return None
     try:
         return kernels(found[-1] if choice == "auto" else choice)

@@ -42,6 +42,8 @@ struct f16 {
 #include "vector_avx512.h"
 #elif defined(__AVX2__)
 #include "vector_avx2.h"
+#elif defined(__ARM_NEON)
+#include "vector_neon.h"
 #else
 #error "There are no vectors for this instruction set."
 #endif

@@ -6,10 +6,12 @@ import shutil
 
 import pytest
 
+from engine_svc.native.build import find
 from engine_svc.native.levels import LEVELS, available_levels
 from engine_svc.native.library import Kernels, kernels
 
-AVAILABLE = available_levels() if shutil.which("g++") or shutil.which("clang++") else ()
+_compiler = shutil.which("g++") or shutil.which("clang++")
+AVAILABLE = tuple(level for level in available_levels() if _compiler or find(level))
 needs_native = pytest.mark.skipif(not AVAILABLE, reason="native kernels: no level of instructions, or no compiler")
 # `level` is each one; those of other processors are skipped.
 every_level = pytest.mark.parametrize(

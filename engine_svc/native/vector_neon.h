@@ -1,0 +1,96 @@
+// NEON (armv8-a): 4 lanes.
+#pragma once
+
+#include <arm_neon.h>
+
+namespace quire {
+
+constexpr int LANES = 4;
+
+using Floats = float32x4_t;
+using Ints = int32x4_t;
+using Mask = uint32x4_t;  // all bits of a lane, or none
+
+inline Floats zero() { return vdupq_n_f32(0.0f); }
+inline Floats all(float value) { return vdupq_n_f32(value); }
+inline Ints all_ints(int32_t value) { return vdupq_n_s32(value); }
+
+inline Mask first(int64_t count) {
+  int bound = count > LANES ? LANES : count < 0 ? 0 : int(count);
+  return vcgtq_s32(all_ints(bound), Ints{0, 1, 2, 3});
+}
+inline Mask between(int64_t begin, int64_t end) { return vbicq_u32(first(end), first(begin)); }
+inline Floats select(Mask mask, Floats yes, Floats no) { return vbslq_f32(mask, yes, no); }
+
+inline Floats widen_bf16(uint16x4_t packed) { return vreinterpretq_f32_u32(vshll_n_u16(packed, 16)); }
+
+inline uint16x4_t narrow_bf16(Floats values) {
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+  return vreinterpret_u16_bf16(vcvt_bf16_f32(values));
+#else
+  uint32x4_t bits = vreinterpretq_u32_f32(values), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+  uint32x4_t rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+  rounded = vbslq_u32(vceqq_f32(values, values), rounded, vorrq_u32(bits, vdupq_n_u32(0x400000)));
+  return vshrn_n_u32(rounded, 16);
+#endif
+}
+
+inline Floats widen_f16(uint16x4_t packed) { return vcvt_f32_f16(vreinterpret_f16_u16(packed)); }
+inline uint16x4_t narrow_f16(Floats values) { return vreinterpret_u16_f16(vcvt_f16_f32(values)); }
+
+inline Floats load(const float* from) { return vld1q_f32(from); }
+inline Floats load(const bf16* from) { return widen_bf16(vld1_u16((const uint16_t*)from)); }
+inline Floats load(const f16* from) { return widen_f16(vld1_u16((const uint16_t*)from)); }
+
+inline void store(float* to, Floats values) { vst1q_f32(to, values); }
+inline void store(bf16* to, Floats values) { vst1_u16((uint16_t*)to, narrow_bf16(values)); }
+inline void store(f16* to, Floats values) { vst1_u16((uint16_t*)to, narrow_f16(values)); }
+
+// By way of the stack: there are no masks for loads and stores.
+template <class Value>
+inline Floats load(const Value* from, int64_t count) {
+  if (count >= LANES) return load(from);
+  Value copy[LANES] = {};
+  for (int i = 0; i < count; ++i) copy[i] = from[i];
+  return load(copy);
+}
+
+template <class Value>
+inline void store(Value* to, Floats values, int64_t count) {
+  if (count >= LANES) return store(to, values);
+  Value copy[LANES];
+  store(copy, values);
+  for (int i = 0; i < count; ++i) to[i] = copy[i];
+}
+
+inline Ints load_ints(const int32_t* from) { return vld1q_s32(from); }
+inline void store_ints(int32_t* to, Ints values) { vst1q_s32(to, values); }
+inline void store_bytes(uint8_t* to, Ints values, int64_t count) {
+  for (int i = 0; i < LANES && i < count; ++i) to[i] = uint8_t(values[i]);
+}
+
+inline Floats fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
+inline Floats minus_product(Floats a, Floats b, Floats c) { return vfmsq_f32(c, a, b); }
+inline Floats least(Floats a, Floats b) { return vminq_f32(a, b); }
+inline Floats most(Floats a, Floats b) { return vmaxq_f32(a, b); }
+inline Floats magnitude(Floats values) { return vabsq_f32(values); }
+inline float sum(Floats values) { return vaddvq_f32(values); }
+inline float greatest(Floats values) { return vmaxvq_f32(values); }
+
+inline Floats nearest(Floats values) { return vrndnq_f32(values); }
+inline Ints to_ints(Floats values) { return vcvtnq_s32_f32(values); }
+inline Floats to_floats(Ints values) { return vcvtq_f32_s32(values); }
+
+// In two factors, because 2^128 is more than a float32 holds.
+inline Floats times_power(Floats values, Floats power) {
+  Ints whole = to_ints(power), half = vshrq_n_s32(whole, 1);
+  auto factor = [](Ints exponent) {
+    return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(exponent, all_ints(127)), 23));
+  };
+  return values * factor(half) * factor(vsubq_s32(whole, half));
+}
+
+inline void prefetch(const void* line) { __builtin_prefetch(line, 0, 3); }
+inline void prefetch_far(const void* line) { __builtin_prefetch(line, 0, 2); }
+
+}  // namespace quire
