@@ -7,6 +7,7 @@ shared machine drifts: only the ratios count.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import random
@@ -17,9 +18,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import heading
-
-_VOCABULARY = 152_000
 _PROMPT, _OUTPUT = 512, 128  # tokens of each sequence
 _REPEATS = 5
 _PLAIN = "greedy"
@@ -35,12 +33,17 @@ def cases() -> dict[str, dict[str, Any]]:
         "all penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
         "300 biases": {"logit_bias": bias},
         "min tokens": {"min_tokens": 1000},
+        "temperature": {"temperature": 1.0},
+        "temperature, top-k": {"temperature": 1.0, "top_k": 20},
         "temperature, top-p": sampled,
+        "temperature, top-k, top-p": sampled | {"top_k": 20},
+        "temperature, min-p": {"temperature": 1.0, "min_p": 0.05},
         "temperature, top-p, presence": sampled | {"presence_penalty": 0.5},
+        "5 log-probabilities": {"logprobs": 5},
     }
 
 
-def measure(rows: int, threads: int) -> dict[str, float]:
+def measure(rows: int, vocabulary: int, threads: int) -> dict[str, float]:
     """Milliseconds of a step of so many rows, the least of some that are interleaved with those of the other cases."""
     import torch
 
@@ -51,14 +54,21 @@ def measure(rows: int, threads: int) -> dict[str, float]:
     choose = random.Random(0)
     torch.manual_seed(0)
     torch.set_num_threads(threads)
-    ranks = torch.stack([torch.randperm(_VOCABULARY) for _ in range(rows)])
+    use: dict[str, Any] = {}
+    if "kernels" in inspect.signature(Sampler).parameters:  # not of a tree from before the kernels sampled
+        from engine_svc.native.library import choose_kernels
+
+        use["kernels"] = kernels = choose_kernels("auto", torch.device("cpu"))
+        if kernels is not None:
+            kernels.set_threads(threads)
+    ranks = torch.stack([torch.randperm(vocabulary) for _ in range(rows)])
     logits = -1.5 * (ranks + 1).log()  # the likeliest thousand hold most of the mass, as a language model's do
     slots, lengths = list(range(rows)), [_PROMPT + _OUTPUT] * rows
     samplers = {}
     for name, fields in cases().items():
-        samplers[name] = Sampler(rows, _VOCABULARY, torch.device("cpu"))
+        samplers[name] = Sampler(rows, vocabulary, torch.device("cpu"), **use)
         for slot in slots:
-            token_ids = [choose.randrange(_VOCABULARY) for _ in range(lengths[slot])]
+            token_ids = [choose.randrange(vocabulary) for _ in range(lengths[slot])]
             parameters = SamplingParameters(**({"temperature": 0.0} | fields))
             plan = SamplingPlan(parameters, slot, (1, 2) if parameters.min_tokens else ())
             samplers[name].add(slot, plan, token_ids, _PROMPT)
@@ -72,53 +82,58 @@ def measure(rows: int, threads: int) -> dict[str, float]:
     return best
 
 
-def in_tree(tree: Path, rows: int, threads: int) -> dict[str, float]:
+def in_tree(tree: Path, rows: int, vocabulary: int, threads: int) -> dict[str, float]:
     """`measure` in a process of its own, with the code of that checkout."""
     script = str(Path(__file__).resolve())
     environment = os.environ | {"PYTHONPATH": str(tree)}
-    command = [sys.executable, script, "--measure", str(rows), "--threads", str(threads)]
+    sizes = ["--measure", str(rows), "--vocabularies", str(vocabulary), "--threads", str(threads)]
+    command = [sys.executable, script, *sizes]
     answer = subprocess.run(command, env=environment, cwd=tree, check=True, capture_output=True)
     figures: dict[str, float] = json.loads(answer.stdout)
     return figures
 
 
-def report(rows: int, threads: int, trees: dict[str, Path], rounds: int) -> None:
-    """A table of one batch size."""
+def report(rows: int, vocabulary: int, threads: int, trees: dict[str, Path], rounds: int) -> None:
+    """A table of one batch size and vocabulary."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
     for _ in range(rounds):
         for name, tree in trees.items():
-            found[name].append(in_tree(tree, rows, threads))
-    print(f"\n{rows} rows x {_VOCABULARY} tokens, {threads} threads\n")
+            found[name].append(in_tree(tree, rows, vocabulary, threads))
+    print(f"\n{rows} rows x {vocabulary} tokens, {threads} threads\n")
     print(f"| requests | ms | x {_PLAIN} |" + (" ms before | before / now |" if len(trees) > 1 else ""))
     print("|---|---|---|" + ("---|---|" if len(trees) > 1 else ""))
     for case in cases():
         now = [figures[case] for figures in found["now"]]
         over = statistics.median(figures[case] / figures[_PLAIN] for figures in found["now"])
-        line = f"| {case} | {statistics.median(now):.1f} | {over:.2f} |"
+        line = f"| {case} | {statistics.median(now):.2f} | {over:.2f} |"
         if before := [figures[case] for figures in found.get("before", [])]:
             ratio = statistics.median(one / other for one, other in zip(before, now, strict=True))
-            line += f" {statistics.median(before):.1f} | {ratio:.2f} |"
+            line += f" {statistics.median(before):.2f} | {ratio:.2f} |"
         print(line)
 
 
 def main() -> None:
-    """Prints a table for each batch size."""
+    """Prints a table for each vocabulary and batch size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--against", type=Path, metavar="TREE", help="another checkout, measured in turn with this one")
-    parser.add_argument("--rows", type=int, nargs="+", default=[32, 256])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[32_000, 152_000])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of torch's operations")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps(measure(arguments.measure, arguments.threads)))
+        print(json.dumps(measure(arguments.measure, arguments.vocabularies[0], arguments.threads)))
         return
+    from benchmarks.machine import heading  # here, because the other checkout's `measure` may lack it
+
     print(heading())
     trees = {"now": Path(__file__).resolve().parents[1]}
     if arguments.against:
         trees["before"] = arguments.against.resolve()
-    for rows in arguments.rows:
-        report(rows, arguments.threads, trees, arguments.rounds)
+    for vocabulary in arguments.vocabularies:
+        for rows in arguments.rows:
+            report(rows, vocabulary, arguments.threads, trees, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ _SIGNATURES = {
     "rms_norm": (_INT, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT),
     "rotate": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _FLOAT, *(_LONG,) * 5),
     "activate_and_multiply": (_INT, _POINTER, _POINTER, _LONG, _LONG, _INT),
+    "sample": (_POINTER, _LONG, _LONG, _LONG, *(_POINTER,) * 5),
+    "score": (_POINTER, _LONG, _LONG, _LONG, _INT, *(_POINTER,) * 3, _LONG, *(_POINTER,) * 3),
     "write_cache": (
         _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _INT,
     ),

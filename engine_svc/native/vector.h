@@ -15,6 +15,8 @@
 //   least, most, magnitude     min, max, absolute value
 //   sum, greatest              over the lanes
 //   first(n), between(a, b)    masks: lanes below n; lanes from a on and below b (any values)
+//   at_least(a, b)             a mask of a >= b: not where either is no number
+//   bits(mask)                 as an integer, the first lane lowest
 //   select(mask, yes, no)
 //   nearest                    rounded to whole numbers
 //   times_power(x, n)          x * 2^n, of whole numbers n between -127 and 128

@@ -21,6 +21,8 @@ inline Mask first(int64_t count) {
   return _mm256_cmpgt_epi32(all_ints(bound), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 inline Mask between(int64_t begin, int64_t end) { return _mm256_andnot_si256(first(begin), first(end)); }
+inline Mask at_least(Floats a, Floats b) { return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
+inline uint32_t bits(Mask mask) { return uint32_t(_mm256_movemask_ps(_mm256_castsi256_ps(mask))); }
 inline Floats select(Mask mask, Floats yes, Floats no) { return _mm256_blendv_ps(no, yes, _mm256_castsi256_ps(mask)); }
 
 inline Floats widen_bf16(__m128i packed) {

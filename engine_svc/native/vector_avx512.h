@@ -18,6 +18,8 @@ inline Ints all_ints(int32_t value) { return _mm512_set1_epi32(value); }
 
 inline Mask first(int64_t count) { return count >= LANES ? 0xffff : count <= 0 ? 0 : Mask((1u << count) - 1); }
 inline Mask between(int64_t begin, int64_t end) { return first(end) & ~first(begin); }
+inline Mask at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+inline uint32_t bits(Mask mask) { return mask; }
 inline Floats select(Mask mask, Floats yes, Floats no) { return _mm512_mask_mov_ps(no, mask, yes); }
 
 inline Floats widen_bf16(__m256i packed) {

@@ -86,7 +86,7 @@ class Runner:
         )
         self._sampler = Sampler(
             max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode,
-            processors,
+            processors, self._attention.kernels,
         )  # fmt: skip
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
         # One for each layer of a group; the groups' blocks lie side by side in it.

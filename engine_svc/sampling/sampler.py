@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
+from engine_svc.native.library import Kernels
 from engine_svc.plan import PositionLogprobs, SamplingPlan, TokenMasks
-from engine_svc.sampling.logprobs import (
-    PROCESSED,
-    Alternatives,
-    ScoredPositions,
-    Scoring,
-    make_scoring,
-    score_positions,
-)
-from engine_svc.sampling.noise import uniforms
+from engine_svc.sampling.choosers import Chooser, TorchChooser
+from engine_svc.sampling.logprobs import PROCESSED, Alternatives, ScoredPositions, Scoring, make_scoring
+from engine_svc.sampling.native import NativeChooser
 from engine_svc.sampling.slot import GREEDY, SlotState, make_state
 from engine_svc.sampling.stages.base import SlotSequence
 from engine_svc.sampling.stages.chain import StageChain
 from engine_svc.sampling.stages.edits import LogitEdits
-from engine_svc.sampling.truncation import DrawMethod, draw_rows, processed_logits
+from engine_svc.sampling.truncation import processed_logits
 from engine_svc.transfer import to_device, to_host
 from quire.logits_processor import LogitsProcessor
 
@@ -70,16 +64,19 @@ class Sampler:
         device: torch.device,
         logprobs_mode: str = "raw_logprobs",
         processors: Sequence[type[LogitsProcessor]] = (),
+        kernels: Kernels | None = None,
     ) -> None:
         """
         Args:
             logprobs_mode: see the option.
             processors: the operator's.
+            kernels: those of the rank's CPU, if they are to be used.
         """
         self._scoring = make_scoring(logprobs_mode)
         self._vocab_size = vocab_size
         self._device = device
         self._states = [GREEDY] * max_num_seqs
+        self._chooser: Chooser = NativeChooser(max_num_seqs, kernels) if kernels else TorchChooser(max_num_seqs, device)
         self._stages = StageChain(max_num_seqs, vocab_size, device, processors)
 
     def add(
@@ -94,8 +91,10 @@ class Sampler:
             ValueError, OverflowError: the plan cannot be followed. The slot samples greedily until the next `add`.
         """
         self._states[slot] = GREEDY
+        self._chooser.add(slot, GREEDY.parameters, 0)
         self._stages.add(slot, SlotSequence(plan, token_ids, num_prompt_tokens, num_unknown_tokens))
-        self._states[slot] = make_state(plan, self._vocab_size, self._device)
+        self._states[slot] = make_state(plan, self._vocab_size)
+        self._chooser.add(slot, plan.parameters, plan.seed)
 
     def sample(
         self, logits: torch.Tensor, slots: list[int], num_tokens: list[int], masks: TokenMasks | None = None
@@ -128,11 +127,7 @@ class Sampler:
         raw = {scoring: logits[self._index(rows)] for scoring, rows in wanting.items() if not scoring.is_processed}
         recorders = self._stages.apply(edits, slots, num_tokens, masks)
         logits = edits.logits
-        best = logits.max(dim=-1)
-        token_ids = best.indices
-        self._draw_random(logits, token_ids, states, num_tokens)
-        broken = ~torch.isfinite(best.values)
-        token_ids.masked_fill_(broken, 0)
+        token_ids, broken = self._chooser.choose(logits, slots, num_tokens)
         scores = {
             tuple(slots[row] for row in rows): self._score(scoring, raw.get(scoring), logits, token_ids, states, rows)
             for scoring, rows in wanting.items()
@@ -165,7 +160,7 @@ class Sampler:
             edits = LogitEdits(logits)
             self._stages.apply_to_prompt(edits, slot, num_tokens)
             logits = processed_logits(edits.logits, [self._states[slot].parameters] * len(logits))
-        return score_positions(logits, token_ids, [Alternatives(count)] * len(logits), self._scoring.is_normalised)
+        return self._chooser.score(logits, token_ids, [Alternatives(count)] * len(logits), self._scoring.is_normalised)
 
     def _score(
         self,
@@ -185,31 +180,7 @@ class Sampler:
         if raw is None:
             raw = processed_logits(logits[index], [state.parameters for state in wanted])
         alternatives = [state.alternatives for state in wanted]
-        return score_positions(raw, token_ids[index], alternatives, scoring.is_normalised)
+        return self._chooser.score(raw, token_ids[index], alternatives, scoring.is_normalised)
 
     def _index(self, rows: list[int]) -> torch.Tensor:
         return to_device(rows, self._device)
-
-    def _draw_random(
-        self,
-        logits: torch.Tensor,
-        token_ids: torch.Tensor,
-        states: list[SlotState],
-        num_tokens: list[int],
-    ) -> None:
-        """Overwrites the greedy choice of the rows that sample; those of the same method are drawn together."""
-        methods: dict[DrawMethod, list[int]] = {}
-        for row, state in enumerate(states):
-            if state.method is not None:
-                methods.setdefault(state.method, []).append(row)
-        for method, rows in methods.items():
-            chosen = [states[row] for row in rows]
-            keys, positions = np.array([state.key for state in chosen]), [num_tokens[row] for row in rows]
-            noise = uniforms(keys, np.array(positions, np.uint64)).astype(np.float32)
-            index = self._index(rows)
-            token_ids[index] = draw_rows(
-                logits if len(rows) == len(logits) else logits[index],
-                [state.parameters for state in chosen],
-                to_device(noise, self._device).clamp_(max=1 - 2**-24),
-                method,
-            )

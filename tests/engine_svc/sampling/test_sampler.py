@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from engine_svc.plan import SamplingPlan
 from engine_svc.sampling.noise import uniforms
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.sampling.truncation import draw
+from tests.support.native import fastest_kernels, needs_native
 from tests.support.plans import sampling_plan
 
 VOCAB_SIZE = 12
@@ -20,14 +21,28 @@ LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -2.0, -2.5, -3
 DRAWS = 20_000
 
 
-def sampler_for(plans: list[SamplingPlan], token_ids: list[int] | None = None, num_prompt: int = 0) -> Sampler:
-    sampler = Sampler(len(plans), VOCAB_SIZE, torch.device("cpu"))
-    for slot, plan in enumerate(plans):
-        sampler.add(slot, plan, token_ids or [0], num_prompt if token_ids else 1)
-    return sampler
+class SamplerFor(Protocol):
+    """A sampler with a plan in each of its slots, for sequences of these tokens."""
+
+    def __call__(
+        self, plans: list[SamplingPlan], token_ids: list[int] | None = None, num_prompt: int = 0
+    ) -> Sampler: ...
 
 
-def frequencies(plan: SamplingPlan, logits: torch.Tensor = LOGITS) -> torch.Tensor:
+@pytest.fixture(params=["torch", pytest.param("native", marks=needs_native)])
+def sampler_for(request: pytest.FixtureRequest) -> SamplerFor:
+    kernels = fastest_kernels() if request.param == "native" else None
+
+    def make(plans: list[SamplingPlan], token_ids: list[int] | None = None, num_prompt: int = 0) -> Sampler:
+        sampler = Sampler(len(plans), VOCAB_SIZE, torch.device("cpu"), kernels=kernels)
+        for slot, plan in enumerate(plans):
+            sampler.add(slot, plan, token_ids or [0], num_prompt if token_ids else 1)
+        return sampler
+
+    return make
+
+
+def frequencies(sampler_for: SamplerFor, plan: SamplingPlan, logits: torch.Tensor = LOGITS) -> torch.Tensor:
     """How often each token is drawn, over many positions of one seed."""
     counts = torch.zeros(VOCAB_SIZE, dtype=torch.float64)
     sampler = sampler_for([plan])
@@ -65,15 +80,15 @@ def kept(warper: Any, temperature: float = 1.0) -> torch.Tensor:
         ({"min_p": 0.2, "top_k": 2}, kept(transformers.TopKLogitsWarper(2))),
     ],
 )
-def test_distribution(fields: dict[str, Any], keep: torch.Tensor | None) -> None:
+def test_distribution(sampler_for: SamplerFor, fields: dict[str, Any], keep: torch.Tensor | None) -> None:
     wanted = expected(fields.get("temperature", 1.0), keep)
-    found = frequencies(sampling_plan(seed=11, **fields))
+    found = frequencies(sampler_for, sampling_plan(seed=11, **fields))
     assert (found[wanted == 0] == 0).all()
     deviation = (wanted * (1 - wanted) / DRAWS).sqrt()
     assert ((found - wanted).abs() <= 5 * deviation + 1e-9).all()
 
 
-def test_rows_do_not_see_each_other() -> None:
+def test_rows_do_not_see_each_other(sampler_for: SamplerFor) -> None:
     """The same slot state and position give the same token whatever else is in the batch."""
     plans = [
         sampling_plan(temperature=0.0), sampling_plan(seed=5, top_k=4), sampling_plan(seed=6, top_p=0.9, min_p=0.05),
@@ -85,12 +100,12 @@ def test_rows_do_not_see_each_other() -> None:
         assert alone.token_ids[0] == together.token_ids[slot]
 
 
-def test_greedy_takes_the_likeliest() -> None:
+def test_greedy_takes_the_likeliest(sampler_for: SamplerFor) -> None:
     assert sampler_for([sampling_plan(temperature=0.0)]).sample(LOGITS[None].clone(), [0], [1]).token_ids == 0
 
 
 @pytest.mark.parametrize("penalty", [1.3, 0.7])
-def test_repetition_penalty_as_transformers(penalty: float) -> None:
+def test_repetition_penalty_as_transformers(sampler_for: SamplerFor, penalty: float) -> None:
     seen = [0, 5, 11]
     plan = sampling_plan(temperature=0.0, repetition_penalty=penalty, logprobs=0)
     logits = LOGITS[None].clone()
@@ -99,7 +114,7 @@ def test_repetition_penalty_as_transformers(penalty: float) -> None:
     torch.testing.assert_close(logits, processor(torch.tensor([seen]), LOGITS[None].clone()))
 
 
-def test_presence_and_frequency_count_output_only() -> None:
+def test_presence_and_frequency_count_output_only(sampler_for: SamplerFor) -> None:
     plan = sampling_plan(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25)
     logits = LOGITS[None].clone()
     sampler_for([plan], [0, 0, 1, 2, 2], num_prompt=2).sample(logits, [0], [5])
@@ -108,20 +123,20 @@ def test_presence_and_frequency_count_output_only() -> None:
     torch.testing.assert_close(logits[0], LOGITS + change)
 
 
-def test_penalties_count_what_is_sampled() -> None:
+def test_penalties_count_what_is_sampled(sampler_for: SamplerFor) -> None:
     sampler = sampler_for([sampling_plan(temperature=0.0, frequency_penalty=2.0)])
     found = [int(sampler.sample(LOGITS[None].clone(), [0], [position]).token_ids[0]) for position in range(1, 4)]
     assert found == [0, 1, 2]
 
 
-def test_logit_bias_and_suppressed_tokens() -> None:
+def test_logit_bias_and_suppressed_tokens(sampler_for: SamplerFor) -> None:
     plan = sampling_plan(temperature=0.0, logit_bias=((4, 100.0), (5, 90.0)), suppress_token_ids=(4,), min_tokens=2)
     sampler = sampler_for([plan])
     found = [int(sampler.sample(LOGITS[None].clone(), [0], [position]).token_ids[0]) for position in (1, 2, 3)]
     assert found == [5, 5, 4]
 
 
-def test_logprobs_of_named_tokens_beside_rows_of_the_likeliest() -> None:
+def test_logprobs_of_named_tokens_beside_rows_of_the_likeliest(sampler_for: SamplerFor) -> None:
     fields = [{"logprobs": 0, "logprob_token_ids": (11, 3, 3)}, {"logprobs": 2}, {}, {"logprobs": 1}]
     fields.append({"logprobs": 5, "logprob_token_ids": (7,)})
     sampler = sampler_for([sampling_plan(temperature=0.0, **each) for each in fields])
@@ -133,7 +148,7 @@ def test_logprobs_of_named_tokens_beside_rows_of_the_likeliest() -> None:
         assert position.logprobs == pytest.approx(logprobs[position.token_ids].tolist(), abs=1e-6)
 
 
-def test_logprobs_are_of_the_unmodified_logits() -> None:
+def test_logprobs_are_of_the_unmodified_logits(sampler_for: SamplerFor) -> None:
     plan = sampling_plan(temperature=0.0, logit_bias=((4, 100.0),), logprobs=2)
     output = sampler_for([plan]).sample(LOGITS[None].clone(), [0], [1])
     logprobs = LOGITS.double().log_softmax(0)
@@ -142,7 +157,7 @@ def test_logprobs_are_of_the_unmodified_logits() -> None:
     assert output.logprobs()[0].logprobs == pytest.approx(logprobs[[4, 0, 1]].tolist(), abs=1e-6)
 
 
-def test_not_a_number_fails_its_sequence_only() -> None:
+def test_not_a_number_fails_its_sequence_only(sampler_for: SamplerFor) -> None:
     logits = LOGITS.repeat(2, 1)
     logits[0, 3] = torch.nan
     output = sampler_for([sampling_plan(temperature=0.0)] * 2).sample(logits, [0, 1], [1, 1])

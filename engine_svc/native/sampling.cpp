@@ -1,0 +1,288 @@
+// Tokens from logits: the likeliest, or one that is drawn by temperature, min-p, top-k and top-p; and how likely tokens
+// are. engine_svc/sampling/truncation.py and logprobs.py define it.
+//
+// A row is read once, in pieces: of each, the greatest logits and the sum of the weights are kept, and are put together
+// in the pieces' order, whoever looked at them. Of what is truncated, only tokens are looked at that may be kept: a
+// piece has 16 columns, and the n-th greatest of all columns' greatest logits is not above the n-th greatest logit.
+// All levels look at columns alike, so that they draw the same tokens.
+#include <cfloat>
+#include <limits>
+
+#include "candidates.h"
+#include "noise.h"
+#include "parallel.h"
+
+using namespace quire;
+
+namespace {
+
+constexpr int64_t COLUMNS = 16, REGISTERS = COLUMNS / LANES;
+constexpr int64_t PIECE = 64 * COLUMNS;  // logits
+constexpr int64_t SPAN = 16;             // pieces that one thread looks at
+constexpr int64_t FIRST_LOOK = 64;       // columns whose greatest logits top-p is sought below first
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+// As engine_svc/sampling/native.py lays them out, one for each slot.
+struct Wanted {
+  uint64_t seed;
+  double temperature;  // 0: the likeliest token
+  double top_p, min_p;
+  int64_t top_k;  // 0: all
+};
+
+struct Piece {
+  float columns[COLUMNS];  // the greatest logit of each
+  float greatest;
+  bool has_numbers_only;
+  double mass;  // of e to the (logit - greatest) / temperature
+};
+
+struct Row {
+  const float* logits;
+  int64_t size;
+  float inverse_temperature;
+  bool weighs;  // all of the row's mass is needed
+  std::vector<Piece> pieces;
+  float greatest;
+  bool is_broken;  // infinite, or not a number
+
+  Row(const float* logits, int64_t size, float temperature, bool weighs)
+      : logits(logits), size(size), inverse_temperature(1.0f / temperature), weighs(weighs),
+        pieces((size + PIECE - 1) / PIECE) {}
+
+  // PIECE logits; in place of those behind the row's end, some that are never drawn.
+  const float* piece(int64_t index, float* room) const {
+    int64_t count = std::min(PIECE, size - index * PIECE);
+    if (count == PIECE) return logits + index * PIECE;
+    std::fill(std::copy_n(logits + index * PIECE, count, room), room + PIECE, NEVER);
+    return room;
+  }
+
+  void survey(int64_t index) {
+    alignas(64) float room[PIECE];
+    const float* from = piece(index, room);
+    Floats most_of[REGISTERS];
+    for (auto& each : most_of) each = all(NEVER);
+    uint32_t numbers = ~0u;
+    for (int64_t i = 0; i < PIECE; i += COLUMNS)
+      for (int r = 0; r < REGISTERS; ++r) {
+        Floats values = load(from + i + r * LANES);
+        numbers &= bits(at_least(values, values));
+        most_of[r] = most(most_of[r], values);
+      }
+    Piece& found = pieces[index];
+    for (int r = 0; r < REGISTERS; ++r) store(found.columns + r * LANES, most_of[r]);
+    found.greatest = *std::max_element(found.columns, found.columns + COLUMNS);
+    found.has_numbers_only = numbers == bits(first(LANES));
+    found.mass = weighs ? mass(from, found.greatest) : 0;
+  }
+
+  double mass(const float* from, float above) const {
+    Floats sums[REGISTERS];
+    for (auto& each : sums) each = zero();
+    for (int64_t i = 0; i < PIECE; i += COLUMNS)
+      for (int r = 0; r < REGISTERS; ++r)
+        sums[r] = sums[r] + weights_of(load(from + i + r * LANES), above, inverse_temperature);
+    float columns[COLUMNS];
+    double found = 0;
+    for (int r = 0; r < REGISTERS; ++r) store(columns + r * LANES, sums[r]);
+    for (float column : columns) found += column;
+    return found;
+  }
+
+  // Puts together what the pieces have; their masses are of e to the (logit - the row's greatest) / temperature then.
+  void merge() {
+    greatest = NEVER;
+    bool numbers = true;
+    for (const Piece& each : pieces) greatest = std::max(greatest, each.greatest), numbers &= each.has_numbers_only;
+    is_broken = !numbers || !std::isfinite(greatest);
+    if (weighs && !is_broken)
+      for (Piece& each : pieces) each.mass *= std::exp(double(each.greatest - greatest) * inverse_temperature);
+  }
+
+  double mass() const {
+    double found = 0;
+    for (const Piece& each : pieces) found += each.mass;
+    return found;
+  }
+
+  // The first token of the greatest logit.
+  int64_t likeliest() const {
+    int64_t index = 0;
+    while (pieces[index].greatest < greatest) ++index;
+    return std::find(logits + index * PIECE, logits + size, greatest) - logits;
+  }
+
+  // At least `count` tokens have a logit of this or above.
+  float least_of(int64_t count) const {
+    if (count > int64_t(pieces.size()) * COLUMNS) return NEVER;
+    std::vector<float> columns;
+    columns.reserve(pieces.size() * COLUMNS);
+    for (const Piece& each : pieces) columns.insert(columns.end(), each.columns, each.columns + COLUMNS);
+    std::nth_element(columns.begin(), columns.begin() + count - 1, columns.end(), std::greater<float>());
+    return columns[count - 1];
+  }
+
+  // The tokens with a logit of `least` or above.
+  void gather(float least, Candidates& into) const {
+    alignas(64) float room[PIECE];
+    into.clear();
+    for (int64_t index = 0; index < int64_t(pieces.size()); ++index) {
+      if (pieces[index].greatest < least) continue;
+      const float* from = piece(index, room);
+      for (int64_t i = 0; i < PIECE; i += LANES)
+        for (uint32_t found = bits(at_least(load(from + i), all(least))); found; found &= found - 1) {
+          int64_t at = i + __builtin_ctz(found);
+          if (index * PIECE + at < size) into.add(index * PIECE + at, from[at]);
+        }
+    }
+    into.weigh(greatest, inverse_temperature);
+  }
+
+  int64_t count_above(float logit) const {
+    alignas(64) float room[PIECE];
+    Floats next = all(std::nextafter(logit, FLT_MAX));
+    int64_t found = 0;
+    for (int64_t index = 0; index < int64_t(pieces.size()); ++index) {
+      if (!(pieces[index].greatest > logit)) continue;
+      const float* from = piece(index, room);
+      for (int64_t i = 0; i < PIECE; i += LANES) found += __builtin_popcount(bits(at_least(load(from + i), next)));
+    }
+    return found;
+  }
+};
+
+// Along the vocabulary: the first token at which the mass exceeds the noise's share.
+int64_t draw_from_all(const Row& row, double noise) {
+  double target = noise * row.mass(), before = 0;
+  int64_t index = 0, last = row.pieces.size() - 1;
+  while (last > 0 && row.pieces[last].mass == 0) --last;
+  while (index < last && before + row.pieces[index].mass <= target) before += row.pieces[index++].mass;
+  int64_t found = index * PIECE, end = std::min(found + PIECE, row.size);
+  for (int64_t i = found; i < end; i += LANES) {
+    float weights[LANES];
+    store(weights, weights_of(load(row.logits + i, row.size - i), row.greatest, row.inverse_temperature));
+    for (int64_t at = i; at < std::min(i + LANES, end); ++at) {
+      if (weights[at - i] == 0) continue;
+      found = at;
+      before += weights[at - i];
+      if (before > target) return found;
+    }
+  }
+  return found;
+}
+
+int64_t draw_along_vocabulary(const Candidates& some, double noise) {
+  double target = noise * some.mass(), before = 0;
+  for (size_t i = 0; i < some.ids.size(); ++i)
+    if ((before += some.weights[i]) > target) return some.ids[i];
+  return some.ids.back();
+}
+
+// Those that may be drawn, with what min-p drops already dropped. Of top-p alone, enough of them.
+void gather_candidates(const Row& row, const Wanted& wanted, Candidates& some) {
+  float floor = -FLT_MAX;
+  if (wanted.min_p > 0) {
+    float margin = 1e-5f * (1 + std::fabs(row.greatest));  // for roundings; what is below min-p goes below
+    floor = std::max(float(row.greatest + wanted.temperature * (std::log(wanted.min_p) - 1e-3)) - margin, -FLT_MAX);
+  }
+  bool needs_mass = wanted.top_k == 0 && wanted.min_p == 0;
+  double needed = needs_mass ? wanted.top_p * row.mass() : 0;
+  int64_t columns = wanted.top_k > 0 ? wanted.top_k : needs_mass ? FIRST_LOOK : row.size;
+  for (float least = FLT_MAX; least > NEVER; columns *= 8) {
+    least = row.least_of(columns);
+    row.gather(std::max(least, floor), some);
+    if (!needs_mass || some.mass() >= needed) break;
+  }
+  if (wanted.min_p > 0) some.keep_if([&](uint32_t, float weight) { return weight >= wanted.min_p; });
+}
+
+int64_t draw(const Row& row, const Wanted& wanted, double noise) {
+  thread_local Candidates some;
+  bool is_ordered = wanted.top_k > 0 || wanted.top_p < 1;
+  if (!is_ordered && wanted.min_p == 0) return draw_from_all(row, noise);
+  gather_candidates(row, wanted, some);
+  if (!is_ordered) return draw_along_vocabulary(some, noise);
+  if (wanted.top_k > 0) some.keep(some.reach(wanted.top_k, false));
+  double mass = row.weighs ? row.mass() : some.mass();
+  Depth kept = some.reach(wanted.top_p < 1 ? wanted.top_p * mass : DBL_MAX, true);
+  some.keep(kept);
+  double target = noise * kept.amount;
+  return some.at(some.reach(std::nextafter(target, DBL_MAX), true));
+}
+
+// The `most` likeliest tokens, no more than there are, and their scores.
+void rank(const Row& row, double offset, int64_t most, float* scores, int64_t* tokens) {
+  thread_local Candidates some;
+  row.gather(row.least_of(most), some);
+  std::vector<int64_t> order(some.ids.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  auto is_before = [&](int64_t a, int64_t b) { return std::make_pair(some.keys[b], a) < std::make_pair(some.keys[a], b); };
+  std::partial_sort(order.begin(), order.begin() + most, order.end(), is_before);
+  for (int64_t i = 0; i < most; ++i) {
+    tokens[i] = some.ids[order[i]];
+    scores[i] = float(some.logits[order[i]] - offset);
+  }
+}
+
+// Looks at all pieces of all rows, then calls finish(row index). Few rows are shared out by pieces.
+template <class Finish>
+void for_rows(std::vector<Row>& rows, const Finish& finish) {
+  int64_t count = rows.size(), pieces = rows[0].pieces.size(), spans = (pieces + SPAN - 1) / SPAN;
+  auto survey = [&](int64_t row, int64_t span) {
+    for (int64_t index = span * SPAN; index < std::min(pieces, (span + 1) * SPAN); ++index) rows[row].survey(index);
+  };
+  bool shares = count < 2 * threads();
+  if (shares) parallel_for(count * spans, spans > 1, [&](int64_t i) { survey(i / spans, i % spans); });
+  parallel_for(count, count * pieces > SPAN, [&](int64_t row) {
+    for (int64_t span = 0; !shares && span < spans; ++span) survey(row, span);
+    rows[row].merge();
+    finish(row);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+// A token for each of `count` rows of logits, `stride` values apart. slots: which of `wanted` a row has; positions: of
+// its noise. broken: a byte each, 1 where nothing can be sampled, with token 0.
+void quire_sample(const float* logits, int64_t stride, int64_t count, int64_t size, const Wanted* wanted,
+                  const int64_t* slots, const int64_t* positions, int64_t* tokens, uint8_t* broken) {
+  std::vector<Row> rows;
+  rows.reserve(count);
+  for (int64_t i = 0; i < count; ++i) {
+    const Wanted& each = wanted[slots[i]];
+    bool draws = each.temperature > 0;
+    bool weighs = draws && each.top_k == 0 && each.min_p == 0;
+    rows.emplace_back(logits + i * stride, size, draws ? float(each.temperature) : 1.0f, weighs);
+  }
+  for_rows(rows, [&](int64_t i) {
+    const Wanted& each = wanted[slots[i]];
+    broken[i] = rows[i].is_broken;
+    double noise = std::min(float(uniform(each.seed, positions[i])), 1 - FLT_EPSILON / 2);
+    tokens[i] = rows[i].is_broken ? 0 : each.temperature > 0 ? draw(rows[i], each, noise) : rows[i].likeliest();
+  });
+}
+
+// The log-probability (normalised; else the logit itself) of one token of each row, its rank from 1 on, and the `most`
+// likeliest tokens, of the same the smallest ids first, with theirs: [count, most]. offsets: what was taken off a row's
+// logits. A row that is no distribution gets zeros.
+void quire_score(const float* logits, int64_t stride, int64_t count, int64_t size, int is_normalised,
+                 const int64_t* tokens, float* scores, int64_t* ranks, int64_t most, float* best_scores,
+                 int64_t* best_tokens, double* offsets) {
+  std::vector<Row> rows;
+  rows.reserve(count);
+  for (int64_t i = 0; i < count; ++i) rows.emplace_back(logits + i * stride, size, 1.0f, is_normalised);
+  for_rows(rows, [&](int64_t i) {
+    const Row& row = rows[i];
+    offsets[i] = scores[i] = 0, ranks[i] = 1;
+    std::fill_n(best_scores + i * most, most, 0.0f), std::fill_n(best_tokens + i * most, most, 0);
+    if (row.is_broken) return;
+    if (is_normalised) offsets[i] = row.greatest + std::log(row.mass());
+    scores[i] = float(logits[i * stride + tokens[i]] - offsets[i]);
+    ranks[i] = row.count_above(logits[i * stride + tokens[i]]) + 1;
+    if (most) rank(row, offsets[i], most, best_scores + i * most, best_tokens + i * most);
+  });
+}
+}

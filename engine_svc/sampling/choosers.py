@@ -1,0 +1,95 @@
+"""How tokens are chosen from logits, and scored: by torch's operators, or by the C++ kernels in `native.py`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine_svc.sampling.logprobs import Alternatives, ScoredPositions, score_positions
+from engine_svc.sampling.noise import uniforms
+from engine_svc.sampling.truncation import DrawMethod, draw_method, draw_rows
+from engine_svc.transfer import to_device
+from quire.sampling import SamplingParameters
+
+_GREEDY = SamplingParameters(temperature=0.0)
+
+
+class Chooser(ABC):
+    """Knows what each slot's sequence wants. A row's token depends on its own logits and parameters alone."""
+
+    @abstractmethod
+    def add(self, slot: int, parameters: SamplingParameters, seed: int) -> None:
+        """Gives a slot to a sequence.
+
+        Args:
+            seed: of its noise, in 64 bits.
+        """
+
+    @abstractmethod
+    def choose(
+        self, logits: torch.Tensor, slots: Sequence[int], num_tokens: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A token for each row.
+
+        Args:
+            logits: float32 [rows, vocabulary], rows contiguous.
+            num_tokens: known of each row's sequence, the position of its noise.
+
+        Returns:
+            int64 [rows], and bool [rows]: where nothing can be sampled, which gets token 0.
+        """
+
+    @abstractmethod
+    def score(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Alternatives], is_normalised: bool
+    ) -> ScoredPositions:
+        """See score_positions.
+
+        Raises:
+            ValueError, RuntimeError: more alternatives are wanted than there are tokens.
+        """
+
+
+class TorchChooser(Chooser):
+    """On any device."""
+
+    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
+        self._device = device
+        self._parameters = [_GREEDY] * max_num_seqs
+        self._keys = np.zeros(max_num_seqs, np.uint64)
+
+    def add(self, slot: int, parameters: SamplingParameters, seed: int) -> None:
+        """See Chooser.add."""
+        self._parameters[slot], self._keys[slot] = parameters, seed
+
+    def choose(
+        self, logits: torch.Tensor, slots: Sequence[int], num_tokens: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Chooser.choose. Rows of the same method are drawn together."""
+        best = logits.max(dim=-1)
+        token_ids = best.indices
+        methods: dict[DrawMethod, list[int]] = {}
+        for row, slot in enumerate(slots):
+            if not self._parameters[slot].is_greedy:
+                methods.setdefault(draw_method(self._parameters[slot], self._device), []).append(row)
+        for method, rows in methods.items():
+            chosen, positions = [slots[row] for row in rows], [num_tokens[row] for row in rows]
+            noise = uniforms(self._keys[chosen], np.array(positions, np.uint64)).astype(np.float32)
+            index = to_device(rows, self._device)
+            token_ids[index] = draw_rows(
+                logits if len(rows) == len(logits) else logits[index],
+                [self._parameters[slot] for slot in chosen],
+                to_device(noise, self._device).clamp_(max=1 - 2**-24),
+                method,
+            )
+        broken = ~torch.isfinite(best.values)
+        return token_ids.masked_fill_(broken, 0), broken
+
+    def score(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Alternatives], is_normalised: bool
+    ) -> ScoredPositions:
+        """See Chooser.score."""
+        return score_positions(logits, token_ids, wanted, is_normalised)
