@@ -20,6 +20,8 @@ inline Mask first(int64_t count) {
   return vcgtq_s32(all_ints(bound), Ints{0, 1, 2, 3});
 }
 inline Mask between(int64_t begin, int64_t end) { return vbicq_u32(first(end), first(begin)); }
+inline Mask at_least(Floats a, Floats b) { return vcgeq_f32(a, b); }
+inline uint32_t bits(Mask mask) { return vaddvq_u32(vandq_u32(mask, uint32x4_t{1, 2, 4, 8})); }
 inline Floats select(Mask mask, Floats yes, Floats no) { return vbslq_f32(mask, yes, no); }
 
 inline Floats widen_bf16(uint16x4_t packed) { return vreinterpretq_f32_u32(vshll_n_u16(packed, 16)); }
