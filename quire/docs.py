@@ -41,7 +41,7 @@ def _section(commands: list[str], group: OptionGroup) -> str:
 
 
 def _default(field: OptionField) -> str:
-    if field.type is bool:
+    if isinstance(field.default, bool):
         return "on" if field.default else "off"
     default = " ".join(map(str, field.default)) if field.multiple else field.default
     return f"`{default}`" if default not in (None, "", {}) else ""
@@ -51,7 +51,8 @@ def _describe(field: OptionField) -> str:
     choices = field.metadata["choices"]
     suffix = f" One of {', '.join(f'`{choice}`' for choice in choices if choice)}." if choices else ""
     deprecated = f" Deprecated: {field.metadata['deprecated']}" if field.metadata["deprecated"] else ""
-    return str(field.metadata["help"]).replace("|", "\\|") + suffix + deprecated
+    variables = "".join(f" Also by the variable `{name}`." for name in field.metadata["variables"])
+    return str(field.metadata["help"]).replace("|", "\\|") + suffix + variables + deprecated
 
 
 if __name__ == "__main__":

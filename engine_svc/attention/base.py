@@ -33,7 +33,7 @@ class AttentionMetadata:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Heads and cache of one rank."""
+    """Heads and cache of one rank, and what they are to keep to."""
 
     num_heads: int
     num_kv_heads: int
@@ -43,6 +43,7 @@ class AttentionShape:
     device: torch.device
     keys_are_values: bool = False  # one tensor is both, and cached once (compressed attention)
     cache_dtype: torch.dtype | None = None  # of cached keys and values, where it is not `dtype`: 8 bits
+    batch_invariant: bool = False  # see AttentionBackend.batch_invariant; asked for even if it costs time
 
     @property
     def planes(self) -> int:
@@ -100,6 +101,12 @@ class AttentionBackend(ABC):
         self.kernels = kernels
         self._scales: dict[AttentionOptions, CacheScales] | None = None
         self._observing = False
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a token's result depends on its sequence alone: not on those beside it, nor on how many tokens of its
+        own are new with it."""
+        return False
 
     @abstractmethod
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:

@@ -1,4 +1,7 @@
-"""The GPU backend: Triton kernels over the paged cache, prefill and decode each with its own."""
+"""The GPU backend: Triton kernels over the paged cache, prefill and decode each with its own.
+
+To round alike, prefill attends in parts as decode does, and decode takes as many rows at a time as prefill.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape, Prepared
 from engine_svc.kernels.cache_write import write_cache
-from engine_svc.kernels.paged_decode import paged_decode
+from engine_svc.kernels.paged_decode import PART, paged_decode
 from engine_svc.kernels.paged_prefill import paged_prefill
 from engine_svc.kernels.tiles import query_rows
 from engine_svc.native.library import Kernels
@@ -39,6 +42,11 @@ class TritonBackend(AttentionBackend):
         super().__init__(shape, kernels)
         if shape.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             raise StartupError("--attention-backend triton needs a GPU; leave it at auto, or choose cpu.")
+
+    @property
+    def batch_invariant(self) -> bool:
+        """See AttentionBackend.batch_invariant."""
+        return self.shape.batch_invariant
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
         """See AttentionBackend.allocate."""
@@ -77,8 +85,8 @@ class TritonBackend(AttentionBackend):
         where = (metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
         if len(prepared.tile_sequences):
             tiles = (prepared.tile_sequences, prepared.tile_starts)
-            paged_prefill(query, cache, output, *where, *tiles, options)
+            paged_prefill(query, cache, output, *where, *tiles, options, PART if self.batch_invariant else 0)
         if len(prepared.decoding):
             longest = metadata.max_seq_len
-            paged_decode(query, cache, output, *where, prepared.decoding, longest, options)
+            paged_decode(query, cache, output, *where, prepared.decoding, longest, options, self.batch_invariant)
         return output

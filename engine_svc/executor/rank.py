@@ -89,7 +89,8 @@ class RankProcess:
         options = command.options
         self._step_seconds = options.watchdog.step_timeout_seconds
         device = choose_device(options.kernels.device, command.rank)
-        groups = join_groups(layout_of(options.parallel), command.rank, command.rendezvous, device)
+        in_order = device.type == "cpu" or options.kernels.batch_invariant is True
+        groups = join_groups(layout_of(options.parallel), command.rank, command.rendezvous, device, in_order)
         self._runner = Runner(command.model, options, groups, device)
         self._runner.profile()
         return Loaded(self._runner.spec())

@@ -13,6 +13,7 @@ import triton.language as tl
 TILE_M = 16
 _TILE_N = 64
 _TILE_K = 64
+_COLUMNS = 1024
 
 
 @triton.jit
@@ -104,4 +105,36 @@ def grouped_product(
         hidden, weight, output, rows, experts, num_rows, outputs, size, divisor,
         TILE_M=TILE_M, TILE_N=_TILE_N, TILE_K=_TILE_K, num_warps=4,
     )  # fmt: skip
+    return output
+
+
+@triton.jit
+def _add_kernel(result_ptr, weight_ptr, output_ptr, size, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr):
+    """One program per token and range of columns; the choices are added one after the other."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < size
+    sums = tl.zeros([COLUMNS], tl.float32)
+    for choice in range(CHOSEN):
+        row = token * CHOSEN + choice
+        result = tl.load(result_ptr + row * size + column, mask=inside, other=0.0).to(tl.float32)
+        sums += result * tl.load(weight_ptr + row)
+    tl.store(output_ptr + token * size + column, sums.to(output_ptr.dtype.element_ty), mask=inside)
+
+
+def add_choices(results: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of what a token's experts give.
+
+    Args:
+        results: [tokens, chosen, size], contiguous.
+        weights: float32 [tokens, chosen]
+
+    Returns:
+        [tokens, size]
+    """
+    tokens, chosen, size = results.shape
+    output = results.new_empty((tokens, size))
+    _add_kernel[(tokens, triton.cdiv(size, _COLUMNS))](
+        results, weights.contiguous(), output, size, CHOSEN=chosen, COLUMNS=_COLUMNS, num_warps=4
+    )
     return output

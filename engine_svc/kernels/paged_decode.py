@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
-from engine_svc.kernels.tiles import key_rows
+from engine_svc.kernels.attend import add_weighted, attend_keys
+from engine_svc.kernels.tiles import head_rows, key_rows
 
 PART = 256
 
@@ -36,7 +37,7 @@ def _decode_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUP_PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -44,9 +45,10 @@ def _decode_kernel(
     PART_KEYS: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """One program per sequence, kv head and part; the query heads of the kv head are the rows of its products."""
+    """One program per sequence, so many query heads of a kv head, and part; the heads are the rows of its products."""
     index = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    tiles: tl.constexpr = (GROUP + ROWS - 1) // ROWS
+    kv_head = tl.program_id(1) // tiles
     part = tl.program_id(2)
     sequence = tl.load(sequences_ptr + index)
     seq_len = tl.load(seq_lens_ptr + sequence)
@@ -59,37 +61,19 @@ def _decode_kernel(
         return
 
     row = tl.load(query_start_ptr + sequence).to(tl.int64)
-    heads = tl.arange(0, GROUP_PADDED)
+    heads = tl.program_id(1) % tiles * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, DIM_PADDED)
     in_dim = columns < DIM
     row_mask = (heads < GROUP)[:, None] & in_dim[None, :]
     query_offset = row * query_stride + (kv_head * GROUP + heads)[:, None] * DIM + columns[None, :]
     query = tl.load(query_ptr + query_offset, mask=row_mask, other=0.0)
 
-    best = tl.full([GROUP_PADDED], -1.0e30, tl.float32)
-    total = tl.zeros([GROUP_PADDED], tl.float32)
-    result = tl.zeros([GROUP_PADDED, DIM_PADDED], tl.float32)
-    for begin in range(tl.maximum(first, visible // TILE_N * TILE_N), last, TILE_N):
-        keys = begin + tl.arange(0, TILE_N)
-        present = (keys < last) & (keys >= visible)
-        block = tl.load(block_table_ptr + sequence * block_table_stride + keys // BLOCK_SIZE, mask=present, other=0)
-        slot = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
-        offset = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
-        mask = present[:, None] & in_dim[None, :]
-        key = tl.load(cache_ptr + offset, mask=mask, other=0.0).to(query.dtype)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        if SOFTCAP:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # of the hyperbolic tangent
-        scores *= 1.4426950408889634  # to powers of two
-        scores = tl.where(present[None, :], scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_best[:, None])
-        shrink = tl.exp2(best - new_best)
-        value = tl.load(cache_ptr + value_offset + offset, mask=mask, other=0.0).to(query.dtype)
-        result = result * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-        total = total * shrink + tl.sum(weights, axis=1)
-        best = new_best
-
+    best, total, result = attend_keys(
+        query, tl.zeros([ROWS], tl.int32) + (seq_len - 1), tl.full([ROWS], -1.0e30, tl.float32),
+        tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM_PADDED], tl.float32), cache_ptr,
+        block_table_ptr + sequence * block_table_stride, value_offset, kv_head, tl.maximum(first, visible), last,
+        scale, softcap, WINDOW, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
+    )  # fmt: skip
     out_row = (index * KV_HEADS * GROUP + kv_head * GROUP + heads).to(tl.int64) * num_parts + part
     tl.store(partial_ptr + out_row[:, None] * DIM + columns[None, :], result, mask=row_mask)
     tl.store(best_ptr + out_row, best, mask=heads < GROUP)
@@ -137,8 +121,9 @@ def _combine_kernel(
         new_best = tl.maximum(best, part_best)
         shrink = tl.exp2(best - new_best)
         weight = tl.exp2(part_best - new_best)
-        result = result * shrink + weight * tl.load(partial_ptr + row * DIM + columns, mask=in_dim, other=0.0)
-        total = total * shrink + weight * tl.load(total_ptr + row)
+        part_result = tl.load(partial_ptr + row * DIM + columns, mask=in_dim, other=0.0)
+        result = add_weighted(result, shrink, part_result, weight)
+        total = add_weighted(total, shrink, tl.load(total_ptr + row), weight)
         best = new_best
     row = tl.load(query_start_ptr + sequence).to(tl.int64)
     result = (result / total).to(output_ptr.dtype.element_ty)
@@ -155,6 +140,7 @@ def paged_decode(
     sequences: torch.Tensor,
     max_seq_len: int,
     options: AttentionOptions,
+    as_prefill: bool = False,
 ) -> None:
     """Fills the rows of `output` that belong to `sequences`.
 
@@ -164,6 +150,7 @@ def paged_decode(
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
         sequences: int32 [decoding], those with one new token.
         max_seq_len: of any of them, at least.
+        as_prefill: rounds as paged_prefill does in parts.
     """
     num_heads, dim = query.shape[1:]
     block_size, num_kv_heads = cache.shape[2:4]
@@ -172,12 +159,13 @@ def paged_decode(
     best = torch.empty((count, num_heads, num_parts), dtype=torch.float32, device=query.device)
     total = torch.empty_like(best)
     window, dim_padded = options.sliding_window or 0, max(16, triton.next_power_of_2(dim))
-    _decode_kernel[(count, num_kv_heads, num_parts)](
+    rows = head_rows(group, dim, as_prefill)
+    _decode_kernel[(count, num_kv_heads * triton.cdiv(group, rows), num_parts)](
         query, cache, partial, best, total, block_table, query_start_loc, seq_lens, sequences,
         options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0),
         (len(cache) - 1) * cache.stride(0), num_parts,
         WINDOW=window, SOFTCAP=options.softcap is not None,
-        GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), KV_HEADS=num_kv_heads,
+        GROUP=group, ROWS=rows, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=dim_padded, BLOCK_SIZE=block_size, PART_KEYS=PART,
         TILE_N=key_rows(dim, query.dtype), num_warps=4, num_stages=2,
     )  # fmt: skip

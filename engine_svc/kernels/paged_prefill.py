@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
+from engine_svc.kernels.attend import add_weighted, attend_keys
 from engine_svc.kernels.tiles import key_rows, query_rows
 
 
@@ -40,8 +41,13 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
+    PART_KEYS: tl.constexpr,
 ):
-    """One program per tile of queries and head."""
+    """One program per tile of queries and head.
+
+    With PART_KEYS, so many keys at a time come to a result of their own, and the results are added as paged_decode adds
+    them; with 0 there is one result.
+    """
     tile = tl.program_id(0)
     head = tl.program_id(1)
     sequence = tl.load(tile_sequence_ptr + tile)
@@ -68,29 +74,26 @@ def _prefill_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(seq_len - query_len + start - WINDOW + 1, 0)
-    for begin in range(first // TILE_N * TILE_N, last, TILE_N):
-        keys = begin + tl.arange(0, TILE_N)
-        present = (keys >= first) & (keys < last)  # others may have written before the window, not-a-number even
-        block = tl.load(block_table_ptr + sequence * block_table_stride + keys // BLOCK_SIZE, mask=present, other=0)
-        slot = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
-        offset = (slot * KV_HEADS + head // GROUP)[:, None] * DIM + columns[None, :]
-        mask = present[:, None] & in_dim[None, :]
-        key = tl.load(cache_ptr + offset, mask=mask, other=0.0).to(query.dtype)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        if SOFTCAP:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # of the hyperbolic tangent
-        scores *= 1.4426950408889634  # to powers of two
-        seen = (keys[None, :] <= positions[:, None]) & present[None, :]
-        if WINDOW > 0:
-            seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_best[:, None])
-        shrink = tl.exp2(best - new_best)
-        value = tl.load(cache_ptr + value_offset + offset, mask=mask, other=0.0).to(query.dtype)
-        result = result * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-        total = total * shrink + tl.sum(weights, axis=1)
-        best = new_best
+    table_ptr = block_table_ptr + sequence * block_table_stride
+    if PART_KEYS > 0:
+        for part in range(first // PART_KEYS, tl.cdiv(last, PART_KEYS)):
+            part_best, part_total, part_result = attend_keys(
+                query, positions, tl.full([TILE_M], -1.0e30, tl.float32), tl.zeros([TILE_M], tl.float32),
+                tl.zeros([TILE_M, DIM_PADDED], tl.float32), cache_ptr, table_ptr, value_offset, head // GROUP,
+                tl.maximum(first, part * PART_KEYS), tl.minimum(last, (part + 1) * PART_KEYS), scale, softcap,
+                WINDOW, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
+            )  # fmt: skip
+            new_best = tl.maximum(best, part_best)
+            shrink = tl.exp2(best - new_best)
+            weight = tl.exp2(part_best - new_best)
+            result = add_weighted(result, shrink[:, None], part_result, weight[:, None])
+            total = add_weighted(total, shrink, part_total, weight)
+            best = new_best
+    else:
+        best, total, result = attend_keys(
+            query, positions, best, total, result, cache_ptr, table_ptr, value_offset, head // GROUP, first, last,
+            scale, softcap, WINDOW, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
+        )  # fmt: skip
     result = result / tl.maximum(total, 1.0e-30)[:, None]
     tl.store(output_ptr + row_offset, result.to(output_ptr.dtype.element_ty), mask=row_mask)
 
@@ -105,6 +108,7 @@ def paged_prefill(
     tile_sequences: torch.Tensor,
     tile_starts: torch.Tensor,
     options: AttentionOptions,
+    part_keys: int = 0,
 ) -> None:
     """Fills the rows of `output` that the tiles cover.
 
@@ -113,6 +117,7 @@ def paged_prefill(
         cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
         tile_sequences, tile_starts: int32 [tiles], of each tile of `query_rows` queries.
+        part_keys: attends in parts of so many keys.
     """
     num_heads, dim = query.shape[1:]
     block_size, num_kv_heads = cache.shape[2:4]
@@ -123,5 +128,5 @@ def paged_prefill(
         WINDOW=options.sliding_window or 0, SOFTCAP=options.softcap is not None, SINKS=options.sinks is not None,
         GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size,
-        TILE_M=query_rows(dim), TILE_N=key_rows(dim, query.dtype), num_warps=4, num_stages=2,
+        TILE_M=query_rows(dim), TILE_N=key_rows(dim, query.dtype), PART_KEYS=part_keys, num_warps=4, num_stages=2,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from engine_svc.models.config import ModelConfig, ModelFacts, read_config
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.registry import config_for, is_ours
 from engine_svc.native.library import choose_kernels
+from engine_svc.ops.base import Ops
 from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.quantization.registry import create_method
@@ -67,6 +68,7 @@ class LoadedModel:
     dtype: torch.dtype
     max_model_len: int
     num_weights: int  # of this rank
+    batch_invariant: bool = False  # see Ops and AttentionBackend
 
 
 @torch.inference_mode()
@@ -98,17 +100,39 @@ def check_cache_dtype(name: str, capability: tuple[int, int]) -> None:
         )
 
 
+def check_invariance(ops: Ops, attention: AttentionBackend) -> None:
+    """
+    Raises:
+        StartupError: what a sequence comes to here depends on others.
+    """
+    if not ops.batch_invariant:
+        raise StartupError(
+            "--batch-invariant needs Quire's own kernels. What runs here are torch's operators, which sum in another "
+            "order for another number of rows. Leave --cpu-kernels at auto, on a processor of one of its levels and "
+            "with a C++ compiler or the wheel that has the kernels; or leave --batch-invariant out."
+        )
+    if not attention.batch_invariant:
+        raise StartupError(
+            "--batch-invariant needs an attention backend that rounds prompts and single tokens alike, which "
+            f"{attention.name} does not. Leave --attention-backend and --kv-cache-dtype at auto, or leave "
+            "--batch-invariant out."
+        )
+
+
 def _load_ours(
     folder: Path, config: ModelConfig, options: EngineOptions, groups: ParallelGroups, device: torch.device
 ) -> LoadedModel:
     dtype, longest = _dtype(config.dtype, options.form.dtype), _max_model_len(config, options.form.max_model_len)
     kernels = choose_kernels(options.kernels.cpu_kernels, device)
-    ops = create_ops(kernels, dtype, device)
+    invariant = options.kernels.batch_invariant is True
+    ops = create_ops(kernels, dtype, device, invariant)
     context = LayerContext(groups, dtype, device, ops, create_method(options.form.quantization, ops, dtype))
     try:
         heads = _heads(config, groups.tensor)
-        shape = _shape(heads, dtype, options.cache, device, keys_are_values=config.latent is not None)
+        shape = _shape(heads, dtype, options.cache, device, config.latent is not None, invariant)
         attention = create_backend(options.kernels.attention_backend, shape, kernels)
+        if invariant:
+            check_invariance(ops, attention)
         model = Decoder(config, context, attention, longest)
     except ValueError as error:
         raise StartupError(f"--tensor-parallel-size {groups.layout.tensor}: {error}") from error
@@ -119,7 +143,8 @@ def _load_ours(
         load_weights(model, folder, options.load.use_tqdm_on_load and groups.rank == 0)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     pack_weights(model)
-    return LoadedModel(model, config, attention, dtype, longest, num_weights)
+    invariant = ops.batch_invariant and attention.batch_invariant
+    return LoadedModel(model, config, attention, dtype, longest, num_weights, invariant)
 
 
 def _load_from_transformers(
@@ -129,6 +154,7 @@ def _load_from_transformers(
         "--tensor-parallel-size": groups.layout.num_ranks > 1, "--quantization": options.form.quantization is not None,
         "--load-format dummy": options.load.load_format == "dummy",
         f"--cpu-kernels {options.kernels.cpu_kernels}": options.kernels.cpu_kernels in CPU_LEVELS,
+        "--batch-invariant": options.kernels.batch_invariant is True,
     }  # fmt: skip
     if wrong := [name for name, given in refused.items() if given]:
         names = ", ".join(config.get("architectures") or ["the model"])
@@ -166,10 +192,11 @@ def _heads(config: ModelConfig, group: ParallelGroup) -> tuple[int, int, int]:
 
 def _shape(
     heads: tuple[int, int, int], dtype: torch.dtype, cache: CacheOptions, device: torch.device,
-    keys_are_values: bool = False,
+    keys_are_values: bool = False, batch_invariant: bool = False,
 ) -> AttentionShape:  # fmt: skip
     cache_dtype = _CACHE_DTYPES[cache.kv_cache_dtype]
-    return AttentionShape(*heads, cache.block_size or _DEFAULT_BLOCK_SIZE, dtype, device, keys_are_values, cache_dtype)
+    block_size = cache.block_size or _DEFAULT_BLOCK_SIZE
+    return AttentionShape(*heads, block_size, dtype, device, keys_are_values, cache_dtype, batch_invariant)
 
 
 def _max_model_len(facts: ModelFacts, chosen: int | None) -> int:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import torch
 
 from engine_svc.attention.base import AttentionOptions
-from engine_svc.layers.context import LayerContext
+from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.split import Part
 from engine_svc.models.attention import LayerCache, StepInputs
 from engine_svc.models.config import LatentConfig, ModelConfig
+from engine_svc.ops.base import HeadsProduct
 
 _NORM_EPSILON = 1e-6  # of the norms inside, whatever the configuration says
 
@@ -77,27 +78,37 @@ class LatentAttention(torch.nn.Module):
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
 
 
-class HeadMatrices(torch.nn.Module):
+class HeadMatrices(PackedLayer):
     """From a rank's heads to the cached vector and back: each head's matrix for keys and its matrix for values."""
 
     def __init__(self, heads: int, first_head: int, latent: LatentConfig, context: LayerContext) -> None:
         super().__init__()
+        self._ops = context.ops
         self._plain_dim = latent.plain_dim
         self._rows = latent.plain_dim + latent.value_dim
         self._first = first_head * self._rows
         self._shape = (heads, self._rows, latent.rank)
+        self._to_vector: HeadsProduct | None = None
+        self._to_values: HeadsProduct | None = None
         self.weight = LoadedParameter((heads * self._rows, latent.rank), context.dtype, context.device)
         self.weight.load = self._load_weight
 
+    def pack(self) -> None:
+        """See PackedLayer.pack."""
+        keys, values = self.weight.view(self._shape).split((self._plain_dim, self._rows - self._plain_dim), dim=1)
+        self._to_vector = self._ops.head_matrices(keys.transpose(1, 2))
+        self._to_values = self._ops.head_matrices(values)
+        del self.weight
+
     def to_vector(self, plain: torch.Tensor) -> torch.Tensor:
         """The plain part of queries, [tokens, heads, plain_dim] → [tokens, heads, rank]."""
-        keys = self.weight.view(self._shape)[:, : self._plain_dim]
-        return torch.bmm(plain.transpose(0, 1), keys).transpose(0, 1)
+        assert self._to_vector is not None
+        return self._to_vector(plain)
 
     def to_values(self, vectors: torch.Tensor) -> torch.Tensor:
         """[tokens, heads, rank] → [tokens, heads, value_dim]."""
-        values = self.weight.view(self._shape)[:, self._plain_dim :]
-        return torch.bmm(vectors.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
+        assert self._to_values is not None
+        return self._to_values(vectors)
 
     def _load_weight(self, source: TensorSlice, part: str) -> None:
         rows = slice(self._first, self._first + len(self.weight))

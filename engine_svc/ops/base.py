@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 
@@ -16,6 +16,14 @@ class Product(Protocol):
 
     def __call__(self, hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
         """[rows, input_size] → [rows, output_size]; float32 if `wide`, else of the input's type."""
+        ...
+
+
+class HeadsProduct(Protocol):
+    """Each head's product with a matrix of its own."""
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, heads, size] → [tokens, heads, outputs]; the values of a head are contiguous."""
         ...
 
 
@@ -44,9 +52,16 @@ class HeadNorms:
 class Ops(ABC):
     """One instance per rank."""
 
+    # What a row comes to depends on the row alone: not on the rows beside it, their number or its place among them.
+    batch_invariant: ClassVar[bool] = False
+
     @abstractmethod
     def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
         """A product with a weight [output_size, input_size], which may be kept in another form than this."""
+
+    @abstractmethod
+    def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
+        """A product of each head with its own of [heads, outputs, size], which may be a view of any strides."""
 
     @abstractmethod
     def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from engine_svc.native.library import TYPES, Kernels
-from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, Ops, Product
+from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, HeadsProduct, Ops, Product
 from engine_svc.ops.packing import experts_product, matrix_product, pack, pointer
 
 
 class NativeOps(Ops):
     """See Ops. float32, bfloat16 and float16, on every level."""
+
+    batch_invariant = True
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
@@ -18,6 +20,13 @@ class NativeOps(Ops):
     def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
         """See Ops.matrix."""
         return matrix_product(self.kernels, pack(self.kernels, weight[None]), weight.shape, bias)
+
+    def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
+        """See Ops.head_matrices."""
+        products = [self.matrix(each, None) for each in weight]
+        return lambda hidden: torch.stack(
+            [product(rows) for product, rows in zip(products, hidden.unbind(1), strict=True)], dim=1
+        )
 
     def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
         """See Ops.experts."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, Ops, Product
+from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, HeadsProduct, Ops, Product
 
 
 class PlainOps(Ops):
@@ -21,6 +21,10 @@ class PlainOps(Ops):
             return output.float() if wide else output
 
         return product
+
+    def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
+        """See Ops.head_matrices."""
+        return lambda hidden: torch.bmm(hidden.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
 
     def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
         """See Ops.experts."""

@@ -10,17 +10,18 @@ from engine_svc.ops.native import NativeOps
 from engine_svc.ops.plain import PlainOps
 
 
-def create_ops(kernels: Kernels | None, dtype: torch.dtype, device: torch.device) -> Ops:
+def create_ops(kernels: Kernels | None, dtype: torch.dtype, device: torch.device, batch_invariant: bool = False) -> Ops:
     """The operations for a rank.
 
     Args:
         kernels: those of its CPU, if they are to be used.
+        batch_invariant: asks for those that are, even if they are slower, where there are any.
     """
     if device.type == "cuda":
         # Triton is imported only where it is used.
-        from engine_svc.ops.triton import TritonOps
+        from engine_svc.ops.triton import InvariantTritonOps, TritonOps
 
-        return TritonOps()
+        return InvariantTritonOps() if batch_invariant else TritonOps()
     if kernels is not None and dtype in TYPES:
         return NativeOps(kernels)
     return PlainOps()

@@ -1,14 +1,19 @@
-"""Triton kernels for what stands between the matrix products, which are cuBLAS's; a GPU, or Triton's interpreter."""
+"""Triton kernels for what stands between the matrix products, which are cuBLAS's; a GPU, or Triton's interpreter.
+
+cuBLAS chooses a kernel by the number of rows, and each kernel sums in an order of its own: where a row must not depend
+on that number, the products are Triton's too.
+"""
 
 from __future__ import annotations
 
 import torch
 
 from engine_svc.kernels import activation as activation_kernels
-from engine_svc.kernels.experts import grouped_product, sort_by_expert
+from engine_svc.kernels.experts import add_choices, grouped_product, sort_by_expert
+from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
 from engine_svc.kernels.rotary import rotate
-from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms
+from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, HeadsProduct, Product
 from engine_svc.ops.plain import PlainOps
 
 
@@ -25,8 +30,7 @@ class TritonOps(PlainOps):
             both = grouped_product(hidden, gate_up, rows, experts, tokens * chosen, chosen)
             active = self.activate_and_multiply(both, "silu")
             results = grouped_product(active, down, rows, experts, tokens * chosen, 1)
-            summed = torch.einsum("tch,tc->th", results.view(tokens, chosen, -1).float(), weights)
-            return summed.to(hidden.dtype)
+            return add_choices(results.view(tokens, chosen, -1), weights)
 
         return product
 
@@ -51,3 +55,21 @@ class TritonOps(PlainOps):
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """See Ops.activate_and_multiply."""
         return activation_kernels.activate_and_multiply(gate_up, activation == "gelu_tanh")
+
+
+class InvariantTritonOps(TritonOps):
+    """All others go row by row as it is, or by tiles of one shape."""
+
+    batch_invariant = True
+
+    def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """See Ops.matrix."""
+
+        def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+            return fixed_product(hidden[:, None], weight[None], bias, wide)[:, 0]
+
+        return product
+
+    def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
+        """See Ops.head_matrices."""
+        return lambda hidden: fixed_product(hidden, weight)

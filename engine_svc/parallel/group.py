@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from engine_svc.parallel.layout import ParallelLayout
 
@@ -21,12 +22,31 @@ class ParallelGroup:
     rank: int = 0
     world_size: int = 1
     process_group: dist.ProcessGroup | None = None
+    sums_in_order: bool = False  # whatever a tensor's size, and a value's place in it
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks, in place."""
-        if self.process_group is not None:
-            dist.all_reduce(tensor, group=self.process_group)
+        if self.process_group is None:
+            return tensor
+        if self.sums_in_order and self.world_size > 2:  # of two, either order is the same
+            return tensor.copy_(self._sum_in_order(tensor))
+        dist.all_reduce(tensor, group=self.process_group)
         return tensor
+
+    def _sum_in_order(self, tensor: torch.Tensor) -> torch.Tensor:
+        """From the first rank to the last, in float32. Each rank does so for its share of the values.
+
+        Libraries cut a tensor into pieces by its size, and sum each piece beginning with another rank.
+        """
+        share = -(-tensor.numel() // self.world_size)
+        padded = F.pad(tensor.flatten(), (0, share * self.world_size - tensor.numel()))
+        parts, whole = torch.empty_like(padded), torch.empty_like(padded)
+        dist.all_to_all_single(parts, padded, group=self.process_group)
+        total = torch.zeros(share, dtype=torch.float32, device=tensor.device)
+        for part in parts.split(share):
+            total += part
+        dist.all_gather_into_tensor(whole, total.to(tensor.dtype), group=self.process_group)
+        return whole[: tensor.numel()].view(tensor.shape)
 
     def all_gather_last(self, tensor: torch.Tensor) -> torch.Tensor:
         """The ranks' tensors side by side along the last dimension."""
@@ -61,11 +81,14 @@ class ParallelGroups:
     expert: ParallelGroup = ParallelGroup()
 
 
-def join_groups(layout: ParallelLayout, rank: int, rendezvous: str, device: torch.device) -> ParallelGroups:
+def join_groups(
+    layout: ParallelLayout, rank: int, rendezvous: str, device: torch.device, sums_in_order: bool = False
+) -> ParallelGroups:
     """Meets the other ranks.
 
     Args:
         rendezvous: a file that all ranks see, fresh for each worker.
+        sums_in_order: see ParallelGroup.
 
     Raises:
         NotImplementedError: the layout has more to it than tensor parallelism, which no layer can run yet.
@@ -78,5 +101,5 @@ def join_groups(layout: ParallelLayout, rank: int, rendezvous: str, device: torc
         backend, init_method=f"file://{rendezvous}", rank=rank, world_size=layout.num_ranks,
         timeout=datetime.timedelta(seconds=_JOIN_SECONDS),
     )  # fmt: skip
-    everyone = ParallelGroup(rank, layout.num_ranks, dist.group.WORLD)
+    everyone = ParallelGroup(rank, layout.num_ranks, dist.group.WORLD, sums_in_order)
     return ParallelGroups(layout, rank, tensor=everyone, expert=everyone)

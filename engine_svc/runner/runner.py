@@ -72,6 +72,7 @@ class Runner:
             set_step_threads(options.kernels, loaded)
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
+        self._batch_invariant = loaded.batch_invariant
         self._token_budget = options.scheduler.max_num_batched_tokens or token_budget(device)
         self._groups = group_layers(self._facts.sliding_windows)
         self._group_size = max(len(group.layers) for group in self._groups)
@@ -120,6 +121,7 @@ class Runner:
             max_num_batched_tokens=self._token_budget,
             windows=tuple(group.window for group in self._groups),
             embedding_size=self._facts.hidden_size,
+            batch_invariant=self._batch_invariant,
         )
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:

@@ -123,4 +123,5 @@ def from_model_info(info: ModelInfo) -> common_pb2.ModelInfo:
         scheduling_policy=info.scheduling_policy,
         fingerprint=info.fingerprint,
         prompt_embeds_size=info.prompt_embeds_size,
+        batch_invariant=info.batch_invariant,
     )

@@ -33,6 +33,7 @@ def option(
     others: str = "",
     metavar: str = "",
     aliases: Sequence[str] = (),
+    variables: Sequence[str] = (),
     minimum: float | None = None,
     maximum: float | None = None,
     positional: bool = False,
@@ -47,6 +48,7 @@ def option(
         choices: the only values taken, for strings.
         others: what to say to those who want other values.
         aliases: further flags, such as `-tp`.
+        variables: further environment variables: those that other servers have for it.
         minimum, maximum: bounds of a number, both included.
         positional: may also be given without its flag, as the command's argument.
         secret: never shown in help, logs or process titles; handed to child processes by environment.
@@ -56,6 +58,7 @@ def option(
     """
     metadata = {
         "help": help, "choices": tuple(choices), "others": others, "metavar": metavar, "aliases": tuple(aliases),
+        "variables": tuple(variables),
         "minimum": minimum, "maximum": maximum, "positional": positional, "secret": secret, "schema": schema,
         "affects_output": affects_output, "deprecated": deprecated,
     }  # fmt: skip
@@ -83,10 +86,15 @@ class OptionField:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     @property
+    def environment_variables(self) -> list[str]:
+        """That one, and others that are read where it is not set."""
+        return [self.environment_variable, *self.metadata["variables"]]
+
+    @property
     def names(self) -> list[str]:
         """All that stands for it, on the command line and in the environment; a file's key goes with the flag."""
         negative = [f"--no-{self.flag[2:]}"] if self.type is bool else []
-        return [self.flag, *negative, *self.metadata["aliases"], self.environment_variable]
+        return [self.flag, *negative, *self.metadata["aliases"], *self.environment_variables]
 
 
 @dataclass(frozen=True)

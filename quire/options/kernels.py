@@ -31,6 +31,14 @@ class KernelOptions:
         choices=("auto", *CPU_LEVELS, "torch"),
         affects_output=True,
     )  # fmt: skip
+    batch_invariant: bool | None = option(
+        None,
+        "The same tokens whatever shares the batch: what is computed for a sequence depends on it alone. Default: "
+        "where it costs nothing, by Quire's own kernels on a CPU. On a GPU, kernels of its own, which are slower; see "
+        "docs/reproducibility.md.",
+        variables=("VLLM_BATCH_INVARIANT",),
+        affects_output=True,
+    )
     cpu_threads: int | None = option(
         None,
         "Threads of each rank's kernels on a CPU. Default: one for each core that the rank has, within what the "

@@ -18,10 +18,10 @@ class Parameter(click.Option):
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """The variable's value, unless Kubernetes made it up for a service of that name."""
-        value = super().resolve_envvar_value(ctx)
-        if value and str(self.envvar).endswith("_PORT") and _LINK.match(value):
+        value, variable = super().resolve_envvar_value(ctx), (self.envvar or [""])[0]
+        if value and variable.endswith("_PORT") and _LINK.match(value):
             click.echo(
-                f"warning: {self.envvar}={value} is passed over: it is no port but what Kubernetes sets for a service "
+                f"warning: {variable}={value} is passed over: it is no port but what Kubernetes sets for a service "
                 f"of that name. Rename the service, or set enableServiceLinks: false in the pod.", err=True,
             )  # fmt: skip
             return None

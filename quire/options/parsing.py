@@ -103,7 +103,7 @@ def click_option(field: OptionField) -> click.Option:
     """The option as click sees it. Several values are repeated, or one JSON list; in the environment, also words."""
     metadata = field.metadata
     common: dict[str, Any] = {
-        "help": metadata["help"], "default": field.default, "envvar": field.environment_variable,
+        "help": metadata["help"], "default": field.default, "envvar": field.environment_variables,
         "show_default": field.default not in (None, "", (), {}) and not metadata["secret"],
         "deprecated": metadata["deprecated"] or False,
     }  # fmt: skip

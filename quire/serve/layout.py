@@ -219,6 +219,6 @@ def _spec(name: str, command: str, *groups: Any, environment: Mapping[str, str] 
 def _neutral_environment() -> dict[str, str]:
     """This process's environment without options: each service gets its own, and QUIRE_PORT is not every service's."""
     groups = [*typing.get_type_hints(StackOptions).values(), GrpcServerOptions]
-    options = {field.environment_variable for group in groups for field in fields_of(group)}
+    options = {name for group in groups for field in fields_of(group) for name in field.environment_variables}
     options.add(f"{ENVIRONMENT_PREFIX}CONFIG")
     return {name: value for name, value in os.environ.items() if name not in options}

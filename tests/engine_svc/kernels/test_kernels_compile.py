@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from engine_svc.kernels import cache_write, paged_decode, paged_prefill, sampling, tiles
+from engine_svc.kernels import cache_write, experts, matrix, paged_decode, paged_prefill, sampling, tiles
 
 element, cached = sys.argv[1:]
 dtype = torch.float32 if element == "fp32" else torch.bfloat16
@@ -31,9 +31,10 @@ for group, dim, block_size, window, kv_heads in shapes:
     common = {"WINDOW": window, "DIM": dim, "DIM_PADDED": padded, "SOFTCAP": window > 0, "SINKS": window > 0}
     paged = {"GROUP": group, "KV_HEADS": kv_heads, "BLOCK_SIZE": block_size, "TILE_N": tile_n}
     kernels = [
-        (paged_prefill._prefill_kernel, common | paged | {"TILE_M": tiles.query_rows(dim)}),
-        (paged_decode._decode_kernel,
-         common | paged | {"GROUP_PADDED": max(16, triton.next_power_of_2(group)), "PART_KEYS": paged_decode.PART}),
+        *((paged_prefill._prefill_kernel, common | paged | {"TILE_M": tiles.query_rows(dim), "PART_KEYS": part})
+          for part in {0, paged_decode.PART if element == cached else 0}),
+        *((paged_decode._decode_kernel, common | paged | {"ROWS": rows, "PART_KEYS": paged_decode.PART})
+          for rows in {tiles.head_rows(group, dim, as_queries) for as_queries in (False, element == cached)}),
         (paged_decode._combine_kernel, common | {"HEADS": 8 * group, "PART_KEYS": paged_decode.PART}),
         (cache_write._write_kernel,
          {"ROW": 8 * dim, "ROW_PADDED": triton.next_power_of_2(8 * dim), "MOST": 448.0 if cached != element else 0.0}),
@@ -57,6 +58,24 @@ for group, dim, block_size, window, kv_heads in shapes:
         most = 160 if dim > 256 and element == "fp32" else 96
         assert shared <= most * 1024, (kernel.__name__, shared)
         print(kernel.__name__, element, cached, group, dim, shared)
+
+products = [
+    (matrix._product_kernel,
+     {"BIAS": bias, "TILE_M": matrix.TILE_M, "TILE_N": matrix.TILE_N, "TILE_K": matrix.inner_tile(dtype), "BAND": 8},
+     {"num_warps": 4, "num_stages": 3})
+    for bias in (False, True)
+] + [(experts._add_kernel, {"CHOSEN": 4, "COLUMNS": 1024}, {"num_warps": 4})]
+for kernel, constants, options in products if element == cached else ():
+    signature = {
+        name: "constexpr" if name in constants
+        else "*fp32" if kernel is experts._add_kernel and name == "weight_ptr"
+        else "*" + element if name.endswith("_ptr") else "i32"
+        for name in kernel.arg_names
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert compiled.metadata.shared <= 96 * 1024, (kernel.__name__, compiled.metadata.shared)
+    print(kernel.__name__, element, compiled.metadata.shared)
 
 pointers = ("logits", "temperature", "top_k", "top_p", "min_p", "noise", "token_ids")
 for unused in ((), ("top_k_ptr",), ("top_k_ptr", "top_p_ptr", "min_p_ptr")) if element == "fp32" else ():

@@ -21,6 +21,7 @@ from quire.options.base import build, fields_of, option, to_arguments
 from quire.options.command import OptionsCommand
 from quire.options.engine import EngineOptions
 from quire.options.generation import GenerationOptions
+from quire.options.kernels import KernelOptions
 from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
 from quire.options.router import RouterOptions
@@ -324,7 +325,11 @@ def test_no_two_options_of_a_command_share_a_name() -> None:
     for make in COMMANDS.values():
         command = make()
         names = [name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)]
-        variables = [str(parameter.envvar) for parameter in command.params if parameter.envvar]
+        variables = [
+            name
+            for parameter in command.params
+            for name in ([parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or ())
+        ]
         assert all(count == 1 for count in Counter([*names, *variables]).values()), command.name
 
 
@@ -428,3 +433,15 @@ def test_an_option_cannot_be_changed() -> None:
 
 def test_a_command_is_a_click_command() -> None:
     assert isinstance(Parsed({"sample": Sample}).command, click.Command)
+
+
+def test_a_variable_of_another_server_is_read_where_ours_is_not_set() -> None:
+    def invariant(**env: str) -> bool | None:
+        parsed = Parsed({"kernels": KernelOptions})
+        assert parsed.run(env=env).exit_code == 0
+        chosen: bool | None = parsed.values["kernels"].batch_invariant
+        return chosen
+
+    assert invariant() is None
+    assert invariant(VLLM_BATCH_INVARIANT="1") is True
+    assert invariant(VLLM_BATCH_INVARIANT="1", QUIRE_BATCH_INVARIANT="0") is False

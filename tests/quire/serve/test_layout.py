@@ -105,12 +105,12 @@ def test_all_services_have_the_time_to_drain_that_was_asked_for(seconds: float) 
 
 def test_options_in_the_environment_are_nobodys_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """QUIRE_PORT is the gateway's port, and flags win over it; the services must not take it for theirs."""
-    for name in ("QUIRE_PORT", "QUIRE_HOST", "QUIRE_CONFIG", "QUIRE_METRICS_PORT"):
+    for name in ("QUIRE_PORT", "QUIRE_HOST", "QUIRE_CONFIG", "QUIRE_METRICS_PORT", "VLLM_BATCH_INVARIANT"):
         monkeypatch.setenv(name, "9")
     monkeypatch.setenv("HF_HOME", "/hub")
     for spec in specs_of(stack_options()).values():
         assert spec.environment["HF_HOME"] == "/hub"
-        assert not [name for name in spec.environment if name.startswith("QUIRE_")]
+        assert not [name for name in spec.environment if name.startswith(("QUIRE_", "VLLM_"))]
 
 
 def test_keys_travel_by_environment_and_close_the_services_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,77 @@
+"""What the attention kernels share: an online softmax over a range of keys, and what two ranges of them come to.
+
+Prefill and decode call the same code on tiles of the same shape, so that they can be made to round alike.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_keys(
+    query,
+    positions,
+    best,
+    total,
+    result,
+    cache_ptr,
+    table_ptr,
+    value_offset,
+    kv_head,
+    first,
+    last,
+    scale,
+    softcap,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_N: tl.constexpr,
+):
+    """Goes on over the keys from `first` to `last`, which is not among them.
+
+    Tiles begin at multiples of TILE_N, and one of which a row sees nothing leaves that row as it was, bit for bit: what
+    a row comes to depends on its own position alone, not on the rows beside it.
+
+    Args:
+        query: [rows, DIM_PADDED]; positions: [rows], of each query.
+        best, total: [rows], the greatest score so far, as a power of two, and the sum of the weights; result:
+            [rows, DIM_PADDED], the weighted sum of values.
+        table_ptr: the sequence's row of the block table.
+    """
+    columns = tl.arange(0, DIM_PADDED)
+    in_dim = columns < DIM
+    for begin in range(first // TILE_N * TILE_N, last, TILE_N):
+        keys = begin + tl.arange(0, TILE_N)
+        present = (keys >= first) & (keys < last)  # others may have written before the window, not-a-number even
+        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
+        slot = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
+        offset = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
+        mask = present[:, None] & in_dim[None, :]
+        key = tl.load(cache_ptr + offset, mask=mask, other=0.0).to(query.dtype)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # of the hyperbolic tangent
+        scores *= 1.4426950408889634  # to powers of two
+        seen = (keys[None, :] <= positions[:, None]) & present[None, :]
+        if WINDOW > 0:
+            seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_best[:, None])
+        shrink = tl.exp2(best - new_best)
+        value = tl.load(cache_ptr + value_offset + offset, mask=mask, other=0.0).to(query.dtype)
+        result = result * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        total = total * shrink + tl.sum(weights, axis=1)
+        best = new_best
+    return best, total, result
+
+
+@triton.jit
+def add_weighted(first, shrink, second, weight):
+    """first * shrink + second * weight, rounded the same wherever it is compiled."""
+    return tl.fma(second, weight, first * shrink)

@@ -1,0 +1,196 @@
+"""Implementations that say of themselves that they are batch-invariant: equal bits, whatever is computed beside a row.
+
+Triton's run in its interpreter, which computes in numpy: that the compiler keeps to the same order is for a GPU to show
+(tests/gpu).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from engine_svc.attention.base import AttentionBackend, AttentionOptions
+from engine_svc.native.library import kernels
+from engine_svc.ops.base import HeadNorms, Ops
+from engine_svc.ops.native import NativeOps
+from engine_svc.ops.triton import InvariantTritonOps
+from tests.conformance.test_attention import NUM_BLOCKS, Sequence, make_backend, make_sequences, metadata_of
+from tests.support.native import every_level
+
+SIZE = 64
+Operation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def matrix(ops: Ops, dtype: torch.dtype) -> Operation:
+    product = ops.matrix(normal(200, SIZE, dtype=dtype), normal(200, dtype=dtype))
+    return lambda hidden: torch.cat((product(hidden).float(), product(hidden, wide=True)), dim=1)
+
+
+def head_matrices(ops: Ops, dtype: torch.dtype) -> Operation:
+    product = ops.head_matrices(normal(4, 16, 24, dtype=dtype).transpose(1, 2))
+    return lambda hidden: product(hidden.view(len(hidden), 4, 16)).flatten(1)
+
+
+def experts(ops: Ops, dtype: torch.dtype) -> Operation:
+    gate = normal(SIZE, 6, dtype=dtype, seed=5).float()
+    product = ops.experts(normal(6, 80, SIZE, dtype=dtype) / 8, normal(6, SIZE, 40, dtype=dtype) / 8)
+
+    def run(hidden: torch.Tensor) -> torch.Tensor:
+        # By row: torch's product is not what is tested here.
+        scores = torch.stack([row.float() @ gate for row in hidden])
+        return product(hidden, *scores.softmax(-1).topk(3))
+
+    return run
+
+
+def norm(ops: Ops, dtype: torch.dtype) -> Operation:
+    return lambda hidden: ops.rms_norm(hidden, normal(SIZE, dtype=dtype), 1e-6)
+
+
+def add_norm(ops: Ops, dtype: torch.dtype) -> Operation:
+    return lambda hidden: ops.add_rms_norm(hidden, hidden.clone() * 3, normal(SIZE, dtype=dtype), 1e-6)
+
+
+def rotate(ops: Ops, dtype: torch.dtype) -> Operation:
+    norms = HeadNorms(normal(16, dtype=dtype), normal(16, dtype=dtype, seed=1), 1e-6)
+    table = normal(1, 2, 8, dtype=dtype)
+    return lambda hidden: ops.rotate(
+        hidden.clone().view(len(hidden), 4, 16), table.repeat(len(hidden), 1, 1), 3, norms
+    ).flatten(1)
+
+
+OPERATIONS: dict[str, Callable[[Ops, torch.dtype], Operation]] = {
+    "matrix": matrix, "head matrices": head_matrices, "experts": experts, "norm": norm, "add norm": add_norm,
+    "rotate": rotate,
+    "silu": lambda ops, dtype: lambda hidden: ops.activate_and_multiply(hidden, "silu"),
+    "gelu": lambda ops, dtype: lambda hidden: ops.activate_and_multiply(hidden, "gelu_tanh"),
+}  # fmt: skip
+
+
+def check_rows(ops: Ops, operation: str, dtype: torch.dtype, num_rows: int) -> None:
+    """Each row alone, in the whole batch, and in another place among other rows."""
+    assert ops.batch_invariant
+    run = OPERATIONS[operation](ops, dtype)
+    hidden = normal(num_rows, SIZE, dtype=dtype)
+    whole = run(hidden)
+    order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(1))
+    assert run(hidden[order]).equal(whole[order])
+    for first, count in ((0, 1), (num_rows - 1, 1), (1, 2), (2, 5), (num_rows // 2, num_rows // 3)):
+        assert run(hidden[first : first + count]).equal(whole[first : first + count])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_rows_on_a_gpu(operation: str, dtype: torch.dtype) -> None:
+    check_rows(InvariantTritonOps(), operation, dtype, 70)
+
+
+@every_level
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_rows_on_a_cpu(level: str, operation: str, dtype: torch.dtype) -> None:
+    check_rows(NativeOps(kernels(level)), operation, dtype, 150)
+
+
+def attend(
+    backend: AttentionBackend,
+    sequences: list[Sequence],
+    tensors: list[tuple[torch.Tensor, ...]],
+    steps: list[list[int]],
+    options: AttentionOptions,
+) -> list[torch.Tensor]:
+    """What comes out for all tokens of each sequence, of which each step computes so many."""
+    (cache,) = backend.allocate(NUM_BLOCKS, 1)
+    computed, found = [0] * len(sequences), [[] for _ in sequences]  # type: list[int], list[list[torch.Tensor]]
+    for step in steps:
+        chosen = [index for index, count in enumerate(step) if count]
+        parts = [Sequence(computed[index], step[index], sequences[index].blocks) for index in chosen]
+        new = [[t[part.computed : part.computed + part.new] for t in tensors[index]] for index, part in
+               zip(chosen, parts, strict=True)]  # fmt: skip
+        columns = [torch.cat(column) for column in zip(*new, strict=True)]
+        if backend.shape.keys_are_values:
+            columns[2] = columns[1]
+        prepared = backend.prepare(metadata_of(parts, backend.shape.device))
+        output = backend.forward(columns[0], columns[1], columns[2], cache, prepared, options)
+        for index, rows in zip(chosen, output.split([part.new for part in parts]), strict=True):
+            found[index].append(rows)
+            computed[index] += len(rows)
+    return [torch.cat(rows) for rows in found]
+
+
+def check_attention(backend: AttentionBackend, options: AttentionOptions, lengths: tuple[int, int]) -> None:
+    """A prompt alone and whole; in chunks beside others; and with its last tokens one at a time."""
+    assert backend.batch_invariant
+    shape = backend.shape
+    sequences = make_sequences([(0, length) for length in lengths], 0)
+    tensors = [
+        tuple(
+            normal(length, heads, shape.head_dim, dtype=shape.dtype, seed=7 * index + kind) * 2
+            for kind, heads in enumerate((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads))
+        )
+        for index, length in enumerate(lengths)
+    ]
+    alone = [
+        attend(backend, [sequence], [each], [[length]], options)[0]
+        for sequence, each, length in zip(sequences, tensors, lengths, strict=True)
+    ]
+    ways: list[list[list[int]]] = [[list(lengths)]]
+    rest, steps = list(lengths), []
+    while any(rest):
+        steps.append([min(43 + index, left) for index, left in enumerate(rest)])
+        rest = [left - new for left, new in zip(rest, steps[-1], strict=True)]
+    ways.append(steps)
+    ways.append([[length - 3 for length in lengths], *[[1] * len(lengths)] * 3])
+    ways.append([[length - 4 for length in lengths], [1, 0], [3, 4]])
+    for steps in ways:
+        for found, expected in zip(attend(backend, sequences, tensors, steps, options), alone, strict=True):
+            assert found.equal(expected)
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "grouped": {"num_heads": 3, "num_kv_heads": 1, "head_dim": 16},
+    "each": {"num_heads": 2, "num_kv_heads": 2, "head_dim": 80},
+    "one": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 40, "keys_are_values": True},
+}
+
+
+def options_of(special: str, shape: dict[str, Any]) -> AttentionOptions:
+    window = {"window": 20, "window of parts": 100}.get(special)
+    sinks = torch.randn(shape["num_heads"]) if special == "sinks" else None
+    return AttentionOptions(shape["head_dim"] ** -0.5, window, 1.5 if special == "softcap" else None, sinks)
+
+
+@pytest.fixture
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 64 keys: the interpreter takes its time."""
+    for module in ("engine_svc.kernels.paged_decode", "engine_svc.attention.triton"):
+        monkeypatch.setattr(f"{module}.PART", 64)
+
+
+@pytest.mark.usefixtures("short_parts")
+@pytest.mark.parametrize(
+    ("special", "dtype"),
+    [
+        ("", torch.float32),
+        *(pytest.param(special, torch.float16, marks=pytest.mark.slow) for special in
+          ("", "window", "window of parts", "softcap", "sinks")),
+    ],
+)  # fmt: skip
+def test_attention_on_a_gpu(special: str, dtype: torch.dtype) -> None:
+    backend = make_backend("triton", dtype=dtype, batch_invariant=True, **SHAPES["grouped"])
+    check_attention(backend, options_of(special, SHAPES["grouped"]), (12, 133))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_parts")
+@pytest.mark.parametrize("name", ["each", "one"])
+def test_shapes_on_a_gpu(name: str) -> None:
+    backend = make_backend("triton", batch_invariant=True, **SHAPES[name])
+    check_attention(backend, options_of("", SHAPES[name]), (12, 133))

@@ -1,0 +1,42 @@
+"""Collectives of three ranks, each a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[3]
+CODE = """
+import sys
+import torch
+from engine_svc.parallel.group import join_groups
+from engine_svc.parallel.layout import ParallelLayout
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+group = join_groups(ParallelLayout(tensor=3), rank, folder + "/meet", torch.device("cpu"), True).tensor
+found = {}
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    rows = torch.randn((700, 50), generator=torch.Generator().manual_seed(rank)).to(dtype)
+    for count in (1, 2, 7, 700):
+        found[dtype, count] = group.all_reduce(rows[:count].clone())
+torch.save((rows, found), f"{folder}/{rank}.pt")
+"""
+
+
+@pytest.mark.slow
+def test_a_sum_over_ranks_does_not_depend_on_how_much_is_summed(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", CODE, str(rank), str(tmp_path)], cwd=ROOT) for rank in range(3)
+    ]
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
+    for _, found in ranks:
+        for (dtype, count), rows in found.items():
+            assert rows.equal(found[dtype, 700][:count])
+            assert rows.equal(ranks[0][1][dtype, count])
+    exact = sum(rows.double() for rows, _ in ranks)
+    torch.testing.assert_close(ranks[0][1][torch.float16, 700].double(), exact, atol=5e-3, rtol=1e-3)
