@@ -32,7 +32,8 @@ def pack(kernels: Kernels, weights: torch.Tensor) -> Packed:
     kind = TYPES[weights.dtype]
     packed = torch.empty((count, kernels.packed_values(kind, outputs, size)), dtype=weights.dtype)
     for weight, target in zip(weights, packed, strict=True):
-        kernels.pack(kind, weight.contiguous().data_ptr(), outputs, size, target.data_ptr())
+        source = weight.contiguous()  # which lives until it is read
+        kernels.pack(kind, source.data_ptr(), outputs, size, target.data_ptr())
     return Packed(packed)
 
 
@@ -45,8 +46,8 @@ def pack_int8(kernels: Kernels, weights: torch.Tensor) -> PackedInt8:
         torch.empty((count, _padded(kernels, outputs)), dtype=torch.int32),
     )
     for index, weight in enumerate(weights):
-        targets = (tensor[index].data_ptr() for tensor in packed)
-        kernels.pack_int8(TYPES[weight.dtype], weight.contiguous().data_ptr(), outputs, size, *targets)
+        source, targets = weight.contiguous(), (tensor[index].data_ptr() for tensor in packed)
+        kernels.pack_int8(TYPES[weight.dtype], source.data_ptr(), outputs, size, *targets)
     return packed
 
 
