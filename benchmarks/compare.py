@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.comparison import BETWEEN, FIRST, MEMORY, SHARED, START, TOKENS, Measure, report
 from benchmarks.machine import chosen_level, heading
@@ -28,7 +29,6 @@ _KV_CACHE_GIB = 2
 _LLAMA_CONTEXT = 640  # tokens of each stream: a shared prefix, its suffix and the output
 _LLAMA_FAMILIES = ("Llama", "Qwen3")  # that gguf_model.py knows
 _LIMITS = ("--max-model-len", "2048", "--max-num-seqs", "64")
-_KEYS = {TOKENS: "output_throughput", FIRST: "mean_ttft_ms", BETWEEN: "mean_tpot_ms"}  # of the client's result file
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Load:
     name: str
     streams: int
     requests: int
+    output: int  # tokens of each request
     dataset: Sequence[str]  # options of the client
 
 
@@ -49,8 +50,8 @@ def loads(streams: Sequence[int], output: int) -> list[Load]:
         "--prefix-repetition-suffix-len", "32", "--prefix-repetition-num-prefixes", "4",
         "--prefix-repetition-output-len", str(output),
     ]  # fmt: skip
-    found = [Load(str(count), count, max(4, 2 * count), unique) for count in streams]
-    return [*found, Load(SHARED, 8, 32, shared)]
+    found = [Load(str(count), count, max(4, 2 * count), output, unique) for count in streams]
+    return [*found, Load(SHARED, 8, 32, output, shared)]
 
 
 def measure(shape: str, server: Server, client: Path, model: Path, some: Sequence[Load]) -> Iterator[Measure]:
@@ -58,23 +59,32 @@ def measure(shape: str, server: Server, client: Path, model: Path, some: Sequenc
     with tempfile.TemporaryDirectory() as folder, running(server, Path(folder) / "server.log") as found:
         yield Measure(shape, "", START, server.name, found.start_seconds)
         for load in some:
-            result = Path(folder) / "result.json"
-            subprocess.run(
-                [
-                    str(client), "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions", "--port",
-                    str(server.port), "--model", "bench", "--tokenizer", str(model), "--ignore-eos", *load.dataset,
-                    "--num-prompts", str(load.requests), "--max-concurrency", str(load.streams), "--num-warmups",
-                    str(load.streams), "--save-result", "--result-dir", folder, "--result-filename", result.name,
-                    "--disable-tqdm",
-                ],
-                check=True, stdout=subprocess.DEVNULL, env=os.environ | {"HF_HUB_OFFLINE": "1"},
-            )  # fmt: skip
-            figures = json.loads(result.read_text())
+            figures = run(load, server.port, client, model, Path(folder) / "result.json")
             if figures["completed"] != load.requests:
                 raise RuntimeError(f"{server.name} failed {load.requests - figures['completed']} requests")
-            for name, key in _KEYS.items():
-                yield Measure(shape, load.name, name, server.name, figures[key])
+            yield Measure(shape, load.name, TOKENS, server.name, load.requests * load.output / figures["duration"])
+            yield Measure(shape, load.name, FIRST, server.name, figures["mean_ttft_ms"])
+            yield Measure(shape, load.name, BETWEEN, server.name, figures["mean_tpot_ms"])
         yield Measure(shape, "", MEMORY, server.name, found.resident_bytes() / 2**20)
+
+
+def run(load: Load, port: int, client: Path, model: Path, result: Path) -> dict[str, Any]:
+    """vLLM's client on one load: its result file.
+
+    Each request has a connection of its own: llama.cpp's server closes those that are kept, at times under a request.
+    """
+    command = [
+        str(client), "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions", "--port", str(port),
+        "--model", "bench", "--tokenizer", str(model), "--ignore-eos", *load.dataset, "--num-prompts",
+        str(load.requests), "--max-concurrency", str(load.streams), "--num-warmups", str(load.streams), "--header",
+        "Connection=close", "--save-result", "--result-filename", str(result), "--disable-tqdm",
+    ]  # fmt: skip
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"the client failed: {done.stderr[-2000:]}")
+    figures: dict[str, Any] = json.loads(result.read_text())
+    return figures
 
 
 def servers(arguments: argparse.Namespace, model: Path) -> Iterator[Server]:
