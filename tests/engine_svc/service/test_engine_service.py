@@ -17,6 +17,7 @@ from engine_svc.plan import StepPlan
 from engine_svc.requests.admission import sequence_seed
 from engine_svc.requests.outputs import SequenceDelta
 from engine_svc.requests.request import GenerationRequest
+from engine_svc.service import session as session_module
 from engine_svc.service.session import EngineSession
 from quire.errors import ContextTooLong, DeadlineExceeded, Internal, InvalidRequest, NotFound, Overloaded, QuireError
 from quire.prompt_embeds import PromptEmbeds
@@ -214,6 +215,18 @@ async def test_session_carries_many_requests_in_few_frames() -> None:
             continue
         assert await client.call.code() == grpc.StatusCode.OK
         await wait_free(engine)
+
+
+async def test_a_streams_first_and_last_tokens_wait_for_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "FRAME_PAUSE_SECONDS", 3600.0)
+    async with running_engine() as engine:
+        client = Client(engine)
+        await client.start(s1=generation([1, 2], max_tokens=40))
+        while not client.tokens:
+            await client.read()
+        assert len(client.tokens[1]) < 40
+        await client.read_until(1)
+        assert client.tokens[1] == expected([1, 2], 40)
 
 
 async def test_session_heartbeats_when_idle() -> None:
