@@ -29,6 +29,9 @@ from quire.serve.devices import count_gpus, devices_of_engines
 from quire.serve.ports import HeldPorts
 from quire.serve.supervisor import ProcessSpec
 
+# Of the services beside an engine. One that takes a core from a thread of the engine's makes the other threads wait for
+# what that one has in hand; in between the engine leaves the cores idle often enough.
+_NICENESS = 5
 # Not of the services behind the gateway alone.
 _OF_THE_STACK = ("startup_timeout_seconds", "skip_tokenizer_init")
 
@@ -213,7 +216,8 @@ def _spec(name: str, command: str, *groups: Any, environment: Mapping[str, str] 
         more_arguments, more_environment = to_arguments(group)
         arguments += more_arguments
         environment = {**environment, **more_environment}
-    return ProcessSpec(name, arguments, environment, has_peers=command == "engine")
+    is_engine = command == "engine"
+    return ProcessSpec(name, arguments, environment, has_peers=is_engine, niceness=0 if is_engine else _NICENESS)
 
 
 def _neutral_environment() -> dict[str, str]:

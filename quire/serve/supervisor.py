@@ -17,6 +17,7 @@ from typing import Any
 
 from quire.errors import StartupError
 from quire.serve.output import Output
+from quire.serve.priority import lower_priority
 from quire.supervised import Report, Stage, supervised_environment
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class ProcessSpec:
     command: Sequence[str]
     environment: Mapping[str, str]
     has_peers: bool = False  # others of the stack that have it too do the same work, and can stand in for it
+    niceness: int = 0  # see lower_priority
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,7 @@ class Supervisor:
             output.release()
             if child.stop.is_set():
                 process.terminate()
+            await lower_priority(process, child.spec.niceness)
             await process.wait()
             await output.drain()
         finally:

@@ -141,3 +141,8 @@ def test_engines_share_the_processors() -> None:
     specs = specs_of(options)
     assert [values(specs[f"engine-{index}"], "--cpu-threads-bind") for index in range(2)] == [[str(first)], [str(last)]]
     assert values(specs["engine-1"], "--cpu-threads") == ["1"]
+
+
+def test_services_let_the_engines_run_first() -> None:
+    specs = specs_of(stack_options(ServeOptions(engines=2)))
+    assert {name for name, spec in specs.items() if spec.niceness} == {"router", "tokenizer", "gateway"}

@@ -43,9 +43,9 @@ class Stack:
         self.hurry = asyncio.Event()
         self.supervisor = Supervisor(self.lines.append, self.reports.append, "See the log.", patience)
 
-    def start(self, name: str, program: str, has_peers: bool = False) -> None:
+    def start(self, name: str, program: str, has_peers: bool = False, niceness: int = 0) -> None:
         command = [sys.executable, "-c", program]
-        self.supervisor.start([ProcessSpec(name, command, dict(os.environ), has_peers)])
+        self.supervisor.start([ProcessSpec(name, command, dict(os.environ), has_peers, niceness)])
 
     async def wait_for(self, line: str) -> None:
         await eventually(lambda: line in self.lines, line, SECONDS)
@@ -92,6 +92,25 @@ async def test_a_death_while_starting_says_why(make: Callable[..., Stack]) -> No
     other = make()
     other.start("service", "from quire.supervised import Stage, report; report(Stage.FAILED, message='No such model.')")
     assert await other.failure() == "No such model."
+
+
+async def test_a_service_lets_others_run_first_with_all_its_threads_and_its_group(make: Callable[..., Stack]) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    nicer = min(19, own + 5)
+    program = f"""
+import os, pathlib, threading, time
+group = pathlib.Path("/proc/self/autogroup")
+is_nice = lambda: os.getpriority(os.PRIO_PROCESS, 0) == {nicer} and "nice {nicer}" in (
+    group.read_text() if group.exists() else "nice {nicer}")
+while not is_nice():
+    time.sleep(0.01)
+threading.Thread(target=lambda: print(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), flush=True)).start()
+"""
+    stack = make()
+    stack.supervisor.settle()
+    stack.start("service", program, niceness=5)
+    await stack.wait_for(str(nicer))
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 async def test_a_process_that_the_system_refuses_counts_as_dead(make: Callable[..., Stack]) -> None:
