@@ -11,7 +11,7 @@ from types import MappingProxyType
 import click
 
 import quire
-from quire.client.command import chat, complete
+from quire.collection import without_collection
 from quire.errors import StartupError
 from quire.options.command import OptionsCommand
 from quire.options.engine import EngineOptions
@@ -34,13 +34,21 @@ def _main_of(module: str) -> Callable[..., None]:
     def run(**options: object) -> None:
         try:
             end_with_supervisor()
-            importlib.import_module(module).main(**options)
+            with without_collection():
+                loaded = importlib.import_module(module)
+            loaded.main(**options)
         except StartupError as error:
             if not report(Stage.FAILED, message=str(error)):
                 click.echo(f"error: {error}", err=True)
             sys.exit(1)
 
     return run
+
+
+def _client_command(name: str) -> click.Command:
+    """A command of a client; no service needs what it imports."""
+    command: click.Command = getattr(importlib.import_module("quire.client.command"), name)
+    return command
 
 
 _RPC = {"server": GrpcServerOptions, "security": RpcSecurityOptions, "log": LogOptions}
@@ -96,8 +104,8 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
             _main_of("engine_svc.main"),
             {"port": GRPC_PORTS["engine"]},
         ),
-        "chat": lambda: chat,
-        "complete": lambda: complete,
+        "chat": partial(_client_command, "chat"),
+        "complete": partial(_client_command, "complete"),
         "workers": partial(
             OptionsCommand,
             "workers",

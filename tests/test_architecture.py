@@ -178,8 +178,9 @@ def test_whoever_stands_at_the_wire_needs_to() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["gateway.main", "router.main", "tokenizer_svc.main", "quire.cli", "engine_svc.core.engine"]
-)
+    "module", ["gateway.main", "router.main", "tokenizer_svc.main", "quire.cli", "engine_svc.main",
+               "engine_svc.executor.uniproc"],
+)  # fmt: skip
 def test_no_torch_is_loaded(module: str) -> None:
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'transformers', 'triton'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-
-import torch
+from typing import TYPE_CHECKING
 
 from engine_svc.executor.base import Executor
-from engine_svc.executor.device import choose_device
-from engine_svc.parallel.group import ParallelGroups
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
-from engine_svc.runner.pending import BegunStep, PendingStep
-from engine_svc.runner.runner import Runner
+from quire.collection import without_collection
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+
+if TYPE_CHECKING:
+    from engine_svc.runner.pending import BegunStep, PendingStep
+    from engine_svc.runner.runner import Runner
 
 
 class UniprocExecutor(Executor):
@@ -29,6 +29,14 @@ class UniprocExecutor(Executor):
         """See Executor.load."""
         if options.parallel.tensor_parallel_size != 1:
             raise StartupError("--distributed-executor-backend uni runs one rank; use mp for --tensor-parallel-size.")
+        # Late: it takes a second or two to import, and the worker answers by then.
+        with without_collection():
+            import torch
+
+            from engine_svc.executor.device import choose_device
+            from engine_svc.parallel.group import ParallelGroups
+            from engine_svc.runner.runner import Runner
+
         try:
             device = choose_device(options.kernels.device, 0)
             self._runner = Runner(model, options, ParallelGroups(), device)

@@ -41,7 +41,7 @@ class VocabParallelEmbedding(PackedLayer):
         self._is_output = is_output
         self._product: Product | None = None
         self.weight = LoadedParameter((self._share, hidden_size), context.dtype, context.device)
-        self.weight.load = self._load_weight
+        self.weight.loader = self._load_weight
 
     def pack(self) -> None:
         """See PackedLayer.pack."""

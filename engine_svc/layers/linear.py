@@ -62,7 +62,7 @@ class ReplicatedLinear(PackedLayer):
         self._ops = context.ops
         self._product: Product | None = None
         self.weight = LoadedParameter((output_size, input_size), context.dtype, context.device)
-        self.weight.load = self._load_weight
+        self.weight.loader = self._load_weight
 
     def pack(self) -> None:
         """See PackedLayer.pack."""

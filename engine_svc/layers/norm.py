@@ -22,7 +22,7 @@ class RMSNorm(torch.nn.Module):
         self._ops = context.ops
         self.epsilon = epsilon
         self.weight = LoadedParameter((size,), context.dtype, context.device)
-        self.weight.load = self._load_weight
+        self.weight.loader = self._load_weight
 
     def forward(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """[..., size] → [..., size]; a residual gets `hidden` added, in place, and is what is normalised."""
@@ -45,7 +45,7 @@ class ParallelRMSNorm(torch.nn.Module):
         self._total = part.total
         self._epsilon = epsilon
         self.weight = LoadedParameter((part.count,), context.dtype, context.device)
-        self.weight.load = self._load_weight
+        self.weight.loader = self._load_weight
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, count] → [tokens, count]."""

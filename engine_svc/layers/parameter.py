@@ -26,17 +26,36 @@ Load = Callable[[TensorSlice, str], None]
 
 
 class LoadedParameter(torch.nn.Parameter):
-    """A parameter without gradient that carries its loader and knows which shards it still lacks."""
+    """A parameter without gradient that carries its loader and knows which shards it still lacks.
 
-    load: Load
+    Until its first shard comes it has a shape and no memory for its values: what a layer that is loaded and packed has
+    left behind can be the next one's.
+    """
+
+    loader: Load
     missing: set[str]
 
     def __new__(
         cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, shards: Sequence[str] = ("",)
     ) -> LoadedParameter:
-        parameter = super().__new__(cls, torch.empty(tuple(shape), dtype=dtype, device=device), requires_grad=False)
+        nothing = torch.empty((), dtype=dtype, device=device).expand(tuple(shape))
+        parameter = super().__new__(cls, nothing, requires_grad=False)
         parameter.missing = set(shards)
         return parameter
+
+    def allocate(self) -> None:
+        """Gives it memory, of no meaning yet; does nothing where it has some."""
+        if self.untyped_storage().nbytes() < self.numel() * self.itemsize:
+            self.data = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+    def load(self, source: TensorSlice, part: str) -> None:
+        """Writes this rank's part of a checkpoint's tensor, which is the shard `part`.
+
+        Raises:
+            ValueError, KeyError: it does not fit.
+        """
+        self.allocate()
+        self.loader(source, part)
 
     def write(self, name: str, target: torch.Tensor, source: TensorSlice, index: tuple[slice, ...]) -> None:
         """Copies a part of a checkpoint tensor to a part of this one.
@@ -60,3 +79,10 @@ class LoadedParameter(torch.nn.Parameter):
             raise ValueError(f"shape {list(source.get_shape())} in the checkpoint is not a single number")
         target.fill_(source[...].item())
         self.missing.discard(name)
+
+
+def take(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Its values, into which nothing is loaded any more: they go when whoever takes them has done with them."""
+    if isinstance(parameter, LoadedParameter):
+        del parameter.loader  # which knows the parameter: only the collector of cycles would find them
+    return parameter.data

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.layers.parameter import LoadedParameter, TensorSlice, take
 from engine_svc.quantization.base import Axis, ParameterSpec, QuantizationMethod, Weights
 
 Index = tuple[slice, ...]
@@ -98,7 +98,7 @@ def split_parameter(spec: ParameterSpec, split: Split, device: torch.device, num
             else:
                 parameter.write(prefix + name, target[place.held], source, place.alone if matrix else place.among)
 
-    parameter.load = load
+    parameter.loader = load
     return parameter
 
 
@@ -112,7 +112,7 @@ def add_parameters(
 
 def take_parameters(module: torch.nn.Module, method: QuantizationMethod) -> Weights:
     """The same, loaded, which are the module's no more."""
-    taken = {spec.name: module.get_parameter(spec.name).data for spec in method.parameters()}
+    taken = {spec.name: take(module.get_parameter(spec.name)) for spec in method.parameters()}
     for name in taken:
         delattr(module, name)
     return taken

@@ -136,13 +136,13 @@ def _load_ours(
         model = Decoder(config, context, attention, longest)
     except ValueError as error:
         raise StartupError(f"--tensor-parallel-size {groups.layout.tensor}: {error}") from error
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
     if options.load.load_format == "dummy":
         report(Stage.LOADING)
         randomize_weights(model, options.generation.seed or 0)
+        pack_weights(model)
     else:
         load_weights(model, folder, options.load.use_tqdm_on_load and groups.rank == 0)
-    num_weights = sum(parameter.numel() for parameter in model.parameters())
-    pack_weights(model)
     invariant = ops.batch_invariant and attention.batch_invariant
     return LoadedModel(model, config, attention, dtype, longest, num_weights, invariant)
 

@@ -19,7 +19,7 @@ class ExpertChoice(ReplicatedLinear):
         self.e_score_correction_bias: LoadedParameter | None = None
         if moe.scoring == "sigmoid":
             self.e_score_correction_bias = LoadedParameter((moe.num_experts,), torch.float32, context.device)
-            self.e_score_correction_bias.load = self._load_bias
+            self.e_score_correction_bias.loader = self._load_bias
 
     def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[tokens, hidden_size] → weights float32 and ids int64, both [tokens, experts_per_token]."""

@@ -91,7 +91,7 @@ class HeadMatrices(PackedLayer):
         self._to_vector: HeadsProduct | None = None
         self._to_values: HeadsProduct | None = None
         self.weight = LoadedParameter((heads * self._rows, latent.rank), context.dtype, context.device)
-        self.weight.load = self._load_weight
+        self.weight.loader = self._load_weight
 
     def pack(self) -> None:
         """See PackedLayer.pack."""

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -130,6 +130,7 @@ class SessionLink(Generic[Out, In]):
         heartbeats: bool = True,
         on_connected: Callable[[], None] = lambda: None,
         lost_seconds: float = LOST_SECONDS,
+        wait_for_peer: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """
         Args:
@@ -137,6 +138,7 @@ class SessionLink(Generic[Out, In]):
             open_call: starts the gRPC stream.
             heartbeats: the peer sends a frame every HEARTBEAT_SECONDS at least, so silence means trouble.
             lost_seconds: silence after which the connection is given up.
+            wait_for_peer: returns when a connection is worth its attempt, where something tells; called before each.
         """
         self.name = name
         self._open_call = open_call
@@ -146,6 +148,7 @@ class SessionLink(Generic[Out, In]):
         self._heartbeats = heartbeats
         self._on_connected = on_connected
         self._lost_seconds = lost_seconds
+        self._wait_for_peer = wait_for_peer
         # Why the last connection, or the last attempt at one, ended.
         self.error: QuireError | None = None
         self._outbox: Outbox[Out] | None = None
@@ -183,6 +186,8 @@ class SessionLink(Generic[Out, In]):
         """Keeps the session up until cancelled."""
         failures = 0
         while True:
+            if self._wait_for_peer is not None:
+                await self._wait_for_peer()
             started = time.monotonic()
             error = await self._connect_once()
             failures = 0 if time.monotonic() - started > self._lost_seconds else failures + 1

@@ -22,7 +22,7 @@ from quire.serve.layout import Layout, StackOptions, choose_layout, process_spec
 from quire.serve.log_file import LogFile, choose_log_file
 from quire.serve.ports import HeldPorts
 from quire.serve.summary import format_summary
-from quire.serve.supervisor import ProcessSpec, Supervisor
+from quire.serve.supervisor import Supervisor
 from quire.supervised import Report, Stage
 from quire.v1 import router_pb2, router_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
 
@@ -58,28 +58,18 @@ class _Stack:
         self._options = options
         self._layout = layout
         self._log_file = log_file
-        specs = process_specs(options, layout)
-        self._engines = [spec for spec in specs if spec.has_peers]
-        self._others = [spec for spec in specs if not spec.has_peers]
-        self._missing = {spec.name: self._first_report(spec) for spec in specs}  # not ready yet
+        self._specs = process_specs(options, layout)
+        self._missing = {spec.name: Report(spec.name, Stage.STARTING) for spec in self._specs}  # not ready yet
         self._console = Console(sys.stderr, self._missing.values(), live=sys.stderr.isatty())
         setup_logging("serve", options.log, terminal=self._console)
         advice = "See what it wrote above." if log_file is None else f"See {log_file.path}."
         self._supervisor = Supervisor(lambda line: self._console.write(f"{line}\n"), self._heed, advice)
-        self._sound = asyncio.Event()  # an engine has found its options and configuration in order
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
-    def _first_report(self, spec: ProcessSpec) -> Report:
-        if spec.has_peers or not self._engines:
-            return Report(spec.name, Stage.STARTING)
-        return Report(spec.name, Stage.WAITING, message="the engine looks at the model first")
-
     def _heed(self, report: Report) -> None:
         self._console.report(report)
-        if report.stage in (Stage.LOADING, Stage.READY):
-            self._sound.set()
         if report.stage is Stage.READY:
             self._missing.pop(report.name, None)
         elif report.name in self._missing:
@@ -117,20 +107,12 @@ class _Stack:
             keeping.cancel()
 
     async def _start(self) -> bool:
-        """Starts everything and shows the summary; returns whether it came to that before it was to stop.
-
-        What only an engine can judge, it judges before the others are started.
-        """
+        """Starts everything and shows the summary; returns whether it came to that before it was to stop."""
         start = time.monotonic()
         self._console.write(f"Quire {quire.__version__} starts {self._options.model.served_names[0]}\n")
         try:
             async with asyncio.timeout(self._options.serve.startup_timeout_seconds):
-                if self._engines:
-                    self._supervisor.start(self._engines)
-                    await self._until(self._sound)
-                for spec in self._others:
-                    self._console.report(Report(spec.name, Stage.STARTING))
-                self._supervisor.start(self._others)
+                self._supervisor.start(self._specs)
                 await self._until(self._ready)
         except TimeoutError as error:
             missing = ", ".join(f"{name} ({report.message or report.stage})" for name, report in self._missing.items())

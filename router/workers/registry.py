@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, ValuesView
 
 from quire.rpc.peers import Peers
 from router.workers.remote import RemoteWorker
-from router.workers.state import State
+from router.workers.state import Condition
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class WorkerRegistry:
         self._make_worker = make_worker
         self._on_change = on_change
         self._peers = Peers(MAX_WORKERS, self._end)
-        self._states: dict[str, State] = {}
+        self._told: dict[str, Condition] = {}  # address → what the log was told last
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -69,7 +69,7 @@ class WorkerRegistry:
         task = asyncio.ensure_future(worker.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-        self._states.pop(worker.address, None)
+        self._told.pop(worker.address, None)
 
     def _watch(self) -> None:
         for worker in self.workers:
@@ -79,7 +79,14 @@ class WorkerRegistry:
 
     def _log_state(self, worker: RemoteWorker) -> None:
         condition = worker.condition
-        if self._states.get(worker.address) is not condition.state:
-            self._states[worker.address] = condition.state
+        if _is_news(self._told.get(worker.address), condition):
+            self._told[worker.address] = condition
             reason = f": {condition.reason}" if condition.reason else ""
             logger.info("worker %s is %s%s", worker.address, condition.state.value, reason)
+
+
+def _is_news(told: Condition | None, now: Condition) -> bool:
+    """Whether the state is another one, or the worker has begun to load its model, or has gone while it did."""
+    if told is None or told.state is not now.state:
+        return True
+    return not now.coming if told.loading else now.loading

@@ -69,6 +69,7 @@ class RemoteWorker(Worker):
         self._link = SessionLink(
             f"Engine worker {address}", self._open_session, engine_pb2.EngineServiceSessionRequest,
             self._take_frame, self._lose_session, on_connected=self._begin_session, lost_seconds=FAILOVER_SECONDS,
+            wait_for_peer=self._health.wait_serving,  # one that loads its model would end each session at once
         )  # fmt: skip
         self._ask_model = asyncio.Event()
         self._model_trouble = ""
@@ -156,10 +157,10 @@ class RemoteWorker(Worker):
         return self.load.stalled(self._now(), self.model_info.max_num_batched_tokens if self.model_info else 0)
 
     def _trouble(self) -> str:
+        if self._link.connected:
+            return self._model_trouble or self._health.trouble
         error = self._link.error
-        if not self._link.connected:
-            return error.message if error else ""
-        return self._model_trouble or self._health.trouble
+        return self._health.trouble or (error.message if error else "")
 
     def _open_session(self) -> grpc.aio.StreamStreamCall:
         return self._stub.Session(metadata=call_metadata(self._security))
@@ -213,7 +214,7 @@ class RemoteWorker(Worker):
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             self.learn(answer.model_info)
-            self._was_connected = True  # and no sooner: a worker that still loads opens sessions and ends them
+            self._was_connected = True
             self._model_trouble = ""
             self._ask_model.clear()
             self._on_change()

@@ -59,24 +59,31 @@ class Condition:
     reason: str = ""
     # It answers, and is on its way to take requests: worth waiting for, however long it has been away.
     coming: bool = False
+    # It says that it loads its model.
+    loading: bool = False
+
+
+_LOADS = Condition(State.STARTING, "it is loading the model", coming=True, loading=True)
 
 
 def assess(facts: Facts) -> Condition:
     """The state that the facts amount to."""
+    loads = facts.health is Health.NOT_SERVING and not facts.was_serving
+    if loads and not facts.connected:
+        return _LOADS
     if not facts.connected:
         state = State.UNREACHABLE if facts.was_connected else State.STARTING
-        loads = facts.health is Health.NOT_SERVING and not facts.was_serving
-        return Condition(state, facts.trouble or "no connection yet", coming=loads or facts.health is Health.SERVING)
+        return Condition(state, facts.trouble or "no connection yet", coming=facts.health is Health.SERVING)
     if facts.late:
         return Condition(State.UNREACHABLE, f"no heartbeat for more than {LATE_SECONDS:g} s")
     if facts.stalled:
         return Condition(State.UNREACHABLE, "its engine does not end the step it is in")
     if facts.retired:
         return Condition(State.DRAINING, "no longer announced; its running requests finish")
-    if facts.health is Health.NOT_SERVING and facts.was_serving:
-        return Condition(State.DRAINING, "its health became NOT_SERVING: it drains or is stuck")
+    if loads:
+        return _LOADS
     if facts.health is Health.NOT_SERVING:
-        return Condition(State.STARTING, "its health is NOT_SERVING: it loads the model", coming=True)
+        return Condition(State.DRAINING, "its health became NOT_SERVING: it drains or is stuck")
     if facts.health is Health.UNKNOWN:
         return Condition(State.STARTING, facts.trouble or "its health is not known yet")
     if not facts.has_model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -38,6 +39,10 @@ def test_summary(stack: Stack) -> None:
     assert {line.partition(": ")[2].split()[0] for line in before} <= {"compiling", "loading", "warming", "ready"}
     log = next(line for line in text.splitlines() if line.startswith("  log ")).split()[1]
     assert "I router: listening on port" in Path(log).read_text()
+    wait_for(lambda: " is ready\n" in Path(log).read_text())
+    loading, _, _ = Path(log).read_text().partition(" is ready\n")
+    assert loading.count("is loading the model") <= 1  # it may be done before the router looks
+    assert not re.search("session with Engine worker .* lost|unreachable", loading), loading
     for part in ("tiny (LlamaForCausalLM, float32)", "KV cache", "1,024 tokens", f"{stack.url}/v1", "curl "):
         assert part in text
 
@@ -115,6 +120,18 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     raise AssertionError("the condition never came true")
 
 
+def test_an_engine_that_dies_while_it_loads_ends_the_stack(tiny_llama: Path, tmp_path: Path) -> None:
+    """At once, and with the way it went."""
+    running = start_stack(tiny_llama, tmp_path / "log")
+    try:
+        wait_for(lambda: "engine" in running.children())
+        os.kill(running.children()["engine"], signal.SIGKILL)
+        assert running.process.wait(STOP_SECONDS) == 1
+    finally:
+        stop_stack(running)
+    assert "error: engine was killed by SIGKILL before it was ready. See " in running.log.read_text()
+
+
 def test_no_such_folder() -> None:
     answer = run("serve", "/nowhere/model", "--port", str(free_port()))
     assert answer.returncode == 1
@@ -143,11 +160,13 @@ def test_port_in_use(tiny_llama: Path) -> None:
     assert "--port" in answer.stderr
 
 
-def test_what_only_the_engine_can_judge_is_told_before_the_others_start(tiny_llama: Path) -> None:
+def test_what_only_the_engine_can_judge_is_the_last_word(tiny_llama: Path) -> None:
+    """The others may have said that they are ready; nothing that they do before they are ended is worth a line."""
     answer = run("serve", str(tiny_llama), "--port", str(free_port()), "--max-model-len", "1000000")
     assert answer.returncode == 1
-    started, error = answer.stderr.splitlines()
+    started, *ready, error = answer.stderr.splitlines()
     assert started == f"Quire {quire_package.__version__} starts {tiny_llama}"
+    assert all(re.fullmatch(r"\w+: ready after [0-9.]+ s", line) for line in ready), ready
     assert error.startswith("error: --max-model-len 1000000 is more than the model's")
 
 

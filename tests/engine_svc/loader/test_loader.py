@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import shutil
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,16 @@ from safetensors.torch import load_file, save_file
 
 from engine_svc.executor.base import create_executor
 from engine_svc.kv_cache.sizing import size_kv_cache
+from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.loader import weights as weights_module
+from engine_svc.loader.read_ahead import read_ahead
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
 from tests.support.engine_options import engine_options
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import ROPES, make_model
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +178,53 @@ def test_not_enough_memory_names_the_length_that_fits(folder: Path) -> None:
     fits = int(str(caught.value).split("fits is ")[1].split(".")[0])
     shorter = load(folder, kv_cache_memory_bytes=200_000, max_model_len=fits)
     assert size_kv_cache(shorter, options.cache, options.scheduler).num_blocks > 0
+
+
+def test_a_layer_is_packed_as_soon_as_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more matrices wait than a layer is made of, and none waits for the collector of cycles."""
+    loaded: list[weakref.ref[LoadedParameter]] = []
+    most = 0
+    allocate, tensors = LoadedParameter.allocate, weights_module.tensors
+
+    def noted(parameter: LoadedParameter) -> None:
+        allocate(parameter)
+        if parameter.dim() == 2:
+            loaded.append(weakref.ref(parameter))
+
+    def counted(*arguments: Any) -> Iterator[tuple[str, TensorSlice]]:
+        nonlocal most
+        for found in tensors(*arguments):
+            yield found
+            most = max(most, len({id(found()) for found in loaded} - {id(None)}))
+
+    monkeypatch.setattr(LoadedParameter, "allocate", noted)
+    monkeypatch.setattr(weights_module, "tensors", counted)
+    gc.disable()
+    try:
+        load(folder)
+    finally:
+        gc.enable()
+    assert 0 < most <= 3  # the embedding, which stays; and one or two that lack a part
+
+
+def test_what_is_not_loaded_takes_no_memory(original: Path) -> None:
+    parameter = LoadedParameter((1000, 1000), torch.float32, torch.device("cpu"))
+    assert parameter.shape == (1000, 1000)
+    assert parameter.untyped_storage().nbytes() == 4
+    with pytest.raises(RuntimeError, match="single memory location"):
+        parameter.copy_(torch.ones(1000, 1000))
+    parameter.allocate()
+    assert parameter.fill_(1.0).sum() == 1e6
+
+
+async def test_the_system_is_told_to_read_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def advise(descriptor: int, start: int, length: int, advice: int) -> None:
+        assert (start, length, advice) == (0, 0, os.POSIX_FADV_WILLNEED)
+        told.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    read_ahead(folder)
+    await eventually(lambda: told == [str(folder / "model.safetensors")])
+    read_ahead(folder / "nowhere")  # which is for the loader to say

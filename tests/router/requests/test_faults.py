@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import time
 
@@ -346,17 +347,40 @@ async def test_health_that_comes_and_goes(start_engine: StartEngine, start_route
     await running.client.wait_ready(engine.address)
 
 
-async def test_a_worker_that_still_loads_is_starting(start_router: StartRouter) -> None:
+async def test_a_worker_that_still_loads_is_told_in_one_line(
+    start_router: StartRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And one says when it is ready: that it takes no session before is nothing lost."""
+    caplog.set_level(logging.INFO)
     engine = FakeEngine()
     await engine.rpc.start()  # listens, NOT_SERVING
     running = await start_router()
     running.router.registry.announce("test", [engine.address])
     worker = await running.client.wait_state(engine.address, router_pb2.WORKER_STATE_STARTING)
-    await eventually(lambda: "NOT_SERVING" in next(iter(running.router.registry.workers)).condition.reason)
+    await eventually(lambda: "is starting: it is loading the model" in caplog.text)
     assert not worker.HasField("model_info")
+    assert not engine.record.metadata  # nothing was asked of it
     await engine.rpc.set_serving(True)
     await running.client.wait_ready(engine.address)
+    await eventually(lambda: f"worker {engine.address} is ready" in caplog.text)
+    assert caplog.text.count("is loading the model") == 1
+    assert "lost" not in caplog.text
+    assert "unreachable" not in caplog.text
     await engine.close()
+
+
+async def test_a_worker_that_dies_while_it_loads_is_told(
+    start_router: StartRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    engine = FakeEngine()
+    await engine.rpc.start()
+    running = await start_router()
+    running.router.registry.announce("test", [engine.address])
+    await eventually(lambda: "it is loading the model" in caplog.text)
+    await engine.close()
+    await eventually(lambda: "is starting: " in caplog.text.partition("it is loading the model")[2])
+    assert not next(iter(running.router.registry.workers)).condition.coming
 
 
 async def test_a_restarted_worker_may_serve_another_model(start_router: StartRouter) -> None:

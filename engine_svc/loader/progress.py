@@ -1,0 +1,49 @@
+"""How far the loading of weights is, for whoever waits for it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+from tqdm import tqdm
+
+from quire.supervised import Stage, report
+
+logger = logging.getLogger(__name__)
+
+_LINE_SECONDS = 10.0
+_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
+
+
+class LoadingProgress:
+    """A bar on a terminal; under a supervisor, its bar; else a line of the log now and then."""
+
+    def __init__(self, *, told: bool) -> None:
+        """
+        Args:
+            told: of several ranks one tells, and none where the user does not want to know.
+        """
+        self._told = told
+        self._percent = 0
+        self._line_at = time.monotonic() + _LINE_SECONDS
+        bar = told and sys.stderr.isatty()
+        self._bar = tqdm(total=100, desc="Loading weights", bar_format=_FORMAT, disable=not bar)
+        self._logs = told and not bar and not report(Stage.LOADING, 0.0)
+
+    def update(self, fraction: float) -> None:
+        """So much is done, from 0 to 1. Cheap where it is not a percent more than before."""
+        percent = int(100 * fraction)
+        if percent <= self._percent:
+            return
+        self._bar.update(percent - self._percent)
+        self._percent = percent
+        if self._logs and time.monotonic() >= self._line_at:
+            self._line_at = time.monotonic() + _LINE_SECONDS
+            logger.info("loading weights: %d %%", percent)
+        elif self._told and not self._logs:
+            report(Stage.LOADING, percent / 100)
+
+    def close(self) -> None:
+        """It is over, well or not."""
+        self._bar.close()
