@@ -53,6 +53,8 @@ struct Widened<bf16> : Widened<float> {
 
 #if defined(__x86_64__)
 #include "groups_x86.h"
+#elif defined(__ARM_NEON)
+#include "groups_arm.h"
 #else
 #error "There are no products of int8 for this instruction set."
 #endif

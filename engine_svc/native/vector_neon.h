@@ -5,7 +5,7 @@
 
 namespace quire {
 
-constexpr int LANES = 4;
+constexpr int LANES = 4, REGISTERS = 32;
 
 using Floats = float32x4_t;
 using Ints = int32x4_t;
@@ -43,6 +43,13 @@ inline uint16x4_t narrow_f16(Floats values) { return vreinterpret_u16_f16(vcvt_f
 inline Floats load(const float* from) { return vld1q_f32(from); }
 inline Floats load(const bf16* from) { return widen_bf16(vld1_u16((const uint16_t*)from)); }
 inline Floats load(const f16* from) { return widen_f16(vld1_u16((const uint16_t*)from)); }
+
+inline Floats load_even(const bf16* pairs) {
+  return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(vld1q_u16((const uint16_t*)pairs)), 16));
+}
+inline Floats load_odd(const bf16* pairs) {
+  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u16(vld1q_u16((const uint16_t*)pairs)), vdupq_n_u32(~0xffffu)));
+}
 
 inline void store(float* to, Floats values) { vst1q_f32(to, values); }
 inline void store(bf16* to, Floats values) { vst1_u16((uint16_t*)to, narrow_bf16(values)); }
