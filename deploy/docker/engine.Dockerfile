@@ -9,13 +9,12 @@ COPY constraints.txt ./
 ARG TORCH_INDEX=
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY quire quire
 COPY engine_svc engine_svc
 COPY demo_model demo_model
-RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt ".[engine]"
-# The CPU kernels, so that the image needs no C++ compiler; run elsewhere, so as not to import /src.
-RUN cd / && python -m engine_svc.native.build
+# With the CPU kernels of all levels of the image's architecture, so that no compiler is needed when it runs.
+RUN --mount=type=cache,target=/root/.cache pip install --constraint constraints.txt ".[engine]"
 
 FROM python:3.12-slim
 # Triton compiles a launcher for each kernel.
