@@ -17,7 +17,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_model
+SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_model setup.py
 
 # Half of a test's time is waiting for processes and timers: two for each core side by side, of many cores one.
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))

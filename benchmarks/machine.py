@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
-from collections.abc import Sequence
-from pathlib import Path
 
 from engine_svc.native.levels import available_levels
+from quire.processor_name import processor_name
 
 
 def heading(level: str = "auto") -> str:
@@ -19,7 +17,7 @@ def heading(level: str = "auto") -> str:
     """
     load = os.getloadavg()[0]
     return (
-        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {os.cpu_count()} cores of {processor()}, CPU kernels "
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {os.cpu_count()} cores of {processor_name()}, CPU kernels "
         f"{chosen_level(level)}; load average before {load:.1f}.\n"
     )
 
@@ -27,19 +25,6 @@ def heading(level: str = "auto") -> str:
 def chosen_level(level: str) -> str:
     """What `auto` stands for here; any other value is itself."""
     return (available_levels() or ("torch",))[-1] if level == "auto" else level
-
-
-def processor(cpuinfo: Sequence[str] | None = None) -> str:
-    """The processor's name with the numbers that tell its generation, which the names that hypervisors show do not.
-
-    Args:
-        cpuinfo: lines of /proc/cpuinfo, which is read without.
-    """
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if cpuinfo is None else cpuinfo
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines if line)}
-    name = fields.get("model name") or f"ARM implementer {fields.get('CPU implementer')} part {fields.get('CPU part')}"
-    numbers = [f"{key} {fields[key]}" for key in ("cpu family", "model", "stepping") if key in fields]
-    return re.sub(r"\((R|TM|r|tm)\)", "", name) + (f" ({', '.join(numbers)})" if numbers else "")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import quire
+from engine_svc.native.instructions import listed
 from engine_svc.plan import KvCacheSpec
 from quire.options.base import values_of
 from quire.options.engine import EngineOptions
@@ -35,7 +36,7 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
     is_random = options.load.load_format == "dummy"
     facts = {
         "quire": quire.__version__, "torch": version("torch"), "architecture": spec.architecture,
-        "instructions": _instructions() if spec.device == "cpu" else "", "eos_token_ids": sorted(eos_token_ids),
+        "instructions": _instructions(spec), "eos_token_ids": sorted(eos_token_ids),
         "seed": (options.generation.seed or 0) if is_random else None, **_options(options, spec),
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
@@ -65,8 +66,9 @@ def _pieces(file: Path) -> Iterator[bytes]:
             yield opened.read(_PIECE_BYTES)
 
 
-def _instructions() -> str:
-    """The instruction sets of this machine's processor, by which kernels are chosen; empty where it does not say."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+def _instructions(spec: KvCacheSpec) -> list[str]:
+    """Those of this machine's processor, by which torch chooses its operators.
+
+    Our own kernels of a level are the same on every processor, and do all of the work where it is batch-invariant.
+    """
+    return [] if spec.device != "cpu" or spec.batch_invariant else sorted(listed())

@@ -38,6 +38,7 @@ class ModelInfo:
     fingerprint: str
     default_sampling: dict[str, float | int] = field(default_factory=dict)
     prompt_embeds_size: int = 0
+    cpu_kernels: str = ""
     batch_invariant: bool = False
 
     @property
@@ -58,9 +59,11 @@ class ModelInfo:
         """The start-up log line: what fits."""
         tokens = self.kv_cache_tokens
         invariance = "batch-invariant" if self.batch_invariant else "not batch-invariant"
+        kernels = f" (kernels: {self.cpu_kernels})" if self.cpu_kernels else ""
         return (
-            f"{self.architecture} in {self.dtype} on {self.device}, {invariance}: KV cache of {tokens:,} tokens, room "
-            f"for {tokens / self.max_model_len:.2f} requests of the full {self.max_model_len:,} tokens at once"
+            f"{self.architecture} in {self.dtype} on {self.device}{kernels}, {invariance}: KV cache of {tokens:,} "
+            f"tokens, room for {tokens / self.max_model_len:.2f} requests of the full {self.max_model_len:,} tokens at "
+            "once"
         )
 
 
@@ -95,6 +98,7 @@ def make_model_info(
         fingerprint=fingerprint(folder, options, spec, eos_token_ids),
         default_sampling=dict(defaults.sampling),
         prompt_embeds_size=spec.embedding_size if options.generation.enable_prompt_embeds else 0,
+        cpu_kernels=spec.cpu_kernels,
         batch_invariant=spec.batch_invariant,
     )
 

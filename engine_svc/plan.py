@@ -157,4 +157,5 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     max_num_batched_tokens: int  # token budget of a step; the device's own choice where the options leave it open
     windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see layer_groups.py
     embedding_size: int = 0  # values of each of the model's input embeddings
+    cpu_kernels: str = ""  # on a CPU: the level of the C++ ones, or torch
     batch_invariant: bool = False  # what is computed for a sequence depends on it alone

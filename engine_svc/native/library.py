@@ -12,6 +12,7 @@ import torch
 from engine_svc.native.build import NativeUnavailable, library
 from engine_svc.native.levels import LEVELS, available_levels
 from quire.errors import StartupError
+from quire.processor_name import processor_name
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,9 @@ def choose_kernels(choice: str, device: torch.device) -> Kernels | None:
         )  # fmt: skip
         return None
     try:
-        return kernels(found[-1] if choice == "auto" else choice)
+        loaded = kernels(found[-1] if choice == "auto" else choice)
+        logger.info("CPU kernels: %s, on %s", loaded.level, processor_name())
+        return loaded
     except (NativeUnavailable, OSError) as error:
         if choice != "auto":
             raise StartupError(f"--cpu-kernels {choice}: {error}") from error

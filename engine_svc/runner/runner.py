@@ -121,8 +121,14 @@ class Runner:
             max_num_batched_tokens=self._token_budget,
             windows=tuple(group.window for group in self._groups),
             embedding_size=self._facts.hidden_size,
+            cpu_kernels=self._cpu_kernels(),
             batch_invariant=self._batch_invariant,
         )
+
+    def _cpu_kernels(self) -> str:
+        if self._device.type != "cpu":
+            return ""
+        return self._attention.kernels.level if self._attention.kernels else "torch"
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocates the KV cache and its tier in host memory, warms the kernels up, and on a GPU records graphs."""

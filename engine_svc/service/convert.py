@@ -123,5 +123,6 @@ def from_model_info(info: ModelInfo) -> common_pb2.ModelInfo:
         scheduling_policy=info.scheduling_policy,
         fingerprint=info.fingerprint,
         prompt_embeds_size=info.prompt_embeds_size,
+        cpu_kernels=info.cpu_kernels,
         batch_invariant=info.batch_invariant,
     )

@@ -107,7 +107,7 @@ def test_what_changes_tokens_changes_the_fingerprint(folder: Path) -> None:
     changed = [
         of(folder), of(folder, {"dtype": "bfloat16"}), of(folder, {"attention_backend": "cpu"}),
         of(folder, {"device": "cuda (H)"}), of(folder, eos=(2,)), of(folder, quantization="int8"),
-        of(folder, cpu_kernels="torch"), of(folder, kv_cache_dtype="fp8"), of(folder, tensor_parallel_size=2),
+        of(folder, {"cpu_kernels": "torch"}), of(folder, kv_cache_dtype="fp8"), of(folder, tensor_parallel_size=2),
         of(folder, hf_overrides={"rope_theta": 1.0}), of(folder, load_format="dummy"),
         of(folder, load_format="dummy", seed=1),
     ]  # fmt: skip
@@ -118,3 +118,18 @@ def test_what_changes_tokens_changes_the_fingerprint(folder: Path) -> None:
 def test_what_does_not_does_not(folder: Path) -> None:
     same = [of(folder), of(folder, seed=1), of(folder, max_num_seqs=3), of(folder, {"available_bytes": 5})]
     assert len(set(same)) == 1
+
+
+def test_kernels_of_a_level_are_the_same_on_every_processor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def both(**spec: Any) -> set[str]:
+        found = set()
+        for processor in ({"avx2"}, {"avx2", "avx512f"}):
+            monkeypatch.setattr("engine_svc.fingerprint.listed", lambda processor=processor: frozenset(processor))
+            found.add(of(folder, spec))
+        return found
+
+    ours = both(cpu_kernels="avx2", batch_invariant=True)
+    assert len(ours) == 1
+    assert ours != both(cpu_kernels="avx512", batch_invariant=True)
+    # Torch chooses its operators by what the processor has.
+    assert len(both(cpu_kernels="torch")) == 2

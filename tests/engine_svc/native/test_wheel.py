@@ -15,7 +15,7 @@ import pytest
 from engine_svc.native.levels import levels_of
 from tests.support.native import AVAILABLE
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # A kernel of every level, and where it came from.
 SCRIPT = """
 import json, sys, torch
