@@ -13,6 +13,7 @@ from starlette.types import Receive
 from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.deltas import ChoiceUpdate
 from gateway.answers.parser import AnswerParser, ParserChain
+from gateway.answers.patience import Patience
 from quire.errors import Overloaded, QuireError
 
 # Updates that wait for a client which does not read: far more than a healthy one ever has. In a step a request gets one
@@ -39,6 +40,7 @@ class AnswerQueue:
         self._most = max(MAX_WAITING_UPDATES, MAX_WAITING_STEPS * choices)
         self._updates: deque[ChoiceUpdate] = deque()
         self._ready = asyncio.Event()
+        self._patience = Patience(self._ready.set)
         self._closed = False
 
     @property
@@ -70,19 +72,25 @@ class AnswerQueue:
         if not self._closed:
             self._closed = True
             self.release()
+            self._patience.close()
             self._ready.set()
 
     def release(self) -> None:
         """Frees what the request holds elsewhere; called once."""
 
     async def next_batch(self, timeout: float) -> list[ChoiceUpdate] | None:
-        """All updates that are ready, at least one; an empty list at the end; None when nothing came in time."""
-        if not self._updates and not self._closed:
+        """All updates that are ready, at least one; an empty list at the end; None when nothing came in time.
+
+        Others have their turn in any case.
+        """
+        if self._updates or self._closed:
+            await asyncio.sleep(0)
+        else:
             self._ready.clear()
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._ready.wait()
-            except TimeoutError:
+            self._patience.begin(timeout)
+            await self._ready.wait()
+            self._patience.end()
+            if not self._updates and not self._closed:
                 return None
         batch = list(self._updates)
         self._updates.clear()

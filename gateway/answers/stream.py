@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.answers.coalescing import Coalescer
 from gateway.answers.deltas import ChoiceUpdate
 from gateway.answers.events import PING
+from gateway.answers.patience import Patience
 from gateway.answers.queue import AnswerQueue
 from gateway.errors import error_response, stopping
 from quire.errors import QuireError
@@ -68,7 +69,9 @@ class EventStream:
         """Streams until the request ends or the client goes."""
         async with self._queue.read_by(receive):
             try:
-                await self._stream(scope, receive, send)
+                async with asyncio.timeout(None) as stalled:
+                    with contextlib.closing(Patience(lambda: stalled.reschedule(0))) as patience:
+                        await self._stream(scope, receive, send, patience)
             except TimeoutError:
                 logger.info("the client has not read its stream for %g s; ending it", STALL_SECONDS)
             except asyncio.CancelledError:
@@ -82,7 +85,7 @@ class EventStream:
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 await self._end(send, stopping())
 
-    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stream(self, scope: Scope, receive: Receive, send: Send, patience: Patience) -> None:
         batch = None
         while batch is None:  # no head yet, so nothing can be said while the request waits in a queue
             batch = await self._queue.next_batch(PING_SECONDS)
@@ -95,11 +98,12 @@ class EventStream:
         for event in self._writer.opening():
             body += event
             if len(body) >= _PIECE_BYTES:  # prompts that many choices repeat
-                await self._send(send, body)
+                await self._send(send, body, patience)
+                await asyncio.sleep(0)  # sending to one that reads does not wait, and others are to have their turn
                 body = b""
         while batch != []:
             body += PING if batch is None else b"".join(self._encode(batch))
-            await self._send(send, body)
+            await self._send(send, body, patience)
             body = b""
             batch = await self._queue.next_batch(PING_SECONDS)
         await self._end(send, self._queue.error, body)
@@ -109,12 +113,11 @@ class EventStream:
             batch = [whole for update in batch if (whole := self._coalescer.add(update))]
         return (event for update in batch for event in self._writer.update(update))
 
-    async def _send(self, send: Send, body: bytes) -> None:
-        if not body:
-            return
-        async with asyncio.timeout(STALL_SECONDS):
+    async def _send(self, send: Send, body: bytes, patience: Patience) -> None:
+        if body:
+            patience.begin(STALL_SECONDS)
             await send({"type": "http.response.body", "body": body, "more_body": True})
-        await asyncio.sleep(0)  # sending to a client that reads does not wait, and others are to have their turn
+            patience.end()
 
     async def _end(self, send: Send, error: QuireError | None, body: bytes = b"") -> None:
         for update in self._coalescer.rest() if self._coalescer else ():

@@ -1,0 +1,107 @@
+"""A bound on waits, and what it does for streamed answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+from starlette.types import Message
+
+from gateway.answers import stream as stream_module
+from gateway.answers.deltas import ChoiceUpdate
+from gateway.answers.events import PING
+from gateway.answers.patience import Patience
+from gateway.answers.queue import AnswerQueue
+from gateway.answers.stream import EventStream
+from quire.errors import QuireError
+
+LONG = 3600.0
+
+
+class Writer:
+    """Tells every update in a byte."""
+
+    def opening(self) -> Iterable[bytes]:
+        return ()
+
+    def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
+        return (b"u",)
+
+    def closing(self, error: QuireError | None) -> Iterable[bytes]:
+        return (b"end",)
+
+
+async def receive() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def update() -> ChoiceUpdate:
+    return ChoiceUpdate(0, (), [1])
+
+
+async def test_the_first_wait_that_takes_too_long_is_told_once() -> None:
+    lost = asyncio.Event()
+    patience = Patience(lost.set)
+    for _ in range(3):
+        patience.begin(LONG)
+        patience.end()
+    patience.begin(0.01)  # sooner than the timer that is set
+    await asyncio.wait_for(lost.wait(), 10)
+    lost.clear()
+    await asyncio.sleep(0.05)
+    assert not lost.is_set()
+
+
+async def test_a_wait_that_ended_in_time_is_not_told_and_the_next_one_has_its_own_time() -> None:
+    lost: list[float] = []
+    loop = asyncio.get_running_loop()
+    patience = Patience(lambda: lost.append(loop.time()))
+    patience.begin(0.1)
+    patience.end()
+    await asyncio.sleep(0.05)
+    began = loop.time()
+    patience.begin(0.2)
+    while not lost:
+        await asyncio.sleep(0.01)
+    assert lost[0] - began >= 0.2
+    patience.begin(0.01)
+    patience.close()
+    await asyncio.sleep(0.05)
+    assert len(lost) == 1
+
+
+async def test_a_queue_says_that_nothing_has_come_in_time() -> None:
+    queue = AnswerQueue(1)
+    assert await queue.next_batch(0.01) is None
+    queue.push(update())
+    assert await queue.next_batch(LONG) == [update()]
+    assert await queue.next_batch(0.01) is None
+    queue.close()
+    assert await queue.next_batch(LONG) == []
+
+
+async def test_a_stream_on_which_nothing_comes_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "PING_SECONDS", 0.02)
+    queue, sent = AnswerQueue(1), asyncio.Queue[Message]()
+    queue.push(update())
+    task = asyncio.create_task(EventStream(queue, Writer())({"type": "http"}, receive, sent.put))
+    messages = [await asyncio.wait_for(sent.get(), 10) for _ in range(4)]
+    assert [message.get("body") for message in messages] == [None, b"u", PING, PING]
+    queue.close()
+    await asyncio.wait_for(task, 10)
+    assert not sent.empty()
+
+
+async def test_a_client_that_does_not_read_loses_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "STALL_SECONDS", 0.05)
+    queue = AnswerQueue(1)
+    queue.push(update())
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    await asyncio.wait_for(EventStream(queue, Writer())({"type": "http"}, receive, send), 10)
+    assert queue.closed
