@@ -1,7 +1,7 @@
 """The engine's thread, and the way between it and the event loop.
 
 Commands go in through a queue and are obeyed before the next step. What a step brought comes back in one call into the
-event loop, however many requests it is about.
+event loop, however many requests it is about, or in none of its own: see `handover`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from engine_svc.core.engine import Engine
+from engine_svc.core.handover import Handover
 from engine_svc.kv_cache.events import CacheContents, Changes, EventLog
 from engine_svc.requests.outputs import EngineLoad, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
@@ -30,8 +31,9 @@ logger = logging.getLogger(__name__)
 _IDLE_SECONDS = 1.0
 # So often it looks for blocks that come from elsewhere, where there is nothing else to do.
 _BLOCKS_SECONDS = 0.001
-# Steps that the event loop may be behind with their results.
-_MAX_HANDOVERS = 16
+# The tokens of a fast model reach the event loop, and go on from there, this far apart. A stream's first and last ones
+# go at once, and whatever comes slower.
+_PAUSE_SECONDS = 0.01
 
 Command = Callable[[Engine], None]
 
@@ -70,7 +72,8 @@ class EngineLoop:
         self.died: asyncio.Future[Exception] = self._event_loop.create_future()
         self._commands: deque[Command] = deque()
         self._wake = threading.Event()
-        self._handovers = threading.Semaphore(_MAX_HANDOVERS)
+        self._handover = Handover(self._event_loop, self._deliver, _PAUSE_SECONDS)
+        self._heard: set[int] = set()  # keys of which something has been handed over
         self._stopping = False
         self._draining = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -159,7 +162,7 @@ class EngineLoop:
                 answer.set_result((self.kv_events.last_sequence, contents))
 
         def take(engine: Engine) -> None:
-            self._hand_over([], engine.take_cache_changes())
+            self._handover.put([], engine.take_cache_changes(), urgent=True)
             self._event_loop.call_soon_threadsafe(resolve, engine.cache_contents())
 
         self._command(take)
@@ -181,6 +184,7 @@ class EngineLoop:
     async def stop(self, timeout: float = 5.0) -> None:
         """Ends the thread after its current step; requests that still run end unheard."""
         self._stopping = True
+        self._handover.close()
         self._wake.set()
         await asyncio.to_thread(self._thread.join, timeout)
 
@@ -195,11 +199,10 @@ class EngineLoop:
         self._commands.append(command)
         self._wake.set()
 
-    def _deliver(self, deltas: list[SequenceDelta], changes: Changes | None) -> None:
-        """What a step brought, to whom it concerns."""
-        self._handovers.release()
-        if changes:
-            self.kv_events.append(changes)
+    def _deliver(self, deltas: list[SequenceDelta], changes: list[Changes]) -> None:
+        """What some steps brought, to whom it concerns."""
+        for change in changes:
+            self.kv_events.append(change)
         by_sink: dict[Sink, list[SequenceDelta]] = {}
         streams = self._streams
         for delta in deltas:
@@ -254,10 +257,18 @@ class EngineLoop:
                 self._hand_over(deltas, engine.take_cache_changes())
 
     def _hand_over(self, deltas: list[SequenceDelta], changes: Changes | None) -> None:
-        if not (deltas or changes):
-            return
-        while not self._handovers.acquire(timeout=_IDLE_SECONDS):  # the event loop lags behind: so does the engine
-            if self._stopping:
-                return
-        if not self._stopping:  # else nobody listens any more
-            self._event_loop.call_soon_threadsafe(self._deliver, deltas, changes)
+        if deltas or changes:
+            self._handover.put(deltas, changes, urgent=self._has_first_or_last(deltas))
+
+    def _has_first_or_last(self, deltas: list[SequenceDelta]) -> bool:
+        found, heard = False, self._heard
+        for delta in deltas:
+            if delta.key not in heard:
+                heard.add(delta.key)
+                found = True
+            if delta.finish_reason:
+                found = True
+            if delta.is_final:
+                heard.discard(delta.key)
+                found = True
+        return found

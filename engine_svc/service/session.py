@@ -13,7 +13,7 @@ from engine_svc.worker import EngineWorker
 from quire.bounds import MANY_LOGPROBS
 from quire.errors import InvalidRequest, Overloaded, QuireError
 from quire.rpc.session import Outbox
-from quire.rpc.settings import FRAME_PAUSE_SECONDS, HEARTBEAT_SECONDS
+from quire.rpc.settings import HEARTBEAT_SECONDS
 from quire.v1 import engine_pb2
 
 # Of log-probabilities that wait for a client which does not read.
@@ -25,11 +25,10 @@ class EngineSession:
 
     def __init__(self, worker: EngineWorker) -> None:
         self._worker = worker
-        self._outbox = Outbox(engine_pb2.EngineServiceSessionResponse, FRAME_PAUSE_SECONDS)
+        self._outbox = Outbox(engine_pb2.EngineServiceSessionResponse)
         self._unsent = False
         self._streams: dict[int, int] = {}  # the engine's key -> the client's stream id
         self._keys: dict[int, int] = {}  # and back
-        self._unheard: set[int] = set()  # keys of which nothing has come yet
         # Deltas of megabytes, each on its way in a frame of its own: the first ones of their stream.
         self._large: deque[engine_pb2.EngineServiceSessionResponse] = deque()
         self._large_bytes = 0
@@ -64,8 +63,8 @@ class EngineSession:
                 self._worker.loop.detach(key)
 
     def deliver(self, deltas: list[SequenceDelta]) -> None:
-        """Puts deltas into the frame that goes out next; only what goes on may wait a little for more to join it."""
-        frame = self._frame(len(deltas), urgent=self._has_first_or_last(deltas))
+        """Puts deltas into the frame that goes out next."""
+        frame = self._frame(len(deltas))
         if frame is None:
             return
         streams, messages = self._streams, frame.deltas
@@ -78,11 +77,6 @@ class EngineSession:
             if delta.is_final:
                 del streams[delta.key]
                 del self._keys[stream_id]
-
-    def _has_first_or_last(self, deltas: list[SequenceDelta]) -> bool:
-        begun = self._unheard.intersection(delta.key for delta in deltas) if self._unheard else ()
-        self._unheard.difference_update(begun)
-        return bool(begun) or any(delta.finish_reason for delta in deltas)
 
     async def _read(self, requests: AsyncIterator[engine_pb2.EngineServiceSessionRequest]) -> None:
         async for message in requests:
@@ -106,13 +100,12 @@ class EngineSession:
                 add_delta(frame.deltas, failed, start.stream_id)
             return
         self._streams[key] = start.stream_id
-        self._unheard.add(key)
         self._keys[start.stream_id] = key
 
-    def _frame(self, items: int, urgent: bool = True) -> engine_pb2.EngineServiceSessionResponse | None:
+    def _frame(self, items: int) -> engine_pb2.EngineServiceSessionResponse | None:
         """The frame that goes out next; None once the client has left too much unread."""
         try:
-            frame = self._outbox.post(items, urgent=urgent)
+            frame = self._outbox.post(items)
         except Overloaded as error:
             self._give_up(error)
             return None

@@ -36,29 +36,21 @@ _BACKOFF_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
 class Outbox(Generic[Out]):
     """Frames on their way out. Used from one event loop."""
 
-    def __init__(self, new_frame: Callable[[], Out], pause: float = 0.0) -> None:
-        """
-        Args:
-            pause: seconds after a frame for which nothing goes out but what is urgent.
-        """
+    def __init__(self, new_frame: Callable[[], Out]) -> None:
         self._new_frame = new_frame
-        self._pause = pause
-        self._paused_until = 0.0
-        self._timer: asyncio.TimerHandle | None = None  # while something waits for the end of the pause
         self._frame = new_frame()
         self._full: deque[Out] = deque()  # frames that go out before it
         self._items = 0
         self._bytes = 0
         self._ready = asyncio.Event()
 
-    def post(self, items: int = 1, num_bytes: int = 0, urgent: bool = True) -> Out:
+    def post(self, items: int = 1, num_bytes: int = 0) -> Out:
         """The frame that goes out next; the caller adds `items` entries to it right away.
 
         Args:
             items: 0 for what ends something that was posted before: it is never refused.
             num_bytes: size of the entries where they may be large, so that many of them do not make a frame that is
                 larger than a message may be.
-            urgent: it is not to wait for the end of the pause.
 
         Raises:
             Overloaded: the peer does not read, and the bound on what waits for it is reached.
@@ -70,27 +62,13 @@ class Outbox(Generic[Out]):
             self._full.append(self._frame)
             self._frame, self._bytes = self._new_frame(), 0
         self._bytes += num_bytes
-        if urgent or not self._waits_for_pause():
-            self._ready.set()
+        self._ready.set()
         return self._frame
 
     @property
     def pending(self) -> bool:
         """Whether something waits to be taken."""
-        return self._ready.is_set() or self._timer is not None
-
-    def _waits_for_pause(self) -> bool:
-        if self._timer is None and self._pause:
-            loop = asyncio.get_running_loop()
-            if loop.time() < self._paused_until:
-                self._timer = loop.call_at(self._paused_until, self._ready.set)
-        return self._timer is not None
-
-    def _begin_pause(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._paused_until = asyncio.get_running_loop().time() + self._pause
+        return self._ready.is_set()
 
     async def next(self, timeout: float | None = None) -> Out | None:
         """Takes the next frame once something is in it; None when `timeout` seconds pass before."""
@@ -106,8 +84,6 @@ class Outbox(Generic[Out]):
             return self._full.popleft()
         frame, self._frame, self._items, self._bytes = self._frame, self._new_frame(), 0, 0
         self._ready.clear()
-        if self._pause:
-            self._begin_pause()
         return frame
 
 

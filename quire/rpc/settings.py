@@ -17,10 +17,6 @@ LOST_SECONDS = 10.0
 # The same where streams can go on elsewhere: they wait for a silent peer no longer than that.
 FAILOVER_SECONDS = 2.0
 
-# An engine sends the tokens of a fast model in frames this far apart: each costs four services their part of a
-# millisecond. A stream's first and last tokens go at once, and whatever comes slower.
-FRAME_PAUSE_SECONDS = 0.01
-
 CONNECT_SECONDS = 2.0
 CALL_SECONDS = 10.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import threading
 from collections.abc import AsyncIterator
@@ -13,11 +14,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import generate_latest
 
+from engine_svc.core import loop as loop_module
 from engine_svc.plan import StepPlan
 from engine_svc.requests.admission import sequence_seed
 from engine_svc.requests.outputs import SequenceDelta
 from engine_svc.requests.request import GenerationRequest
-from engine_svc.service import session as session_module
 from engine_svc.service.session import EngineSession
 from quire.errors import ContextTooLong, DeadlineExceeded, Internal, InvalidRequest, NotFound, Overloaded, QuireError
 from quire.prompt_embeds import PromptEmbeds
@@ -218,13 +219,20 @@ async def test_session_carries_many_requests_in_few_frames() -> None:
 
 
 async def test_a_streams_first_and_last_tokens_wait_for_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "FRAME_PAUSE_SECONDS", 3600.0)
-    async with running_engine() as engine:
+    monkeypatch.setattr(loop_module, "_PAUSE_SECONDS", 3600.0)
+    steps, go_on = itertools.count(), threading.Event()
+
+    def stop_after_some(_: StepPlan) -> None:
+        if next(steps) == 3:
+            go_on.wait(TIMEOUT)
+
+    async with running_engine(FakeExecutor(on_step=stop_after_some)) as engine:
         client = Client(engine)
         await client.start(s1=generation([1, 2], max_tokens=40))
         while not client.tokens:
             await client.read()
-        assert len(client.tokens[1]) < 40
+        assert len(client.tokens[1]) <= 3
+        go_on.set()
         await client.read_until(1)
         assert client.tokens[1] == expected([1, 2], 40)
 

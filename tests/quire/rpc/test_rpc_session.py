@@ -96,27 +96,6 @@ async def test_a_waiting_reader_of_an_outbox_wakes() -> None:
     assert await asyncio.wait_for(reader, 5) is not None
 
 
-async def test_what_is_not_urgent_waits_for_the_end_of_a_pause() -> None:
-    outbox = Outbox(Frame, pause=3600)
-    outbox.post(urgent=False).deltas.add(stream_id=1)  # nothing has gone out, so there is no pause yet
-    assert await outbox.next(5) is not None
-    outbox.post(urgent=False).deltas.add(stream_id=2)
-    assert outbox.pending
-    assert await outbox.next(0.01) is None
-    outbox.post().deltas.add(stream_id=3)
-    frame = await outbox.next(5)
-    assert frame is not None
-    assert [delta.stream_id for delta in frame.deltas] == [2, 3]
-    assert not outbox.pending
-
-
-async def test_a_pause_ends() -> None:
-    outbox = Outbox(Frame, pause=0.01)
-    for number in range(3):
-        outbox.post(urgent=False).deltas.add(stream_id=number)
-        assert await outbox.next(5) is not None
-
-
 async def test_an_outbox_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "MAX_PENDING_ITEMS", 10)
     outbox = Outbox(Frame)

@@ -1,0 +1,81 @@
+"""The way of what steps bring from the engine's thread into the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from engine_svc.kv_cache.events import Changes
+from engine_svc.requests.outputs import SequenceDelta
+
+# Steps that the event loop may be behind with their results.
+_MAX_STEPS = 256
+# The engine's thread waits for the event loop for so long before it looks whether it is to end.
+_LOOK_SECONDS = 1.0
+
+
+class Handover:
+    """Calls into the event loop, no more of them than needed.
+
+    A call takes the interpreter from the engine's thread, and what it sends costs four services their part of a
+    millisecond. So what is not urgent waits for the end of a pause after the call before, together with what comes
+    until then; the pause ends in the event loop, without the engine's thread.
+    """
+
+    def __init__(
+        self,
+        event_loop: asyncio.AbstractEventLoop,
+        deliver: Callable[[list[SequenceDelta], list[Changes]], None],
+        pause: float,
+    ) -> None:
+        """
+        Args:
+            deliver: takes what some steps brought, in order; called in the event loop.
+            pause: seconds.
+        """
+        self._event_loop = event_loop
+        self._deliver = deliver
+        self._pause = pause
+        self._brought: deque[tuple[list[SequenceDelta], Changes | None]] = deque()
+        self._room = threading.Semaphore(_MAX_STEPS)
+        self._called = False  # and the call has not come yet
+        self._pausing = False
+        self._closed = False
+
+    def put(self, deltas: list[SequenceDelta], changes: Changes | None, *, urgent: bool) -> None:
+        """Called in the engine's thread. Where the event loop lags behind, so does the engine."""
+        while not self._room.acquire(timeout=_LOOK_SECONDS):
+            if self._closed:
+                return
+        if self._closed:  # nobody listens any more
+            return
+        self._brought.append((deltas, changes))
+        if (urgent or not self._pausing) and not self._called:
+            self._called = True
+            self._event_loop.call_soon_threadsafe(self._take)
+
+    def close(self) -> None:
+        """Nothing is delivered from now on. May be called from any thread."""
+        self._closed = True
+
+    def _take(self) -> None:
+        self._called = False  # first: what is put from now on may call again
+        deltas, changes = list[SequenceDelta](), list[Changes]()
+        while self._brought:
+            more, change = self._brought.popleft()
+            self._room.release()
+            deltas += more
+            if change:
+                changes.append(change)
+        if self._closed or not (deltas or changes):
+            return
+        if not self._pausing:
+            self._pausing = True
+            self._event_loop.call_later(self._pause, self._end_pause)
+        self._deliver(deltas, changes)
+
+    def _end_pause(self) -> None:
+        self._pausing = False  # first, as above
+        self._take()
