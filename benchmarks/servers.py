@@ -95,7 +95,7 @@ def running(server: Server, log: Path) -> Iterator[Running]:
         try:
             while not answers(server.port):
                 if process.poll() is not None or time.monotonic() - begin > START_SECONDS:
-                    raise RuntimeError(f"{server.name} did not start; see {log}")
+                    raise RuntimeError(f"{server.name} did not start: {log.read_text(errors='replace')[-2000:]}")
                 time.sleep(0.05)
             yield Running(process, time.monotonic() - begin)
         finally:
