@@ -16,6 +16,11 @@ _READ_VALUES = 2**28  # 1 GiB, which no cache holds
 # Outputs and inputs of a weight: one that each core's own cache holds its part of, one that memory must deliver.
 _WEIGHTS = ((1024, 1024), (8192, 4096))
 _REPEATS, _SECONDS = 9, 0.5
+# Whether oneDNN computes in a type here.
+_SUPPORTED = {
+    torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+    torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+}
 # What keeps torch's libraries to the instructions of a level, as they look at it when they first run.
 TORCH_LIMITS: Mapping[str, Mapping[str, str]] = {
     "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
@@ -75,8 +80,9 @@ def _products(form: Form, outputs: int, size: int, device: torch.device) -> Iter
         integers = torch.randint(-127, 128, (size, outputs), dtype=torch.int8)
         yield lambda hidden: torch._int_mm(hidden.to(torch.int8), integers)
         return
-    for other in {dtype, torch.float32}:
-        yield _packed_product(weight.to(other))
+    if dtype in _SUPPORTED and _SUPPORTED[dtype]():
+        yield _packed_product(weight)
+    yield _packed_product(weight.float())
 
 
 def _packed_product(weight: torch.Tensor) -> Callable[[torch.Tensor], object]:
