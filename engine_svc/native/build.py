@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
 _COMPILE = ("-O3", "-std=c++17", "-fPIC", "-fopenmp")
 _LINK = ("-shared", "-fopenmp")
+_EXPORTS = _FOLDER / "exports.map"
 _SECONDS = 300.0
 _VERSIONS = 8  # of a file that the cache keeps: checkouts of several branches share it
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
@@ -81,7 +82,8 @@ def build(levels: Iterable[str], folder: Path) -> None:
             report(Stage.COMPILING, count / len(sources))
             objects[level].append(target)
         for level in levels:
-            compiler.run([*_LINK, *map(str, objects[level])], folder / file_name(level))
+            exports = f"-Wl,--version-script={_EXPORTS}"
+            compiler.run([*_LINK, exports, *map(str, objects[level])], folder / file_name(level))
 
 
 class _Compiler:
@@ -135,7 +137,7 @@ def _failures_told() -> Iterator[None]:
 
 def file_name(level: str) -> str:
     """Of the library that is compiled from the present sources for a level."""
-    files = sorted((*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h")))
+    files = sorted((*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h"), _EXPORTS))
     return f"quire-{level}-{_digest((*_COMPILE, *_LINK, *LEVELS[level].compiler_flags), files)}.so"
 
 

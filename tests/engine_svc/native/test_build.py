@@ -16,6 +16,7 @@ import pytest
 from engine_svc.native import build
 from engine_svc.native.build import NativeUnavailable, library
 from engine_svc.native.lock import locked
+from tests.support.native import AVAILABLE
 
 # Stands for a compiler, in no time: writes its arguments to its last one, which is what -o says.
 COMPILER = """#!/bin/sh
@@ -151,3 +152,15 @@ def test_a_lock_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
             order.append("late")
     waiting.join(60)
     assert order == ["late", "first"]
+
+
+@pytest.mark.skipif(not AVAILABLE or shutil.which("nm") is None, reason="needs compiled kernels, and nm")
+def test_libraries_share_nothing() -> None:
+    """Else a process that loads two levels has one variable of a template for both, of the first one's size."""
+    names = ["nm", "--dynamic", "--defined-only", "--format=posix", str(library(AVAILABLE[-1]))]
+    found = [
+        line.split()[0]
+        for line in subprocess.run(names, check=True, capture_output=True, text=True).stdout.splitlines()
+    ]
+    assert found
+    assert all(name.startswith("quire_") for name in found)
