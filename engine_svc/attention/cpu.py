@@ -67,7 +67,7 @@ class CpuBackend(AttentionBackend):
         """Per layer [planes, num_kv_heads, num_blocks + 1, block_size * head_dim]."""
         shape, count = self.shape, num_blocks + 1
         size = (shape.planes, shape.num_kv_heads, count, shape.block_size * shape.head_dim * shape.stored.itemsize)
-        return [_untouched(math.prod(size)).view(shape.stored).view(*size[:-1], -1) for _ in range(num_layers)]
+        return [untouched(math.prod(size)).view(shape.stored).view(*size[:-1], -1) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> CpuPrepared:
         """Tells the sequences that decode from those that prefill."""
@@ -196,7 +196,7 @@ class CpuBackend(AttentionBackend):
             output[rows] = found[0].transpose(0, 1)
 
 
-def _untouched(num_bytes: int) -> torch.Tensor:
+def untouched(num_bytes: int) -> torch.Tensor:
     """uint8 zeros that the system provides when they are first touched: torch would write gigabytes now.
 
     In huge pages where there are any: a fault for each 4 KiB costs a prompt as much as its attention does.

@@ -1,33 +1,37 @@
-"""The CPU backend that reads the cache where it lies, by the C++ kernels."""
+"""The CPU backend that reads the cache where it lies, by the C++ kernels, in one way for prompts and single tokens."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from engine_svc.attention.base import AttentionOptions, AttentionShape
-from engine_svc.attention.cpu import CpuBackend, CpuPrepared, Decode
-from engine_svc.native.library import Kernels
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape, Prepared
+from engine_svc.attention.cpu import untouched
+from engine_svc.native.library import TYPES, Kernels
 from quire.errors import StartupError
 
-_HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
-_MOST_GROUP = 16
+_UNIT = 16  # what head and block sizes are multiples of
+_MOST_DIM = 576
 
 
 def suits(shape: AttentionShape, kernels: Kernels | None) -> bool:
     """Whether the kernels can run this shape here."""
     return (
-        shape.dtype == shape.stored == torch.bfloat16
-        and shape.head_dim in _HEAD_DIMS
-        and shape.num_heads // shape.num_kv_heads <= _MOST_GROUP
-        and kernels is not None
-        and hasattr(kernels, "paged_decode")
+        kernels is not None
+        and shape.device.type == "cpu"
+        and shape.dtype == shape.stored
+        and shape.dtype in TYPES
+        and shape.head_dim % _UNIT == shape.block_size % _UNIT == 0
+        and shape.head_dim <= _MOST_DIM
     )
 
 
-class NativeBackend(CpuBackend):
-    """The same cache as CpuBackend's."""
+class NativeBackend(AttentionBackend):
+    """What is inside a block is the kernels' own (`engine_svc/native/paged.h`)."""
 
     name = "native"
+    block_dimension = 2
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """
@@ -37,51 +41,61 @@ class NativeBackend(CpuBackend):
         super().__init__(shape, kernels)
         if kernels is None or not suits(shape, kernels):
             raise StartupError(
-                "--attention-backend native needs a CPU with AVX512-BF16, a C++ compiler, bfloat16 (of the cache too), "
-                f"and heads of {', '.join(map(str, _HEAD_DIMS))} values; leave it at auto, or choose cpu."
+                "--attention-backend native needs the C++ kernels of a CPU, a KV cache in the model's type, blocks of "
+                f"a multiple of {_UNIT} tokens and heads of a multiple of {_UNIT} values, {_MOST_DIM} at most; leave "
+                "it at auto, or choose cpu."
             )
-        self._kernels = kernels
+        self._kernels, self._type = kernels, TYPES[shape.dtype]
 
-    def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """See CpuBackend.write."""
-        tokens, kv_heads, dim = key.shape
-        self._kernels.write_cache(
-            key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), slot_mapping.data_ptr(),
-            cache.data_ptr(), cache[-1].data_ptr(), cache.stride(1), tokens, kv_heads, dim, torch.get_num_threads(),
-        )  # fmt: skip
+    def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
+        """Per layer [planes, num_kv_heads, num_blocks, block_size * head_dim]."""
+        shape = self.shape
+        size = (shape.planes, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim)
+        num_bytes = math.prod(size) * shape.stored.itemsize
+        return [untouched(num_bytes).view(shape.stored).view(size) for _ in range(num_layers)]
 
-    def attend_decode(
-        self, query: torch.Tensor, cache: torch.Tensor, decode: Decode, options: AttentionOptions, output: torch.Tensor
-    ) -> None:
-        """See CpuBackend.attend_decode."""
-        shape, table = self.shape, decode.block_table
-        sinks = None if options.sinks is None else options.sinks.float()
-        self._kernels.paged_decode(
-            query.data_ptr(), query.stride(0), cache.data_ptr(), cache[-1].data_ptr(), cache.stride(1),
-            table.data_ptr(), table.stride(0), decode.seq_lens.data_ptr(),
-            None if decode.rows is None else decode.rows.data_ptr(), output.data_ptr(), len(table), shape.num_heads,
-            shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale,
-            options.sliding_window or 0, options.softcap or 0.0,
-            None if sinks is None else sinks.data_ptr(), torch.get_num_threads(),
-        )  # fmt: skip
+    def prepare(self, metadata: AttentionMetadata) -> Prepared:
+        """Nothing to prepare."""
+        return Prepared(metadata)
 
-    def attend_prefill(
+    def attend(
         self,
         query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
         cache: torch.Tensor,
-        prepared: CpuPrepared,
+        prepared: Prepared,
         options: AttentionOptions,
-        output: torch.Tensor,
-    ) -> None:
-        """See CpuBackend.attend_prefill."""
-        shape, metadata = self.shape, prepared.metadata
-        sequences = torch.tensor(prepared.prefilling, dtype=torch.int32)
+    ) -> torch.Tensor:
+        """See AttentionBackend.attend."""
+        metadata, shape = prepared.metadata, self.shape
+        self.write(key, value, cache, metadata.slot_mapping)
+        query, output = _with_heads_together(query), query.new_empty(query.shape)
         sinks = None if options.sinks is None else options.sinks.float()
-        self._kernels.paged_prefill(
-            query.data_ptr(), query.stride(0), cache.data_ptr(), cache[-1].data_ptr(), cache.stride(1),
+        self._kernels.attend(
+            self._type, query.data_ptr(), query.stride(0), self._keys(cache), cache[-1].data_ptr(), cache.stride(1),
             metadata.block_table.data_ptr(), metadata.block_table.stride(0), metadata.query_start_loc.data_ptr(),
-            metadata.seq_lens.data_ptr(), sequences.data_ptr(), len(sequences), output.data_ptr(), shape.num_heads,
-            shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale,
-            options.sliding_window or 0, options.softcap or 0.0,
-            None if sinks is None else sinks.data_ptr(), torch.get_num_threads(),
+            metadata.seq_lens.data_ptr(), len(metadata.seq_lens_host), output.data_ptr(), shape.num_heads,
+            shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale, options.sliding_window or 0,
+            options.softcap or 0.0, None if sinks is None else sinks.data_ptr(),
         )  # fmt: skip
+        return output
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Puts the new keys and values, [tokens, kv_heads, head_dim], into their slots."""
+        key, value, shape = _with_heads_together(key), _with_heads_together(value), self.shape
+        self._kernels.write_cache(
+            self._type, key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), slot_mapping.data_ptr(),
+            self._keys(cache), cache[-1].data_ptr(), cache.stride(1), len(key), shape.num_kv_heads, shape.head_dim,
+            shape.block_size,
+        )  # fmt: skip
+
+    def _keys(self, cache: torch.Tensor) -> int | None:
+        """Where they lie; None where they are values."""
+        return None if self.shape.keys_are_values else cache.data_ptr()
+
+
+def _with_heads_together(tensor: torch.Tensor) -> torch.Tensor:
+    """[tokens, heads, head_dim] with any stride between tokens, but each one's heads in a row."""
+    together = tensor.stride(2) == 1 and (tensor.shape[1] == 1 or tensor.stride(1) == tensor.shape[2])
+    return tensor if together else tensor.contiguous()

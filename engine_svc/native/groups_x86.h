@@ -21,6 +21,7 @@ struct Bf16Groups {
   using Input = bf16;
   using Sum = Floats;
   using Total = float;
+  using Wide = Bf16Groups;
   static constexpr int GROUP = 2, ALIGNMENT = 16, OFFSET = 0;
   static constexpr bool TILES = true;
 };

@@ -42,16 +42,10 @@ _SIGNATURES = {
     "activate_and_multiply": (_INT, _POINTER, _POINTER, _LONG, _LONG, _INT),
     "sample": (_POINTER, _LONG, _LONG, _LONG, *(_POINTER,) * 5),
     "score": (_POINTER, _LONG, _LONG, _LONG, _INT, *(_POINTER,) * 3, _LONG, *(_POINTER,) * 3),
-    "write_cache": (
-        _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _INT,
-    ),
-    "paged_prefill": (
-        _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER,
-        _LONG, _LONG, _LONG, _LONG, _FLOAT, _LONG, _FLOAT, _POINTER, _INT,
-    ),
-    "paged_decode": (
-        _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG,
-        _LONG, _LONG, _FLOAT, _LONG, _FLOAT, _POINTER, _INT,
+    "write_cache": (_INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, *(_LONG,) * 5),
+    "attend": (
+        _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER,
+        *(_LONG,) * 4, _FLOAT, _LONG, _FLOAT, _POINTER,
     ),
 }  # fmt: skip
 _COUNTS = ("panel", "packed_values")  # those that return a number

@@ -1,40 +1,70 @@
-// The paged cache as attention reads it, and what its kernels share.
+// The paged cache of keys and values, laid out as attention multiplies them.
 //
-// The cache of a layer is two arrays, keys and values, of [kv_heads, blocks, block_size, dim].
+// A layer's cache is keys and values of [kv_heads, blocks, block]. With the GROUP of their type (groups.h), a block of
+// keys is [dim / GROUP, block_size, GROUP]: a packed matrix whose outputs are keys, so that scores are a product with
+// queries. A block of values is [block_size / GROUP, dim, GROUP]: one whose outputs are the head's values, so that their
+// weighted sum is a product with weights. Keys that are values too are cached as values alone.
 #pragma once
 
 #include <algorithm>
 
-#include "common.h"
+#include "groups.h"
 
-namespace quire_dot {
+namespace quire {
 
-constexpr int MOST_DIM = 256;
+constexpr int UNIT = 16;  // positions: blocks hold a multiple of them, and no unit is in two
+constexpr int64_t MOST_DIM = 576;
 
-// Where the keys and values of one sequence's head lie.
-struct Cache {
-  const bf16 *keys, *values;  // of one head
-  const int32_t* blocks;      // of one sequence
+// A head's cache, and the blocks of one sequence in it.
+template <class Stored>
+struct Paged {
+  static constexpr int GROUP = Groups<Stored>::GROUP;
+  Stored *keys, *values;  // keys: null where they are values too
+  const int32_t* blocks;
   int64_t block_size, dim;
 
-  // Offsets of `count` positions from `position` on, with one division for all of them.
-  void locate(int64_t position, int count, int64_t* offsets) const {
-    int64_t block = position / block_size, within = position % block_size;
-    for (int t = 0; t < count; ++block, within = 0) {
-      int64_t first = (blocks[block] * block_size + within) * dim;
-      int run = int(std::min<int64_t>(count - t, block_size - within));
-      for (int i = 0; i < run; ++i) offsets[t + i] = first + i * dim;
-      t += run;
-    }
-  }
+  int64_t start(int64_t position) const { return blocks[uint32_t(position) / uint32_t(block_size)] * block_size * dim; }
+  int64_t within(int64_t position) const { return uint32_t(position) % uint32_t(block_size); }
+  // Of the unit that begins at `position`: its first group, and groups of the next ones along dim are `step` behind.
+  const Stored* keys_at(int64_t position) const { return keys + start(position) + within(position) * GROUP; }
+  int64_t step() const { return block_size * GROUP; }
+  const Stored* values_at(int64_t position) const { return values + start(position) + within(position) * dim; }
 };
 
-// softcap * tanh(scores / softcap)
-inline __m512 cap_scores(__m512 scores, float softcap) {
-  __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), cap = _mm512_set1_ps(softcap);
-  __m512 power = exponential(_mm512_div_ps(_mm512_mul_ps(two, scores), cap));
-  __m512 tangent = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(power, one)));
-  return _mm512_mul_ps(cap, tangent);
+// A unit's values with zeros in place of all but positions [begin, end) of it: what stands there may be anything.
+template <class Stored>
+void clean_values(const Stored* values, int64_t dim, int64_t begin, int64_t end, Stored* to) {
+  constexpr int GROUP = Groups<Stored>::GROUP;
+  for (int64_t at = 0; at < UNIT; at += GROUP)
+    for (int64_t g = 0; g < GROUP; ++g) {
+      bool known = begin <= at + g && at + g < end;
+      for (int64_t i = at * dim + g; i < (at + GROUP) * dim; i += GROUP) to[i] = known ? values[i] : Stored{};
+    }
 }
 
-}  // namespace quire_dot
+// A unit of values as keys: [dim * sizeof(Input) / 4, UNIT], where what stands together makes 32 bits. `rows`
+// [UNIT, dim] is for what lies between.
+template <class Type>
+void turn_to_keys(const typename Type::Stored* values, int64_t dim, typename Type::Input* rows,
+                  typename Type::Input* keys) {
+  for (int64_t at = 0; at < UNIT; at += Type::GROUP)
+    for (int64_t i = 0; i < dim; i += LANES) {
+      const auto* from = values + at * dim + i * Type::GROUP;
+      if constexpr (Type::GROUP == 2) {
+        store(rows + at * dim + i, load_even(from));
+        store(rows + (at + 1) * dim + i, load_odd(from));
+      } else {
+        store(rows + at * dim + i, load(from));
+      }
+    }
+  int64_t words = dim * int64_t(sizeof(*rows)) / 4;
+  for (int64_t at = 0; at < UNIT; at += LANES)
+    for (int64_t i = 0; i < words; i += LANES) {
+      Floats square[LANES];
+      for (int r = 0; r < LANES; ++r) square[r] = load((const float*)rows + (at + r) * words + i, words - i);
+      transpose(square);
+      for (int r = 0; r < LANES && i + r < words; ++r) store((float*)keys + (i + r) * UNIT + at, square[r]);
+    }
+}
+
+}  // namespace quire

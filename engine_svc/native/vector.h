@@ -22,6 +22,7 @@
 //   times_power(x, n)          x * 2^n, of whole numbers n between -127 and 128
 //   to_ints, to_floats         of whole numbers; to_ints rounds
 //   store_bytes                the lowest byte of each int, of the first so many lanes
+//   transpose                  LANES registers: what stood in rows stands in columns
 //   prefetch, prefetch_far     a line into the first-level cache, or the second-level one
 #pragma once
 
@@ -52,9 +53,10 @@ struct f16 {
 
 namespace quire {
 
-// e to the x, to 2 units in the last place: 2^n times a polynomial (Cody and Waite's reduction).
+// e to the x, to 2 units in the last place: 2^n times a polynomial (Cody and Waite's reduction). Of what is no number it
+// is none: least and most give their second operand then.
 inline Floats exponential(Floats x) {
-  x = most(least(x, all(88.0f)), all(-87.0f));
+  x = most(all(-87.0f), least(all(88.0f), x));
   Floats n = nearest(x * all(1.44269504f));
   Floats r = minus_product(n, all(-2.12194440e-4f), minus_product(n, all(0.693359375f), x));
   Floats y = all(1.9875691500e-4f);

@@ -125,6 +125,25 @@ inline Floats times_power(Floats values, Floats power) {
   return values * factor(half) * factor(_mm256_sub_epi32(whole, half));
 }
 
+inline void transpose(Floats (&rows)[LANES]) {
+  Floats half[LANES];
+  for (int i = 0; i < LANES; i += 2) {
+    half[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    half[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  auto join = [](Floats one, Floats other, bool high) {
+    __m256d a = _mm256_castps_pd(one), b = _mm256_castps_pd(other);
+    return _mm256_castpd_ps(high ? _mm256_unpackhi_pd(a, b) : _mm256_unpacklo_pd(a, b));
+  };
+  for (int i = 0; i < LANES; i += 4)
+    for (int j = 0; j < 4; ++j) rows[i + j] = join(half[i + j / 2], half[i + j / 2 + 2], j % 2);
+  for (int i = 0; i < 4; ++i) {
+    half[i] = _mm256_permute2f128_ps(rows[i], rows[i + 4], 0x20);
+    half[i + 4] = _mm256_permute2f128_ps(rows[i], rows[i + 4], 0x31);
+  }
+  for (int i = 0; i < LANES; ++i) rows[i] = half[i];
+}
+
 inline void prefetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T0); }
 inline void prefetch_far(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T1); }
 

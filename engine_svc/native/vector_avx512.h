@@ -86,6 +86,32 @@ inline Floats times_power(Floats values, Floats power) { return _mm512_scalef_ps
 inline Ints to_ints(Floats values) { return _mm512_cvtps_epi32(values); }
 inline Floats to_floats(Ints values) { return _mm512_cvtepi32_ps(values); }
 
+inline void transpose(Floats (&rows)[LANES]) {
+  Floats half[LANES];
+  for (int i = 0; i < LANES; i += 2) {
+    half[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+    half[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  auto join = [](Floats one, Floats other, bool high) {
+    __m512d a = _mm512_castps_pd(one), b = _mm512_castps_pd(other);
+    return _mm512_castpd_ps(high ? _mm512_unpackhi_pd(a, b) : _mm512_unpacklo_pd(a, b));
+  };
+  for (int i = 0; i < LANES; i += 4)
+    for (int j = 0; j < 4; ++j) rows[i + j] = join(half[i + j / 2], half[i + j / 2 + 2], j % 2);
+  for (int i = 0; i < 4; ++i) {
+    half[i] = _mm512_shuffle_f32x4(rows[i], rows[i + 4], 0x88);
+    half[i + 4] = _mm512_shuffle_f32x4(rows[i], rows[i + 4], 0xdd);
+    half[i + 8] = _mm512_shuffle_f32x4(rows[i + 8], rows[i + 12], 0x88);
+    half[i + 12] = _mm512_shuffle_f32x4(rows[i + 8], rows[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm512_shuffle_f32x4(half[i], half[i + 8], 0x88);
+    rows[i + 4] = _mm512_shuffle_f32x4(half[i + 4], half[i + 12], 0x88);
+    rows[i + 8] = _mm512_shuffle_f32x4(half[i], half[i + 8], 0xdd);
+    rows[i + 12] = _mm512_shuffle_f32x4(half[i + 4], half[i + 12], 0xdd);
+  }
+}
+
 inline void prefetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T0); }
 inline void prefetch_far(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T1); }
 

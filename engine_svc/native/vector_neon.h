@@ -99,6 +99,17 @@ inline Floats times_power(Floats values, Floats power) {
   return values * factor(half) * factor(vsubq_s32(whole, half));
 }
 
+inline void transpose(Floats (&rows)[LANES]) {
+  auto join = [](Floats one, Floats other, bool high) {
+    float64x2_t a = vreinterpretq_f64_f32(one), b = vreinterpretq_f64_f32(other);
+    return vreinterpretq_f32_f64(high ? vtrn2q_f64(a, b) : vtrn1q_f64(a, b));
+  };
+  Floats even = vtrn1q_f32(rows[0], rows[1]), odd = vtrn2q_f32(rows[0], rows[1]);
+  Floats next_even = vtrn1q_f32(rows[2], rows[3]), next_odd = vtrn2q_f32(rows[2], rows[3]);
+  rows[0] = join(even, next_even, false), rows[1] = join(odd, next_odd, false);
+  rows[2] = join(even, next_even, true), rows[3] = join(odd, next_odd, true);
+}
+
 inline void prefetch(const void* line) { __builtin_prefetch(line, 0, 3); }
 inline void prefetch_far(const void* line) { __builtin_prefetch(line, 0, 2); }
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape, bits
+from engine_svc.attention.native import NativeBackend
 from engine_svc.attention.registry import create_backend
-from tests.support.native import AVAILABLE, fastest_kernels, needs_native
+from engine_svc.native.library import kernels
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 64
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -76,6 +77,11 @@ def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: 
 
 def soil(backend: AttentionBackend, cache: torch.Tensor, blocks: list[int], count: int, dirt: float) -> None:
     """Puts `dirt` to the first `count` positions of these blocks."""
+    if isinstance(backend, NativeBackend):  # only its kernels know where in a block a position is
+        slots = torch.tensor([block * BLOCK_SIZE + i for block in blocks for i in range(BLOCK_SIZE)][:count])
+        dirty = torch.full((len(slots), backend.shape.num_kv_heads, backend.shape.head_dim), dirt).to(cache.dtype)
+        backend.write(dirty, dirty, cache, slots)
+        return
     value = bits(torch.tensor([dirt]).to(cache.dtype).to(cache.device))[0]
     for block in blocks[: -(-count // BLOCK_SIZE)]:
         held, count = min(count, BLOCK_SIZE), count - BLOCK_SIZE
@@ -151,10 +157,10 @@ BATCHES: dict[str, list[tuple[int, int]]] = {
 }
 
 
-def make_backend(name: str, **changes: Any) -> AttentionBackend:
+def make_backend(name: str, level: str | None = None, **changes: Any) -> AttentionBackend:
     fields = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "dtype": torch.float32} | changes
     shape = AttentionShape(block_size=BLOCK_SIZE, device=torch.device("cpu"), **fields)
-    return create_backend(name, shape, fastest_kernels() if AVAILABLE else None)
+    return create_backend(name, shape, kernels(level) if level else None)
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
@@ -178,13 +184,12 @@ def test_softcap_and_sinks(name: str, window: int | None, special: str) -> None:
     check_backend(make_backend(name), BATCHES["mixed"], window, special)
 
 
-@pytest.mark.parametrize("name", ["reference", "cpu", "triton", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
 @pytest.mark.parametrize("window", [None, 12])
 @pytest.mark.parametrize("dirt", [torch.inf, -torch.inf])
 def test_what_others_left_reaches_no_sum(name: str, window: int | None, dirt: float) -> None:
     """All other tests do so with not-a-number."""
-    backend = make_backend(name, dtype=torch.bfloat16 if name == "native" else torch.float32)
-    check_backend(backend, BATCHES["mixed"], window, dirt=dirt)
+    check_backend(make_backend(name), BATCHES["mixed"], window, dirt=dirt)
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu"])
@@ -235,35 +240,6 @@ def test_keys_that_are_values(name: str, batch: str) -> None:
     backend = make_backend(name, num_kv_heads=1, head_dim=40, keys_are_values=True)
     assert backend.bytes_per_block(3) == 3 * BLOCK_SIZE * 40 * 4
     check_backend(backend, BATCHES[batch], None)
-
-
-@needs_native
-@pytest.mark.parametrize("heads", [2, 6, 32])
-@pytest.mark.parametrize("window", [None, 12, 100])
-def test_native_long_prompts(heads: int, window: int | None) -> None:
-    """Several blocks of keys, and more rows than a task has."""
-    backend = make_backend("native", num_heads=heads, head_dim=80, dtype=torch.bfloat16)
-    check_backend(backend, [(0, 201), (150, 130), (70, 1), (3, 64)], window)
-
-
-@needs_native
-@pytest.mark.parametrize("window", [None, 1, 12, 64])
-@pytest.mark.parametrize("batch", BATCHES)
-def test_native_batches(window: int | None, batch: str) -> None:
-    check_backend(make_backend("native", dtype=torch.bfloat16), BATCHES[batch], window)
-
-
-@needs_native
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 16), (4, 4, 96), (16, 1, 64), (6, 3, 80), (7, 1, 256)])
-def test_native_shapes(heads: int, kv_heads: int, dim: int) -> None:
-    backend = make_backend("native", num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, dtype=torch.bfloat16)
-    check_backend(backend, BATCHES["mixed"], None)
-
-
-@needs_native
-@pytest.mark.parametrize("special", ["softcap", "sinks"])
-def test_native_softcap_and_sinks(special: str) -> None:
-    check_backend(make_backend("native", dtype=torch.bfloat16), BATCHES["mixed"], 12, special)
 
 
 @pytest.mark.slow

@@ -1,0 +1,115 @@
+"""How far attention is above what this machine allows: `python -m benchmarks.attention --cpu-kernels avx2`.
+
+Of one layer of the 0.6B shape, with its new keys and values written. The floor of decoding is reading the sequences'
+keys and values from memory, so that as many layers take turns as no cache holds. The floor of a prompt is the
+operations of its causal half, at the rate of the best product of a large matrix with as many rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.machine import heading
+from benchmarks.rates import Form, best_seconds, measure_machine
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape
+from engine_svc.attention.registry import create_backend
+from engine_svc.native.library import choose_kernels
+from quire.options.kernels import CPU_LEVELS
+
+_HEADS, _KV_HEADS, _DIM, _BLOCK_SIZE = 16, 8, 128, 16
+_DECODES = [(sequences, context) for context in (128, 2048, 16384) for sequences in (1, 8, 32)]
+_PROMPTS = (256, 4096)
+_CACHE_BYTES = 2**29
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many sequences with so many new tokens each, the last of their context."""
+
+    sequences: int
+    new: int
+    context: int
+
+    @property
+    def name(self) -> str:
+        return f"prompt of {self.new}" if self.new > 1 else f"decode of {self.sequences} at {self.context}"
+
+    @property
+    def operations(self) -> int:
+        """Of both products: each query with the keys up to its own."""
+        pairs = self.sequences * self.new * (2 * self.context - self.new + 1) // 2
+        return 4 * _HEADS * _DIM * pairs
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Of the keys and values of one layer."""
+        return 2 * _KV_HEADS * _DIM * int(dtype.itemsize) * self.sequences * self.context
+
+    def metadata(self) -> AttentionMetadata:
+        """With blocks in any order."""
+        width = -(-self.context // _BLOCK_SIZE)
+        table = torch.randperm(self.sequences * width).int().view(self.sequences, width)
+        positions = torch.arange(self.context - self.new, self.context)
+        slots = table[:, positions // _BLOCK_SIZE].long() * _BLOCK_SIZE + positions % _BLOCK_SIZE
+        lengths = [self.context] * self.sequences
+        return AttentionMetadata(
+            torch.arange(self.sequences + 1, dtype=torch.int32) * self.new, torch.tensor(lengths, dtype=torch.int32),
+            table, slots.flatten(), [self.new] * self.sequences, lengths, self.new, self.context,
+        )  # fmt: skip
+
+
+def cases() -> Iterator[Case]:
+    """Those of the table."""
+    yield from (Case(sequences, 1, context) for sequences, context in _DECODES)
+    yield from (Case(1, tokens, tokens) for tokens in _PROMPTS)
+
+
+def measure(backend: AttentionBackend, case: Case) -> float:
+    """Seconds of one layer."""
+    dtype, metadata = backend.shape.dtype, case.metadata()
+    layers = 1 if case.new > 1 else max(1, _CACHE_BYTES // case.num_bytes(dtype))
+    caches = backend.allocate(metadata.block_table.numel(), layers)
+    for cache in caches:
+        cache.normal_()
+    tokens = case.sequences * case.new
+    query, key, value = (torch.randn(tokens, heads, _DIM).to(dtype) for heads in (_HEADS, _KV_HEADS, _KV_HEADS))
+    prepared, options = backend.prepare(metadata), AttentionOptions(_DIM**-0.5)
+
+    def all_layers() -> None:
+        for cache in caches:
+            backend.forward(query, key, value, cache, prepared, options)
+
+    return best_seconds(all_layers) / layers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cpu-kernels", choices=("auto", *CPU_LEVELS, "torch"), default="auto")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(heading(arguments.cpu_kernels))
+    device, form = torch.device("cpu"), Form(arguments.cpu_kernels, arguments.dtype, None)
+    machine = measure_machine(form, _PROMPTS, device)
+    shape = AttentionShape(_HEADS, _KV_HEADS, _DIM, _BLOCK_SIZE, form.torch_dtype, device)
+    backend = create_backend("auto", shape, choose_kernels(arguments.cpu_kernels, device))
+    print(f"{backend.name} attention in {arguments.dtype}; memory reads: {machine.bytes_per_second / 1e9:.1f} GB/s.\n")
+    print("| one layer | floor µs | measured µs | ratio | 10^9 operations/s |")
+    print("|---|---|---|---|---|")
+    for case in cases():
+        floor = case.num_bytes(form.torch_dtype) / machine.bytes_per_second
+        if case.new > 1:
+            floor = case.operations / machine.operations_per_second[case.new]
+        seconds = measure(backend, case)
+        print(
+            f"| {case.name} | {floor * 1e6:.0f} | {seconds * 1e6:.0f} | {seconds / floor:.2f} | "
+            f"{case.operations / seconds / 1e9:.0f} |", flush=True,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+// Attention of a batch over the paged cache: its rows cut into tasks, long ones first. Where there are few tasks, each
+// partition of their contexts is a piece of work of its own.
+#include <vector>
+
+#include "attention.h"
+#include "parallel.h"
+#include "types.h"
+
+using namespace quire;
+
+namespace {
+
+constexpr int64_t TASKS_PER_THREAD = 4;
+constexpr int64_t WORTH_A_THREAD = 1 << 17;  // products: below, waking a thread costs more than it saves
+
+struct Call {
+  const void* query;
+  int64_t query_stride;  // values between tokens
+  const void *keys, *values;
+  int64_t plane;  // values between heads
+  const int32_t* block_table;
+  int64_t table_stride;
+  const int32_t *query_start, *seq_lens;
+  int64_t num_seqs;
+  void* output;
+  int64_t heads, kv_heads, dim, block_size;
+  Options options;
+  const float* sinks;
+
+  int64_t group() const { return heads / kv_heads; }
+};
+
+struct Task {
+  int64_t sequence, head;  // a key-value head
+  Rows rows;
+  Range seen;
+
+  int64_t cost() const { return rows.count() * (seen.end - seen.begin); }
+  int64_t first_partition() const { return seen.begin / PARTITION; }
+  int64_t partitions() const { return (seen.end - 1) / PARTITION + 1 - first_partition(); }
+};
+
+// How many rows a task has: no more than fit, and so few that there is work for all threads.
+int64_t task_rows(const Call& call) {
+  int64_t most = std::min(MOST_TASK_ROWS, MOST_ROWS_DIM / call.dim) / TILE_ROWS * TILE_ROWS;
+  int64_t all = call.query_start[call.num_seqs] * call.heads, share = all / (TASKS_PER_THREAD * threads());
+  return std::clamp<int64_t>(share / TILE_ROWS * TILE_ROWS, TILE_ROWS, most);
+}
+
+std::vector<Task> cut(const Call& call) {
+  std::vector<Task> tasks;
+  int64_t step = task_rows(call);
+  for (int64_t sequence = 0; sequence < call.num_seqs; ++sequence) {
+    int64_t count = call.query_start[sequence + 1] - call.query_start[sequence];
+    Rows all{call.seq_lens[sequence] - count, call.group(), 0, count * call.group()};
+    for (int64_t first = 0; first < all.last; first += step) {
+      Rows rows{all.position, all.group, first, std::min(all.last, first + step)};
+      for (int64_t head = 0; head < call.kv_heads; ++head)
+        tasks.push_back({sequence, head, rows, rows.seen(0, rows.count(), call.options.window)});
+    }
+  }
+  std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost() > b.cost(); });
+  return tasks;
+}
+
+// One task's rows, in the type that they are multiplied in.
+template <class Value, class Stored>
+class Work {
+ public:
+  Work(const Call& call, const Task& task) : call(call), task(task) {}
+
+  // The whole of it.
+  void run() {
+    State whole = begin(), part(scratch().part, task.rows.count(), call.dim);
+    load_query();
+    for (int64_t i = 0; i < task.partitions(); ++i) {
+      attend(i, part);
+      merge(i, part, whole);
+    }
+    finish(whole);
+  }
+
+  // One partition of it, into memory that others read.
+  void run(int64_t partition, float* memory) {
+    State part(memory, task.rows.count(), call.dim);
+    load_query();
+    attend(partition, part);
+  }
+
+  // What is left when all partitions are there.
+  void finish(float* memory) {
+    State whole = begin();
+    for (int64_t i = 0; i < task.partitions(); ++i, memory += State::size(whole.rows, whole.dim))
+      merge(i, State(memory, whole.rows, whole.dim), whole);
+    finish(whole);
+  }
+
+ private:
+  using Type = Groups<Stored>;
+  using Input = typename Type::Input;
+  const Call& call;
+  const Task& task;
+
+  // Of a row's query or output, in a tensor whose tokens are `stride` values apart.
+  int64_t offset(int64_t row, int64_t stride) const {
+    int64_t at = task.rows.first + row, token = call.query_start[task.sequence] + at / call.group();
+    return token * stride + (task.head * call.group() + at % call.group()) * call.dim;
+  }
+
+  void load_query() {
+    auto* to = (Input*)scratch().query;
+    for (int64_t row = 0; row < task.rows.count(); ++row, to += call.dim) {
+      auto* from = (const Value*)call.query + offset(row, call.query_stride);
+      for (int64_t i = 0; i < call.dim; i += LANES) store(to + i, load(from + i));
+    }
+  }
+
+  // A row's sink is what it has seen before it sees anything.
+  State begin() {
+    State whole(scratch().whole, task.rows.count(), call.dim);
+    whole.clear();
+    for (int64_t row = 0; call.sinks && row < whole.rows; ++row) {
+      whole.most[row] = call.sinks[task.head * call.group() + (task.rows.first + row) % call.group()];
+      whole.total[row * LANES] = 1;
+    }
+    return whole;
+  }
+
+  void attend(int64_t partition, State& part) {
+    // Nothing is written by way of it.
+    auto *keys = (Stored*)call.keys, *values = (Stored*)call.values;
+    Paged<Stored> cache{keys ? keys + task.head * call.plane : nullptr, values + task.head * call.plane,
+                        call.block_table + task.sequence * call.table_stride, call.block_size, call.dim};
+    int64_t at = (task.first_partition() + partition) * PARTITION;
+    part.clear();
+    Attention<Type>(task.rows, call.options, cache, (const Input*)scratch().query).attend(at, at + PARTITION, part);
+  }
+
+  void merge(int64_t partition, const State& part, State& whole) {
+    int64_t at = (task.first_partition() + partition) * PARTITION;
+    for (int64_t row = 0; row < whole.rows; ++row)
+      if (!task.rows.seen(row, call.options.window).within(at, at + PARTITION).empty()) whole.merge(row, part);
+  }
+
+  void finish(const State& whole) {
+    for (int64_t row = 0; row < whole.rows; ++row) {
+      Floats total = all(sum(load(whole.total + row * LANES)));
+      auto* to = (Value*)call.output + offset(row, call.heads * call.dim);
+      for (int64_t i = 0; i < call.dim; i += LANES) store(to + i, load(whole.output + row * call.dim + i) / total);
+    }
+  }
+};
+
+template <class Value, class Stored>
+void run_in_parts(const Call& call, const std::vector<Task>& tasks) {
+  struct Piece {
+    size_t task;
+    int64_t partition, memory;
+  };
+  std::vector<Piece> pieces;
+  std::vector<int64_t> memory;
+  int64_t size = 0;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    memory.push_back(size);
+    for (int64_t p = 0; p < tasks[i].partitions(); ++p) {
+      pieces.push_back({i, p, size});
+      size += State::size(tasks[i].rows.count(), call.dim);
+    }
+  }
+  std::vector<float> states(size);
+  parallel_for(int64_t(pieces.size()), [&](int64_t i) {
+    Work<Value, Stored>(call, tasks[pieces[i].task]).run(pieces[i].partition, states.data() + pieces[i].memory);
+  });
+  parallel_for(int64_t(tasks.size()), size > WORTH_A_THREAD,
+               [&](int64_t i) { Work<Value, Stored>(call, tasks[i]).finish(states.data() + memory[i]); });
+}
+
+template <class Value, class Stored>
+void run(const Call& call) {
+  std::vector<Task> tasks = cut(call);
+  int64_t cost = 0, partitions = 0;
+  for (const Task& task : tasks) cost += task.cost(), partitions = std::max(partitions, task.partitions());
+  if (partitions > 1 && int64_t(tasks.size()) < 2 * TASKS_PER_THREAD * threads())
+    return run_in_parts<Value, Stored>(call, tasks);
+  parallel_for(int64_t(tasks.size()), cost * call.dim > WORTH_A_THREAD,
+               [&](int64_t i) { Work<Value, Stored>(call, tasks[i]).run(); });
+}
+
+}  // namespace
+
+extern "C" {
+
+// The new tokens of num_seqs sequences: rows query_start[s] to query_start[s + 1] of query, `query_stride` values apart,
+// and of output [tokens, heads, dim], at the last of seq_lens[s] positions. Their keys and values are in the cache,
+// `plane` values between heads; keys is null where values are keys too. dim and block_size are multiples of 16.
+void quire_attend(int type, const void* query, int64_t query_stride, const void* keys, const void* values,
+                  int64_t plane, const int32_t* block_table, int64_t table_stride, const int32_t* query_start,
+                  const int32_t* seq_lens, int64_t num_seqs, void* output, int64_t heads, int64_t kv_heads, int64_t dim,
+                  int64_t block_size, float scale, int64_t window, float softcap, const float* sinks) {
+  Call call{query, query_stride, keys, values, plane, block_table, table_stride, query_start, seq_lens, num_seqs,
+            output, heads, kv_heads, dim, block_size, {scale, softcap, window}, sinks};
+  with_type(type, [&](auto value) { run<decltype(value), decltype(value)>(call); });
+}
+}

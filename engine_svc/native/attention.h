@@ -1,0 +1,276 @@
+// Attention of some rows over the paged cache, in one way for prompts and for single tokens: keys are visited in chunks
+// that begin at multiples of CHUNK, with a running softmax (Milakov and Gimelshein 2018; Dao et al. 2022), and every
+// PARTITION positions with one of their own, merged in order. So a row's result depends neither on the rows beside it nor
+// on who computes its partitions. What a row does not see of a chunk has weights of zero; a chunk that it sees nothing of
+// changes nothing.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "paged.h"
+#include "products.h"
+
+namespace quire {
+
+constexpr int CHUNK = SEGMENTS * UNIT;
+constexpr int64_t PARTITION = 1024;
+constexpr int64_t MOST_ROWS_DIM = 1 << 15;  // of a task: its queries and sums stay in the second-level cache
+constexpr int64_t MOST_TASK_ROWS = 256;
+
+struct Range {
+  int64_t begin, end;
+
+  Range within(int64_t first, int64_t last) const { return {std::max(begin, first), std::min(end, last)}; }
+  bool empty() const { return begin >= end; }
+};
+
+// What the rows of a layer have in common.
+struct Options {
+  float scale, softcap;  // softcap 0: none
+  int64_t window;        // 0: none
+};
+
+// Some rows of one sequence and one key-value head: each is one of its new queries with one of the head's query heads,
+// which stand next to each other.
+struct Rows {
+  int64_t position;     // of the sequence's first new query
+  int64_t group;        // query heads of the key-value head
+  int64_t first, last;  // rows
+
+  int64_t count() const { return last - first; }
+  // The positions that one of them sees.
+  Range seen(int64_t row, int64_t window) const {
+    int64_t at = position + (first + row) / group;
+    return {window ? std::max<int64_t>(0, at + 1 - window) : 0, at + 1};
+  }
+  // The positions that any of rows [begin, end) sees.
+  Range seen(int64_t begin, int64_t end, int64_t window) const {
+    return {seen(begin, window).begin, seen(end - 1, window).end};
+  }
+};
+
+// What rows have seen so far: the greatest score, the weights' total by lane, and the values' weighted sum. Lies in
+// size(rows, dim) floats.
+struct State {
+  float *total, *output, *most;
+  int64_t rows, dim;
+
+  State(float* at, int64_t rows, int64_t dim)
+      : total(at), output(at + rows * LANES), most(output + rows * dim), rows(rows), dim(dim) {}
+  static constexpr int64_t size(int64_t rows, int64_t dim) { return rows * (LANES + dim + 1); }
+
+  void clear() {
+    std::fill_n(total, rows * (LANES + dim), 0.0f);
+    std::fill_n(most, rows, -std::numeric_limits<float>::infinity());
+  }
+
+  void scale(int64_t row, Floats factor) {
+    store(total + row * LANES, load(total + row * LANES) * factor);
+    for (float *at = output + row * dim, *end = at + dim; at < end; at += LANES) store(at, load(at) * factor);
+  }
+
+  // Takes in what a row has seen of the next partition.
+  void merge(int64_t row, const State& next) {
+    float greatest = std::max(most[row], next.most[row]);
+    Floats before = all(std::exp(most[row] - greatest)), after = all(std::exp(next.most[row] - greatest));
+    auto add = [=](float* to, const float* from) { store(to, fma(load(from), after, load(to) * before)); };
+    add(total + row * LANES, next.total + row * LANES);
+    for (int64_t i = row * dim; i < (row + 1) * dim; i += LANES) add(output + i, next.output + i);
+    most[row] = greatest;
+  }
+};
+
+// A thread's memory for one task.
+struct Scratch {
+  static constexpr int64_t STATE = MOST_ROWS_DIM + MOST_TASK_ROWS * (LANES + 1);
+  alignas(64) float query[MOST_ROWS_DIM];
+  alignas(64) float part[STATE];
+  alignas(64) float whole[STATE];
+  alignas(64) float scores[TILE_ROWS * CHUNK];
+  alignas(64) float weights[TILE_ROWS * CHUNK];
+  alignas(64) float clean[2][UNIT * MOST_DIM];
+  alignas(64) float turning[UNIT * MOST_DIM];
+  alignas(64) float keys[CHUNK * MOST_DIM];
+};
+
+inline Scratch& scratch() {
+  static thread_local Scratch own;
+  return own;
+}
+
+// softcap * tanh(scores / softcap)
+inline Floats cap_scores(Floats scores, float softcap) {
+  Floats power = exponential(all(2.0f) * scores / all(softcap));
+  return all(softcap) * (all(1.0f) - all(2.0f) / (power + all(1.0f)));
+}
+
+// Rows against the cache: `Type` are the groups of its type.
+template <class Type>
+class Attention {
+ public:
+  using Stored = typename Type::Stored;
+  using Input = typename Type::Input;
+
+  // query [rows, dim]
+  Attention(const Rows& rows, const Options& options, const Paged<Stored>& cache, const Input* query)
+      : rows(rows), options(options), cache(cache), query(query), seen(rows.seen(0, rows.count(), options.window)) {}
+
+  // Adds to the rows' state what they see of positions [begin, end), multiples of CHUNK.
+  void attend(int64_t begin, int64_t end, State& state) {
+    Range range = seen.within(begin, end);
+    if (range.empty()) return;
+    find(range.begin / CHUNK * CHUNK);
+    for (int64_t start = range.begin / CHUNK * CHUNK; start < range.end; start += CHUNK) {
+      Chunk chunk = upcoming;
+      find(std::min(start + CHUNK, (range.end - 1) / CHUNK * CHUNK));
+      make_ready(chunk);
+      int64_t tiles = (rows.count() + most_rows<Type>() - 1) / most_rows<Type>();
+      for (int64_t t = 0, row = 0; t < tiles; ++t) {
+        int64_t next = (t + 1) * rows.count() / tiles;
+        attend_tile(chunk, row, next, t == 0, state);
+        row = next;
+      }
+    }
+#ifdef __AMX_TILE__
+    if (Type::TILES) _tile_release();
+    shaped = 0;
+#endif
+  }
+
+ private:
+  using Wide = typename Type::Wide;
+
+  // Units of CHUNK positions from `start` on; those that the task does not see are like others that it does.
+  struct Chunk {
+    int64_t start;
+    const Stored *keys[SEGMENTS], *values[SEGMENTS];
+  };
+
+  const Rows& rows;
+  const Options& options;
+  const Paged<Stored>& cache;
+  const Input* query;
+  Range seen;
+  Chunk upcoming;
+  Scratch& memory = scratch();
+  int64_t shaped = 0;
+
+  void find(int64_t start) {
+    upcoming.start = start;
+    for (int unit = 0; unit < SEGMENTS; ++unit) {
+      int64_t at = std::clamp(start + unit * UNIT, seen.begin / UNIT * UNIT, (seen.end - 1) / UNIT * UNIT);
+      upcoming.keys[unit] = cache.keys ? cache.keys_at(at) : nullptr;
+      upcoming.values[unit] = cache.values_at(at);
+    }
+  }
+
+  // Cleans the values of units that the task sees a part of, and turns values to keys where they are both.
+  void make_ready(Chunk& chunk) {
+    for (int unit = 0; unit < SEGMENTS; ++unit) {
+      int64_t at = chunk.start + unit * UNIT;
+      Range known = seen.within(at, at + UNIT);
+      if (known.empty()) continue;
+      if (known.end - known.begin < UNIT) {
+        auto* clean = (Stored*)memory.clean[known.begin > at];
+        clean_values(chunk.values[unit], cache.dim, known.begin - at, known.end - at, clean);
+        chunk.values[unit] = clean;
+      }
+      if (!cache.keys)
+        turn_to_keys<Type>(chunk.values[unit], cache.dim, (Input*)memory.turning, turned(unit));
+    }
+  }
+
+  Input* turned(int unit) { return (Input*)memory.keys + unit * UNIT * cache.dim; }
+
+  // Rows [first, last) against a chunk.
+  void attend_tile(const Chunk& chunk, int64_t first, int64_t last, bool fetch, State& state) {
+    Range any = rows.seen(first, last, options.window).within(chunk.start, chunk.start + CHUNK);
+    if (any.empty()) return;
+#ifdef __AMX_TILE__
+    if (Type::TILES && shaped != last - first) shape_tiles(shaped = last - first);
+#endif
+    int begin = int(any.begin - chunk.start) / UNIT, end = int(any.end - chunk.start + UNIT - 1) / UNIT;
+    if (cache.keys) {
+      score<Type>(chunk.keys, upcoming.keys, cache.step(), first, last, begin, end, fetch);
+    } else {
+      const Input* keys[SEGMENTS] = {turned(0), turned(1), turned(2), turned(3)};
+      score<Wide>(keys, keys, UNIT * Wide::GROUP, first, last, begin, end, false);
+    }
+    for (int64_t row = first; row < last; ++row) {
+      Range own = rows.seen(row, options.window).within(chunk.start, chunk.start + CHUNK);
+      soften({own.begin - chunk.start, own.end - chunk.start}, row, row - first, begin * UNIT, end * UNIT, state);
+    }
+    add_values(chunk, first, last, begin, end, fetch, state);
+  }
+
+  // The tile's scores against units [begin, end), which lie `stride` values between steps.
+  template <class Keys>
+  void score(const typename Keys::Stored* const* keys, const typename Keys::Stored* const* next, int64_t stride,
+             int64_t first, int64_t last, int begin, int end, bool fetch) {
+    Product<Keys> product{query + first * cache.dim, cache.dim, {}, {}, fetch, 1, cache.dim / Keys::GROUP, stride,
+                          nullptr, CHUNK, true};
+    for (int at = begin * UNIT, count; at < end * UNIT; at += count * LANES) {
+      count = most_vectors<Keys>(last - first, (end * UNIT - at) / LANES);
+      for (int v = 0; v < count; ++v) {
+        int unit = (at + v * LANES) / UNIT, within = (at + v * LANES) % UNIT;
+        product.from[0][v] = keys[unit] + within * Keys::GROUP;
+        product.next[0][v] = next[unit] + within * Keys::GROUP;
+      }
+      product.output = memory.scores + at;
+      multiply(product, last - first, count);
+    }
+  }
+
+  // From a row's scores in places [begin, end) of the chunk to weights, of which it sees those in `own`. What it summed
+  // before is scaled to the new maximum.
+  void soften(Range own, int64_t row, int64_t tile_row, int begin, int end, State& state) {
+    float* scores = memory.scores + tile_row * CHUNK;
+    auto* weights = (Input*)memory.weights + tile_row * CHUNK;
+    if (own.empty()) {
+      for (int i = begin; i < end; i += LANES) store(weights + i, zero());
+      return;
+    }
+    Floats lowest = all(-std::numeric_limits<float>::infinity()), highest = lowest;
+    bool masked = own.begin > begin || own.end < end;
+    for (int i = begin; i < end; i += LANES) {
+      Floats score = load(scores + i) * all(options.scale);
+      if (options.softcap > 0) score = cap_scores(score, options.softcap);
+      if (masked) score = select(between(own.begin - i, own.end - i), score, lowest);
+      highest = most(highest, score);
+      store(scores + i, score);
+    }
+    float greatest = std::max(state.most[row], quire::greatest(highest));
+    if (greatest > state.most[row]) {
+      state.scale(row, all(std::exp(state.most[row] - greatest)));
+      state.most[row] = greatest;
+    }
+    Floats total = load(state.total + row * LANES);
+    for (int i = begin; i < end; i += LANES) {
+      Floats weight = exponential(load(scores + i) - all(greatest));
+      if (masked) weight = select(between(own.begin - i, own.end - i), weight, zero());
+      total = total + weight;
+      store(weights + i, weight);
+    }
+    store(state.total + row * LANES, total);
+  }
+
+  // The values of units [begin, end) by the tile's weights.
+  void add_values(const Chunk& chunk, int64_t first, int64_t last, int begin, int end, bool fetch, State& state) {
+    Product<Type> product{(Input*)memory.weights + begin * UNIT, CHUNK, {}, {}, fetch, end - begin,
+                          UNIT / Type::GROUP, cache.dim * Type::GROUP, nullptr, cache.dim, false};
+    for (int64_t at = 0, count; at < cache.dim; at += count * LANES) {
+      count = most_vectors<Type>(last - first, (cache.dim - at) / LANES);
+      for (int unit = begin; unit < end; ++unit)
+        for (int v = 0; v < count; ++v) {
+          product.from[unit - begin][v] = chunk.values[unit] + (at + v * LANES) * Type::GROUP;
+          product.next[unit - begin][v] = upcoming.values[unit] + (at + v * LANES) * Type::GROUP;
+        }
+      product.output = state.output + first * cache.dim + at;
+      multiply(product, last - first, count);
+    }
+  }
+};
+
+}  // namespace quire

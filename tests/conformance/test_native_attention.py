@@ -1,0 +1,149 @@
+"""Attention by the C++ kernels, each level: against dense attention in float64, and by the bit against themselves."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from engine_svc.attention.base import AttentionBackend, AttentionOptions
+from engine_svc.native.library import kernels
+from tests.conformance.test_attention import BATCHES, NUM_BLOCKS, Sequence, check_backend, make_backend, metadata_of
+from tests.support.native import every_level
+
+every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize("window", [None, 1, 12, 64])
+def test_batches(level: str, dtype: torch.dtype, window: int | None) -> None:
+    for batch in BATCHES.values():
+        check_backend(make_backend("native", level, dtype=dtype), batch, window)
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(1, 1, 16), (4, 4, 96), (32, 1, 64), (6, 3, 80), (7, 1, 256), (40, 2, 112)]
+)
+def test_shapes(level: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
+    backend = make_backend("native", level, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype)
+    check_backend(backend, BATCHES["mixed"], None)
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize("special", ["softcap", "sinks"])
+@pytest.mark.parametrize("window", [None, 12])
+def test_softcap_and_sinks(level: str, dtype: torch.dtype, special: str, window: int | None) -> None:
+    check_backend(make_backend("native", level, dtype=dtype), BATCHES["mixed"], window, special)
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize(("heads", "dim"), [(2, 48), (20, 576)])
+def test_keys_that_are_values(level: str, dtype: torch.dtype, heads: int, dim: int) -> None:
+    fields = {"num_heads": heads, "num_kv_heads": 1, "head_dim": dim, "dtype": dtype, "keys_are_values": True}
+    backend = make_backend("native", level, **fields)
+    assert backend.bytes_per_block(3) == 3 * 16 * dim * dtype.itemsize
+    for dirt in (torch.nan, torch.inf):
+        check_backend(backend, BATCHES["mixed"], None, dirt=dirt)
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize("window", [None, 12])
+@pytest.mark.parametrize("dirt", [torch.inf, -torch.inf])
+def test_what_others_left_reaches_no_sum(level: str, dtype: torch.dtype, window: int | None, dirt: float) -> None:
+    """All other tests do so with not-a-number."""
+    check_backend(make_backend("native", level, dtype=dtype), BATCHES["mixed"], window, dirt=dirt)
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize("heads", [2, 6, 32])
+@pytest.mark.parametrize("window", [None, 12, 100])
+def test_long_prompts(level: str, dtype: torch.dtype, heads: int, window: int | None) -> None:
+    """Several chunks of keys, and more rows than a task has."""
+    backend = make_backend("native", level, num_heads=heads, head_dim=80, dtype=dtype)
+    check_backend(backend, [(0, 201), (150, 130), (70, 1), (3, 64)], window)
+
+
+SPECIALS: dict[str, dict[str, Any]] = {
+    "plain": {}, "window": {"sliding_window": 70}, "small window": {"sliding_window": 3}, "softcap": {"softcap": 0.5},
+    "sinks": {"sinks": torch.randn(64, generator=torch.Generator().manual_seed(1))},
+}  # fmt: skip
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (12, 4, 80), (17, 1, 48)])
+def test_rows_are_the_same_however_they_are_computed(
+    level: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+) -> None:
+    """In one prompt, in chunks of any size, token by token, and beside others: every bit."""
+    backend = make_backend("native", level, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype)
+    for fields in SPECIALS.values():
+        whole = _in_cuts(backend, fields, [150])
+        for cuts in ([1] * 150, [149, 1], [1, 149], [64, 64, 22], [7] * 21 + [3]):
+            assert torch.equal(whole, _in_cuts(backend, fields, cuts)), (fields, cuts[:3])
+        assert torch.equal(whole, _in_cuts(backend, fields, [60, 1, 1, 70, 18], neighbours=True)), fields
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize("latent", [False, True])
+def test_partitions_may_be_anybodys(level: str, dtype: torch.dtype, latent: bool) -> None:
+    """Of contexts that are cut into partitions, which one task or many threads go through."""
+    kv_heads, dim = (1, 48) if latent else (2, 32)
+    backend = make_backend(
+        "native", level, num_heads=4, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype, keys_are_values=latent
+    )
+    for fields in ({}, {"sliding_window": 1030}, {"sliding_window": 5}):
+        found = []
+        for threads, cuts in ((1, [2070]), (8, [2070]), (2, [2040] + [1] * 30), (8, [1020, 1000, 20] + [1] * 30)):
+            kernels(level).set_threads(threads)
+            found.append(_in_cuts(backend, fields, cuts))
+        kernels(level).set_threads(torch.get_num_threads())
+        assert all(torch.equal(found[0], other) for other in found[1:]), fields
+
+
+def _in_cuts(
+    backend: AttentionBackend, fields: dict[str, Any], cuts: list[int], neighbours: bool = False
+) -> torch.Tensor:
+    """What the tokens of one sequence attend to, computed so many at a time: always the same tensors.
+
+    Args:
+        neighbours: two others decode beside it.
+    """
+    shape, total = backend.shape, sum(cuts)
+    options = AttentionOptions(
+        shape.head_dim**-0.5,
+        **(fields | ({"sinks": fields["sinks"][: shape.num_heads].contiguous()} if "sinks" in fields else {})),
+    )
+    order = random.Random(str(cuts[:5]))
+    blocks = order.sample(range(4 * NUM_BLOCKS), -(-total // shape.block_size))
+    (cache,) = backend.allocate(4 * NUM_BLOCKS + 2, 1)
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(total, heads, shape.head_dim, generator=generator).to(shape.dtype)
+        for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    )
+    if shape.keys_are_values:
+        value = key
+    others = [Sequence(5, 1, [4 * NUM_BLOCKS]), Sequence(0, 1, [4 * NUM_BLOCKS + 1])] if neighbours else []
+    found, start = [], 0
+    for count in cuts:
+        part = slice(start, start + count)
+        beside = [torch.randn(len(others), *tensor.shape[1:]).to(shape.dtype) for tensor in (query, key, value)]
+        tensors = [torch.cat((other, t[part])) for other, t in zip(beside, (query, key, value), strict=True)]
+        metadata = metadata_of([*others, Sequence(start, count, blocks)], shape.device)
+        prepared = backend.prepare(metadata)
+        if shape.keys_are_values:
+            tensors[2] = tensors[1]
+        found.append(backend.forward(tensors[0], tensors[1], tensors[2], cache, prepared, options)[len(others) :])
+        start += count
+    return torch.cat(found)
