@@ -27,10 +27,13 @@ class EmbeddedRows:
 class VocabParallelEmbedding(PackedLayer):
     """Rows of the embedding matrix, an equal range on each rank; the last rank's is padded with zeros."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, context: LayerContext, is_output: bool) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, context: LayerContext, is_output: bool, scale: float = 1.0
+    ) -> None:
         """
         Args:
             is_output: `logits` will be called.
+            scale: on what is looked up, as far as the model's type holds it.
         """
         super().__init__()
         self._context = context
@@ -39,6 +42,7 @@ class VocabParallelEmbedding(PackedLayer):
         self._share = -(-vocab_size // self._group.world_size)
         self._first = self._group.rank * self._share
         self._is_output = is_output
+        self._scale = float(torch.tensor(scale, dtype=context.dtype))
         self._product: Product | None = None
         self.weight = LoadedParameter((self._share, hidden_size), context.dtype, context.device)
         self.weight.loader = self._load_weight
@@ -51,11 +55,12 @@ class VocabParallelEmbedding(PackedLayer):
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [tokens] → [tokens, hidden_size]."""
         if self._group.world_size == 1:
-            return F.embedding(token_ids, self.weight)
+            return self._context.ops.take_rows(self.weight, token_ids, self._scale)
         local = token_ids - self._first
         absent = (local < 0) | (local >= self._share)
         hidden = F.embedding(local.masked_fill(absent, 0), self.weight)
-        return self._group.all_reduce(hidden.masked_fill_(absent[:, None], 0))
+        hidden = self._group.all_reduce(hidden.masked_fill_(absent[:, None], 0))
+        return hidden if self._scale == 1.0 else hidden * self._scale
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] → float32 [rows, vocab_size]: the matrix as output layer."""

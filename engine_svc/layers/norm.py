@@ -24,10 +24,16 @@ class RMSNorm(torch.nn.Module):
         self.weight = LoadedParameter((size,), context.dtype, context.device)
         self.weight.loader = self._load_weight
 
-    def forward(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[..., size] → [..., size]; a residual gets `hidden` added, in place, and is what is normalised."""
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None = None, output: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[..., size] → [..., size]; a residual gets `hidden` added, in place, and is what is normalised.
+
+        Args:
+            output: where it goes, without a residual; see Ops.rms_norm.
+        """
         if residual is None:
-            return self._ops.rms_norm(hidden, self.weight, self.epsilon)
+            return self._ops.rms_norm(hidden, self.weight, self.epsilon, output)
         return self._ops.add_rms_norm(hidden, residual, self.weight, self.epsilon)
 
     def _load_weight(self, source: TensorSlice, part: str) -> None:
@@ -40,6 +46,7 @@ class ParallelRMSNorm(torch.nn.Module):
 
     def __init__(self, part: Part, epsilon: float, *, context: LayerContext) -> None:
         super().__init__()
+        self._ops = context.ops
         self._group = context.groups.tensor
         self._range = slice(part.first, part.first + part.count)
         self._total = part.total
@@ -47,11 +54,14 @@ class ParallelRMSNorm(torch.nn.Module):
         self.weight = LoadedParameter((part.count,), context.dtype, context.device)
         self.weight.loader = self._load_weight
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[tokens, count] → [tokens, count]."""
+    def forward(self, hidden: torch.Tensor) -> None:
+        """Normalises [tokens, count], in place; any stride between tokens."""
+        if self._group.world_size == 1:
+            self._ops.rms_norm(hidden, self.weight, self._epsilon, hidden)
+            return
         wide = hidden.float()
         square = self._group.all_reduce(wide.square().sum(-1, keepdim=True))
-        return (wide * (square / self._total + self._epsilon).rsqrt()).to(hidden.dtype) * self.weight
+        hidden.copy_((wide * (square / self._total + self._epsilon).rsqrt()).to(hidden.dtype) * self.weight)
 
     def _load_weight(self, source: TensorSlice, part: str) -> None:
         self.weight.write(part, self.weight, source, (self._range,))

@@ -53,7 +53,7 @@ class Model(Protocol):
         """See Decoder.forward."""
         ...
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """See Decoder.logits."""
         ...
 

@@ -65,7 +65,7 @@ class Attention(torch.nn.Module):
         tokens = hidden.shape[0]
         projected = self.qkv_proj(hidden)
         if self._norms_all:
-            projected = self._normalise(projected)
+            self._normalise(projected)
         heads = projected.view(tokens, -1, self._head_dim)
         query_key, value = heads.split((self._heads + self._kv_heads, self._kv_heads), dim=1)
         rotary = step.rotary if self._options.sliding_window is None else step.local_rotary
@@ -74,8 +74,9 @@ class Attention(torch.nn.Module):
         output = step.attention.forward(query, key, value, cache.cache, cache.prepared, self._options)
         return self.o_proj(output.reshape(tokens, -1))
 
-    def _normalise(self, projected: torch.Tensor) -> torch.Tensor:
-        """All query heads as one vector, and all key heads."""
+    def _normalise(self, projected: torch.Tensor) -> None:
+        """All query heads as one vector, and all key heads, in place."""
         sizes = (self._heads * self._head_dim, self._kv_heads * self._head_dim, self._kv_heads * self._head_dim)
-        query, key, value = projected.split(sizes, dim=-1)
-        return torch.cat((self.q_norm(query), self.k_norm(key), value), dim=-1)
+        query, key, _ = projected.split(sizes, dim=-1)
+        self.q_norm(query)
+        self.k_norm(key)

@@ -26,8 +26,9 @@ class Decoder(torch.nn.Module):
         super().__init__()
         self._config = config
         self._attention = attention
+        self._ops = context.ops
         size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings
-        self.embed_tokens = VocabParallelEmbedding(*size, context=context, is_output=tied)
+        self.embed_tokens = VocabParallelEmbedding(*size, context=context, is_output=tied, scale=config.embedding_scale)
         layer = LAYERS[config.norm_placement]
         self.layers = torch.nn.ModuleList([layer(config, context, index) for index in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context, offset=config.norm_offset)
@@ -59,12 +60,10 @@ class Decoder(torch.nn.Module):
         Returns:
             Hidden states [tokens, hidden_size], normalised.
         """
-        rotary = self._rotary[positions]
-        local = rotary if self._local_rotary is None else self._local_rotary[positions]
+        rotary = self._ops.take_rows(self._rotary, positions)
+        local = rotary if self._local_rotary is None else self._ops.take_rows(self._local_rotary, positions)
         step = StepInputs(rotary, local, self._attention)
         hidden = self.embed_tokens(token_ids)
-        if self._config.embedding_scale != 1.0:
-            hidden = hidden * torch.tensor(self._config.embedding_scale, dtype=hidden.dtype)
         if embedded is not None:
             hidden = embedded.put(hidden)
         residual = torch.zeros_like(hidden)
@@ -72,8 +71,14 @@ class Decoder(torch.nn.Module):
             hidden = layer(hidden, residual, cache, step)
         return self.norm(hidden, residual)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size] → float32 [rows, vocab_size]."""
+    def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """[tokens, hidden_size] → float32 [rows, vocab_size].
+
+        Args:
+            rows: int64 [rows], of which tokens; None: of all.
+        """
+        if rows is not None:
+            hidden = self._ops.take_rows(hidden, rows)
         logits = self.lm_head.logits(hidden)
         cap = self._config.logits_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return logits if cap is None else self._ops.softcap(logits, cap)

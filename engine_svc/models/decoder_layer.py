@@ -24,6 +24,7 @@ class DecoderLayer(torch.nn.Module):
 
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__()
+        self._ops = context.ops
         self.self_attn = (
             LatentAttention(config, config.latent, context)
             if config.latent
@@ -59,8 +60,8 @@ class PostNormLayer(DecoderLayer):
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
     ) -> torch.Tensor:
         """See DecoderLayer.forward."""
-        residual += hidden
-        residual += self.post_attention_layernorm(self.self_attn(residual, cache, step))
+        self._ops.add(residual, hidden)
+        self._ops.add(residual, self.post_attention_layernorm(self.self_attn(residual, cache, step)))
         return self.post_feedforward_layernorm(self.mlp(residual))
 
 

@@ -59,18 +59,17 @@ class LatentAttention(torch.nn.Module):
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
         latent, tokens = self._latent, len(hidden)
-        plain, rotated = (
-            self._query(hidden).view(tokens, self._heads, -1).split((latent.plain_dim, latent.rotated_dim), dim=-1)
-        )
-        vector, rotated_key = self.kv_a_proj_with_mqa(hidden).split((latent.rank, latent.rotated_dim), dim=-1)
-        vector = self.kv_a_layernorm(vector.contiguous())
-        both = _by_halves(torch.cat((rotated, rotated_key[:, None]), dim=1))
-        both = self._ops.rotate(both, step.rotary, self._heads, None)
-        query = torch.cat((self.kv_b_proj.to_vector(plain), both[:, : self._heads]), dim=-1)
-        key = torch.cat((vector[:, None], both[:, self._heads :]), dim=-1)
+        queries, vectors = self._query(hidden).view(tokens, self._heads, -1), self.kv_a_proj_with_mqa(hidden)
+        query = hidden.new_empty((tokens, self._heads, latent.rank + latent.rotated_dim))
+        key = hidden.new_empty((tokens, 1, latent.rank + latent.rotated_dim))
+        self.kv_b_proj.to_vector(queries[..., : latent.plain_dim], query[..., : latent.rank])
+        self._ops.rotate_pairs(queries[..., latent.plain_dim :], step.rotary, query[..., latent.rank :])
+        self.kv_a_layernorm(vectors[:, : latent.rank], output=key[:, 0, : latent.rank])
+        self._ops.rotate_pairs(vectors[:, None, latent.rank :], step.rotary, key[..., latent.rank :])
         output = step.attention.forward(query, key, key, cache.cache, cache.prepared, self._options)
-        values = self.kv_b_proj.to_values(output[..., : latent.rank])
-        return self.o_proj(values.reshape(tokens, -1))
+        values = hidden.new_empty((tokens, self._heads, latent.value_dim))
+        self.kv_b_proj.to_values(output[..., : latent.rank], values)
+        return self.o_proj(values.view(tokens, -1))
 
     def _query(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._latent.query_rank is None:
@@ -100,24 +99,16 @@ class HeadMatrices(PackedLayer):
         self._to_values = self._ops.head_matrices(values)
         del self.weight
 
-    def to_vector(self, plain: torch.Tensor) -> torch.Tensor:
+    def to_vector(self, plain: torch.Tensor, vectors: torch.Tensor) -> None:
         """The plain part of queries, [tokens, heads, plain_dim] → [tokens, heads, rank]."""
         assert self._to_vector is not None
-        return self._to_vector(plain)
+        self._to_vector(plain, vectors)
 
-    def to_values(self, vectors: torch.Tensor) -> torch.Tensor:
+    def to_values(self, vectors: torch.Tensor, values: torch.Tensor) -> None:
         """[tokens, heads, rank] → [tokens, heads, value_dim]."""
         assert self._to_values is not None
-        return self._to_values(vectors)
+        self._to_values(vectors, values)
 
     def _load_weight(self, source: TensorSlice, part: str) -> None:
         rows = slice(self._first, self._first + len(self.weight))
         self.weight.write(part, self.weight, source, (rows, slice(None)))
-
-
-def _by_halves(rotated: torch.Tensor) -> torch.Tensor:
-    """Pairs that stand side by side, as DeepSeek rotates them, to where ours are rotated: half a head apart.
-
-    In queries and keys alike, so that their products stay the same.
-    """
-    return rotated.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

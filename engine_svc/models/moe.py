@@ -24,6 +24,7 @@ class SparseMLP(torch.nn.Module):
         super().__init__()
         if config.activation != "silu":
             raise StartupError(f"Mixtures of experts with the activation {config.activation!r} are not supported.")
+        self._ops = context.ops
         self.gate = ExpertChoice(config.hidden_size, moe, context=context)
         self.experts = Experts(moe.num_experts, config.hidden_size, moe.expert_size, context=context)
         self.shared_expert: MLP | None = None
@@ -40,7 +41,5 @@ class SparseMLP(torch.nn.Module):
         output = self.experts(hidden, *self.gate.choose(hidden))
         if self.shared_expert is None:
             return output
-        shared = self.shared_expert(hidden)
-        if self.shared_expert_gate is not None:
-            shared = shared * self.shared_expert_gate(hidden).sigmoid().to(hidden.dtype)
-        return output + shared
+        gates = None if self.shared_expert_gate is None else self.shared_expert_gate(hidden)
+        return self._ops.add(output, self.shared_expert(hidden), gates)

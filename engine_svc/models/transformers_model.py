@@ -145,11 +145,12 @@ class TransformersModel:
         self._caches = caches
         return self._decode(token_ids, positions, embedded)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size] → float32 [rows, vocab_size]."""
+    def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """See Decoder.logits."""
+        hidden = hidden if rows is None else hidden[rows]
         self._given.hidden = hidden[None]
-        rows = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
-        logits: torch.Tensor = self._model(input_ids=rows).logits[0].float()
+        ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
+        logits: torch.Tensor = self._model(input_ids=ids).logits[0].float()
         return logits
 
     def _decode(

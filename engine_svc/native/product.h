@@ -19,6 +19,7 @@ struct Result {
   const float* scale = nullptr;
   const int32_t* correction = nullptr;
   const float* input_scale = nullptr;
+  int64_t stride = outputs;  // of the output's rows, in values
 
   template <class Out>
   void write(const float* sums, int64_t row, int64_t column) const {
@@ -41,7 +42,7 @@ struct Result {
 
   template <class Out>
   void write(Floats values, int64_t row, int64_t column) const {
-    store((Out*)output + row * outputs + column, values, outputs - column);
+    store((Out*)output + row * stride + column, values, outputs - column);
   }
 };
 

@@ -22,8 +22,8 @@ class Product(Protocol):
 class HeadsProduct(Protocol):
     """Each head's product with a matrix of its own."""
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[tokens, heads, size] → [tokens, heads, outputs]; the values of a head are contiguous."""
+    def __call__(self, hidden: torch.Tensor, output: torch.Tensor) -> None:
+        """[tokens, heads, size] → [tokens, heads, outputs], both of any strides between tokens and heads."""
         ...
 
 
@@ -47,6 +47,18 @@ class HeadNorms:
     query: torch.Tensor  # [head_dim]
     key: torch.Tensor  # [head_dim]
     epsilon: float
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a token's experts are chosen from the scores of all."""
+
+    experts_per_token: int
+    renormalize: bool  # the chosen experts' weights are made to sum to one
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    num_groups: int = 1  # the experts of the best `chosen_groups` groups can be chosen
+    chosen_groups: int = 1
+    scale: float = 1.0  # on the chosen experts' weights
 
 
 class Ops(ABC):
@@ -73,8 +85,42 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """hidden / rms(hidden) * weight, over the last dimension."""
+    def choose_experts(
+        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 [tokens, experts] → weights float32 and ids int64, both [tokens, experts_per_token].
+
+        Args:
+            bias: float32 [experts], helps to choose and does not count: with sigmoid only. With it, a group of experts
+                is as good as its two best ones, without it as its best one.
+        """
+
+    @abstractmethod
+    def take_rows(self, matrix: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """Rows int64 [count] of a matrix [any, ...], times a factor that its type holds exactly: [count, ...]."""
+
+    @abstractmethod
+    def add(self, total: torch.Tensor, values: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:
+        """Adds values to the total, in place, and returns it. Both [tokens, hidden_size].
+
+        Args:
+            gates: float32 [tokens, 1], contiguous: the values are times their sigmoid.
+        """
+
+    @abstractmethod
+    def softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        """float32 [rows, vocabulary] becomes cap * tanh(logits / cap), in place."""
+
+    @abstractmethod
+    def rms_norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """hidden / rms(hidden) * weight, over the last dimension.
+
+        Args:
+            hidden: contiguous, or [rows, size] with any stride between rows.
+            output: where it goes, of the same shape and such strides; may be `hidden` itself. None: a new tensor.
+        """
 
     @abstractmethod
     def add_rms_norm(
@@ -91,6 +137,16 @@ class Ops(ABC):
         Args:
             heads: [tokens, query and key heads, head_dim]; each token's heads are contiguous.
             table_rows: [tokens, 2, rotated values / 2], cosines and sines of the tokens' positions.
+        """
+
+    @abstractmethod
+    def rotate_pairs(self, pairs: torch.Tensor, table_rows: torch.Tensor, output: torch.Tensor) -> None:
+        """Rotates neighbouring values; they come to stand half a head apart, in queries and keys alike.
+
+        Args:
+            pairs: [tokens, heads, rotated values], of any strides between tokens and heads.
+            table_rows: as for `rotate`.
+            output: of the same shape and such strides.
         """
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine_svc.native.library import TYPES, Kernels
-from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, HeadsProduct, Ops, Product
+from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, HeadsProduct, Ops, Product, Routing
 from engine_svc.ops.packing import experts_product, matrix_product, pack, pointer
 
 
@@ -23,34 +23,81 @@ class NativeOps(Ops):
 
     def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
         """See Ops.head_matrices."""
-        products = [self.matrix(each, None) for each in weight]
-        return lambda hidden: torch.stack(
-            [product(rows) for product, rows in zip(products, hidden.unbind(1), strict=True)], dim=1
-        )
+        heads, outputs, size = weight.shape
+        packed = pack(self.kernels, weight).weights
+
+        def product(hidden: torch.Tensor, output: torch.Tensor) -> None:
+            self.kernels.head_matrices(
+                TYPES[hidden.dtype], hidden.data_ptr(), *hidden.stride()[:2], packed.data_ptr(), output.data_ptr(),
+                *output.stride()[:2], len(hidden), heads, size, outputs,
+            )  # fmt: skip
+
+        return product
 
     def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
         """See Ops.experts."""
         return experts_product(self.kernels, pack(self.kernels, gate_up), pack(self.kernels, down), down.shape)
 
-    def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    def choose_experts(
+        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Ops.choose_experts."""
+        tokens, experts = logits.shape
+        weights = logits.new_empty((tokens, routing.experts_per_token))
+        expert_ids = logits.new_empty(weights.shape, dtype=torch.int64)
+        self.kernels.choose_experts(
+            logits.data_ptr(), pointer(bias), tokens, experts, routing.experts_per_token, routing.num_groups,
+            routing.chosen_groups, routing.renormalize, routing.scale, weights.data_ptr(), expert_ids.data_ptr(),
+        )  # fmt: skip
+        return weights, expert_ids
+
+    def take_rows(self, matrix: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """See Ops.take_rows."""
+        output = matrix.new_empty((len(indices), *matrix.shape[1:]))
+        self.kernels.take_rows(
+            TYPES[matrix.dtype], matrix.data_ptr(), indices.data_ptr(), len(indices), matrix.stride(0), scale,
+            output.data_ptr(),
+        )  # fmt: skip
+        return output
+
+    def add(self, total: torch.Tensor, values: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:
+        """See Ops.add."""
+        self.kernels.add(TYPES[total.dtype], total.data_ptr(), values.data_ptr(), pointer(gates), *total.shape)
+        return total
+
+    def softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        """See Ops.softcap."""
+        self.kernels.softcap(logits.data_ptr(), logits.stride(0), *logits.shape, cap)
+        return logits
+
+    def rms_norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See Ops.rms_norm."""
-        return self._norm(hidden, None, weight, epsilon)
+        output = hidden.new_empty(hidden.shape) if output is None else output
+        self._norm(hidden, None, weight, epsilon, output)
+        return output
 
     def add_rms_norm(
         self, hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
         """See Ops.add_rms_norm."""
-        return self._norm(hidden, residual, weight, epsilon)
+        output = hidden.new_empty(hidden.shape)
+        self._norm(hidden, residual, weight, epsilon, output)
+        return output
 
     def _norm(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
-    ) -> torch.Tensor:
-        output = torch.empty_like(hidden)
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        epsilon: float,
+        output: torch.Tensor,
+    ) -> None:
         self.kernels.rms_norm(
-            TYPES[hidden.dtype], hidden.data_ptr(), pointer(residual), weight.data_ptr(), output.data_ptr(),
-            hidden.numel() // weight.shape[0], weight.shape[0], epsilon,
+            TYPES[hidden.dtype], hidden.data_ptr(), hidden.stride(-2), pointer(residual), weight.data_ptr(),
+            output.data_ptr(), output.stride(-2), hidden.numel() // weight.shape[0], weight.shape[0], epsilon,
         )  # fmt: skip
-        return output
 
     def rotate(
         self, heads: torch.Tensor, table_rows: torch.Tensor, num_query: int, norms: HeadNorms | None
@@ -65,6 +112,13 @@ class NativeOps(Ops):
             tokens, num_query, count - num_query, dim, 2 * table_rows.shape[-1],
         )  # fmt: skip
         return heads
+
+    def rotate_pairs(self, pairs: torch.Tensor, table_rows: torch.Tensor, output: torch.Tensor) -> None:
+        """See Ops.rotate_pairs."""
+        self.kernels.rotate_pairs(
+            TYPES[pairs.dtype], pairs.data_ptr(), *pairs.stride()[:2], table_rows.data_ptr(), output.data_ptr(),
+            *output.stride()[:2], *pairs.shape,
+        )  # fmt: skip
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """See Ops.activate_and_multiply."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, HeadsProduct, Ops, Product
+from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, HeadsProduct, Ops, Product, Routing
 
 
 class PlainOps(Ops):
@@ -24,7 +24,11 @@ class PlainOps(Ops):
 
     def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
         """See Ops.head_matrices."""
-        return lambda hidden: torch.bmm(hidden.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+
+        def product(hidden: torch.Tensor, output: torch.Tensor) -> None:
+            output.copy_(torch.bmm(hidden.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1))
+
+        return product
 
     def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
         """See Ops.experts."""
@@ -33,9 +37,40 @@ class PlainOps(Ops):
             self, [(self.matrix(first, None), self.matrix(second, None)) for first, second in pairs]
         )
 
-    def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    def choose_experts(
+        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Ops.choose_experts."""
+        scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
+        ranked = scores if bias is None else scores + bias
+        if routing.num_groups > 1:
+            ranked = _of_the_best_groups(ranked, routing, 1 if bias is None else 2)
+        weights, expert_ids = ranked.topk(routing.experts_per_token, dim=-1)
+        if bias is not None:
+            weights = scores.gather(-1, expert_ids)
+        if routing.renormalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights * routing.scale if routing.scale != 1.0 else weights, expert_ids
+
+    def take_rows(self, matrix: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """See Ops.take_rows."""
+        rows = matrix[indices]
+        return rows if scale == 1.0 else rows * scale
+
+    def add(self, total: torch.Tensor, values: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:
+        """See Ops.add."""
+        return total.add_(values if gates is None else values * gates.sigmoid().to(values.dtype))
+
+    def softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        """See Ops.softcap."""
+        return logits.div_(cap).tanh_().mul_(cap)
+
+    def rms_norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See Ops.rms_norm."""
-        return F.rms_norm(hidden, weight.shape, weight, epsilon)
+        normed = F.rms_norm(hidden, weight.shape, weight, epsilon)
+        return normed if output is None else output.copy_(normed)
 
     def add_rms_norm(
         self, hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
@@ -55,10 +90,25 @@ class PlainOps(Ops):
         first, second, rest = heads.split((half, half, heads.shape[-1] - 2 * half), dim=-1)
         return torch.cat((first * cosine - second * sine, second * cosine + first * sine, rest), dim=-1)
 
+    def rotate_pairs(self, pairs: torch.Tensor, table_rows: torch.Tensor, output: torch.Tensor) -> None:
+        """See Ops.rotate_pairs."""
+        cosine, sine = table_rows[:, 0, None], table_rows[:, 1, None]
+        first, second = pairs[..., 0::2], pairs[..., 1::2]
+        torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1, out=output)
+
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """See Ops.activate_and_multiply."""
         gate, up = gate_up.chunk(2, dim=-1)
         return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
+def _of_the_best_groups(ranked: torch.Tensor, routing: Routing, judges: int) -> torch.Tensor:
+    """Minus infinity for the others. A group is as good as its `judges` best experts together."""
+    groups = ranked.unflatten(-1, (routing.num_groups, -1))
+    best = groups.topk(judges, dim=-1).values.sum(-1)
+    chosen = torch.zeros_like(best, dtype=torch.bool)
+    chosen.scatter_(-1, best.topk(routing.chosen_groups, dim=-1).indices, value=True)
+    return groups.masked_fill(~chosen[..., None], -torch.inf).flatten(-2)
 
 
 def experts_of_products(ops: Ops, pairs: Sequence[tuple[Product, Product]]) -> ExpertsProduct:

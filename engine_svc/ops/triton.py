@@ -34,9 +34,12 @@ class TritonOps(PlainOps):
 
         return product
 
-    def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    def rms_norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See Ops.rms_norm."""
-        return rms_norm(hidden.reshape(-1, hidden.shape[-1]), None, weight, epsilon).view(hidden.shape)
+        normed = rms_norm(hidden.reshape(-1, hidden.shape[-1]), None, weight, epsilon).view(hidden.shape)
+        return normed if output is None else output.copy_(normed)
 
     def add_rms_norm(
         self, hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
@@ -72,4 +75,8 @@ class InvariantTritonOps(TritonOps):
 
     def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
         """See Ops.head_matrices."""
-        return lambda hidden: fixed_product(hidden, weight)
+
+        def product(hidden: torch.Tensor, output: torch.Tensor) -> None:
+            output.copy_(fixed_product(hidden, weight))
+
+        return product

@@ -314,7 +314,7 @@ class Runner:
         rows = [batch.query_start[index + 1] - 1 for index in sampling]
         slots = [batch.slots[index] for index in sampling]
         lengths = [batch.lengths[index] for index in sampling]
-        logits = self._model.logits(hidden if len(rows) == len(hidden) else hidden[to_device(rows, self._device)])
+        logits = self._model.logits(hidden, None if len(rows) == len(hidden) else to_device(rows, self._device))
         outputs, alone = sample_rows(self._sampler, logits, slots, lengths, masks)
         failed |= alone
         length_of = dict(zip(slots, lengths, strict=True))

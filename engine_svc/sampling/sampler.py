@@ -32,7 +32,7 @@ class BrokenRows:
 
     def read(self) -> dict[int, str]:
         """Slot → why, once the step is done."""
-        return {self.slots[row]: OVERFLOW for row in self.broken.nonzero()[:, 0].tolist()}
+        return {slot: OVERFLOW for slot, broken in zip(self.slots, self.broken.tolist(), strict=True) if broken}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine_svc.ops.base import HeadNorms, Ops
+from engine_svc.ops.base import HeadNorms, Ops, Routing
 from tests.support.native import needs_native
 from tests.support.ops import experts_by_definition, make_ops
 
@@ -69,6 +69,125 @@ def test_rms_norm(name: str, shape: tuple[int, ...]) -> None:
     before = hidden.clone()
     close(ops.rms_norm(hidden, weight, EPSILON), rms_norm(hidden, weight), dtype)
     assert hidden.equal(before)
+
+
+@every
+def test_rms_norm_of_a_part_of_each_row(name: str) -> None:
+    """Where it lies, and to a part of another tensor."""
+    ops, dtype = make_ops(name)
+    wider, weight, target = normal(5, 150, dtype=dtype), normal(40, dtype=dtype, seed=1), normal(5, 3, 90, dtype=dtype)
+    expected, others = rms_norm(wider[:, 30:70], weight), target.clone()
+    ops.rms_norm(wider[:, 30:70], weight, EPSILON, target[:, 1, 50:])
+    close(target[:, 1, 50:], expected, dtype)
+    others[:, 1, 50:] = target[:, 1, 50:]
+    assert target.equal(others)
+    ops.rms_norm(wider[:, 30:70], weight, EPSILON, wider[:, 30:70])
+    close(wider[:, 30:70], expected, dtype)
+
+
+@every
+@pytest.mark.parametrize("scale", [1.0, 5.5])
+def test_take_rows(name: str, scale: float) -> None:
+    ops, dtype = make_ops(name)
+    matrix, indices = normal(20, 2, 9, dtype=dtype), torch.tensor([19, 0, 3, 3, 7])
+    close(ops.take_rows(matrix, indices, scale), matrix[indices].double() * scale, dtype)
+
+
+@every
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_add(name: str, is_gated: bool) -> None:
+    ops, dtype = make_ops(name)
+    total, values = normal(7, 72, dtype=dtype), normal(7, 72, dtype=dtype, seed=1)
+    gates = normal(7, 1, dtype=torch.float32, seed=2) * 20 if is_gated else None
+    expected = total.double() + values.double() * (1.0 if gates is None else gates.double().sigmoid())
+    assert ops.add(total, values, gates) is total
+    close(total, expected, dtype)
+
+
+@every
+def test_softcap(name: str) -> None:
+    ops, _ = make_ops(name)
+    logits = torch.cat((normal(3, 100, dtype=torch.float32) * 40, torch.tensor([[1e30, -1e30, 0.0]] * 3)), dim=1)
+    expected = 30.0 * torch.tanh(logits.double() / 30.0)
+    torch.testing.assert_close(ops.softcap(logits, 30.0).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@every
+@pytest.mark.parametrize("rotated", [8, 16, 22, 64])
+def test_rotate_pairs(name: str, rotated: int) -> None:
+    ops, dtype = make_ops(name)
+    heads, target = normal(5, 3, 80, dtype=dtype), normal(5, 3, 70, dtype=dtype)
+    pairs, output, others = heads[..., 10 : 10 + rotated], target[..., 6 : 6 + rotated], target[..., :6].clone()
+    angles = normal(5, rotated // 2, dtype=torch.float32, seed=1)
+    table = torch.stack((angles.cos(), angles.sin()), dim=1).to(dtype)
+    ops.rotate_pairs(pairs, table, output)
+    turned = torch.view_as_complex(pairs.double().unflatten(-1, (-1, 2)).contiguous())
+    turned = turned * torch.complex(table[:, 0].double(), table[:, 1].double())[:, None]
+    close(output, torch.cat((turned.real, turned.imag), dim=-1), dtype)
+    assert target[..., :6].equal(others)
+
+
+@every
+@pytest.mark.parametrize("tokens", [1, 5, 200])
+def test_head_matrices(name: str, tokens: int) -> None:
+    """Of parts of wider tensors, both ways round."""
+    ops, dtype = make_ops(name)
+    weight, heads = normal(3, 24, 40, dtype=dtype) / 6, normal(tokens, 3, 50, dtype=dtype, seed=1)
+    for matrices, size, outputs in ((weight, 40, 24), (weight.transpose(1, 2), 24, 40)):
+        target = normal(tokens, 3, 60, dtype=dtype)
+        rest = target[..., outputs:].clone()
+        ops.head_matrices(matrices)(heads[..., :size], target[..., :outputs])
+        expected = torch.einsum("ths,hos->tho", heads[..., :size].double(), matrices.double())
+        close(target[..., :outputs], expected, dtype)
+        assert target[..., outputs:].equal(rest)
+
+
+ROUTINGS = {
+    "mixtral": Routing(2, renormalize=True), "qwen2": Routing(3, renormalize=False), "all": Routing(8, True),
+    "deepseek v2": Routing(3, False, num_groups=4, chosen_groups=2, scale=2.5),
+    "deepseek v3": Routing(2, True, "sigmoid", num_groups=2, chosen_groups=1, scale=1.5),
+    "sigmoid": Routing(4, False, "sigmoid"),
+}  # fmt: skip
+
+
+def chosen_by_definition(scores: list[float], bias: list[float], routing: Routing) -> tuple[list[int], list[float]]:
+    ranked = [score + more for score, more in zip(scores, bias, strict=True)]
+    size, judges = len(scores) // routing.num_groups, 1 if routing.scoring == "softmax" else 2
+    groups = [sum(sorted(ranked[first : first + size])[-judges:]) for first in range(0, len(scores), size)]
+    best = sorted(range(routing.num_groups), key=lambda group: -groups[group])[: routing.chosen_groups]
+    allowed = [index for index in range(len(scores)) if index // size in best or routing.num_groups == 1]
+    ids = sorted(allowed, key=lambda index: -ranked[index])[: routing.experts_per_token]
+    total = sum(scores[index] for index in ids) if routing.renormalize else 1.0
+    return ids, [scores[index] / total * routing.scale for index in ids]
+
+
+@every
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("tokens", [1, 30])
+def test_choose_experts(name: str, routing: str, tokens: int) -> None:
+    ops, _ = make_ops(name)
+    wanted, logits = ROUTINGS[routing], normal(tokens, 8, dtype=torch.float32) * 2
+    bias = normal(8, dtype=torch.float32, seed=1) if wanted.scoring == "sigmoid" else None
+    weights, ids = ops.choose_experts(logits, bias, wanted)
+    assert weights.dtype == torch.float32
+    scores = logits.double().softmax(-1) if bias is None else logits.double().sigmoid()
+    for row in range(tokens):
+        added = [0.0] * 8 if bias is None else bias.double().tolist()
+        expected_ids, expected = chosen_by_definition(scores[row].tolist(), added, wanted)
+        assert ids[row].tolist() == expected_ids
+        assert weights[row].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@every
+def test_experts_are_chosen_for_whatever_has_overflowed(name: str) -> None:
+    """Any, but such as there are, each once."""
+    ops, _ = make_ops(name)
+    logits = torch.full((3, 8), torch.nan)
+    logits[1], logits[2] = torch.inf, -torch.inf
+    for routing in ROUTINGS.values():
+        bias = torch.zeros(8) if routing.scoring == "sigmoid" else None
+        _, ids = ops.choose_experts(logits, bias, routing)
+        assert all(len(set(row) & set(range(8))) == routing.experts_per_token for row in ids.tolist())
 
 
 @every
@@ -164,6 +283,19 @@ def rotate_all(ops: Ops, hidden: torch.Tensor) -> torch.Tensor:
     return ops.rotate(hidden.clone().view(len(hidden), 4, 16), table, 3, None).flatten(1)
 
 
+def rotate_all_pairs(ops: Ops, hidden: torch.Tensor) -> torch.Tensor:
+    output = torch.empty(len(hidden), 4, 16, dtype=hidden.dtype)
+    table = torch.ones(len(hidden), 2, 8, dtype=hidden.dtype)
+    ops.rotate_pairs(hidden.view(len(hidden), 4, 16), table, output)
+    return output.flatten(1)
+
+
+def multiply_heads(ops: Ops, hidden: torch.Tensor) -> torch.Tensor:
+    output = torch.empty(len(hidden), 4, 24, dtype=hidden.dtype)
+    ops.head_matrices(normal(4, 24, 16, dtype=hidden.dtype))(hidden.view(len(hidden), 4, 16), output)
+    return output.flatten(1)
+
+
 def choose_all(ops: Ops, hidden: torch.Tensor) -> torch.Tensor:
     gate_up, down = normal(2, 64, 64, dtype=hidden.dtype) / 8, normal(2, 64, 32, dtype=hidden.dtype) / 8
     expert_ids = torch.tensor([[0, 1]]).repeat(len(hidden), 1)
@@ -179,6 +311,9 @@ ROWWISE: dict[str, Callable[[Ops, torch.Tensor], torch.Tensor]] = {
     ),
     "rotate": rotate_all,
     "activate": lambda ops, hidden: ops.activate_and_multiply(hidden, "silu"),
+    "sum": lambda ops, hidden: ops.add(torch.ones_like(hidden), hidden, torch.zeros(len(hidden), 1)),
+    "pairs": lambda ops, hidden: rotate_all_pairs(ops, hidden),
+    "heads": lambda ops, hidden: multiply_heads(ops, hidden),
     "experts": choose_all,
 }
 

@@ -1,0 +1,54 @@
+// Each head's product with a matrix of its own (compressed attention).
+#include "inputs.h"
+#include "parallel.h"
+#include "product.h"
+#include "types.h"
+
+using namespace quire;
+
+namespace {
+
+constexpr int64_t WORTH_A_THREAD = 1 << 18;  // multiplications
+
+// [tokens, heads, values], tokens and heads so many values apart.
+template <class Value>
+struct Heads {
+  Value* values;
+  int64_t token_stride, head_stride;
+};
+
+template <class Value>
+void multiply_heads(Heads<const Value> input, Heads<Value> output, int64_t tokens, int64_t heads, int64_t size,
+                    int64_t outputs, const void* weights) {
+  using Type = Groups<Value>;
+  int64_t steps = steps_of<Type>(size), panels = (outputs + PANEL - 1) / PANEL;
+  int64_t chunks = (tokens + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+  parallel_for(heads * chunks, tokens * heads * size * outputs > WORTH_A_THREAD, [&](int64_t task) {
+    int64_t head = task / chunks, chunk = task % chunks;
+    int64_t first = chunk * tokens / chunks, count = (chunk + 1) * tokens / chunks - first;
+    Inputs<Type> inputs(count, size);
+    for (int64_t row = 0; row < count; ++row)
+      inputs.prepare(row, input.values + (first + row) * input.token_stride + head * input.head_stride, size);
+    Result result{output.values + first * output.token_stride + head * output.head_stride, outputs, nullptr};
+    result.stride = output.token_stride;
+    auto weight = (const typename Type::Stored*)weights + head * panels * PANEL * steps * Type::GROUP;
+    multiply_panels<Type, Value>({inputs.values.get(), inputs.stride, weight, steps}, result, 0, count, 0, panels);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+// input [tokens, heads, size] to output [tokens, heads, outputs], by heads' packed matrices one behind the other.
+void quire_head_matrices(int type, const void* input, int64_t token_stride, int64_t head_stride, const void* weights,
+                         void* output, int64_t output_token_stride, int64_t output_head_stride, int64_t tokens,
+                         int64_t heads, int64_t size, int64_t outputs) {
+  with_type(type, [=](auto value) {
+    using Value = decltype(value);
+    multiply_heads<Value>({(const Value*)input, token_stride, head_stride},
+                          {(Value*)output, output_token_stride, output_head_stride}, tokens, heads, size, outputs,
+                          weights);
+  });
+}
+}

@@ -1,0 +1,76 @@
+// Which experts of a mixture a token goes through, and what each of them counts for.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "parallel.h"
+
+namespace {
+
+constexpr int64_t WORTH_A_THREAD = 1 << 13;  // scores
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+// The `count` best of scores [size], the best first; of the same, the first come first. Few of few: no sort.
+template <class Take>
+void take_best(const float* scores, int64_t size, int64_t count, const Take& take) {
+  std::vector<char> taken(size);
+  for (; count > 0; --count) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < size; ++i)
+      if (!taken[i] && (best < 0 || scores[i] > scores[best])) best = i;
+    taken[best] = true;
+    take(best);
+  }
+}
+
+void softmax(std::vector<float>& values) {
+  float greatest = *std::max_element(values.begin(), values.end()), sum = 0;
+  for (float& value : values) sum += value = std::exp(value - greatest);
+  for (float& value : values) value /= sum;
+}
+
+// Minus infinity for experts outside of the best `chosen` groups. A group is as good as its `judges` best together.
+void keep_best_groups(std::vector<float>& scores, int64_t groups, int64_t chosen, int64_t judges) {
+  int64_t size = scores.size() / groups;
+  std::vector<float> sums(groups, 0.0f), kept(scores.size(), NEVER);
+  for (int64_t group = 0; group < groups; ++group) {
+    const float* members = scores.data() + group * size;
+    take_best(members, size, judges, [&](int64_t best) { sums[group] += members[best]; });
+  }
+  take_best(sums.data(), groups, chosen, [&](int64_t group) {
+    std::copy_n(scores.begin() + group * size, size, kept.begin() + group * size);
+  });
+  scores = kept;
+}
+
+}  // namespace
+
+extern "C" {
+
+// logits [tokens, experts] to weights and ids [tokens, chosen]. Scores are softmax, or sigmoid where there is a bias
+// [experts], which helps to choose and does not count.
+void quire_choose_experts(const float* logits, const float* bias, int64_t tokens, int64_t experts, int64_t chosen,
+                          int64_t groups, int64_t chosen_groups, int renormalize, float scale, float* weights,
+                          int64_t* ids) {
+  quire::parallel_for(tokens, tokens * experts > WORTH_A_THREAD, [=](int64_t token) {
+    std::vector<float> scores(logits + token * experts, logits + (token + 1) * experts);
+    if (bias)
+      for (float& score : scores) score = 1 / (1 + std::exp(-score));
+    else
+      softmax(scores);
+    std::vector<float> ranked = scores;
+    for (int64_t i = 0; bias && i < experts; ++i) ranked[i] += bias[i];
+    if (groups > 1) keep_best_groups(ranked, groups, chosen_groups, bias ? 2 : 1);
+    float* weight = weights + token * chosen;
+    int64_t* id = ids + token * chosen;
+    float sum = 0;
+    int64_t count = 0;
+    take_best(ranked.data(), experts, chosen, [&](int64_t best) {
+      id[count] = best;
+      sum += weight[count++] = scores[best];
+    });
+    for (int64_t i = 0; i < chosen; ++i) weight[i] *= renormalize ? scale / sum : scale;
+  });
+}
+}

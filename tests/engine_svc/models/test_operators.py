@@ -1,0 +1,75 @@
+"""What a step on a CPU leaves to torch: nothing but what docs/performance.md lists with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from engine_svc.attention.cpu import CpuBackend
+from tests.engine_svc.models.conftest import ModelFolder
+from tests.support.native import needs_native
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "performance.md"
+# Names of memory, or memory itself: nothing is computed.
+NO_WORK = {
+    "alias", "contiguous", "detach", "detach_", "empty", "empty_like", "flatten", "lift_fresh", "new_empty", "reshape",
+    "resolve_conj", "resolve_neg", "select", "slice", "split_with_sizes", "to", "unsqueeze", "view",
+}  # fmt: skip
+
+
+class Operators(TorchDispatchMode):
+    """Notes which of torch's operators run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func).split(".")[1])
+        return func(*args, **(kwargs or {}))
+
+
+def listed() -> set[str]:
+    """What stands before the colons of the document's list."""
+    section = DOCUMENT.read_text().partition("## What torch still computes")[2].partition("\n## ")[0]
+    return {name for entry in re.findall(r"^\* ([^:]+):", section, re.MULTILINE) for name in re.findall(r"\w+", entry)}
+
+
+@pytest.fixture
+def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backends are looked at in their own tests; where a shape has no kernel, torch attends."""
+
+    def unseen(call: Callable[..., Any]) -> Callable[..., Any]:
+        def quiet(*args: Any) -> Any:
+            with _disable_current_modes():
+                return call(*args)
+
+        return quiet
+
+    for name in ("prepare", "attend"):
+        monkeypatch.setattr(CpuBackend, name, unseen(getattr(CpuBackend, name)))
+
+
+@needs_native
+@pytest.mark.usefixtures("unseen_attention")
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "gemma2", "gemma3", "olmo2", "phi3-partial", "mixtral", "qwen2-moe", "deepseek-v2-plain", "deepseek-v3"],
+)
+def test_steps_run_what_is_listed(model_folder: ModelFolder, family: str, dtype: str) -> None:
+    """Prompts in chunks beside others that decode, likeliest tokens and drawn ones."""
+    drawn = replace(GREEDY, temperature=1.0, top_p=0.9, top_k=20, min_p=0.01, seed=1, max_tokens=5)
+    with running_engine(model_folder(family), dtype=dtype, max_num_batched_tokens=16) as engine:
+        run(engine, random_prompts(3))
+        with Operators() as operators:
+            run(engine, random_prompts(5, 17, 9), replace(GREEDY, max_tokens=5))
+            run(engine, random_prompts(5, 17, 9), drawn)
+    assert operators.names - NO_WORK <= listed()
