@@ -17,11 +17,12 @@ namespace quire {
 
 constexpr int VECTORS = 4;
 constexpr int PANEL = VECTORS * LANES;
-constexpr int MOST_ROWS = 6;                       // of a tile
-constexpr int WIDTH = REGISTERS == 32 ? 4 : 2;     // vectors of a tile
-constexpr int FEW_ROWS = REGISTERS == 32 ? 6 : 3;  // of a tile as wide as a panel
+// Rows of a tile, and vectors of its width, whose sums and weights are all in registers.
+constexpr int FEW_ROWS = REGISTERS == 32 ? 6 : 3;                         // as wide as a panel
+constexpr int MOST_ROWS = 6, WIDTH = REGISTERS == 32 ? 4 : 2;             // one of several
+constexpr int TALL_ROWS = REGISTERS == 32 ? 12 : 6, TALL_WIDTH = 2;       // the only one, where that spares widening twice
 constexpr int64_t ROWS_PER_TASK = 192;
-constexpr int64_t BLOCK_BYTES = 32 << 10;
+constexpr int64_t BLOCK_BYTES = 16 << 10;
 constexpr int64_t AHEAD_BYTES = 4 << 10;
 constexpr int64_t LINE = 64;
 
@@ -42,25 +43,33 @@ struct Operands {
   const typename Type::Stored* panel(int64_t index) const { return weight + index * steps * PANEL * Type::GROUP; }
 };
 
+// Where a block of weights is left as it was widened, if anywhere.
+template <class Type>
+using Widening = typename Type::Wide::Stored*;
+
 // One addition to each of a tile's sums. The loop whose values stay in registers is the shorter one.
-template <class Type, int ROWS, int W>
+template <class Type, int ROWS, int W, bool KEEP>
 inline void add_part(const typename Type::Input* input, int64_t stride, const typename Type::Stored* panel, int part,
-                     typename Type::Sum (&sums)[ROWS][W]) {
+                     Widening<Type> wide, typename Type::Sum (&sums)[ROWS][W]) {
   if constexpr (ROWS < W) {
     decltype(Type::input(input)) values[ROWS];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int m = 0; m < ROWS; ++m) values[m] = Type::input(input + m * stride);
 #pragma GCC unroll 4
     for (int v = 0; v < W; ++v) {
       auto weight = Type::weight(panel + v * LANES * Type::GROUP, part);
-#pragma GCC unroll 6
+      if constexpr (KEEP) Type::widen(wide + v * LANES * Type::Wide::GROUP, weight);
+#pragma GCC unroll 12
       for (int m = 0; m < ROWS; ++m) sums[m][v] = Type::add(sums[m][v], values[m], weight);
     }
   } else {
     typename Type::Weight weights[W];
 #pragma GCC unroll 4
-    for (int v = 0; v < W; ++v) weights[v] = Type::weight(panel + v * LANES * Type::GROUP, part);
-#pragma GCC unroll 6
+    for (int v = 0; v < W; ++v) {
+      weights[v] = Type::weight(panel + v * LANES * Type::GROUP, part);
+      if constexpr (KEEP) Type::widen(wide + v * LANES * Type::Wide::GROUP, weights[v]);
+    }
+#pragma GCC unroll 12
     for (int m = 0; m < ROWS; ++m) {
       auto value = Type::input(input + m * stride);
 #pragma GCC unroll 4
@@ -69,88 +78,109 @@ inline void add_part(const typename Type::Input* input, int64_t stride, const ty
   }
 }
 
-// Adds to the sums [ROWS, W * LANES], PANEL values apart, what `steps` steps give; they start from zero if `fresh`.
-template <class Type, int ROWS, int W>
-inline void multiply(const typename Type::Input* input, int64_t stride, const typename Type::Stored* panel,
-                     int64_t steps, bool fresh, Ahead ahead, typename Type::Total* sums) {
+// What a call of `multiply` is about: input rows, `steps` steps of a panel, and sums [rows, W * LANES], PANEL values
+// apart, that start from zero if `fresh`.
+template <class Type>
+struct Part {
+  const typename Type::Input* input;
+  int64_t stride;
+  const typename Type::Stored* panel;
+  int64_t steps;
+  bool fresh;
+  typename Type::Total* sums;
+  Ahead ahead;
+  Widening<Type> wide;
+};
+
+template <class Type, int ROWS, int W, bool KEEP>
+inline void multiply(Part<Type> part) {
+  constexpr size_t BYTES = sizeof(typename Type::Sum);
   typename Type::Sum local[ROWS][W];  // in registers: nothing else points at them
 #pragma GCC unroll 24
   for (int i = 0; i < ROWS * W; ++i) {
     local[i / W][i % W] = typename Type::Sum{};
-    if (!fresh) std::memcpy(&local[i / W][i % W], sums + i / W * PANEL + i % W * LANES, sizeof(typename Type::Sum));
+    if (!part.fresh) std::memcpy(&local[i / W][i % W], part.sums + i / W * PANEL + i % W * LANES, BYTES);
   }
-  for (int64_t k = 0; k < steps; ++k, panel += PANEL * Type::GROUP) {
-    for (int line = 0; line < ahead.lines; ++line, ahead.next += LINE) prefetch_far(ahead.next);
+  for (int64_t k = 0; k < part.steps; ++k, part.panel += PANEL * Type::GROUP) {
+    for (int line = 0; line < part.ahead.lines; ++line, part.ahead.next += LINE) prefetch_far(part.ahead.next);
 #pragma GCC unroll 2
-    for (int part = 0; part < Type::PARTS; ++part, input += Type::GROUP / Type::PARTS)
-      add_part<Type, ROWS, W>(input, stride, panel, part, local);
+    for (int p = 0; p < Type::PARTS; ++p) {
+      add_part<Type, ROWS, W, KEEP>(part.input, part.stride, part.panel, p, part.wide, local);
+      part.input += Type::GROUP / Type::PARTS;
+      if constexpr (KEEP) part.wide += PANEL * Type::Wide::GROUP;
+    }
   }
 #pragma GCC unroll 24
   for (int i = 0; i < ROWS * W; ++i)
-    std::memcpy(sums + i / W * PANEL + i % W * LANES, &local[i / W][i % W], sizeof(typename Type::Sum));
+    std::memcpy(part.sums + i / W * PANEL + i % W * LANES, &local[i / W][i % W], BYTES);
 }
 
 // The same of so many rows, up to MOST.
-template <class Type, int W, int MOST>
-inline void multiply_rows(int64_t rows, const typename Type::Input* input, int64_t stride,
-                          const typename Type::Stored* panel, int64_t steps, bool fresh, Ahead ahead,
-                          typename Type::Total* sums) {
+template <class Type, int W, bool KEEP, int MOST>
+inline void multiply_rows(int64_t rows, const Part<Type>& part) {
   if constexpr (MOST > 1)
-    if (rows < MOST)
-      return multiply_rows<Type, W, MOST - 1>(rows, input, stride, panel, steps, fresh, ahead, sums);
-  multiply<Type, MOST, W>(input, stride, panel, steps, fresh, ahead, sums);
+    if (rows < MOST) return multiply_rows<Type, W, KEEP, MOST - 1>(rows, part);
+  multiply<Type, MOST, W, KEEP>(part);
 }
 
-// Rows in tiles of about the same height, against one block of a panel. The `bytes` that come next are prefetched.
-template <class Type>
-void multiply_block(const typename Type::Input* input, int64_t rows, int64_t stride,
-                    const typename Type::Stored* block, int64_t steps, bool fresh, const char* next, int64_t bytes,
-                    typename Type::Total* sums) {
-  int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, all_steps = steps * tiles * (VECTORS / WIDTH);
-  int lines = int((bytes / LINE + all_steps - 1) / all_steps);
-  const char* end = next + bytes;
-  for (int64_t t = 0, row = 0; t < tiles; ++t) {
-    int64_t height = (rows - row + tiles - t - 1) / (tiles - t);
-    for (int v = 0; v < VECTORS; v += WIDTH, next += steps * lines * LINE)
-      multiply_rows<Type, WIDTH, MOST_ROWS>(height, input + row * stride, stride, block + v * LANES * Type::GROUP, steps,
-                                            fresh, {next, next < end ? lines : 0}, sums + row * PANEL + v * LANES);
-    row += height;
+// A tile, in passes over its panel's width; each prefetches its own share.
+template <class Type, int W, bool KEEP, int MOST>
+void multiply_tile(int64_t rows, Part<Type> part) {
+  for (int v = 0; v < VECTORS; v += W) {
+    multiply_rows<Type, W, KEEP, MOST>(rows, part);
+    part.panel += W * LANES * Type::GROUP, part.sums += W * LANES;
+    part.ahead.next += part.steps * part.ahead.lines * LINE;
+    if constexpr (KEEP) part.wide += W * LANES * Type::Wide::GROUP;
   }
 }
 
-// A block of a panel in the type in which many rows are multiplied with it.
+// Rows in tiles of about the same height, against one block of a panel. The first tile leaves the weights widened for the
+// others. What comes next, as many bytes again, is prefetched meanwhile.
 template <class Type>
-void widen_block(const typename Type::Stored* block, int64_t steps, typename Type::Wide::Stored* to) {
-  for (int64_t k = 0; k < steps; ++k, block += PANEL * Type::GROUP)
-    for (int part = 0; part < Type::PARTS; ++part)
-      for (int v = 0; v < VECTORS; ++v, to += LANES * Type::Wide::GROUP)
-        Type::widen(to, Type::weight(block + v * LANES * Type::GROUP, part));
+void multiply_block(int64_t rows, Part<Type> part) {
+  using Wide = typename Type::Wide;
+  constexpr bool SAME = std::is_same_v<Type, Wide>;
+  constexpr int64_t LINES = PANEL * Type::GROUP * sizeof(typename Type::Stored) / LINE;  // of a step
+  constexpr int64_t PASSES = VECTORS / WIDTH, LATER_STEPS = SAME ? 1 : Type::PARTS;      // for one of the first tile
+  part.ahead.next = (const char*)(part.panel + part.steps * PANEL * Type::GROUP);
+  const char* end = part.ahead.next + part.steps * LINES * LINE;
+  if constexpr (!SAME)
+    if (rows <= TALL_ROWS) {
+      part.ahead.lines = int(LINES * TALL_WIDTH / VECTORS);
+      return multiply_tile<Type, TALL_WIDTH, false, TALL_ROWS>(rows, part);
+    }
+  int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, height = (rows + tiles - 1) / tiles;
+  int64_t rounds = (1 + (tiles - 1) * LATER_STEPS) * PASSES;
+  part.ahead.lines = int((LINES + rounds - 1) / rounds);
+  alignas(LINE) typename Wide::Stored wide[SAME ? 1 : BLOCK_BYTES / sizeof(typename Wide::Stored)];
+  part.wide = wide;
+  multiply_tile<Type, WIDTH, !SAME, MOST_ROWS>(height, part);
+  Part<Wide> later{part.input, part.stride, wide, part.steps * LATER_STEPS, part.fresh, part.sums, part.ahead, nullptr};
+  if constexpr (SAME) later.panel = part.panel;
+  later.ahead.next += PASSES * part.steps * part.ahead.lines * LINE;
+  for (int64_t t = 1, row = height; t < tiles; ++t, row += height) {
+    height = (rows - row + tiles - t - 1) / (tiles - t);
+    later.input = part.input + row * part.stride, later.sums = part.sums + row * PANEL;
+    if (later.ahead.next >= end) later.ahead.lines = 0;
+    multiply_tile<Wide, WIDTH, false, MOST_ROWS>(height, later);
+    later.ahead.next += PASSES * later.steps * later.ahead.lines * LINE;
+  }
 }
 
 // The sums [rows, PANEL] of rows [first, last), at most ROWS_PER_TASK, against one panel.
 template <class Type, std::enable_if_t<!Type::TILES, int> = 0>
 void sum_panel(const Operands<Type>& call, int64_t first, int64_t last, int64_t index, typename Type::Total* sums) {
-  using Wide = typename Type::Wide;
-  using WideStored = typename Wide::Stored;
   constexpr int64_t STEP_BYTES = PANEL * Type::GROUP * sizeof(typename Type::Stored);
-  constexpr int64_t BLOCK = BLOCK_BYTES / (PANEL * Type::GROUP * sizeof(WideStored));
-  const auto *input = call.input + first * call.stride, *panel = call.panel(index);
+  constexpr int64_t BLOCK = BLOCK_BYTES / (PANEL * Type::GROUP * sizeof(typename Type::Wide::Stored));
+  Part<Type> part{call.input + first * call.stride, call.stride, call.panel(index), call.steps, true, sums};
   if (last - first <= FEW_ROWS) {
-    Ahead ahead{(const char*)panel + AHEAD_BYTES, int(STEP_BYTES / LINE)};
-    return multiply_rows<Type, VECTORS, FEW_ROWS>(last - first, input, call.stride, panel, call.steps, true, ahead, sums);
+    part.ahead = {(const char*)part.panel + AHEAD_BYTES, int(STEP_BYTES / LINE)};
+    return multiply_rows<Type, VECTORS, false, FEW_ROWS>(last - first, part);
   }
-  for (int64_t begin = 0; begin < call.steps; begin += BLOCK) {
-    int64_t steps = std::min(BLOCK, call.steps - begin);
-    const auto *block = panel + begin * PANEL * Type::GROUP, *from = input + begin * Type::GROUP;
-    auto next = (const char*)(block + steps * PANEL * Type::GROUP);
-    if constexpr (std::is_same_v<Type, Wide>) {
-      multiply_block<Type>(from, last - first, call.stride, block, steps, !begin, next, steps * STEP_BYTES, sums);
-    } else {
-      alignas(LINE) WideStored wide[BLOCK_BYTES / sizeof(WideStored)];
-      widen_block<Type>(block, steps, wide);
-      multiply_block<Wide>(from, last - first, call.stride, wide, steps * Type::PARTS, !begin, next,
-                           steps * STEP_BYTES, sums);
-    }
+  for (int64_t left = call.steps; left > 0; left -= BLOCK) {
+    part.steps = std::min(BLOCK, left);
+    multiply_block(last - first, part);
+    part.input += part.steps * Type::GROUP, part.panel += part.steps * PANEL * Type::GROUP, part.fresh = false;
   }
 }
 

@@ -7,6 +7,7 @@
 namespace quire {
 
 constexpr int TILE = 16;
+constexpr int64_t BLOCK_STEPS = 512;
 constexpr int64_t TILE_PITCH = PANEL * sizeof(int32_t);  // bytes from one step of a panel, or row of sums, to the next
 
 // 0 to 3 are sums, 4 and 5 inputs, 6 and 7 weights; of a strip, 5 is of weights too.
@@ -57,27 +58,34 @@ void multiply_strip(const Operands<Type>& call, int64_t row, int64_t index, type
   _tile_stored(3, sums + 3 * TILE, TILE_PITCH);
 }
 
-// 17 to 32 rows by half a panel.
+// 17 to 32 rows by half a panel: what `chunks` times 16 steps add to the sums. `lines` at each are prefetched.
 template <class Type>
-void multiply_square(const Operands<Type>& call, int64_t row, int64_t index, int half, typename Type::Total* sums) {
-  auto first = (const char*)(call.input + row * call.stride), weight = (const char*)call.panel(index) + half * 2 * LINE;
-  int64_t pitch = call.stride * sizeof(typename Type::Input);
-  const char* second = first + TILE * pitch;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t k = 0; k < call.steps; k += TILE, first += LINE, second += LINE, weight += TILE * TILE_PITCH) {
+void multiply_square(const typename Type::Input* input, int64_t stride, const typename Type::Stored* block,
+                     int64_t chunks, bool fresh, Ahead ahead, typename Type::Total* sums) {
+  int64_t pitch = stride * sizeof(typename Type::Input);
+  auto first = (const char*)input, second = first + TILE * pitch, weight = (const char*)block;
+  if (fresh) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, sums, TILE_PITCH);
+    _tile_loadd(1, sums + TILE, TILE_PITCH);
+    _tile_loadd(2, sums + TILE * PANEL, TILE_PITCH);
+    _tile_loadd(3, sums + TILE * PANEL + TILE, TILE_PITCH);
+  }
+  for (int64_t k = 0; k < chunks; ++k, first += LINE, second += LINE, weight += TILE * TILE_PITCH) {
+    for (int line = 0; line < ahead.lines; ++line, ahead.next += LINE) prefetch_far(ahead.next);
     _tile_loadd(6, weight, TILE_PITCH);
-    _tile_loadd(4, first, pitch);
+    _tile_stream_loadd(4, first, pitch);
     _tile_loadd(7, weight + LINE, TILE_PITCH);
-    _tile_loadd(5, second, pitch);
+    _tile_stream_loadd(5, second, pitch);
     QUIRE_TILE_PRODUCT(0, 4, 6);
     QUIRE_TILE_PRODUCT(1, 4, 7);
     QUIRE_TILE_PRODUCT(2, 5, 6);
     QUIRE_TILE_PRODUCT(3, 5, 7);
   }
-  sums += half * 2 * TILE;
   _tile_stored(0, sums, TILE_PITCH);
   _tile_stored(1, sums + TILE, TILE_PITCH);
   _tile_stored(2, sums + TILE * PANEL, TILE_PITCH);
@@ -86,20 +94,29 @@ void multiply_square(const Operands<Type>& call, int64_t row, int64_t index, int
 
 #undef QUIRE_TILE_PRODUCT
 
-// The sums [rows, PANEL] of rows [first, last) against one panel.
+// The sums [rows, PANEL] of rows [first, last) against one panel. More than a strip are taken in blocks over k; what
+// comes next is prefetched meanwhile.
 template <class Type, std::enable_if_t<Type::TILES, int> = 0>
 void sum_panel(const Operands<Type>& call, int64_t first, int64_t last, int64_t index, typename Type::Total* sums) {
   tile_fence();
-  for (int64_t row = first; row < last; row += 2 * TILE, sums += 2 * TILE * PANEL) {
-    int64_t rows = std::min<int64_t>(last - row, 2 * TILE);
-    if (rows <= TILE) {
-      shape_strip(rows);
-      multiply_strip<Type>(call, row, index, sums);
-    } else {
-      shape_square(rows);
-      multiply_square<Type>(call, row, index, 0, sums);
-      multiply_square<Type>(call, row, index, 1, sums);
-    }
+  int64_t squares = (last - first + TILE - 1) / (2 * TILE), strip = first + squares * 2 * TILE, shaped = 0;
+  for (int64_t begin = 0; squares && begin < call.steps; begin += BLOCK_STEPS) {
+    int64_t steps = std::min(BLOCK_STEPS, call.steps - begin);
+    const auto* block = call.panel(index) + begin * PANEL * Type::GROUP;
+    const auto* next = block + steps * PANEL * Type::GROUP;
+    Ahead ahead{(const char*)next, int((TILE * TILE_PITCH / LINE + 2 * squares - 1) / (2 * squares))};
+    for (int half = 0; half < 2; ++half)
+      for (int64_t row = first; row < strip; row += 2 * TILE, ahead.next += steps / TILE * ahead.lines * LINE) {
+        int64_t rows = std::min<int64_t>(last - row, 2 * TILE);
+        if (rows != shaped) shape_square(shaped = rows);
+        multiply_square<Type>(call.input + row * call.stride + begin * Type::GROUP, call.stride,
+                              block + half * 2 * TILE * Type::GROUP, steps / TILE, !begin, ahead,
+                              sums + (row - first) * PANEL + half * 2 * TILE);
+      }
+  }
+  if (strip < last) {
+    shape_strip(last - strip);
+    multiply_strip<Type>(call, strip, index, sums + (strip - first) * PANEL);
   }
   _tile_release();
   tile_fence();
