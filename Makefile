@@ -23,7 +23,7 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: serve test test-fast test-slow test-lm-eval clients lint format protos docs bench bench-compare bench-gpu bench-router-fleet bench-router-simulation lock clean
+.PHONY: serve test test-fast test-slow test-lm-eval test-arm clients lint format protos docs bench bench-compare bench-gpu bench-router-fleet bench-router-simulation lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -41,6 +41,10 @@ test-slow: $(VENV)/.installed-dev $(CLIENTS)/.installed
 test-lm-eval: $(VENV)/.installed-dev $(CLIENTS)/.installed
 	$(CLIENTS_INSTALL) --requirement tests/clients/requirements-lm-eval.txt
 	$(BIN)/python -m pytest tests/clients -k lm_eval $(ARGS)
+
+# The kernels' tests at ARM's levels, cross-compiled and in QEMU: some minutes.
+test-arm: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.support.arm $(ARGS)
 
 # The clients of tests/clients, which would pin what our environment has, in one of their own.
 clients: $(CLIENTS)/.installed
