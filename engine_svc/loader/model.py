@@ -67,7 +67,6 @@ class LoadedModel:
     attention: AttentionBackend
     dtype: torch.dtype
     max_model_len: int
-    num_weights: int  # of this rank
     batch_invariant: bool = False  # see Ops and AttentionBackend
 
 
@@ -136,7 +135,6 @@ def _load_ours(
         model = Decoder(config, context, attention, longest)
     except ValueError as error:
         raise StartupError(f"--tensor-parallel-size {groups.layout.tensor}: {error}") from error
-    num_weights = sum(parameter.numel() for parameter in model.parameters())
     if options.load.load_format == "dummy":
         report(Stage.LOADING)
         randomize_weights(model, options.generation.seed or 0)
@@ -144,7 +142,7 @@ def _load_ours(
     else:
         load_weights(model, folder, options.load.use_tqdm_on_load and groups.rank == 0)
     invariant = ops.batch_invariant and attention.batch_invariant
-    return LoadedModel(model, config, attention, dtype, longest, num_weights, invariant)
+    return LoadedModel(model, config, attention, dtype, longest, invariant)
 
 
 def _load_from_transformers(
@@ -174,7 +172,7 @@ def _load_from_transformers(
         choose_kernels(options.kernels.cpu_kernels, device),
     )
     longest = _max_model_len(facts, options.form.max_model_len)
-    return LoadedModel(model, facts, model.attention, dtype, longest, model.num_weights())
+    return LoadedModel(model, facts, model.attention, dtype, longest)
 
 
 def _dtype(own: str, chosen: str) -> torch.dtype:

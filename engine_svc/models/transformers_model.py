@@ -115,10 +115,6 @@ class TransformersModel:
             raise StartupError(f"The model's layers have {len(found)} kinds of attention heads; supported is one.")
         return found.pop()
 
-    def num_weights(self) -> int:
-        """Parameters of the model."""
-        return sum(parameter.numel() for parameter in self._model.parameters())
-
     def facts(self) -> ModelFacts:
         """What the rest of the engine must know of the model."""
         config = self._model.config

@@ -36,7 +36,6 @@ _SIGNATURES = {
         _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, *(_POINTER,) * 6, _POINTER, _LONG, _LONG,
     ),
     "set_threads": (_INT,),
-    "bind_threads": (_POINTER, _INT),
     "head_matrices": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *(_LONG,) * 6),
     "take_rows": (_INT, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _POINTER),
     "rms_norm": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _FLOAT),
@@ -113,6 +112,7 @@ def choose_kernels(choice: str, device: torch.device) -> Kernels | None:
         return None
     try:
         loaded = kernels(found[-1] if choice == "auto" else choice)
+        loaded.set_threads(torch.get_num_threads())  # of this rank; another one may have loaded them
         logger.info("CPU kernels: %s, on %s", loaded.level, processor_name())
         return loaded
     except (NativeUnavailable, OSError) as error:

@@ -1,6 +1,6 @@
-// The pool behind parallel.h. A region is one count of the pieces that remain: whoever takes one off it and finds it was
-// above zero has a piece of the region under way, which cannot end, nor its task vanish, before that piece is reported.
-// So the caller waits for pieces in hand and never for a thread, and a worker that wakes late finds nothing left.
+// The pool behind parallel.h. A region is one count of the pieces that remain: whoever takes one off it and finds that
+// it was above zero has a piece of the region under way, which cannot end, nor its task vanish, before that piece is
+// reported. So the caller waits for pieces in hand and never for a thread, and a worker that wakes late finds nothing.
 #include "parallel.h"
 
 #include <linux/futex.h>
@@ -55,12 +55,10 @@ struct Pool {
   int64_t count = 0;
   void (*piece)(const void*, int64_t) = nullptr;
   const void* task = nullptr;
-  alignas(APART) std::atomic<int64_t> done{0};  // pieces that workers have reported
+  alignas(APART) std::atomic<int64_t> done{0};    // pieces that workers have reported
   alignas(APART) std::atomic<bool> taken{false};  // by the thread whose region it is, or who changes what follows
   int started = 1;                                // threads, the caller's counted
-  int num_cores = 0;                              // how many of `cores` are set
-  int cores[MAX_THREADS];                         // where the workers run; none: anywhere
-  alignas(APART) std::atomic<int> wanted{1};      // threads, the caller's counted
+  alignas(APART) std::atomic<int> wanted{1};      // the same, from the next region on
   std::atomic<int> sleepers{0};
   std::atomic<uint32_t> alarm{0};       // counts up to wake the sleepers
   std::atomic<uint32_t> generation{0};  // workers of an older one leave
@@ -97,6 +95,7 @@ void sleep_until(Pool& pool, const Ready& ready) {
 }
 
 void* serve(void* born) {
+  pthread_setname_np(pthread_self(), "quire-kernels");
   Pool& own = pool();
   uint32_t generation = uint32_t(reinterpret_cast<uintptr_t>(born));
   auto called = [&] { return own.remaining.load() > 0 || own.generation.load() != generation; };
@@ -107,23 +106,17 @@ void* serve(void* born) {
   return nullptr;
 }
 
-// Signals are for the program's own threads. A worker more or less is no error: the caller does what is left.
-void start_worker(Pool& pool, int index) {
+// It runs where the calling thread may. Signals are for the program's own threads. One that cannot be started is no
+// error: the caller does what is left.
+void start_worker(Pool& pool) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  if (pool.num_cores) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(pool.cores[index % pool.num_cores], &set);
-    pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
-  }
   pthread_sigmask(SIG_SETMASK, &all, &before);
   pthread_t worker;
-  if (pthread_create(&worker, &attributes, serve, reinterpret_cast<void*>(uintptr_t(pool.generation.load()))) == 0)
-    pthread_setname_np(worker, "quire-kernels");
+  pthread_create(&worker, &attributes, serve, reinterpret_cast<void*>(uintptr_t(pool.generation.load())));
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   pthread_attr_destroy(&attributes);
 }
@@ -143,7 +136,7 @@ void start_workers(Pool& pool) {
   pool.generation.fetch_add(1);
   wake_sleepers(pool);
   pool.started = pool.wanted.load();
-  for (int index = 1; index < pool.started; ++index) start_worker(pool, index);
+  for (int index = 1; index < pool.started; ++index) start_worker(pool);
 }
 
 }  // namespace
@@ -167,37 +160,14 @@ void run_pieces(int64_t count, void (*piece)(const void*, int64_t), const void* 
   own.taken.store(false);
 }
 
-namespace {
-
-// Changes the pool between two regions; the next one starts its workers anew.
-template <class Change>
-void change_pool(const Change& change) {
-  Pool& own = pool();
-  while (own.taken.exchange(true)) sched_yield();
-  change(own);
-  own.started = 0;
-  own.taken.store(false);
-}
-
-int at_most_all(int count) { return count < MAX_THREADS ? count : MAX_THREADS; }
-
-}  // namespace
 }  // namespace quire
 
-using namespace quire;
-
-extern "C" {
-
-// From the next region on so many threads share the work, the calling one among them.
-void quire_set_threads(int count) {
-  change_pool([=](Pool& own) { own.wanted.store(count < 1 ? 1 : at_most_all(count)); });
-}
-
-// From the next region on worker i runs on cores[i % count] alone (the caller would be worker 0); without any, anywhere.
-void quire_bind_threads(const int* cores, int count) {
-  change_pool([=](Pool& own) {
-    own.num_cores = at_most_all(count);
-    for (int i = 0; i < own.num_cores; ++i) own.cores[i] = cores[i];
-  });
-}
+// From the next region on so many threads share the work, the calling one among them, which starts the others anew.
+extern "C" void quire_set_threads(int count) {
+  using namespace quire;
+  Pool& own = pool();
+  while (own.taken.exchange(true)) sched_yield();
+  own.wanted.store(count < 1 ? 1 : count < MAX_THREADS ? count : MAX_THREADS);
+  own.started = 0;
+  own.taken.store(false);
 }

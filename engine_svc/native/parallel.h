@@ -11,8 +11,8 @@ int threads();
 // Calls piece(task, i) for each i below count; see parallel_for.
 void run_pieces(int64_t count, void (*piece)(const void* task, int64_t index), const void* task);
 
-// task(i) for each i below count, each by some thread; returns when all are done. Pieces start in order. Within a piece,
-// and while another thread has the pool, all are done by the caller.
+// task(i) for each i below count, each by some thread; returns when all are done. Pieces start in order. Within a
+// piece, and while another thread has the pool, all are done by the caller.
 template <class Task>
 void parallel_for(int64_t count, const Task& task) {
   auto piece = [](const void* context, int64_t index) { (*static_cast<const Task*>(context))(index); };

@@ -35,7 +35,7 @@ from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.pending import BegunStep, PendingStep, StepTimer
-from engine_svc.runner.threads import bind_threads, set_step_threads
+from engine_svc.runner.threads import bind_threads
 from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame, sample_rows
 from engine_svc.sampling.logprobs import ScoredPositions
@@ -68,8 +68,6 @@ class Runner:
             bind_threads(options.kernels, groups.rank, self._num_ranks)
         processors = load_processors(options.generation.logits_processors)  # before the weights, which take long
         loaded = load_model(weights_folder(model), options, groups, device)
-        if device.type == "cpu":
-            set_step_threads(options.kernels, loaded)
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._batch_invariant = loaded.batch_invariant

@@ -9,15 +9,11 @@ import platform
 
 import torch
 
-from engine_svc.loader.model import LoadedModel
 from quire.options.kernels import KernelOptions
 from quire.processors import place_rank, read_machine
 
 logger = logging.getLogger(__name__)
 
-# Smaller models run on one core of a CPU: the threads of a parallel region wait for the next one by spinning,
-# which takes more from the services beside the engine than it gives to so short a step.
-_ONE_CORE = 32e6
 # Of the kernel's headers: the number of set_mempolicy, and the policy that spreads pages over nodes.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _INTERLEAVE = 3
@@ -42,14 +38,6 @@ def bind_threads(options: KernelOptions, rank: int, ranks: int) -> None:
     if len(place.nodes) > 1:
         _interleave_memory(place.nodes)
     torch.set_num_threads(place.threads)
-
-
-def set_step_threads(options: KernelOptions, loaded: LoadedModel) -> None:
-    """How many threads share the steps of a model that is loaded."""
-    if options.cpu_threads is None and loaded.num_weights < _ONE_CORE:
-        torch.set_num_threads(1)
-    if loaded.attention.kernels is not None:
-        loaded.attention.kernels.set_threads(torch.get_num_threads())
 
 
 def _interleave_memory(nodes: tuple[int, ...]) -> None:

@@ -42,7 +42,7 @@ class KernelOptions:
     cpu_threads: int | None = option(
         None,
         "Threads of each rank's kernels on a CPU. Default: one for each core that the rank has, within what the "
-        "control group allows; one for models of less than 32 million weights.",
+        "control group allows.",
         minimum=1,
     )
     cpu_threads_bind: str = option(
