@@ -29,8 +29,8 @@ from quire.supervised import Stage, report
 logger = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
-_COMPILE = ("-O3", "-std=c++17", "-fPIC", "-fopenmp")
-_LINK = ("-shared", "-fopenmp")
+_COMPILE = ("-O3", "-std=c++17", "-fPIC", "-pthread")
+_LINK = ("-shared", "-pthread")
 _EXPORTS = _FOLDER / "exports.map"
 _SECONDS = 300.0
 _VERSIONS = 8  # of a file that the cache keeps: checkouts of several branches share it
