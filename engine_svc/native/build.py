@@ -1,7 +1,7 @@
 """Compiles the C++ kernels, once per level of instructions and version of their sources.
 
 `python -m engine_svc.native.build` does it beforehand, into the package and for all levels of this machine's kind, so
-that an image needs no compiler. Elsewhere a worker builds what it needs when it first starts (some seconds) and keeps
+that no compiler is needed. Elsewhere a worker builds what it needs when it first starts (half a minute) and keeps
 it in $XDG_CACHE_HOME/quire. Sources are compiled side by side, and of a changed tree only those that the change
 reaches.
 """
@@ -72,7 +72,7 @@ def build(levels: Iterable[str], folder: Path) -> None:
         NativeUnavailable: there is no compiler, or it fails.
     """
     levels = tuple(levels)
-    logger.info("compiling the CPU kernels for %s; this is done once and takes some seconds", ", ".join(levels))
+    logger.info("compiling the CPU kernels for %s, which is done once", ", ".join(levels))
     with _failures_told(), ThreadPoolExecutor(os.cpu_count()) as pool:
         compiler = _Compiler()
         sources = [(level, source) for level in levels for source in sorted(_FOLDER.glob("*.cpp"))]
