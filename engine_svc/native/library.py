@@ -62,15 +62,17 @@ class Kernels:
     def __init__(self, level: str) -> None:
         """
         Raises:
-            NativeUnavailable: they cannot be built here.
+            NativeUnavailable: they cannot be built here, or this process may not run them.
             OSError: they cannot be loaded.
         """
+        if level not in available_levels():  # which asks the system for the instructions that it grants by process
+            raise NativeUnavailable(f"this processor has no {level}")
         self.level = level
         loaded = ctypes.CDLL(str(library(level)))
         for name, types in _SIGNATURES.items():
-            if (function := getattr(loaded, f"quire_{name}", None)) is not None:
-                function.argtypes, function.restype = types, _LONG if name in _COUNTS else None
-                setattr(self, name, function)
+            function = getattr(loaded, f"quire_{name}")
+            function.argtypes, function.restype = types, _LONG if name in _COUNTS else None
+            setattr(self, name, function)
         self.set_threads(torch.get_num_threads())
 
     def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:
