@@ -24,6 +24,7 @@ from quire.options.parallel import ParallelOptions
 from quire.sampling import SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.engine_options import engine_options
+from tests.support.native import every_level
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import (
     FAMILIES,
@@ -36,6 +37,10 @@ from tests.support.tiny_models import (
 )
 
 PROMPTS = random_prompts(1, 5, 16, 17, 40, 90)
+# What differs in kernels: windows and soft caps, experts, compressed attention, norms of heads.
+LEVEL_FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma2": {}, "mixtral": {}, "deepseek-v3": {"kv_lora_rank": 24}, "qwen3": {},
+}  # fmt: skip
 
 
 def check(folder: Path, prompts: list[list[int]] = PROMPTS, **options: Any) -> None:
@@ -48,6 +53,12 @@ def check(folder: Path, prompts: list[list[int]] = PROMPTS, **options: Any) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(model_folder: ModelFolder, family: str, backend: str) -> None:
     check(model_folder(family), attention_backend=backend)
+
+
+@every_level
+@pytest.mark.parametrize("family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in LEVEL_FAMILIES)])
+def test_families_on_each_level(model_folder: ModelFolder, level: str, family: str) -> None:
+    check(model_folder(family, **LEVEL_FAMILIES.get(family, {})), cpu_kernels=level)
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -325,6 +336,22 @@ def test_sharded_checkpoint(model_folder: ModelFolder) -> None:
 def test_less_precision_is_close(
     model_folder: ModelFolder, family: str, options: dict[str, Any], tolerance: float
 ) -> None:
+    check_close(model_folder, family, options, tolerance)
+
+
+@every_level
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [({"dtype": "bfloat16"}, 0.12), ({"dtype": "float16"}, 0.02), ({"dtype": "float16", "quantization": "int8"}, 0.4)],
+)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral"])
+def test_less_precision_is_close_on_each_level(
+    model_folder: ModelFolder, level: str, family: str, options: dict[str, Any], tolerance: float
+) -> None:
+    check_close(model_folder, family, options | {"cpu_kernels": level}, tolerance)
+
+
+def check_close(model_folder: ModelFolder, family: str, options: dict[str, Any], tolerance: float) -> None:
     """The sampled token's log-probability by the engine, against float64 on the same tokens."""
     # All experts for every token: where the choice is close, rounding makes another one.
     changes = {"num_experts_per_tok": 4} if family == "mixtral" else {}
