@@ -47,6 +47,11 @@ class NativeBackend(AttentionBackend):
             )
         self._kernels, self._type = kernels, TYPES[shape.dtype]
 
+    @property
+    def batch_invariant(self) -> bool:
+        """See AttentionBackend.batch_invariant."""
+        return True
+
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
         """Per layer [planes, num_kv_heads, num_blocks, block_size * head_dim]."""
         shape = self.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,14 @@ from safetensors.torch import load_file
 
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.registry import create_backend
+from engine_svc.ops.triton import InvariantTritonOps
 from engine_svc.requests.request import GenerationRequest
 from quire.prompt_embeds import PromptEmbeds
 from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
+from tests.conformance.test_batch_invariance import OPERATIONS, SHAPES, check_attention, check_rows, options_of
 from tests.engine_svc.kernels.test_sampling import check_draws
+from tests.engine_svc.models.test_batch_invariance import TYPES
+from tests.engine_svc.models.test_batch_invariance import check as check_requests
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import check_greedy, make_model
 
@@ -91,3 +96,29 @@ def test_graphs_are_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     with running_engine(make_model(tmp_path / "llama", "llama"), device="cuda") as engine:
         run(engine, random_prompts(1, 17, 90))
     assert "CUDA graphs are not used" not in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_rows_do_not_depend_on_the_rows_beside_them(operation: str, dtype: torch.dtype) -> None:
+    with torch.device("cuda"):
+        check_rows(InvariantTritonOps(), operation, dtype, 300)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("special", ["", "window", "window of parts", "softcap", "sinks"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_attention_rounds_prompts_and_single_tokens_alike(name: str, special: str, dtype: torch.dtype) -> None:
+    with torch.device("cuda"):
+        shape = AttentionShape(
+            block_size=BLOCK_SIZE, device=torch.device("cuda"), dtype=dtype, batch_invariant=True, **SHAPES[name]
+        )
+        check_attention(create_backend("triton", shape, None), options_of(special, SHAPES[name]), (12, 700))
+
+
+@pytest.mark.parametrize("form", TYPES)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "deepseek-v3"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_request_depends_on_itself_alone(tmp_path: Path, family: str, form: dict[str, Any], eager: bool) -> None:
+    folder = make_model(tmp_path / family, family, initializer_range=0.02, vocab_size=164)
+    check_requests(folder, device="cuda", enforce_eager=eager, **form)

@@ -22,6 +22,7 @@ from quire.tokenizer.files import read_tokenizer_files
 from quire.v1 import common_pb2, router_pb2
 from router.app import Router
 from tests.support.engine_process import free_port
+from tests.support.native import AVAILABLE
 from tests.support.router_client import GatewaySession, Output, RouterClient, connect
 from tests.support.stack import ROOT, quire
 from tests.support.waiting import eventually
@@ -35,12 +36,13 @@ TOKENS = 100
 
 @pytest.fixture(scope="module")
 def engines(tiny_llama: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Address → process; float32, so that batches of any shape give the same tokens."""
+    """Address → process; in bfloat16 by Quire's own kernels, for which it does not matter what shares a batch."""
+    form = ("--dtype", "bfloat16", "--batch-invariant") if AVAILABLE else ("--dtype", "float32")
     ports = [free_port() for _ in range(3)]
     started = {
         f"127.0.0.1:{port}": subprocess.Popen(
             quire(
-                "engine", str(tiny_llama), "--port", str(port), "--dtype", "float32", "--cpu-threads", "1",
+                "engine", str(tiny_llama), "--port", str(port), *form, "--cpu-threads", "1",
                 "--kv-cache-memory-bytes", "32M", "--max-model-len", "1024", "--log-level", "error",
                 "--enable-prompt-embeds",
             ),

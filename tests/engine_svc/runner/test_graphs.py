@@ -10,6 +10,8 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
+from engine_svc.ops.triton import InvariantTritonOps
+from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner import graphs
 from engine_svc.runner.graphs import Forward, graph_sizes
@@ -63,6 +65,28 @@ def test_tokens_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fa
     check_greedy(folder, prompts, found, 16)
     assert recorder.replays == 15
     assert recorder.recorded == 3 + 1  # 1, 2 and 4 sequences at start, then 4 with a longer context
+
+
+@pytest.mark.slow
+def test_batch_invariance_by_a_gpus_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole of a model in the interpreter: alone and beside others, with graphs that others' sequences and nobody's
+    fill up, and in chunks without any."""
+    folder = make_model(tmp_path / "llama", "llama", initializer_range=0.02, num_hidden_layers=2)
+    sampling = replace(GREEDY, max_tokens=3, logprobs=1, temperature=0.7, seed=1)
+    asked = [GenerationRequest("r", prompt, sampling) for prompt in random_prompts(3, 17, 9)]
+    monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: InvariantTritonOps())
+
+    def found(requests: list[GenerationRequest], **options: int) -> list[tuple[list[int], list[PositionLogprobs]]]:
+        with running_engine(
+            folder, attention_backend="triton", batch_invariant=True, max_num_seqs=6, enable_prefix_caching=False,
+            **options,
+        ) as engine:  # fmt: skip
+            return [(choice.token_ids, choice.logprobs) for (choice,) in run_requests(engine, requests)]
+
+    in_chunks = found(asked, max_num_batched_tokens=8)
+    monkeypatch.setattr(Runner, "allocate", allocate_with(Recorder()))
+    assert found(asked) == in_chunks
+    assert found(asked[1:2]) == in_chunks[1:2]
 
 
 @pytest.mark.slow
