@@ -3,6 +3,7 @@
 # PYTHON       interpreter for the virtual environment (3.11 or newer)
 # MODEL        what `make serve` serves: a folder or a hub name; without it, the small model in the box
 # SGLANG       virtual environment with sglang-router, for `make bench-router-fleet` to measure too
+# PEER, LLAMA  folders with vLLM and with llama.cpp's server, for `make bench-compare`
 # TORCH_INDEX  where torch comes from when not from PyPI, such as https://download.pytorch.org/whl/cpu
 # ARGS         further options of `quire serve`, pytest or the benchmark
 
@@ -12,6 +13,7 @@ CLIENTS := .venv-clients
 MODEL ?=
 SGLANG ?=
 TORCH_INDEX ?=
+PEER ?=
 LLAMA ?=
 ARGS ?=
 
