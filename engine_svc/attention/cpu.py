@@ -10,9 +10,6 @@ number: where blocks may hold what others have left, zeros take its place.
 
 from __future__ import annotations
 
-import contextlib
-import math
-import mmap
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +25,7 @@ from engine_svc.attention.base import (
     to_stored,
 )
 from engine_svc.attention.reference import softmax_with_sinks
+from engine_svc.memory import zeros_when_touched
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,8 @@ class CpuBackend(AttentionBackend):
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
         """Per layer [planes, num_kv_heads, num_blocks + 1, block_size * head_dim]."""
         shape, count = self.shape, num_blocks + 1
-        size = (shape.planes, shape.num_kv_heads, count, shape.block_size * shape.head_dim * shape.stored.itemsize)
-        return [untouched(math.prod(size)).view(shape.stored).view(*size[:-1], -1) for _ in range(num_layers)]
+        size = (shape.planes, shape.num_kv_heads, count, shape.block_size * shape.head_dim)
+        return [zeros_when_touched(size, shape.stored) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> CpuPrepared:
         """Tells the sequences that decode from those that prefill."""
@@ -194,17 +192,6 @@ class CpuBackend(AttentionBackend):
             rows = slice(start, start + query_len)
             found = _attend(query[rows].transpose(0, 1)[None], keys, values, mask, options, sinks)
             output[rows] = found[0].transpose(0, 1)
-
-
-def untouched(num_bytes: int) -> torch.Tensor:
-    """uint8 zeros that the system provides when they are first touched: torch would write gigabytes now.
-
-    In huge pages where there are any: a fault for each 4 KiB costs a prompt as much as its attention does.
-    """
-    memory = mmap.mmap(-1, num_bytes)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _attend(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape, Prepared
-from engine_svc.attention.cpu import untouched
+from engine_svc.memory import zeros_when_touched
 from engine_svc.native.library import TYPES, Kernels
 from quire.errors import StartupError
 
@@ -56,8 +54,7 @@ class NativeBackend(AttentionBackend):
         """Per layer [planes, num_kv_heads, num_blocks, block_size * head_dim]."""
         shape = self.shape
         size = (shape.planes, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim)
-        num_bytes = math.prod(size) * shape.stored.itemsize
-        return [untouched(num_bytes).view(shape.stored).view(size) for _ in range(num_layers)]
+        return [zeros_when_touched(size, shape.stored) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """Nothing to prepare."""

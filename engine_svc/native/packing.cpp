@@ -1,6 +1,4 @@
 // Packs weights for the products: see matrix.h.
-#include <sys/mman.h>
-
 #include "inputs.h"
 #include "matrix.h"
 #include "parallel.h"
@@ -12,15 +10,6 @@ namespace {
 
 constexpr int64_t INT8 = 3;            // beside the types that types.h numbers
 constexpr int64_t UNITS_PER_BLOCK = 64;  // groups of a row that are read in a row, while what is written stays in the cache
-constexpr int64_t HUGE_PAGE = 2 << 20;
-
-// What is packed stays for long and is read from end to end: larger pages are sooner had and found.
-void want_huge_pages(void* memory, int64_t bytes) {
-#ifdef MADV_HUGEPAGE
-  auto begin = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, end = (uintptr_t)memory + bytes;
-  if (end > begin) madvise((void*)begin, (end - begin) / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
-#endif
-}
 
 // Up to PANEL rows [rows, size] into one panel [steps, PANEL, GROUP]; outputs and values that are not there are zeros.
 template <class Type, class Value>
@@ -71,7 +60,6 @@ void quire_pack(int type, const void* weight, int64_t outputs, int64_t size, voi
   with_type(type, [=](auto value) {
     using Value = decltype(value);
     using Type = Groups<Value>;
-    want_huge_pages(packed, packed_values<Type>(outputs, size) * sizeof(Value));
     parallel_for(panels_of(outputs), [=](int64_t index) {
       pack_panel<Type>((const Value*)weight + index * PANEL * size, std::min<int64_t>(PANEL, outputs - index * PANEL),
                        size, (Value*)packed + index * PANEL * steps_of<Type>(size) * Type::GROUP);
@@ -84,7 +72,6 @@ void quire_pack_int8(int type, const void* weight, int64_t outputs, int64_t size
                      int32_t* correction) {
   with_type(type, [=](auto value) {
     using Value = decltype(value);
-    want_huge_pages(packed, packed_values<Int8Groups>(outputs, size));
     parallel_for(panels_of(outputs), [=](int64_t index) {
       std::unique_ptr<int8_t[]> quantized(new int8_t[PANEL * size]);
       int64_t first = index * PANEL, rows = std::min<int64_t>(PANEL, outputs - first);

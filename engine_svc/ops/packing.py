@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from engine_svc.memory import zeros_when_touched
 from engine_svc.native.library import INT8, TYPES, Kernels
 from engine_svc.ops.base import ExpertsProduct, Product
 
@@ -30,7 +31,7 @@ def pack(kernels: Kernels, weights: torch.Tensor) -> Packed:
     """Packs each of [count, outputs, size]."""
     count, outputs, size = weights.shape
     kind = TYPES[weights.dtype]
-    packed = torch.empty((count, kernels.packed_values(kind, outputs, size)), dtype=weights.dtype)
+    packed = zeros_when_touched((count, kernels.packed_values(kind, outputs, size)), weights.dtype)
     for weight, target in zip(weights, packed, strict=True):
         source = weight.contiguous()  # which lives until it is read
         kernels.pack(kind, source.data_ptr(), outputs, size, target.data_ptr())
@@ -41,7 +42,7 @@ def pack_int8(kernels: Kernels, weights: torch.Tensor) -> PackedInt8:
     """Quantizes each output of each of [count, outputs, size], to -127 … 127 of its greatest absolute value."""
     count, outputs, size = weights.shape
     packed = PackedInt8(
-        torch.empty((count, kernels.packed_values(INT8, outputs, size)), dtype=torch.int8),
+        zeros_when_touched((count, kernels.packed_values(INT8, outputs, size)), torch.int8),
         torch.empty((count, _padded(kernels, outputs))),
         torch.empty((count, _padded(kernels, outputs)), dtype=torch.int32),
     )
