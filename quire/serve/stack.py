@@ -155,10 +155,13 @@ def _stopping(seconds: float) -> str:
 
 
 async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str:
+    """Asks services that are ready; on a machine that is busy starting others, they may answer late."""
     metadata = call_metadata(options.security)
     async with open_channel(layout.router[0], options.security) as channel:
         router = router_pb2_grpc.RouterServiceStub(channel)
-        answer = await router.ListWorkers(router_pb2.ListWorkersRequest(), metadata=metadata, timeout=CALL_SECONDS)
+        answer = await router.ListWorkers(
+            router_pb2.ListWorkersRequest(), metadata=metadata, timeout=CALL_SECONDS, wait_for_ready=True
+        )
     tokenizer = await _tokenizer_info(layout.tokenizer[0], options) if layout.tokenizer else None
     ready = [worker for worker in answer.workers if worker.state == router_pb2.WORKER_STATE_READY]
     scheme = "https" if options.gateway.ssl_certfile else "http"
@@ -183,6 +186,7 @@ async def _tokenizer_info(address: str, options: StackOptions) -> tokenizer_pb2.
     async with open_channel(address, options.security) as channel:
         tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         answer: tokenizer_pb2.GetTokenizerInfoResponse = await tokenizer.GetTokenizerInfo(
-            tokenizer_pb2.GetTokenizerInfoRequest(), metadata=call_metadata(options.security), timeout=CALL_SECONDS
-        )
+            tokenizer_pb2.GetTokenizerInfoRequest(), metadata=call_metadata(options.security), timeout=CALL_SECONDS,
+            wait_for_ready=True,
+        )  # fmt: skip
     return answer

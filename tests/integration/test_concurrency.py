@@ -56,7 +56,7 @@ async def test_streams_survive_the_death_of_the_tokenizer_service(stack: Stack) 
 
     async def run(index: int) -> str:
         stream = await client.completions.create(
-            model="tiny", prompt=[index, 7, 9], max_tokens=150, temperature=0, stream=True,
+            model="tiny", prompt=[index, 7, 9], max_tokens=500, temperature=0, stream=True,
             extra_body={"ignore_eos": True},
         )  # fmt: skip
         text = ""
