@@ -111,8 +111,9 @@ async def test_an_abort_ends_all_choices(start_replicas: StartReplicas) -> None:
 async def test_a_request_of_several_prompts(start_replicas: StartReplicas) -> None:
     async with start_replicas(1, **DETAILS) as replicas:
         (router,) = replicas.routers
-        router.state.outputs = await spell(replicas.gateway, "abXcdef", "ghijkXlmno")
-        body = {"prompt": ["A", "B"], "n": 2, "max_tokens": 40, "stop": ["X"]}
+        # Long enough that none has ended by itself before its stop comes, on a busy machine either.
+        router.state.outputs = await spell(replicas.gateway, "abX" + "c" * 300, "ghijkX" + "l" * 300)
+        body = {"prompt": ["A", "B"], "n": 2, "max_tokens": 400, "stop": ["X"]}
         answer = (await replicas.gateway.post("/v1/completions", body)).json()
         assert [choice["text"] for choice in answer["choices"]] == ["ab", "ghijk"] * 2
         assert answer["usage"]["completion_tokens"] == 18
