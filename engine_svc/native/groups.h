@@ -20,9 +20,18 @@
 // Every output is summed over k in order, in one sum, which is why it does not depend on what is computed beside it.
 #pragma once
 
+#include <cstring>
+
 #include "vector.h"
 
 namespace quire {
+
+// The 4 bytes of a group, in every lane.
+inline Ints repeat_group(const void* from) {
+  int32_t group;
+  std::memcpy(&group, from, sizeof(group));
+  return all_ints(group);
+}
 
 // Widened to float32 in registers.
 template <class Value>

@@ -1,18 +1,9 @@
 // Groups of bfloat16 and int8 for x86: see groups.h.
 #pragma once
 
-#include <cstring>
-
 #include "vector.h"
 
 namespace quire {
-
-// The 4 bytes of a group, in every lane.
-inline Ints repeat_group(const void* from) {
-  int32_t group;
-  std::memcpy(&group, from, sizeof(group));
-  return all_ints(group);
-}
 
 #if defined(__AMX_TILE__)
 
