@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import quire
+from engine_svc.loader.formats.base import LoadFormat
+from engine_svc.loader.formats.registry import create_format
 from engine_svc.native.instructions import listed
 from engine_svc.plan import KvCacheSpec
+from quire.errors import StartupError
 from quire.options.base import values_of
 from quire.options.engine import EngineOptions
 
@@ -33,16 +36,16 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
         spec: of the model as it was loaded, with what `auto` came to.
         eos_token_ids: where output ends.
     """
-    is_random = options.load.load_format == "dummy"
+    weights = create_format(folder, options.load)
     facts = {
         "quire": quire.__version__, "torch": version("torch"), "architecture": spec.architecture,
         "instructions": _instructions(spec), "eos_token_ids": sorted(eos_token_ids),
-        "seed": (options.generation.seed or 0) if is_random else None, **_options(options, spec),
+        "seed": (options.generation.seed or 0) if weights.is_random else None, **_options(options, spec),
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     config = folder / "config.json"
     digest.update(hashlib.sha256(config.read_bytes() if config.is_file() else b"").digest())
-    for file in [] if is_random else sorted(folder.glob("*.safetensors")):
+    for file in _files(weights):
         digest.update(f"{file.name} {file.stat().st_size} ".encode())
         for piece in _pieces(file):
             digest.update(piece)
@@ -56,6 +59,13 @@ def _options(options: EngineOptions, spec: KvCacheSpec) -> dict[str, Any]:
         for field, value in values_of(options)
         if field.metadata["affects_output"]
     }
+
+
+def _files(weights: LoadFormat) -> Sequence[Path]:
+    try:
+        return weights.files()
+    except StartupError:  # they are not all there
+        return ()
 
 
 def _pieces(file: Path) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from engine_svc.core.loop import EngineLoop, Sink
 from engine_svc.executor.base import Executor
 from engine_svc.kv_cache.sizing import KvCacheSize, size_kv_cache
 from engine_svc.loader.folder import weights_folder
+from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.read_ahead import read_ahead
 from engine_svc.model_info import ModelInfo, make_model_info
 from engine_svc.plan import KvCacheSpec
@@ -76,9 +77,8 @@ class EngineWorker:
     def _build(self) -> Engine:
         """Runs in the engine's thread, as all calls of the executor do."""
         try:
-            folder = weights_folder(self._model)
-            if self._options.load.load_format != "dummy":
-                read_ahead(folder)
+            folder = weights_folder(self._model, self._options.load)
+            read_ahead(create_format(folder, self._options.load))
             defaults = read_generation_defaults(folder, self._options.generation, self._options.form.hf_overrides)
             spec = self._executor.load(self._model, self._options)
             size = size_kv_cache(spec, self._options.cache, self._options.scheduler)

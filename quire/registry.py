@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -39,3 +40,21 @@ def load_entry(flag: str, table: Mapping[str, str], name: str) -> Any:
         raise StartupError(f"{flag} {name} does not exist. Choose one of {', '.join(table)}.")
     module, _, attribute = table[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def load_plugin(flag: str, table: Mapping[str, str], group: str, name: str) -> Any:
+    """What an installed package offers under that name, as an entry point of the group.
+
+    Raises:
+        StartupError: none does, or it cannot be imported.
+    """
+    plugins = importlib.metadata.entry_points(group=group)
+    if name not in plugins.names:
+        others = ", ".join((*table, *sorted(plugins.names)))
+        raise StartupError(
+            f"{flag} {name} does not exist. Choose one of {others}, or install a package with an entry point {group}."
+        )
+    try:
+        return plugins[name].load()
+    except Exception as error:  # somebody else's code, which may fail in any way
+        raise StartupError(f"{flag} {name} cannot be loaded: {type(error).__name__}: {error}") from error

@@ -14,7 +14,7 @@ from engine_svc.attention.base import AttentionBackend, AttentionShape
 from engine_svc.attention.registry import create_backend
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import qkv_parts
-from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
+from engine_svc.loader.formats.registry import create_format
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.config import ModelConfig, ModelFacts, read_config
 from engine_svc.models.decoder import Decoder
@@ -30,7 +30,6 @@ from quire.options.engine import EngineOptions
 from quire.options.kernels import CPU_LEVELS
 from quire.options.model_form import DTYPES
 from quire.registry import registry
-from quire.supervised import Stage, report
 
 _DEFAULT_BLOCK_SIZE = 16
 _DTYPES = registry("--dtype", DTYPES, {
@@ -135,12 +134,7 @@ def _load_ours(
         model = Decoder(config, context, attention, longest)
     except ValueError as error:
         raise StartupError(f"--tensor-parallel-size {groups.layout.tensor}: {error}") from error
-    if options.load.load_format == "dummy":
-        report(Stage.LOADING)
-        randomize_weights(model, options.generation.seed or 0)
-        pack_weights(model)
-    else:
-        load_weights(model, folder, options.load.use_tqdm_on_load and groups.rank == 0)
+    create_format(folder, options.load).load(model, groups, options.generation.seed or 0)
     invariant = ops.batch_invariant and attention.batch_invariant
     return LoadedModel(model, config, attention, dtype, longest, invariant)
 
@@ -150,7 +144,7 @@ def _load_from_transformers(
 ) -> LoadedModel:
     refused = {
         "--tensor-parallel-size": groups.layout.num_ranks > 1, "--quantization": options.form.quantization is not None,
-        "--load-format dummy": options.load.load_format == "dummy",
+        f"--load-format {options.load.load_format}": options.load.load_format not in ("auto", "safetensors"),
         f"--cpu-kernels {options.kernels.cpu_kernels}": options.kernels.cpu_kernels in CPU_LEVELS,
         "--batch-invariant": options.kernels.batch_invariant is True,
     }  # fmt: skip

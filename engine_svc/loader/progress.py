@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from quire.supervised import Stage, report
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _LINE_SECONDS = 10.0
 _FORMAT = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
@@ -47,3 +50,15 @@ class LoadingProgress:
     def close(self) -> None:
         """It is over, well or not."""
         self._bar.close()
+
+
+def with_progress(items: Iterable[T], total: int, told: bool) -> Iterator[T]:
+    """The same items, so many of them, told of as each is done with; see LoadingProgress."""
+    report(Stage.LOADING)
+    progress = LoadingProgress(told=told)
+    try:
+        for number, item in enumerate(items, 1):
+            yield item
+            progress.update(min(1.0, number / total))
+    finally:
+        progress.close()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 
 import torch
 
 from engine_svc.layers.context import PackedLayer
 from engine_svc.layers.parameter import LoadedParameter
-from engine_svc.loader.checkpoint import tensors
 from engine_svc.loader.names import parameter_name
+from engine_svc.loader.progress import with_progress
+from engine_svc.loader.source import TensorSource
 from engine_svc.models.decoder import Decoder
 from quire.errors import StartupError
 
@@ -21,31 +21,38 @@ logger = logging.getLogger(__name__)
 _IGNORED = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
 
 
-def load_weights(model: Decoder, folder: Path, progress: bool) -> None:
+def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool) -> None:
     """Loads every parameter, and packs each layer as soon as all of its own have come.
 
     So no more than a layer or two are there in both forms, and the memory of one is used again for the next.
+
+    Args:
+        progress: tells how far it is; see LoadingProgress.
 
     Raises:
         StartupError: the checkpoint lacks a parameter, has one the model does not know, or has one of another shape.
     """
     start = time.monotonic()
-    loading = _Loading(model)
-    for name, source in tensors(folder, progress):
+    loading, files = _Loading(model), checkpoint.names()
+    for name, source in with_progress(checkpoint.tensors(), len(files), progress):
         if name.endswith(_IGNORED) or (name == "lm_head.weight" and model.lm_head is model.embed_tokens):
             continue
         target, part = parameter_name(name)
         if target in loading.packed:  # written twice
             continue
         if target not in loading.parameters:
-            raise StartupError(f"{folder}: the model has no parameter for the checkpoint's {name}.")
+            raise StartupError(
+                f"{files.get(name, checkpoint.folder)}: the model has no parameter for the checkpoint's {name}."
+            )
         try:
             loading.parameters[target].load(source, part)
         except (ValueError, KeyError) as error:
-            raise StartupError(f"{folder}: {name}: {error}") from error
+            raise StartupError(f"{files.get(name, checkpoint.folder)}: {name}: {error}") from error
         loading.pack_layer_of(target)
     if missing := [name for name, parameter in loading.parameters.items() if parameter.missing]:
-        raise StartupError(f"{folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all).")
+        raise StartupError(
+            f"{checkpoint.folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all)."
+        )
     logger.info("loaded weights in %.1f s", time.monotonic() - start)
 
 

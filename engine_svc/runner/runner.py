@@ -67,7 +67,7 @@ class Runner:
         if device.type == "cpu":
             bind_threads(options.kernels, groups.rank, self._num_ranks)
         processors = load_processors(options.generation.logits_processors)  # before the weights, which take long
-        loaded = load_model(weights_folder(model), options, groups, device)
+        loaded = load_model(weights_folder(model, options.load), options, groups, device)
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._batch_invariant = loaded.batch_invariant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from quire.options.base import fields_of
 from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
 from quire.options.router import RouterOptions
-from quire.registry import load_entry, registry
+from quire.registry import load_entry, load_plugin, registry
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,16 @@ def test_an_entry_is_imported_when_it_is_taken() -> None:
     assert load_entry("--order", table, "dict").__name__ == "OrderedDict"
     with pytest.raises(StartupError, match=r"--order set does not exist. Choose one of dict, gone"):
         load_entry("--order", table, "set")
+
+
+def test_an_installed_package_may_bring_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = tmp_path / "letters-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: letters\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[quire.letters]\nc = collections:Counter\nd = nowhere:Nothing\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_plugin("--letter", {"a": ""}, "quire.letters", "c").__name__ == "Counter"
+    with pytest.raises(StartupError, match=r"--letter d cannot be loaded: ModuleNotFoundError.*nowhere"):
+        load_plugin("--letter", {"a": ""}, "quire.letters", "d")
+    with pytest.raises(StartupError, match=r"--letter e does not exist. Choose one of a, c, d, or install .*quire.let"):
+        load_plugin("--letter", {"a": ""}, "quire.letters", "e")

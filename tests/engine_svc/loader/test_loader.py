@@ -18,10 +18,12 @@ from safetensors.torch import load_file, save_file
 from engine_svc.executor.base import create_executor
 from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
-from engine_svc.loader import weights as weights_module
+from engine_svc.loader.formats.registry import create_format
+from engine_svc.loader.formats.safetensors_files import Safetensors
 from engine_svc.loader.read_ahead import read_ahead
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
+from quire.options.load import LoadOptions
 from quire.options.model import ModelOptions
 from tests.support.engine_options import engine_options
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
@@ -184,21 +186,21 @@ def test_a_layer_is_packed_as_soon_as_it_is_read(folder: Path, monkeypatch: pyte
     """No more matrices wait than a layer is made of, and none waits for the collector of cycles."""
     loaded: list[weakref.ref[LoadedParameter]] = []
     most = 0
-    allocate, tensors = LoadedParameter.allocate, weights_module.tensors
+    allocate, tensors = LoadedParameter.allocate, Safetensors.tensors
 
     def noted(parameter: LoadedParameter) -> None:
         allocate(parameter)
         if parameter.dim() == 2:
             loaded.append(weakref.ref(parameter))
 
-    def counted(*arguments: Any) -> Iterator[tuple[str, TensorSlice]]:
+    def counted(source: Safetensors) -> Iterator[tuple[str, TensorSlice]]:
         nonlocal most
-        for found in tensors(*arguments):
+        for found in tensors(source):
             yield found
             most = max(most, len({id(found()) for found in loaded} - {id(None)}))
 
     monkeypatch.setattr(LoadedParameter, "allocate", noted)
-    monkeypatch.setattr(weights_module, "tensors", counted)
+    monkeypatch.setattr(Safetensors, "tensors", counted)
     gc.disable()
     try:
         load(folder)
@@ -225,6 +227,6 @@ async def test_the_system_is_told_to_read_ahead(folder: Path, monkeypatch: pytes
         told.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
-    read_ahead(folder)
+    read_ahead(create_format(folder, LoadOptions()))
     await eventually(lambda: told == [str(folder / "model.safetensors")])
-    read_ahead(folder / "nowhere")  # which is for the loader to say
+    read_ahead(create_format(folder / "nowhere", LoadOptions()))  # which is for the loader to say

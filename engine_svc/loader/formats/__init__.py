@@ -1,0 +1,1 @@
+"""What `--load-format` chooses: one file for each way of keeping weights."""

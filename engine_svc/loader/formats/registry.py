@@ -1,0 +1,44 @@
+"""Which format a folder's weights are read by: one of ours, or one that an installed package brings."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from engine_svc.loader.formats.base import LoadFormat
+from quire.errors import StartupError
+from quire.options.load import LOAD_FORMATS, LoadOptions
+from quire.registry import load_entry, load_plugin, registry
+
+_FLAG, _PLUGINS = "--load-format", "quire.load_formats"
+
+# Loaded by name: what others need is not imported.
+FORMATS = registry(_FLAG, LOAD_FORMATS, {
+    "auto": "engine_svc.loader.formats.safetensors_files:Safetensors",
+    "safetensors": "engine_svc.loader.formats.safetensors_files:Safetensors",
+    "dummy": "engine_svc.loader.formats.dummy:Dummy",
+})  # fmt: skip
+
+
+def format_named(name: str) -> type[LoadFormat]:
+    """The class behind a name: ours, or of a package with an entry point `quire.load_formats`.
+
+    Raises:
+        StartupError: there is none.
+    """
+    found = load_entry(_FLAG, FORMATS, name) if name in FORMATS else load_plugin(_FLAG, FORMATS, _PLUGINS, name)
+    if not (isinstance(found, type) and issubclass(found, LoadFormat)) or inspect.isabstract(found):
+        raise StartupError(
+            f"{_FLAG} {name}: {found!r} is no class that derives from engine_svc.loader.formats.base.LoadFormat and "
+            "has all of its methods."
+        )
+    return found
+
+
+def create_format(folder: Path, options: LoadOptions) -> LoadFormat:
+    """The format that the options name, for the model in the folder.
+
+    Raises:
+        StartupError: there is none of that name, or it cannot be used here.
+    """
+    return format_named(options.load_format)(folder, options)

@@ -1,0 +1,69 @@
+"""`--load-format safetensors`: one file, or several with an index, memory-mapped."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from safetensors import safe_open
+
+from engine_svc.loader.formats.base import CheckpointFormat
+from engine_svc.loader.formats.shards import shard_files, tensor_files
+from quire.errors import StartupError
+
+if TYPE_CHECKING:
+    from engine_svc.layers.parameter import TensorSlice
+
+_INDEX = "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth")
+
+
+class Safetensors(CheckpointFormat):
+    """A slice reads from its file only what is indexed."""
+
+    patterns: ClassVar[Sequence[str]] = ("*.safetensors",)
+
+    def files(self) -> Sequence[Path]:
+        """See LoadFormat.files."""
+        files = shard_files(self.folder, _INDEX) or sorted(self.folder.glob("*.safetensors"))
+        if not files:
+            pickled = any(file for pattern in _PICKLES for file in self.folder.glob(pattern))
+            hint = " Its .bin files are pickles, which can run code: convert them to safetensors." if pickled else ""
+            raise StartupError(f"{self.folder} has no *.safetensors weights.{hint}")
+        return files
+
+    def names(self) -> Mapping[str, Path]:
+        """See TensorSource.names."""
+        return tensor_files(self.folder, _INDEX) or {name: file for file in self.files() for name in _names_in(file)}
+
+    def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
+        """See TensorSource.tensors."""
+        for file in self.files():
+            with opened(file) as tensors:
+                for name in tensors.keys():  # noqa: SIM118  (no mapping)
+                    yield name, tensors.get_slice(name)
+
+
+def _names_in(file: Path) -> list[str]:
+    with opened(file) as tensors:
+        return list(tensors.keys())
+
+
+@contextlib.contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """safetensors' reader of a file.
+
+    Raises:
+        StartupError: it cannot be read.
+    """
+    try:
+        with safe_open(file, framework="pt") as reader:
+            yield reader
+    except OSError as error:
+        raise StartupError(f"{file} cannot be read: {error}") from error
+    except Exception as error:
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise StartupError(f"{file} is not a valid safetensors file: {error}") from error

@@ -1,0 +1,73 @@
+"""Every `--load-format` that reads tensors gives those that were written, by name, whole and in part."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine_svc.loader.formats.base import CheckpointFormat
+from engine_svc.loader.formats.registry import FORMATS, create_format, format_named
+from quire.errors import StartupError
+from quire.options.load import LoadOptions
+from tests.support.tiny_models import make_model
+
+# Format → puts tensors that lie in a file of safetensors into a folder as that format keeps them.
+WRITERS: dict[str, Callable[[Path, Path], object]] = {
+    "auto": lambda file, folder: shutil.copy(file, folder),
+    "safetensors": lambda file, folder: shutil.copy(file, folder),
+}
+
+
+def test_every_format_that_reads_tensors_is_here() -> None:
+    assert WRITERS.keys() == {name for name in FORMATS if issubclass(format_named(name), CheckpointFormat)}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    folder = make_model(tmp_path_factory.mktemp("model"), "llama-untied")
+    return dict(load_file(folder / "model.safetensors"))
+
+
+@pytest.fixture(params=WRITERS)
+def source(request: pytest.FixtureRequest, written: dict[str, torch.Tensor], tmp_path: Path) -> CheckpointFormat:
+    file, folder = tmp_path / "model.safetensors", tmp_path / "folder"
+    save_file(written, file)
+    folder.mkdir()
+    WRITERS[request.param](file, folder)
+    made = create_format(folder, LoadOptions(load_format=request.param))
+    assert isinstance(made, CheckpointFormat)
+    return made
+
+
+def test_names_and_files(source: CheckpointFormat, written: dict[str, torch.Tensor]) -> None:
+    names = source.names()
+    assert names.keys() == written.keys()
+    assert {*names.values()} == {*source.files()}
+    assert all(file.is_relative_to(source.folder) and file.is_file() for file in source.files())
+
+
+def test_values(source: CheckpointFormat, written: dict[str, torch.Tensor]) -> None:
+    seen = set()
+    for name, found in source.tensors():
+        expected = written[name]
+        assert list(found.get_shape()) == list(expected.shape)
+        assert torch.equal(found[...], expected)
+        assert torch.equal(found[1:3], expected[1:3])
+        if expected.dim() == 2:
+            assert torch.equal(found[slice(0, 2), slice(1, 5)], expected[:2, 1:5])
+        seen.add(name)
+    assert seen == written.keys()
+
+
+def test_a_file_that_is_gone(source: CheckpointFormat) -> None:
+    for file in source.files():
+        file.unlink()
+    with pytest.raises(StartupError, match=str(source.folder)):
+        source.files()
+    with pytest.raises(StartupError, match=str(source.folder)):
+        list(source.tensors())
