@@ -20,6 +20,7 @@ _COLUMNS = 1024
 def _grouped_kernel(
     input_ptr,
     weight_ptr,
+    bias_ptr,
     output_ptr,
     row_ptr,
     expert_ptr,
@@ -27,11 +28,13 @@ def _grouped_kernel(
     outputs,
     size,
     divisor,
+    BIAS: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_K: tl.constexpr,
 ):
-    """One program per tile of rows and of outputs: output[row] = weight[expert] @ input[row // divisor]."""
+    """One program per tile of rows and of outputs: output[row] = weight[expert] @ input[row // divisor] + bias[expert],
+    where there is a bias."""
     tile = tl.program_id(0)
     expert = tl.load(expert_ptr + tile)
     if expert < 0:
@@ -54,6 +57,8 @@ def _grouped_kernel(
             weight_ptr + weight_row[:, None] * size + k[None, :], mask=within[:, None] & inside[None, :], other=0.0
         )
         sums += tl.dot(values, tl.trans(weight), input_precision="ieee")
+    if BIAS:
+        sums += tl.load(bias_ptr + weight_row, mask=within, other=0.0).to(tl.float32)[None, :]
     mask = present[:, None] & within[None, :]
     result = sums.to(output_ptr.dtype.element_ty)
     tl.store(output_ptr + row[:, None] * outputs + column[None, :], result, mask=mask)
@@ -87,7 +92,13 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Te
 
 
 def grouped_product(
-    hidden: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, experts: torch.Tensor, num_rows: int, divisor: int
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    rows: torch.Tensor,
+    experts: torch.Tensor,
+    num_rows: int,
+    divisor: int,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Each row times its own expert's matrix.
 
@@ -95,6 +106,7 @@ def grouped_product(
         hidden: [num_rows / divisor, size], contiguous: row r reads its row r // divisor.
         weight: [experts, outputs, size], contiguous.
         rows, experts: of sort_by_expert.
+        bias: [experts, outputs], contiguous.
 
     Returns:
         [num_rows, outputs]
@@ -102,8 +114,8 @@ def grouped_product(
     outputs, size = weight.shape[1:]
     output = hidden.new_empty((num_rows, outputs))
     _grouped_kernel[(experts.shape[0], triton.cdiv(outputs, _TILE_N))](
-        hidden, weight, output, rows, experts, num_rows, outputs, size, divisor,
-        TILE_M=TILE_M, TILE_N=_TILE_N, TILE_K=_TILE_K, num_warps=4,
+        hidden, weight, bias, output, rows, experts, num_rows, outputs, size, divisor,
+        BIAS=bias is not None, TILE_M=TILE_M, TILE_N=_TILE_N, TILE_K=_TILE_K, num_warps=4,
     )  # fmt: skip
     return output
 

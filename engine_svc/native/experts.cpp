@@ -12,6 +12,13 @@
 
 using namespace quire;
 
+// What experts are like, beside their weights; the biases are of the packed outputs of each, or null.
+struct ExpertsForm {
+  Activation activation;
+  int weighs_inputs;
+  const float *gate_up_bias, *down_bias;
+};
+
 namespace {
 
 constexpr int64_t TOKENS_AT_ONCE = 1024;  // bounds the memory of what is between the products
@@ -19,6 +26,7 @@ constexpr int64_t TOKENS_AT_ONCE = 1024;  // bounds the memory of what is betwee
 // One of an expert's two matrices, for all experts one behind the other.
 struct Stack {
   const void* weight;
+  const float* bias;
   const float* scale = nullptr;         // int8
   const int32_t* correction = nullptr;  // int8
 };
@@ -26,6 +34,7 @@ struct Stack {
 // What a call is given, but its tokens.
 struct Layer {
   int64_t chosen, experts, size, inner;
+  const ExpertsForm& form;
   Stack gate_up, down;
 };
 
@@ -73,11 +82,19 @@ void multiply_stack(const std::vector<Chunk>& all, const Stack& stack, const Inp
     auto [expert, first, last] = all[task / pieces.count()];
     int64_t piece = task % pieces.count();
     auto weight = (const typename Type::Stored*)stack.weight + expert * padded * inputs.stride;
-    Result result{output, outputs, nullptr, stack.scale, stack.correction, inputs.scale.get()};
+    Result result{output, outputs, stack.bias, stack.scale, stack.correction, inputs.scale.get()};
+    if (stack.bias) result.bias += expert * padded;
     if (stack.scale) result.scale += expert * padded, result.correction += expert * padded;
     multiply_panels<Type, Out>({inputs.values.get(), inputs.stride, weight, inputs.stride / Type::GROUP}, result, first,
                                last, pieces.begin(piece), pieces.end(piece));
   });
+}
+
+// A token's values times what they count for the expert of a row.
+template <class Value>
+void weigh(const Value* values, const Sorted& sorted, int64_t row, int64_t size, Value* output) {
+  Floats weight = all(sorted.weight[row]);
+  for (int64_t i = 0; i < size; i += LANES) store(output + i, load(values + i, size - i) * weight, size - i);
 }
 
 // A token's results, each as it counts, in the order in which its experts were chosen.
@@ -102,11 +119,19 @@ void run(const Value* input, int64_t tokens, int64_t stride, const int64_t* expe
   Inputs<Type> first(rows, size), second(rows, inner);
   std::unique_ptr<Value[]> both(new Value[rows * 2 * inner]);
   std::unique_ptr<float[]> results(new float[rows * size]);
-  parallel_for(rows, [&](int64_t row) { first.prepare(row, input + sorted.token[row] * stride, size); });
+  std::unique_ptr<Value[]> weighed(new Value[layer.form.weighs_inputs ? rows * size : 0]);
+  parallel_for(rows, [&](int64_t row) {
+    const Value* values = input + sorted.token[row] * stride;
+    if (layer.form.weighs_inputs) {
+      weigh(values, sorted, row, size, weighed.get() + row * size);
+      values = weighed.get() + row * size, sorted.weight[row] = 1;
+    }
+    first.prepare(row, values, size);
+  });
   multiply_stack<Type>(all, layer.gate_up, first, both.get(), 2 * inner);
   parallel_for(rows, [&](int64_t row) {
     Value* active = both.get() + row * 2 * inner;
-    activate_and_multiply<false>(active, active, inner);
+    activate_and_multiply(layer.form.activation, active, active, inner);
     second.prepare(row, active, inner);
   });
   multiply_stack<Type>(all, layer.down, second, results.get(), size);
@@ -130,11 +155,11 @@ extern "C" {
 // expert [2 * inner, size], and down packed, of each [size, inner]; output [tokens, size].
 void quire_experts(int type, const void* input, int64_t tokens, int64_t stride, const int64_t* experts,
                    const float* weights, int64_t chosen, int64_t num_experts, const void* gate_up, const void* down,
-                   void* output, int64_t size, int64_t inner) {
+                   void* output, int64_t size, int64_t inner, const ExpertsForm* form) {
+  Layer layer{chosen, num_experts, size, inner, *form, {gate_up, form->gate_up_bias}, {down, form->down_bias}};
   with_type(type, [&](auto value) {
     using Value = decltype(value);
-    run_all<Groups<Value>, Value>(input, tokens, stride, experts, weights,
-                                  {chosen, num_experts, size, inner, {gate_up}, {down}}, output);
+    run_all<Groups<Value>, Value>(input, tokens, stride, experts, weights, layer, output);
   });
 }
 
@@ -143,9 +168,9 @@ void quire_experts_int8(int type, const void* input, int64_t tokens, int64_t str
                         const float* weights, int64_t chosen, int64_t num_experts, const int8_t* gate_up,
                         const float* gate_up_scale, const int32_t* gate_up_correction, const int8_t* down,
                         const float* down_scale, const int32_t* down_correction, void* output, int64_t size,
-                        int64_t inner) {
-  Layer layer{chosen, num_experts, size, inner, {gate_up, gate_up_scale, gate_up_correction},
-              {down, down_scale, down_correction}};
+                        int64_t inner, const ExpertsForm* form) {
+  Layer layer{chosen, num_experts, size, inner, *form, {gate_up, form->gate_up_bias, gate_up_scale, gate_up_correction},
+              {down, form->down_bias, down_scale, down_correction}};
   with_type(type, [&](auto value) {
     run_all<Int8Groups, decltype(value)>(input, tokens, stride, experts, weights, layer, output);
   });

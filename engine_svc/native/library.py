@@ -20,6 +20,8 @@ _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, c
 # As types.h numbers them.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 INT8 = 3  # as packing.cpp does
+SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}  # as routing.cpp does
+GATES = {"silu": 0, "gelu_tanh": 1, "clamped": 2}  # as activation.h does
 _SIGNATURES = {
     "panel": (),
     "packed_values": (_INT, _LONG, _LONG),
@@ -31,9 +33,11 @@ _SIGNATURES = {
     ),
     "experts": (
         _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG,
+        _POINTER,
     ),
     "experts_int8": (
         _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, *(_POINTER,) * 6, _POINTER, _LONG, _LONG,
+        _POINTER,
     ),
     "set_threads": (_INT,),
     "head_matrices": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *(_LONG,) * 6),
@@ -42,9 +46,9 @@ _SIGNATURES = {
     "add": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG),
     "softcap": (_POINTER, _LONG, _LONG, _LONG, _FLOAT),
     "rotate_pairs": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *(_LONG,) * 5),
-    "choose_experts": (_POINTER, _POINTER, *(_LONG,) * 5, _INT, _FLOAT, _POINTER, _POINTER),
+    "choose_experts": (_POINTER, _POINTER, *(_LONG,) * 5, _INT, _FLOAT, _INT, _FLOAT, _POINTER, _POINTER),
     "rotate": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _FLOAT, *(_LONG,) * 5),
-    "activate_and_multiply": (_INT, _POINTER, _POINTER, _LONG, _LONG, _INT),
+    "activate_and_multiply": (_INT, _POINTER, _POINTER, _LONG, _LONG, _INT, _FLOAT, _FLOAT),
     "sample": (_POINTER, _LONG, _LONG, _LONG, *(_POINTER,) * 5),
     "score": (_POINTER, _LONG, _LONG, _LONG, _INT, *(_POINTER,) * 3, _LONG, *(_POINTER,) * 3),
     "write_cache": (_INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, *(_LONG,) * 5),
@@ -54,6 +58,15 @@ _SIGNATURES = {
     ),
 }  # fmt: skip
 _COUNTS = ("panel", "packed_values")  # those that return a number
+
+
+class ExpertsForm(ctypes.Structure):
+    """See experts.cpp."""
+
+    _fields_ = (
+        ("gate", _INT), ("slope", _FLOAT), ("limit", _FLOAT), ("weighs_inputs", _INT), ("gate_up_bias", _POINTER),
+        ("down_bias", _POINTER),
+    )  # fmt: skip
 
 
 class Kernels:

@@ -159,13 +159,13 @@ void quire_rotate_pairs(int type, const void* pairs, int64_t token_stride, int64
   });
 }
 
-void quire_activate_and_multiply(int type, const void* gate_up, void* output, int64_t rows, int64_t size, int gelu) {
+void quire_activate_and_multiply(int type, const void* gate_up, void* output, int64_t rows, int64_t size, int gate,
+                                 float slope, float limit) {
   with_type(type, [=](auto value) {
     using Value = decltype(value);
     parallel_for(rows, rows * size > WORTH_A_THREAD, [=](int64_t row) {
-      const Value* from = (const Value*)gate_up + row * 2 * size;
-      Value* to = (Value*)output + row * size;
-      gelu ? activate_and_multiply<true>(from, to, size) : activate_and_multiply<false>(from, to, size);
+      activate_and_multiply({gate, slope, limit}, (const Value*)gate_up + row * 2 * size, (Value*)output + row * size,
+                            size);
     });
   });
 }

@@ -9,6 +9,7 @@
 namespace {
 
 constexpr int64_t WORTH_A_THREAD = 1 << 13;  // scores
+enum Scoring { SOFTMAX, SIGMOID, SPARSEMIXER };  // as the caller numbers them
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 // The `count` best of scores [size], the best first; of the same, the first come first. Few of few: no sort.
@@ -44,26 +45,46 @@ void keep_best_groups(std::vector<float>& scores, int64_t groups, int64_t chosen
   scores = kept;
 }
 
+// What the best of the experts that are `left` counts: its part of a softmax over those of them that are near it.
+float part_of_near(const float* logits, const std::vector<float>& left, int64_t best, float near) {
+  float sum = 0;
+  for (size_t i = 0; i < left.size(); ++i)
+    if (left[i] > NEVER && left[best] - logits[i] <= near * std::max(std::abs(logits[i]), left[best]))
+      sum += std::exp(logits[i] - left[best]);
+  return 1 / sum;
+}
+
+// One expert after the other.
+void mix_sparsely(const float* logits, int64_t experts, int64_t chosen, float near, float* weights, int64_t* ids) {
+  std::vector<float> left(logits, logits + experts);
+  take_best(logits, experts, chosen, [&](int64_t best) {
+    *ids++ = best;
+    *weights++ = part_of_near(logits, left, best, near);
+    left[best] = NEVER;
+  });
+}
+
 }  // namespace
 
 extern "C" {
 
-// logits [tokens, experts] to weights and ids [tokens, chosen]. Scores are softmax, or sigmoid where there is a bias
-// [experts], which helps to choose and does not count.
+// logits [tokens, experts] to weights and ids [tokens, chosen]. A bias [experts], where there is one, helps to choose and
+// does not count.
 void quire_choose_experts(const float* logits, const float* bias, int64_t tokens, int64_t experts, int64_t chosen,
-                          int64_t groups, int64_t chosen_groups, int renormalize, float scale, float* weights,
-                          int64_t* ids) {
+                          int64_t groups, int64_t chosen_groups, int renormalize, float scale, int scoring, float near,
+                          float* weights, int64_t* ids) {
   quire::parallel_for(tokens, tokens * experts > WORTH_A_THREAD, [=](int64_t token) {
-    std::vector<float> scores(logits + token * experts, logits + (token + 1) * experts);
-    if (bias)
-      for (float& score : scores) score = 1 / (1 + std::exp(-score));
-    else
-      softmax(scores);
-    std::vector<float> ranked = scores;
-    for (int64_t i = 0; bias && i < experts; ++i) ranked[i] += bias[i];
-    if (groups > 1) keep_best_groups(ranked, groups, chosen_groups, bias ? 2 : 1);
     float* weight = weights + token * chosen;
     int64_t* id = ids + token * chosen;
+    if (scoring == SPARSEMIXER) return mix_sparsely(logits + token * experts, experts, chosen, near, weight, id);
+    // Both grow with their logits, which differ where scores are 1 or 0 already.
+    std::vector<float> ranked(logits + token * experts, logits + (token + 1) * experts), scores = ranked;
+    if (scoring == SOFTMAX)
+      softmax(scores);
+    else
+      for (float& score : scores) score = 1 / (1 + std::exp(-score));
+    for (int64_t i = 0; bias && i < experts; ++i) ranked[i] = scores[i] + bias[i];
+    if (groups > 1) keep_best_groups(ranked, groups, chosen_groups, bias ? 2 : 1);
     float sum = 0;
     int64_t count = 0;
     take_best(ranked.data(), experts, chosen, [&](int64_t best) {

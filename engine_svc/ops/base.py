@@ -8,7 +8,16 @@ from typing import ClassVar, Literal, Protocol
 
 import torch
 
-Activation = Literal["silu", "gelu_tanh"]
+
+@dataclass(frozen=True)
+class ClampedSwish:
+    """gate * sigmoid(slope * gate) * (up + 1), with a gate up to `limit` and `up` within it either way (gpt-oss)."""
+
+    slope: float
+    limit: float
+
+
+Activation = Literal["silu", "gelu_tanh"] | ClampedSwish
 
 
 class Product(Protocol):
@@ -49,16 +58,34 @@ class HeadNorms:
     epsilon: float
 
 
+Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
+
+
 @dataclass(frozen=True)
 class Routing:
-    """How a token's experts are chosen from the scores of all."""
+    """How a token's experts are chosen from the scores of all.
+
+    With sparsemixer (Liu et al. 2023), one is chosen after the other, and counts for its part of a softmax over those
+    of the others that are left whose logits are `near` its own, relative to the greater of both.
+    """
 
     experts_per_token: int
     renormalize: bool  # the chosen experts' weights are made to sum to one
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Scoring = "softmax"
     num_groups: int = 1  # the experts of the best `chosen_groups` groups can be chosen
     chosen_groups: int = 1
     scale: float = 1.0  # on the chosen experts' weights
+    near: float = 0.0  # of sparsemixer
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertsForm:
+    """What experts are like, beside their weights."""
+
+    activation: Activation = "silu"
+    gate_up_bias: torch.Tensor | None = None  # [experts, 2 * size]
+    down_bias: torch.Tensor | None = None  # [experts, hidden_size]
+    weighs_inputs: bool = False  # what an expert counts is on what goes in, not on what comes out (Llama 4)
 
 
 class Ops(ABC):
@@ -76,8 +103,8 @@ class Ops(ABC):
         """A product of each head with its own of [heads, outputs, size], which may be a view of any strides."""
 
     @abstractmethod
-    def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
-        """The weighted sum of the chosen experts' SwiGLU feed-forward layers.
+    def experts(self, gate_up: torch.Tensor, down: torch.Tensor, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
+        """The weighted sum of the chosen experts' gated feed-forward layers.
 
         Args:
             gate_up: [experts, 2 * size, hidden_size]
@@ -91,8 +118,8 @@ class Ops(ABC):
         """float32 [tokens, experts] → weights float32 and ids int64, both [tokens, experts_per_token].
 
         Args:
-            bias: float32 [experts], helps to choose and does not count: with sigmoid only. With it, a group of experts
-                is as good as its two best ones, without it as its best one.
+            bias: float32 [experts], helps to choose and does not count. With it, a group of experts is as good as its
+                two best ones, without it as its best one.
         """
 
     @abstractmethod

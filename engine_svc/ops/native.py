@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from engine_svc.native.library import TYPES, Kernels
-from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, HeadsProduct, Ops, Product, Routing
-from engine_svc.ops.packing import experts_product, matrix_product, pack, pointer
+from engine_svc.native.library import SCORINGS, TYPES, Kernels
+from engine_svc.ops.base import (
+    Activation,
+    ExpertsForm,
+    ExpertsProduct,
+    HeadNorms,
+    HeadsProduct,
+    Ops,
+    Product,
+    Routing,
+)
+from engine_svc.ops.packing import experts_product, gate_arguments, matrix_product, pack, pointer
 
 
 class NativeOps(Ops):
@@ -34,9 +43,9 @@ class NativeOps(Ops):
 
         return product
 
-    def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
+    def experts(self, gate_up: torch.Tensor, down: torch.Tensor, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""
-        return experts_product(self.kernels, pack(self.kernels, gate_up), pack(self.kernels, down), down.shape)
+        return experts_product(self.kernels, pack(self.kernels, gate_up), pack(self.kernels, down), down.shape, form)
 
     def choose_experts(
         self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
@@ -47,7 +56,8 @@ class NativeOps(Ops):
         expert_ids = logits.new_empty(weights.shape, dtype=torch.int64)
         self.kernels.choose_experts(
             logits.data_ptr(), pointer(bias), tokens, experts, routing.experts_per_token, routing.num_groups,
-            routing.chosen_groups, routing.renormalize, routing.scale, weights.data_ptr(), expert_ids.data_ptr(),
+            routing.chosen_groups, routing.renormalize, routing.scale, SCORINGS[routing.scoring], routing.near,
+            weights.data_ptr(), expert_ids.data_ptr(),
         )  # fmt: skip
         return weights, expert_ids
 
@@ -125,6 +135,6 @@ class NativeOps(Ops):
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         output = gate_up.new_empty((rows, size))
         self.kernels.activate_and_multiply(
-            TYPES[gate_up.dtype], gate_up.data_ptr(), output.data_ptr(), rows, size, activation == "gelu_tanh"
+            TYPES[gate_up.dtype], gate_up.data_ptr(), output.data_ptr(), rows, size, *gate_arguments(activation)
         )
         return output

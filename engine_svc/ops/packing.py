@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from engine_svc.memory import zeros_when_touched
-from engine_svc.native.library import INT8, TYPES, Kernels
-from engine_svc.ops.base import ExpertsProduct, Product
+from engine_svc.native import library
+from engine_svc.native.library import GATES, INT8, TYPES, Kernels
+from engine_svc.ops.base import Activation, ClampedSwish, ExpertsForm, ExpertsProduct, Product
 
 
 class Packed(NamedTuple):
@@ -63,6 +65,21 @@ def pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def gate_arguments(activation: Activation) -> tuple[int, float, float]:
+    """Which gate the kernels are to take, and the slope and limit of the clamped one."""
+    if isinstance(activation, ClampedSwish):
+        return GATES["clamped"], activation.slope, activation.limit
+    return GATES[activation], 0.0, 0.0
+
+
+def _padded_bias(kernels: Kernels, bias: torch.Tensor | None) -> torch.Tensor | None:
+    """[..., outputs] → float32 [..., packed outputs]."""
+    if bias is None:
+        return None
+    outputs = bias.shape[-1]
+    return F.pad(bias.float(), (0, _padded(kernels, outputs) - outputs)).contiguous()
+
+
 def matrix_product(
     kernels: Kernels, packed: Packed | PackedInt8, shape: torch.Size, bias: torch.Tensor | None
 ) -> Product:
@@ -73,7 +90,7 @@ def matrix_product(
     """
     outputs, size = shape
     kernel = kernels.matrix_int8 if isinstance(packed, PackedInt8) else kernels.matrix
-    added = None if bias is None else F.pad(bias.float(), (0, _padded(kernels, outputs) - outputs))
+    added = _padded_bias(kernels, bias)
 
     def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
         output = hidden.new_empty((hidden.shape[0], outputs), dtype=torch.float32 if wide else hidden.dtype)
@@ -87,7 +104,11 @@ def matrix_product(
 
 
 def experts_product(
-    kernels: Kernels, gate_up: Packed | PackedInt8, down: Packed | PackedInt8, shape: torch.Size
+    kernels: Kernels,
+    gate_up: Packed | PackedInt8,
+    down: Packed | PackedInt8,
+    shape: torch.Size,
+    form: ExpertsForm = ExpertsForm(),
 ) -> ExpertsProduct:
     """A product with all experts' weights in one call.
 
@@ -95,16 +116,19 @@ def experts_product(
         shape: [experts, hidden_size, features inside an expert], as `down` was before it was packed.
     """
     count, size, inner = shape
+    biases = [_padded_bias(kernels, bias) for bias in (form.gate_up_bias, form.down_bias)]
+    gate = gate_arguments(form.activation)
     kernel: Callable[..., None] = kernels.experts_int8 if isinstance(down, PackedInt8) else kernels.experts
 
     def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         output = hidden.new_empty(hidden.shape)
         # The kernel reads a token's choices behind the last token's.
         weights, expert_ids = weights.contiguous(), expert_ids.contiguous()
+        told = library.ExpertsForm(*gate, form.weighs_inputs, *(pointer(bias) for bias in biases))
         kernel(
             TYPES[hidden.dtype], hidden.data_ptr(), hidden.shape[0], hidden.stride(0), expert_ids.data_ptr(),
             weights.data_ptr(), weights.shape[1], count, *(operand.data_ptr() for operand in (*gate_up, *down)),
-            output.data_ptr(), size, inner,
+            output.data_ptr(), size, inner, ctypes.byref(told),
         )  # fmt: skip
         return output
 

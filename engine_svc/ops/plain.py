@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, HeadsProduct, Ops, Product, Routing
+from engine_svc.ops.base import (
+    Activation,
+    ClampedSwish,
+    ExpertsForm,
+    ExpertsProduct,
+    HeadNorms,
+    HeadsProduct,
+    Ops,
+    Product,
+    Routing,
+)
 
 
 class PlainOps(Ops):
@@ -30,24 +40,28 @@ class PlainOps(Ops):
 
         return product
 
-    def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
+    def experts(self, gate_up: torch.Tensor, down: torch.Tensor, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""
-        pairs = zip(gate_up, down, strict=True)
-        return experts_of_products(
-            self, [(self.matrix(first, None), self.matrix(second, None)) for first, second in pairs]
+        stacks = ((gate_up, form.gate_up_bias), (down, form.down_bias))
+        firsts, seconds = (
+            [self.matrix(weight, None if biases is None else biases[index]) for index, weight in enumerate(stack)]
+            for stack, biases in stacks
         )
+        return experts_of_products(self, list(zip(firsts, seconds, strict=True)), form)
 
     def choose_experts(
         self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See Ops.choose_experts."""
+        if routing.scoring == "sparsemixer":
+            return _mix_sparsely(logits, routing)
         scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
-        ranked = scores if bias is None else scores + bias
+        # Both grow with their logits, which differ where scores are 1 or 0 already.
+        ranked = logits if bias is None else scores + bias
         if routing.num_groups > 1:
             ranked = _of_the_best_groups(ranked, routing, 1 if bias is None else 2)
-        weights, expert_ids = ranked.topk(routing.experts_per_token, dim=-1)
-        if bias is not None:
-            weights = scores.gather(-1, expert_ids)
+        expert_ids = ranked.topk(routing.experts_per_token, dim=-1).indices
+        weights = scores.gather(-1, expert_ids)
         if routing.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights * routing.scale if routing.scale != 1.0 else weights, expert_ids
@@ -99,6 +113,9 @@ class PlainOps(Ops):
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """See Ops.activate_and_multiply."""
         gate, up = gate_up.chunk(2, dim=-1)
+        if isinstance(activation, ClampedSwish):
+            gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+            return gate * (gate * activation.slope).sigmoid() * (up + 1)
         return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
@@ -111,16 +128,31 @@ def _of_the_best_groups(ranked: torch.Tensor, routing: Routing, judges: int) -> 
     return groups.masked_fill(~chosen[..., None], -torch.inf).flatten(-2)
 
 
-def experts_of_products(ops: Ops, pairs: Sequence[tuple[Product, Product]]) -> ExpertsProduct:
-    """One expert after the other, each of two products: with gate and up, and back."""
+def _mix_sparsely(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    found = logits.topk(routing.experts_per_token, dim=-1)
+    left, weights = logits, []
+    for best, index in zip(found.values.split(1, -1), found.indices.split(1, -1), strict=True):
+        far = best - logits > routing.near * logits.abs().maximum(best)
+        weights.append(left.masked_fill(far, -torch.inf).softmax(-1).gather(-1, index))
+        left = left.scatter(-1, index, -torch.inf)
+    return torch.cat(weights, -1), found.indices
+
+
+def experts_of_products(
+    ops: Ops, pairs: Sequence[tuple[Product, Product]], form: ExpertsForm = ExpertsForm()
+) -> ExpertsProduct:
+    """One expert after the other, each of two products: with gate and up, and back. Biases are the products' own."""
 
     def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         output = torch.zeros_like(hidden, dtype=torch.float32)
         for index in expert_ids.unique().tolist():
             rows, choice = torch.nonzero(expert_ids == index, as_tuple=True)
             first, second = pairs[index]
-            result = second(ops.activate_and_multiply(first(hidden[rows]), "silu"), wide=True)
-            output.index_add_(0, rows, result * weights[rows, choice, None])
+            inputs, share = hidden[rows], weights[rows, choice, None]
+            if form.weighs_inputs:
+                inputs = (inputs * share).to(hidden.dtype)
+            result = second(ops.activate_and_multiply(first(inputs), form.activation), wide=True)
+            output.index_add_(0, rows, result if form.weighs_inputs else result * share)
         return output.to(hidden.dtype)
 
     return product

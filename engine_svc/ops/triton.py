@@ -13,23 +13,35 @@ from engine_svc.kernels.experts import add_choices, grouped_product, sort_by_exp
 from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
 from engine_svc.kernels.rotary import rotate
-from engine_svc.ops.base import Activation, ExpertsProduct, HeadNorms, HeadsProduct, Product
+from engine_svc.ops.base import (
+    Activation,
+    ClampedSwish,
+    ExpertsForm,
+    ExpertsProduct,
+    HeadNorms,
+    HeadsProduct,
+    Product,
+)
 from engine_svc.ops.plain import PlainOps
 
 
 class TritonOps(PlainOps):
     """See Ops."""
 
-    def experts(self, gate_up: torch.Tensor, down: torch.Tensor) -> ExpertsProduct:
+    def experts(self, gate_up: torch.Tensor, down: torch.Tensor, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""
         count = gate_up.shape[0]
 
         def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
             tokens, chosen = expert_ids.shape
             rows, experts = sort_by_expert(expert_ids, count)
-            both = grouped_product(hidden, gate_up, rows, experts, tokens * chosen, chosen)
-            active = self.activate_and_multiply(both, "silu")
-            results = grouped_product(active, down, rows, experts, tokens * chosen, 1)
+            sharing = chosen  # rows that read the same inputs
+            if form.weighs_inputs:
+                hidden = (hidden[:, None] * weights[..., None]).to(hidden.dtype).flatten(0, 1)
+                weights, sharing = torch.ones_like(weights), 1
+            both = grouped_product(hidden, gate_up, rows, experts, tokens * chosen, sharing, form.gate_up_bias)
+            active = self.activate_and_multiply(both, form.activation)
+            results = grouped_product(active, down, rows, experts, tokens * chosen, 1, form.down_bias)
             return add_choices(results.view(tokens, chosen, -1), weights)
 
         return product
@@ -57,7 +69,8 @@ class TritonOps(PlainOps):
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """See Ops.activate_and_multiply."""
-        return activation_kernels.activate_and_multiply(gate_up, activation == "gelu_tanh")
+        clamped = (activation.slope, activation.limit) if isinstance(activation, ClampedSwish) else None
+        return activation_kernels.activate_and_multiply(gate_up, activation == "gelu_tanh", clamped)
 
 
 class InvariantTritonOps(TritonOps):

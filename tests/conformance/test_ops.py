@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine_svc.ops.base import HeadNorms, Ops, Routing
+from engine_svc.ops.base import Activation, HeadNorms, Ops, Routing
 from tests.support.native import needs_native
-from tests.support.ops import experts_by_definition, make_ops
+from tests.support.ops import CLAMPED, FORMS, activated, experts_by_definition, forms_of_experts, make_ops
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 EPSILON = 1e-6
@@ -146,13 +146,14 @@ ROUTINGS = {
     "mixtral": Routing(2, renormalize=True), "qwen2": Routing(3, renormalize=False), "all": Routing(8, True),
     "deepseek v2": Routing(3, False, num_groups=4, chosen_groups=2, scale=2.5),
     "deepseek v3": Routing(2, True, "sigmoid", num_groups=2, chosen_groups=1, scale=1.5),
-    "sigmoid": Routing(4, False, "sigmoid"),
+    "sigmoid": Routing(4, False, "sigmoid"), "ernie": Routing(3, True), "llama 4": Routing(1, False, "sigmoid"),
 }  # fmt: skip
+WITH_BIAS = ("deepseek v3", "sigmoid", "ernie")
 
 
 def chosen_by_definition(scores: list[float], bias: list[float], routing: Routing) -> tuple[list[int], list[float]]:
     ranked = [score + more for score, more in zip(scores, bias, strict=True)]
-    size, judges = len(scores) // routing.num_groups, 1 if routing.scoring == "softmax" else 2
+    size, judges = len(scores) // routing.num_groups, 2 if any(bias) else 1
     groups = [sum(sorted(ranked[first : first + size])[-judges:]) for first in range(0, len(scores), size)]
     best = sorted(range(routing.num_groups), key=lambda group: -groups[group])[: routing.chosen_groups]
     allowed = [index for index in range(len(scores)) if index // size in best or routing.num_groups == 1]
@@ -167,10 +168,10 @@ def chosen_by_definition(scores: list[float], bias: list[float], routing: Routin
 def test_choose_experts(name: str, routing: str, tokens: int) -> None:
     ops, _ = make_ops(name)
     wanted, logits = ROUTINGS[routing], normal(tokens, 8, dtype=torch.float32) * 2
-    bias = normal(8, dtype=torch.float32, seed=1) if wanted.scoring == "sigmoid" else None
+    bias = normal(8, dtype=torch.float32, seed=1) if routing in WITH_BIAS else None
     weights, ids = ops.choose_experts(logits, bias, wanted)
     assert weights.dtype == torch.float32
-    scores = logits.double().softmax(-1) if bias is None else logits.double().sigmoid()
+    scores = logits.double().softmax(-1) if wanted.scoring == "softmax" else logits.double().sigmoid()
     for row in range(tokens):
         added = [0.0] * 8 if bias is None else bias.double().tolist()
         expected_ids, expected = chosen_by_definition(scores[row].tolist(), added, wanted)
@@ -179,13 +180,33 @@ def test_choose_experts(name: str, routing: str, tokens: int) -> None:
 
 
 @every
+def test_experts_are_chosen_by_their_logits_where_scores_are_the_same(name: str) -> None:
+    ops, _ = make_ops(name)
+    logits = torch.tensor([[20.0, 40.0, 30.0], [-200.0, -300.0, -100.0]])
+    _, ids = ops.choose_experts(logits, None, Routing(2, False, "sigmoid"))
+    assert ids.tolist() == [[1, 2], [2, 0]]
+
+
+@every
+def test_sparsemixer(name: str) -> None:
+    """One after the other: of those that are left, the best counts for its part among those that are near it."""
+    ops, _ = make_ops(name)
+    logits = torch.tensor([[1.0, 3.0, 2.98, 2.0], [-1.0, -1.01, -5.0, -1.015], [0.0, -1.0, -2.0, -3.0]])
+    weights, ids = ops.choose_experts(logits, None, Routing(2, False, "sparsemixer", near=0.02))
+    assert ids.tolist() == [[1, 2], [0, 1], [0, 1]]
+    near = [[[3.0, 2.98], [2.98]], [[-1.0, -1.01, -1.015], [-1.01, -1.015]], [[0.0], [-1.0]]]
+    expected = [[float(torch.tensor(each, dtype=torch.float64).softmax(0)[0]) for each in row] for row in near]
+    torch.testing.assert_close(weights.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
+
+
+@every
 def test_experts_are_chosen_for_whatever_has_overflowed(name: str) -> None:
     """Any, but such as there are, each once."""
     ops, _ = make_ops(name)
     logits = torch.full((3, 8), torch.nan)
     logits[1], logits[2] = torch.inf, -torch.inf
-    for routing in ROUTINGS.values():
-        bias = torch.zeros(8) if routing.scoring == "sigmoid" else None
+    for routing in (*ROUTINGS.values(), Routing(2, False, "sparsemixer", near=0.02)):
+        bias = torch.zeros(8) if routing.scoring == "sigmoid" and routing.num_groups > 1 else None
         _, ids = ops.choose_experts(logits, bias, routing)
         assert all(len(set(row) & set(range(8))) == routing.experts_per_token for row in ids.tolist())
 
@@ -229,10 +250,9 @@ def test_rotate(name: str, dim: int, rotated: int, with_norms: bool) -> None:
 def test_activate_and_multiply(name: str, rows: int, size: int) -> None:
     ops, dtype = make_ops(name)
     gate_up = normal(rows, 2 * size, dtype=dtype) * 8
-    gate, up = gate_up.double().chunk(2, dim=-1)
-    close(ops.activate_and_multiply(gate_up, "silu"), gate / (1 + (-gate).exp()) * up, dtype)
-    gelu = torch.nn.functional.gelu(gate, approximate="tanh")
-    close(ops.activate_and_multiply(gate_up, "gelu_tanh"), gelu * up, dtype)
+    activations: tuple[Activation, ...] = ("silu", "gelu_tanh", CLAMPED)
+    for activation in activations:
+        close(ops.activate_and_multiply(gate_up, activation), activated(gate_up.double(), activation), dtype)
 
 
 @fast
@@ -244,14 +264,17 @@ def test_more_rows_than_a_task_has(name: str) -> None:
     close(ops.activate_and_multiply(hidden, "silu"), gate / (1 + (-gate).exp()) * up, dtype)
 
 
-def check_experts(name: str, tokens: int, experts: int, chosen: int, size: int, inner: int) -> None:
+def check_experts(
+    name: str, tokens: int, experts: int, chosen: int, size: int, inner: int, named: str = "plain"
+) -> None:
     ops, dtype = make_ops(name)
     gate_up = normal(experts, 2 * inner, size, dtype=dtype) / size**0.5
     down = normal(experts, size, inner, dtype=dtype, seed=1) / inner**0.5
     hidden = normal(tokens, size, dtype=dtype, seed=2)
     weights, expert_ids = normal(tokens, experts, dtype=torch.float32, seed=3).softmax(-1).topk(chosen)
-    expected = experts_by_definition(hidden, weights, expert_ids, gate_up, down)
-    close(ops.experts(gate_up, down)(hidden, weights, expert_ids), expected, dtype)
+    form = forms_of_experts(experts, size, inner, dtype)[named]
+    expected = experts_by_definition(hidden, weights, expert_ids, gate_up, down, form)
+    close(ops.experts(gate_up, down, form)(hidden, weights, expert_ids), expected, dtype)
 
 
 @every
@@ -259,6 +282,13 @@ def check_experts(name: str, tokens: int, experts: int, chosen: int, size: int, 
 @pytest.mark.parametrize(("experts", "chosen", "size", "inner"), [(4, 2, 64, 96), (9, 3, 200, 36), (1, 1, 64, 64)])
 def test_experts(name: str, tokens: int, experts: int, chosen: int, size: int, inner: int) -> None:
     check_experts(name, tokens, experts, chosen, size, inner)
+
+
+@every
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_forms_of_experts(name: str, tokens: int, form: str) -> None:
+    check_experts(name, tokens, 5, 2, 72, 40, form)
 
 
 @fast

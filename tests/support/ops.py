@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from engine_svc.ops.base import Ops
+from engine_svc.ops.base import Activation, ClampedSwish, ExpertsForm, Ops
 from engine_svc.ops.native import NativeOps
 from engine_svc.ops.plain import PlainOps
 from tests.support.native import fastest_kernels
@@ -21,13 +21,46 @@ def make_ops(name: str) -> tuple[Ops, torch.dtype]:
     return NativeOps(fastest_kernels()), torch.bfloat16
 
 
+def activated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """float64 [rows, 2 * size] → [rows, size]; `Ops.activate_and_multiply` by its definition."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if isinstance(activation, ClampedSwish):
+        gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit) + 1
+        return gate / (1 + (-activation.slope * gate).exp()) * up
+    return (gate / (1 + (-gate).exp()) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
 def experts_by_definition(
-    hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    form: ExpertsForm = ExpertsForm(),
 ) -> torch.Tensor:
     """In float64; the arguments are those of `Ops.experts` and of its product."""
     expected = torch.zeros(hidden.shape, dtype=torch.float64)
     for index, (first, second) in enumerate(zip(gate_up.double(), down.double(), strict=True)):
         share = (weights.double() * (expert_ids == index)).sum(-1, keepdim=True)
-        gate, up = (hidden.double() @ first.T).chunk(2, dim=-1)
-        expected += share * (F.silu(gate) * up @ second.T)
+        inputs = hidden.double() * share if form.weighs_inputs else hidden.double()
+        inner = inputs @ first.T + (0 if form.gate_up_bias is None else form.gate_up_bias[index].double())
+        result = activated(inner, form.activation) @ second.T
+        result += 0 if form.down_bias is None else form.down_bias[index].double()
+        expected += (share > 0) * result if form.weighs_inputs else share * result
     return expected
+
+
+CLAMPED = ClampedSwish(1.702, 1.5)
+
+
+def forms_of_experts(experts: int, size: int, inner: int, dtype: torch.dtype) -> dict[str, ExpertsForm]:
+    """By the names that tests have for them."""
+    generator = torch.Generator().manual_seed(9)
+    biases = [torch.randn(experts, outputs, generator=generator).to(dtype) for outputs in (2 * inner, size)]
+    return {
+        "plain": ExpertsForm(), "gelu": ExpertsForm("gelu_tanh"), "gpt-oss": ExpertsForm(CLAMPED, *biases),
+        "llama 4": ExpertsForm(weighs_inputs=True), "all": ExpertsForm(CLAMPED, *biases, weighs_inputs=True),
+    }  # fmt: skip
+
+
+FORMS = tuple(forms_of_experts(1, 1, 1, torch.float32))

@@ -13,7 +13,7 @@ from engine_svc.ops.base import ExpertsProduct, Product
 from engine_svc.ops.native import NativeOps
 from engine_svc.quantization.int8 import Int8, quantize_rows
 from tests.support.native import AVAILABLE, every_level, needs_native
-from tests.support.ops import experts_by_definition
+from tests.support.ops import FORMS, experts_by_definition, forms_of_experts
 
 every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 # None of them a multiple of anything that a panel, a group, a tile or a block over k has; and one that is of all.
@@ -126,6 +126,21 @@ def test_experts(level: str, dtype: torch.dtype, quantized: bool) -> None:
     assert found.dtype == dtype
     expected = experts_by_definition(hidden, weights, ids, gate_up, down)
     assert (found - expected).norm() / expected.norm() < (0.03 if quantized else 5e-3)
+    check_batch_invariance(lambda rows: product(hidden[rows], weights[rows], ids[rows]))
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_of_experts(level: str, dtype: torch.dtype, name: str) -> None:
+    experts, chosen, size, inner = 3, 2, 70, 41
+    gate_up = normal(experts, 2 * inner, size, dtype=dtype) / size**0.5
+    down = normal(experts, size, inner, dtype=dtype, seed=2) / inner**0.5
+    hidden, form = rows_of_a_wider_tensor(size, dtype), forms_of_experts(experts, size, inner, dtype)[name]
+    weights, ids = normal(MOST, experts, dtype=torch.float32, seed=3).softmax(-1).topk(chosen)
+    product = NativeOps(kernels(level)).experts(gate_up, down, form)
+    expected = experts_by_definition(hidden, weights, ids, gate_up, down, form)
+    assert (product(hidden, weights, ids) - expected).norm() / expected.norm() < 5e-3
     check_batch_invariance(lambda rows: product(hidden[rows], weights[rows], ids[rows]))
 
 
