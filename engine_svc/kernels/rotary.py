@@ -20,14 +20,21 @@ def _rotate_kernel(
     DIM_PADDED: tl.constexpr,
     HALF: tl.constexpr,
     WITH_NORMS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):
-    """One program per token and head. Column c of the first half turns with column c + HALF; the rest stays."""
+    """One program per token and head. Column c of the first half turns with column c + HALF, or with its neighbour; the
+    columns behind both halves stay."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     column = tl.arange(0, DIM_PADDED)
     inside = column < DIM
     start = heads_ptr + token * token_stride + head * DIM
-    partner_column = tl.where(column < HALF, column + HALF, column - HALF)
+    if INTERLEAVED:
+        is_first, partner_column, pair = column % 2 == 0, column ^ 1, column // 2
+    else:
+        is_first = column < HALF
+        partner_column = tl.where(is_first, column + HALF, column - HALF)
+        pair = tl.where(is_first, column, column - HALF)
     turned = column < 2 * HALF
     own = tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
     partner = tl.load(start + partner_column, mask=turned, other=0.0).to(tl.float32)
@@ -36,10 +43,10 @@ def _rotate_kernel(
         norm_ptr = query_norm_ptr if head < NUM_QUERY else key_norm_ptr
         own *= factor * tl.load(norm_ptr + column, mask=inside, other=0.0).to(tl.float32)
         partner *= factor * tl.load(norm_ptr + partner_column, mask=turned, other=0.0).to(tl.float32)
-    angle = table_ptr + token * 2 * HALF + tl.where(column < HALF, column, column - HALF)
+    angle = table_ptr + token * 2 * HALF + pair
     cosine = tl.load(angle, mask=turned, other=1.0).to(tl.float32)
     sine = tl.load(angle + HALF, mask=turned, other=0.0).to(tl.float32)
-    result = own * cosine + tl.where(column < HALF, -partner, partner) * sine
+    result = own * cosine + tl.where(is_first, -partner, partner) * sine
     tl.debug_barrier()  # every column is read before any is written
     tl.store(start + column, result.to(heads_ptr.dtype.element_ty), mask=inside)
 
@@ -51,17 +58,19 @@ def rotate(
     query_norm: torch.Tensor | None,
     key_norm: torch.Tensor | None,
     epsilon: float,
+    interleaved: bool,
 ) -> None:
-    """Norms, if there are any, then the rotation of the first values' halves; in place.
+    """Norms, if there are any, then the rotation of the first values; in place.
 
     Args:
         heads: [tokens, query and key heads, head_dim]; each token's heads must be contiguous.
         table_rows: [tokens, 2, rotated values / 2], cosines and sines of the tokens' positions.
         query_norm, key_norm: [head_dim]
+        interleaved: of neighbours, not of halves.
     """
     tokens, count, dim = heads.shape
     _rotate_kernel[(tokens, count)](
         heads, table_rows, query_norm, key_norm, epsilon, heads.stride(0), NUM_QUERY=num_query, DIM=dim,
         DIM_PADDED=triton.next_power_of_2(dim), HALF=table_rows.shape[-1], WITH_NORMS=query_norm is not None,
-        num_warps=1,
+        INTERLEAVED=interleaved, num_warps=1,
     )  # fmt: skip

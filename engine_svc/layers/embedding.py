@@ -19,9 +19,9 @@ class EmbeddedRows:
     rows: torch.Tensor  # int64 [rows]
     values: torch.Tensor  # [rows, hidden_size]
 
-    def put(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The embeddings [tokens, hidden_size] of a batch with these among them."""
-        return hidden.index_copy(0, self.rows, self.values)
+    def put(self, hidden: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """The embeddings [tokens, hidden_size] of a batch with these among them, times a factor."""
+        return hidden.index_copy(0, self.rows, self.values if scale == 1.0 else self.values * scale)
 
 
 class VocabParallelEmbedding(PackedLayer):
@@ -33,7 +33,7 @@ class VocabParallelEmbedding(PackedLayer):
         """
         Args:
             is_output: `logits` will be called.
-            scale: on what is looked up, as far as the model's type holds it.
+            scale: on what is looked up.
         """
         super().__init__()
         self._context = context
@@ -42,7 +42,7 @@ class VocabParallelEmbedding(PackedLayer):
         self._share = -(-vocab_size // self._group.world_size)
         self._first = self._group.rank * self._share
         self._is_output = is_output
-        self._scale = float(torch.tensor(scale, dtype=context.dtype))
+        self._scale = scale
         self._product: Product | None = None
         self.weight = LoadedParameter((self._share, hidden_size), context.dtype, context.device)
         self.weight.loader = self._load_weight

@@ -1,4 +1,4 @@
-"""Root mean square normalisation."""
+"""Normalisation of each row: by its root mean square, or by its deviation from its mean."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.split import Part
+from engine_svc.ops.base import Affine
 
 
 class RMSNorm(torch.nn.Module):
@@ -39,6 +40,67 @@ class RMSNorm(torch.nn.Module):
     def _load_weight(self, source: TensorSlice, part: str) -> None:
         self.weight.write(part, self.weight, source, (slice(None),))
         self.weight.add_(self._offset)
+
+
+class LayerNorm(torch.nn.Module):
+    """(x - mean) / deviation * weight + bias, over the last dimension. The same calls as RMSNorm's."""
+
+    def __init__(self, size: int, epsilon: float, *, context: LayerContext, offset: float = 0.0, bias: bool) -> None:
+        """
+        Args:
+            offset: as RMSNorm's.
+        """
+        super().__init__()
+        self._offset = offset
+        self._ops = context.ops
+        self._epsilon = epsilon
+        self.weight = LoadedParameter((size,), context.dtype, context.device)
+        self.weight.loader = self._load_weight
+        self.bias: LoadedParameter | None = None
+        if bias:
+            self.bias = LoadedParameter((size,), context.dtype, context.device)
+            self.bias.loader = self._load_bias
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None = None, output: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See RMSNorm.forward."""
+        affine = Affine(self.weight, self.bias)
+        if residual is None:
+            return self._ops.layer_norm(hidden, affine, self._epsilon, output)
+        return self._ops.add_layer_norm(hidden, residual, affine, self._epsilon)
+
+    def _load_weight(self, source: TensorSlice, part: str) -> None:
+        self.weight.write(part, self.weight, source, (slice(None),))
+        self.weight.add_(self._offset)
+
+    def _load_bias(self, source: TensorSlice, part: str) -> None:
+        if self.bias is not None:
+            self.bias.write(part, self.bias, source, (slice(None),))
+
+
+class HeadLayerNorm(torch.nn.Module):
+    """A layer norm of each head, with weights of its own and no biases; every rank has a range of the heads."""
+
+    def __init__(self, part: Part, head_dim: int, epsilon: float, *, context: LayerContext) -> None:
+        """
+        Args:
+            part: of all heads' features.
+        """
+        super().__init__()
+        self._ops = context.ops
+        self._epsilon = epsilon
+        self._range = slice(part.first // head_dim, (part.first + part.count) // head_dim)
+        self.weight = LoadedParameter((part.count // head_dim, head_dim), context.dtype, context.device)
+        self.weight.loader = self._load_weight
+
+    def forward(self, hidden: torch.Tensor) -> None:
+        """Normalises [tokens, heads * head_dim], in place; any stride between tokens."""
+        for head, weight in zip(hidden.split(self.weight.shape[1], dim=-1), self.weight, strict=True):
+            self._ops.layer_norm(head, Affine(weight, None), self._epsilon, head)
+
+    def _load_weight(self, source: TensorSlice, part: str) -> None:
+        self.weight.write(part, self.weight, source, (self._range, slice(None)))
 
 
 class ParallelRMSNorm(torch.nn.Module):

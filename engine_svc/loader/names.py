@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 # Module in the checkpoint → (ours, part of its parameters).
 _PARTS = {
@@ -17,8 +18,14 @@ _EXPERT_PARTS = {
 }  # fmt: skip
 
 
-def parameter_name(name: str) -> tuple[str, str]:
-    """(name of the parameter, which part of it)."""
+def parameter_name(name: str, module_names: Mapping[str, str]) -> tuple[str, str]:
+    """(name of the parameter, which part of it).
+
+    Args:
+        module_names: see ModelConfig.
+    """
+    if module_names:
+        name = ".".join(module_names.get(module, module) for module in name.split("."))
     name = (
         name.removeprefix("model.")
         .replace(".block_sparse_moe.", ".mlp.")

@@ -37,7 +37,7 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool) -> No
     for name, source in with_progress(checkpoint.tensors(), len(files), progress):
         if name.endswith(_IGNORED) or (name == "lm_head.weight" and model.lm_head is model.embed_tokens):
             continue
-        target, part = parameter_name(name)
+        target, part = parameter_name(name, model.module_names)
         if target in loading.packed:  # written twice
             continue
         if target not in loading.parameters:

@@ -10,7 +10,8 @@ import torch
 from engine_svc.attention.base import AttentionBackend, AttentionOptions, Prepared
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, qkv_parts
-from engine_svc.layers.norm import ParallelRMSNorm, RMSNorm
+from engine_svc.layers.norm import HeadLayerNorm, ParallelRMSNorm, RMSNorm
+from engine_svc.layers.split import Part
 from engine_svc.models.config import ModelConfig
 from engine_svc.ops.base import HeadNorms
 
@@ -34,49 +35,62 @@ class StepInputs:
 class Attention(torch.nn.Module):
     """Projections, norms, rotation and the backend's attention."""
 
-    def __init__(self, config: ModelConfig, context: LayerContext, sliding_window: int | None) -> None:
+    def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__()
         self._ops = context.ops
         parts = qkv_parts(context.groups.tensor, config.num_heads, config.num_kv_heads, config.head_dim)
         self._heads = parts["q"].count // config.head_dim
         self._kv_heads = parts["k"].count // config.head_dim
         self._head_dim = config.head_dim
-        self._options = AttentionOptions(config.attention_scale, sliding_window, config.attention_softcap)
+        self._options = AttentionOptions(
+            config.attention_scale, config.sliding_windows[index], config.attention_softcap
+        )
+        self._rotates, self._interleaved = index not in config.no_rope_layers, config.rope_interleaved
         self.qkv_proj = ColumnParallelLinear(config.hidden_size, parts, bias=config.qkv_bias, context=context)
         self.o_proj = RowParallelLinear(
             config.num_heads * config.head_dim, config.hidden_size, bias=config.output_bias, context=context
         )
+        self._norms = config.qk_norm
         self._head_norms: HeadNorms | None = None
-        self._norms_all = config.qk_norm == "all"
-        if config.qk_norm == "head":
-            norms = [
-                RMSNorm(config.head_dim, config.rms_norm_eps, context=context, offset=config.norm_offset)
-                for _ in range(2)
-            ]
-            self.q_norm, self.k_norm = norms
-            self._head_norms = HeadNorms(norms[0].weight, norms[1].weight, config.rms_norm_eps)
-        elif self._norms_all:
-            self.q_norm, self.k_norm = (
-                ParallelRMSNorm(parts[name], config.rms_norm_eps, context=context) for name in ("q", "k")
-            )
+        for name in ("q", "k") if config.qk_norm != "none" else ():
+            self.add_module(f"{name}_norm", _norm_of_heads(config, context, parts[name]))
+        if config.qk_norm in ("head", "rotated"):
+            self._head_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, config.norm_eps)
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
         tokens = hidden.shape[0]
         projected = self.qkv_proj(hidden)
-        if self._norms_all:
+        if self._norms in ("each", "all"):
             self._normalise(projected)
         heads = projected.view(tokens, -1, self._head_dim)
         query_key, value = heads.split((self._heads + self._kv_heads, self._kv_heads), dim=1)
-        rotary = step.rotary if self._options.sliding_window is None else step.local_rotary
-        rotated = self._ops.rotate(query_key, rotary, self._heads, self._head_norms)
-        query, key = rotated.split((self._heads, self._kv_heads), dim=1)
+        query, key = self._rotate(query_key, step).split((self._heads, self._kv_heads), dim=1)
         output = step.attention.forward(query, key, value, cache.cache, cache.prepared, self._options)
         return self.o_proj(output.reshape(tokens, -1))
 
+    def _rotate(self, heads: torch.Tensor, step: StepInputs) -> torch.Tensor:
+        """Query and key heads, normed where all have the same weights; may work in place."""
+        table = step.rotary if self._options.sliding_window is None else step.local_rotary
+        if not self._rotates:
+            table = table[..., :0]
+        if self._norms == "rotated":
+            heads = self._ops.rotate(heads, table, self._heads, None, self._interleaved)
+            table = table[..., :0]
+        return self._ops.rotate(heads, table, self._heads, self._head_norms, self._interleaved)
+
     def _normalise(self, projected: torch.Tensor) -> None:
-        """All query heads as one vector, and all key heads, in place."""
+        """All query heads, and all key heads, by weights for each of their values; in place."""
         sizes = (self._heads * self._head_dim, self._kv_heads * self._head_dim, self._kv_heads * self._head_dim)
         query, key, _ = projected.split(sizes, dim=-1)
         self.q_norm(query)
         self.k_norm(key)
+
+
+def _norm_of_heads(config: ModelConfig, context: LayerContext, part: Part) -> torch.nn.Module:
+    """For queries or keys."""
+    if config.qk_norm == "all":
+        return ParallelRMSNorm(part, config.norm_eps, context=context)
+    if config.qk_norm == "each":
+        return HeadLayerNorm(part, config.head_dim, config.norm_eps, context=context)
+    return RMSNorm(config.head_dim, config.norm_eps, context=context, offset=config.norm_offset)

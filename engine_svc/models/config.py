@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +67,9 @@ class ModelConfig(ModelFacts):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
+    norm: Literal["rms", "layer"] = "rms"  # what is divided by: the root mean square, or the deviation from the mean
+    norm_eps: float
+    norm_bias: bool = False  # of layer norms
     tie_word_embeddings: bool
     activation: Activation
     moe: tuple[MoeConfig | None, ...]  # of each layer; None: dense
@@ -76,14 +78,23 @@ class ModelConfig(ModelFacts):
     attention_scale: float
     attention_softcap: float | None = None
     logits_softcap: float | None = None
-    embedding_scale: float = 1.0
+    embedding_scale: float = 1.0  # on what is looked up, as far as the model's type holds it
+    embedding_multiplier: float = 1.0  # on that, and on embeddings that are given
+    logits_scale: float = 1.0
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
-    qk_norm: Literal["none", "head", "all"] = "none"  # of queries and keys: each head, or all heads as one
-    norm_placement: Literal["before", "after", "around"] = "before"  # of attention and feed-forward
+    # Of queries and keys: each head, before or after its rotation; each by weights of its own; or all heads as one.
+    qk_norm: Literal["none", "head", "rotated", "each", "all"] = "none"
+    rope_interleaved: bool = False  # neighbouring values are rotated with each other, not those half a head apart
+    no_rope_layers: frozenset[int] = frozenset()  # that do not rotate
+    # Of attention and feed-forward. Parallel: one norm before both, which then do not see each other.
+    norm_placement: Literal["before", "after", "around", "parallel"] = "before"
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     latent: LatentConfig | None = None
+    module_names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # in the family's checkpoints → ours, where they differ
 
 
 def read_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +132,7 @@ def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
         "num_kv_heads": config.get("num_key_value_heads") or heads,
         "head_dim": head_dim,
         "max_position_embeddings": config["max_position_embeddings"],
-        "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
         "tie_word_embeddings": config.get("tie_word_embeddings", False),
         "rope_parameters": parameters,
         "rotary_dim": int(head_dim * rotated),
@@ -169,3 +180,31 @@ def windows_by_type(config: Mapping[str, Any]) -> tuple[int | None, ...]:
         return tuple(window if kind == "sliding_attention" else None for kind in types)
     first = config.get("max_window_layers", 28)
     return tuple(window if index >= first else None for index in range(count))
+
+
+def sliding_windows(config: Mapping[str, Any], pattern: int) -> tuple[int | None, ...]:
+    """Of each layer: by layer_types, or else on all but every `pattern`th."""
+    window, count = config.get("sliding_window"), config["num_hidden_layers"]
+    types = config.get("layer_types")
+    sliding = [kind == "sliding_attention" for kind in types or ()] or [
+        bool((index + 1) % pattern) for index in range(count)
+    ]
+    return tuple(window if each else None for each in sliding)
+
+
+def one_rotation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration whose rotation differs by the layers' type, with that of layers without window only."""
+    found = config.get("rope_parameters") or {}
+    return dict(config) | ({"rope_parameters": found["full_attention"]} if "full_attention" in found else {})
+
+
+def local_rotation(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
+    """Rotary settings of layers with a window.
+
+    Args:
+        theta: where the configuration has none for them.
+    """
+    found = config.get("rope_parameters") or {}
+    if "sliding_attention" in found:
+        return rope_parameters({"rope_parameters": found["sliding_attention"]})
+    return {"rope_type": "default", "rope_theta": theta}

@@ -10,11 +10,10 @@ import torch
 from engine_svc.attention.base import AttentionBackend
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import EmbeddedRows, VocabParallelEmbedding
-from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.rotary import rotary_table
 from engine_svc.models.attention import LayerCache, StepInputs
 from engine_svc.models.config import ModelConfig
-from engine_svc.models.decoder_layer import LAYERS
+from engine_svc.models.decoder_layer import LAYERS, hidden_norm
 
 
 class Decoder(torch.nn.Module):
@@ -27,11 +26,13 @@ class Decoder(torch.nn.Module):
         self._config = config
         self._attention = attention
         self._ops = context.ops
+        self.module_names = config.module_names
         size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings
-        self.embed_tokens = VocabParallelEmbedding(*size, context=context, is_output=tied, scale=config.embedding_scale)
+        scale = float(torch.tensor(config.embedding_scale, dtype=context.dtype)) * config.embedding_multiplier
+        self.embed_tokens = VocabParallelEmbedding(*size, context=context, is_output=tied, scale=scale)
         layer = LAYERS[config.norm_placement]
         self.layers = torch.nn.ModuleList([layer(config, context, index) for index in range(config.num_layers)])
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context, offset=config.norm_offset)
+        self.norm = hidden_norm(config, context)
         self.lm_head = self.embed_tokens if tied else VocabParallelEmbedding(*size, context=context, is_output=True)
 
         def table(parameters: Mapping[str, Any]) -> torch.Tensor:
@@ -65,7 +66,7 @@ class Decoder(torch.nn.Module):
         step = StepInputs(rotary, local, self._attention)
         hidden = self.embed_tokens(token_ids)
         if embedded is not None:
-            hidden = embedded.put(hidden)
+            hidden = embedded.put(hidden, self._config.embedding_multiplier)
         residual = torch.zeros_like(hidden)
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden = layer(hidden, residual, cache, step)
@@ -80,5 +81,7 @@ class Decoder(torch.nn.Module):
         if rows is not None:
             hidden = self._ops.take_rows(hidden, rows)
         logits = self.lm_head.logits(hidden)
+        if self._config.logits_scale != 1.0:
+            logits = self._ops.scale(logits, self._config.logits_scale)
         cap = self._config.logits_softcap
         return logits if cap is None else self._ops.softcap(logits, cap)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from engine_svc.layers.context import LayerContext
-from engine_svc.layers.norm import RMSNorm
+from engine_svc.layers.norm import LayerNorm, RMSNorm
 from engine_svc.models.attention import Attention, LayerCache, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.latent_attention import LatentAttention
@@ -26,9 +26,7 @@ class DecoderLayer(torch.nn.Module):
         super().__init__()
         self._ops = context.ops
         self.self_attn = (
-            LatentAttention(config, config.latent, context)
-            if config.latent
-            else Attention(config, context, config.sliding_windows[index])
+            LatentAttention(config, config.latent, context) if config.latent else Attention(config, context, index)
         )
         moe = config.moe[index]
         self.mlp = (
@@ -40,8 +38,7 @@ class DecoderLayer(torch.nn.Module):
             )
         )  # fmt: skip
         for name in self.norms:
-            norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context, offset=config.norm_offset)
-            setattr(self, name, norm)
+            setattr(self, name, hidden_norm(config, context))
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
@@ -49,6 +46,19 @@ class DecoderLayer(torch.nn.Module):
         """Both [tokens, hidden_size]; the residual is changed. Returns what is to be added to it."""
         hidden = self.self_attn(self.input_layernorm(hidden, residual), cache, step)
         return self.mlp(self.post_attention_layernorm(hidden, residual))
+
+
+class ParallelLayer(DecoderLayer):
+    """Attention and feed-forward side by side, of one norm (Cohere)."""
+
+    norms = ("input_layernorm",)
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
+    ) -> torch.Tensor:
+        """See DecoderLayer.forward."""
+        normed = self.input_layernorm(hidden, residual)
+        return self._ops.add(self.self_attn(normed, cache, step), self.mlp(normed))
 
 
 class PostNormLayer(DecoderLayer):
@@ -82,5 +92,13 @@ class SandwichNormLayer(DecoderLayer):
 
 
 LAYERS: dict[str, type[DecoderLayer]] = {
-    "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer,
+    "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "parallel": ParallelLayer,
 }  # fmt: skip
+
+
+def hidden_norm(config: ModelConfig, context: LayerContext) -> RMSNorm | LayerNorm:
+    """A norm of hidden states, as the family has them."""
+    size, epsilon, offset = config.hidden_size, config.norm_eps, config.norm_offset
+    if config.norm == "layer":
+        return LayerNorm(size, epsilon, context=context, offset=offset, bias=config.norm_bias)
+    return RMSNorm(size, epsilon, context=context, offset=offset)

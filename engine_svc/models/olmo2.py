@@ -1,14 +1,20 @@
-"""OLMo 2: norms behind attention and feed-forward, and over all query heads and all key heads together."""
+"""OLMo 2 and 3: norms behind attention and feed-forward, and over all query heads and all key heads together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import ModelConfig, base_config
+from engine_svc.models.config import ModelConfig, base_config, local_rotation, one_rotation, sliding_windows
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Biases are optional."""
+    """Biases are optional. OLMo 3 has windows on three layers of four, whose rotation is not stretched."""
     bias = bool(config.get("attention_bias"))
-    return base_config(config, qkv_bias=bias, output_bias=bias, qk_norm="all", norm_placement="after")
+    windows: dict[str, Any] = {}
+    if config["architectures"][0] == "Olmo3ForCausalLM":
+        windows["sliding_windows"] = sliding_windows(config, 4)
+        windows["local_rope_parameters"] = local_rotation(config, config.get("rope_theta", 500000.0))
+    return base_config(
+        one_rotation(config), qkv_bias=bias, output_bias=bias, qk_norm="all", norm_placement="after", **windows
+    )

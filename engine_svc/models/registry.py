@@ -11,19 +11,33 @@ from quire.errors import StartupError
 
 # Architecture of config.json → module with `config_of(config) -> ModelConfig`.
 ARCHITECTURES = {
+    "Cohere2ForCausalLM": "engine_svc.models.cohere",
+    "CohereForCausalLM": "engine_svc.models.cohere",
     "DeepseekV2ForCausalLM": "engine_svc.models.deepseek",
     "DeepseekV3ForCausalLM": "engine_svc.models.deepseek",
+    "Ernie4_5ForCausalLM": "engine_svc.models.ernie",
+    "Exaone4ForCausalLM": "engine_svc.models.exaone4",
     "Gemma2ForCausalLM": "engine_svc.models.gemma",
     "Gemma3ForCausalLM": "engine_svc.models.gemma",
+    "GemmaForCausalLM": "engine_svc.models.gemma",
+    "Glm4ForCausalLM": "engine_svc.models.glm",
+    "GlmForCausalLM": "engine_svc.models.glm",
+    "GraniteForCausalLM": "engine_svc.models.granite",
+    "HeliumForCausalLM": "engine_svc.models.helium",
+    "HunYuanDenseV1ForCausalLM": "engine_svc.models.hunyuan",
+    "InternLM3ForCausalLM": "engine_svc.models.internlm3",
     "LlamaForCausalLM": "engine_svc.models.llama",
     "MistralForCausalLM": "engine_svc.models.mistral",
     "MixtralForCausalLM": "engine_svc.models.mixtral",
     "Olmo2ForCausalLM": "engine_svc.models.olmo2",
+    "Olmo3ForCausalLM": "engine_svc.models.olmo2",
     "Phi3ForCausalLM": "engine_svc.models.phi3",
     "Qwen2ForCausalLM": "engine_svc.models.qwen2",
     "Qwen2MoeForCausalLM": "engine_svc.models.qwen_moe",
     "Qwen3ForCausalLM": "engine_svc.models.qwen3",
     "Qwen3MoeForCausalLM": "engine_svc.models.qwen_moe",
+    "SeedOssForCausalLM": "engine_svc.models.seed_oss",
+    "SmolLM3ForCausalLM": "engine_svc.models.smollm3",
 }
 
 

@@ -30,9 +30,42 @@ inline void scale_row(const Value* row, float factor, const Value* weight, Value
     store(to + i, load(row + i, size - i) * all(factor) * load(weight + i, size - i), size - i);
 }
 
+// A row whose mean becomes 0 and whose deviation becomes 1, times a weight; plus a bias, if there is one.
+template <class Value>
+inline void layer_norm(const Value* row, const Value* weight, const Value* bias, Value* to, int64_t size,
+                       float epsilon) {
+  Floats total = zero();
+  for (int64_t i = 0; i < size; i += LANES) total = total + load(row + i, size - i);
+  Floats mean = all(sum(total) / float(size)), squares = zero();
+  for (int64_t i = 0; i < size; i += LANES) {
+    Floats deviation = select(first(size - i), load(row + i, size - i) - mean, zero());
+    squares = fma(deviation, deviation, squares);
+  }
+  Floats factor = all(1.0f / std::sqrt(sum(squares) / float(size) + epsilon));
+  for (int64_t i = 0; i < size; i += LANES) {
+    Floats plus = bias ? load(bias + i, size - i) : zero();
+    store(to + i, fma((load(row + i, size - i) - mean) * factor, load(weight + i, size - i), plus), size - i);
+  }
+}
+
 template <class Value>
 inline void add_row(const Value* row, Value* to, int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) store(to + i, load(row + i, size - i) + load(to + i, size - i), size - i);
+}
+
+// Rows of hidden [rows, size], `stride` values apart, by `norm(from, to)` to those of output, which may be the same. With a
+// residual [rows, size], residual += hidden first, and the sum is what is normalised.
+template <class Value, class Norm>
+inline void norm_rows(const Value* hidden, int64_t stride, Value* residual, Value* output, int64_t output_stride,
+                      int64_t rows, int64_t size, Norm norm) {
+  parallel_for(rows, rows * size > WORTH_A_THREAD, [=](int64_t row) {
+    const Value* from = hidden + row * stride;
+    if (residual) {
+      add_row(from, residual + row * size, size);
+      from = residual + row * size;
+    }
+    norm(from, output + row * output_stride);
+  });
 }
 
 // Rotates the halves of one head against each other; `table` holds the cosines, then the sines.
@@ -46,19 +79,53 @@ inline void rotate(Value* head, const Value* table, int64_t half) {
   }
 }
 
-// The same of pairs that stand side by side; they come to stand half a head apart.
-template <class Value>
-inline void rotate_pairs(const Value* pairs, const Value* table, Value* to, int64_t half) {
+// Up to LANES values that stand at even places, and as many at odd ones.
+struct Pairs {
   float left[LANES], right[LANES];
+
+  template <class Value>
+  Pairs(const Value* from, int64_t count) {
+    float both[2 * LANES] = {};
+    store(both, load(from, 2 * count));
+    if (2 * count > LANES) store(both + LANES, load(from + LANES, 2 * count - LANES));
+    for (int64_t lane = 0; lane < LANES; ++lane) left[lane] = both[2 * lane], right[lane] = both[2 * lane + 1];
+  }
+
+  template <class Value>
+  void put(Value* to, int64_t count) const {
+    float both[2 * LANES];
+    for (int64_t lane = 0; lane < LANES; ++lane) both[2 * lane] = left[lane], both[2 * lane + 1] = right[lane];
+    store(to, load(both), 2 * count);
+    if (2 * count > LANES) store(to + LANES, load(both + LANES), 2 * count - LANES);
+  }
+
+  void rotate(Floats cosine, Floats sine) {
+    Floats one = load(left), other = load(right);
+    store(left, minus_product(other, sine, one * cosine));
+    store(right, fma(other, cosine, one * sine));
+  }
+};
+
+// Rotates neighbours against each other.
+template <class Value>
+inline void rotate_neighbours(Value* head, const Value* table, int64_t half) {
   for (int64_t i = 0; i < half; i += LANES) {
     int64_t count = std::min<int64_t>(LANES, half - i);
-    float both[2 * LANES] = {};
-    store(both, load(pairs + 2 * i, 2 * count));
-    if (2 * count > LANES) store(both + LANES, load(pairs + 2 * i + LANES, 2 * count - LANES));
-    for (int64_t lane = 0; lane < LANES; ++lane) left[lane] = both[2 * lane], right[lane] = both[2 * lane + 1];
-    Floats cosine = load(table + i, count), sine = load(table + half + i, count);
-    store(to + i, minus_product(load(right), sine, load(left) * cosine), count);
-    store(to + half + i, fma(load(right), cosine, load(left) * sine), count);
+    Pairs pairs(head + 2 * i, count);
+    pairs.rotate(load(table + i, count), load(table + half + i, count));
+    pairs.put(head + 2 * i, count);
+  }
+}
+
+// The same, but they come to stand half a head apart.
+template <class Value>
+inline void rotate_pairs(const Value* from, const Value* table, Value* to, int64_t half) {
+  for (int64_t i = 0; i < half; i += LANES) {
+    int64_t count = std::min<int64_t>(LANES, half - i);
+    Pairs pairs(from + 2 * i, count);
+    pairs.rotate(load(table + i, count), load(table + half + i, count));
+    store(to + i, load(pairs.left), count);
+    store(to + half + i, load(pairs.right), count);
   }
 }
 
@@ -80,21 +147,28 @@ void quire_take_rows(int type, const void* matrix, const int64_t* indices, int64
   });
 }
 
-// hidden [rows, size], rows `stride` values apart; output's `output_stride`, which may be the same memory. With a
-// residual [rows, size], residual += hidden first, and the sum is what is normalised.
+// See norm_rows.
 void quire_rms_norm(int type, const void* hidden, int64_t stride, void* residual, const void* weight, void* output,
                     int64_t output_stride, int64_t rows, int64_t size, float epsilon) {
   with_type(type, [=](auto value) {
     using Value = decltype(value);
-    parallel_for(rows, rows * size > WORTH_A_THREAD, [=](int64_t row) {
-      const Value* from = (const Value*)hidden + row * stride;
-      if (residual) {
-        add_row(from, (Value*)residual + row * size, size);
-        from = (const Value*)residual + row * size;
-      }
-      Value* to = (Value*)output + row * output_stride;
-      scale_row(from, inverse_rms(from, size, epsilon), (const Value*)weight, to, size);
-    });
+    norm_rows((const Value*)hidden, stride, (Value*)residual, (Value*)output, output_stride, rows, size,
+              [=](const Value* from, Value* to) {
+                scale_row(from, inverse_rms(from, size, epsilon), (const Value*)weight, to, size);
+              });
+  });
+}
+
+// As quire_rms_norm, of the deviation from the mean. bias may be null.
+void quire_layer_norm(int type, const void* hidden, int64_t stride, void* residual, const void* weight,
+                      const void* bias, void* output, int64_t output_stride, int64_t rows, int64_t size,
+                      float epsilon) {
+  with_type(type, [=](auto value) {
+    using Value = decltype(value);
+    norm_rows((const Value*)hidden, stride, (Value*)residual, (Value*)output, output_stride, rows, size,
+              [=](const Value* from, Value* to) {
+                layer_norm(from, (const Value*)weight, (const Value*)bias, to, size, epsilon);
+              });
   });
 }
 
@@ -125,12 +199,20 @@ void quire_softcap(float* logits, int64_t stride, int64_t rows, int64_t size, fl
   });
 }
 
+// logits [rows, size], times a factor.
+void quire_scale(float* logits, int64_t stride, int64_t rows, int64_t size, float factor) {
+  parallel_for(rows, rows * size > WORTH_A_THREAD, [=](int64_t row) {
+    float* values = logits + row * stride;
+    for (int64_t i = 0; i < size; i += LANES) store(values + i, load(values + i, size - i) * all(factor), size - i);
+  });
+}
+
 // heads [tokens, heads, dim], tokens `stride` values apart, changed in place: the first `num_query` heads are queries,
-// the next `num_key` keys. Norms (null: none) come before the rotation of each head's first `rotary` values.
-// table [tokens, 2, rotary / 2].
+// the next `num_key` keys. Norms (null: none) come before the rotation of each head's first `rotary` values:
+// of neighbours if `interleaved`, else of halves. table [tokens, 2, rotary / 2].
 void quire_rotate(int type, void* heads, int64_t stride, const void* table, const void* query_norm,
                   const void* key_norm, float epsilon, int64_t tokens, int64_t num_query, int64_t num_key,
-                  int64_t dim, int64_t rotary) {
+                  int64_t dim, int64_t rotary, int interleaved) {
   with_type(type, [=](auto value) {
     using Value = decltype(value);
     parallel_for(tokens, tokens * stride > WORTH_A_THREAD, [=](int64_t token) {
@@ -138,7 +220,8 @@ void quire_rotate(int type, void* heads, int64_t stride, const void* table, cons
         Value* head = (Value*)heads + token * stride + index * dim;
         auto norm = (const Value*)(index < num_query ? query_norm : key_norm);
         if (norm) scale_row(head, inverse_rms(head, dim, epsilon), norm, head, dim);
-        rotate(head, (const Value*)table + token * rotary, rotary / 2);
+        const Value* angles = (const Value*)table + token * rotary;
+        interleaved ? rotate_neighbours(head, angles, rotary / 2) : rotate(head, angles, rotary / 2);
       }
     });
   });

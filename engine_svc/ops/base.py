@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -47,6 +47,13 @@ class ExpertsProduct(Protocol):
             expert_ids: int64 [tokens, chosen]
         """
         ...
+
+
+class Affine(NamedTuple):
+    """What a layer norm multiplies by and adds."""
+
+    weight: torch.Tensor  # [size]
+    bias: torch.Tensor | None  # [size]
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ class Ops(ABC):
 
     @abstractmethod
     def take_rows(self, matrix: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        """Rows int64 [count] of a matrix [any, ...], times a factor that its type holds exactly: [count, ...]."""
+        """Rows int64 [count] of a matrix [any, ...], times a factor: [count, ...]."""
 
     @abstractmethod
     def add(self, total: torch.Tensor, values: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:
@@ -137,6 +144,10 @@ class Ops(ABC):
     @abstractmethod
     def softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """float32 [rows, vocabulary] becomes cap * tanh(logits / cap), in place."""
+
+    @abstractmethod
+    def scale(self, logits: torch.Tensor, factor: float) -> torch.Tensor:
+        """float32 [rows, vocabulary], times a factor, in place."""
 
     @abstractmethod
     def rms_norm(
@@ -156,14 +167,33 @@ class Ops(ABC):
         """Adds hidden to the residual, in place, and returns the norm of the sum. Both [tokens, hidden_size]."""
 
     @abstractmethod
-    def rotate(
-        self, heads: torch.Tensor, table_rows: torch.Tensor, num_query: int, norms: HeadNorms | None
+    def layer_norm(
+        self, hidden: torch.Tensor, affine: Affine, epsilon: float, output: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Norms of queries and keys, then the rotation of their first values' halves; may work in place.
+        """(hidden - mean) / deviation * weight + bias, over the last dimension; else as `rms_norm`."""
+
+    @abstractmethod
+    def add_layer_norm(
+        self, hidden: torch.Tensor, residual: torch.Tensor, affine: Affine, epsilon: float
+    ) -> torch.Tensor:
+        """As `add_rms_norm`."""
+
+    @abstractmethod
+    def rotate(
+        self,
+        heads: torch.Tensor,
+        table_rows: torch.Tensor,
+        num_query: int,
+        norms: HeadNorms | None,
+        interleaved: bool = False,
+    ) -> torch.Tensor:
+        """Norms of queries and keys, then the rotation of their first values; may work in place.
 
         Args:
             heads: [tokens, query and key heads, head_dim]; each token's heads are contiguous.
-            table_rows: [tokens, 2, rotated values / 2], cosines and sines of the tokens' positions.
+            table_rows: [tokens, 2, rotated values / 2], cosines and sines of the tokens' positions. None are rotated if
+                it is empty.
+            interleaved: neighbours among the rotated values turn with each other, not those of their two halves.
         """
 
     @abstractmethod

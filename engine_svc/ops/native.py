@@ -7,6 +7,7 @@ import torch
 from engine_svc.native.library import SCORINGS, TYPES, Kernels
 from engine_svc.ops.base import (
     Activation,
+    Affine,
     ExpertsForm,
     ExpertsProduct,
     HeadNorms,
@@ -80,6 +81,11 @@ class NativeOps(Ops):
         self.kernels.softcap(logits.data_ptr(), logits.stride(0), *logits.shape, cap)
         return logits
 
+    def scale(self, logits: torch.Tensor, factor: float) -> torch.Tensor:
+        """See Ops.scale."""
+        self.kernels.scale(logits.data_ptr(), logits.stride(0), *logits.shape, factor)
+        return logits
+
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -109,8 +115,43 @@ class NativeOps(Ops):
             output.data_ptr(), output.stride(-2), hidden.numel() // weight.shape[0], weight.shape[0], epsilon,
         )  # fmt: skip
 
+    def layer_norm(
+        self, hidden: torch.Tensor, affine: Affine, epsilon: float, output: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See Ops.layer_norm."""
+        output = hidden.new_empty(hidden.shape) if output is None else output
+        self._layer_norm(hidden, None, affine, epsilon, output)
+        return output
+
+    def add_layer_norm(
+        self, hidden: torch.Tensor, residual: torch.Tensor, affine: Affine, epsilon: float
+    ) -> torch.Tensor:
+        """See Ops.add_layer_norm."""
+        output = hidden.new_empty(hidden.shape)
+        self._layer_norm(hidden, residual, affine, epsilon, output)
+        return output
+
+    def _layer_norm(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        affine: Affine,
+        epsilon: float,
+        output: torch.Tensor,
+    ) -> None:
+        size = affine.weight.shape[0]
+        self.kernels.layer_norm(
+            TYPES[hidden.dtype], hidden.data_ptr(), hidden.stride(-2), pointer(residual), affine.weight.data_ptr(),
+            pointer(affine.bias), output.data_ptr(), output.stride(-2), hidden.numel() // size, size, epsilon,
+        )  # fmt: skip
+
     def rotate(
-        self, heads: torch.Tensor, table_rows: torch.Tensor, num_query: int, norms: HeadNorms | None
+        self,
+        heads: torch.Tensor,
+        table_rows: torch.Tensor,
+        num_query: int,
+        norms: HeadNorms | None,
+        interleaved: bool = False,
     ) -> torch.Tensor:
         """See Ops.rotate."""
         tokens, count, dim = heads.shape
@@ -119,7 +160,7 @@ class NativeOps(Ops):
         )
         self.kernels.rotate(
             TYPES[heads.dtype], heads.data_ptr(), heads.stride(0), table_rows.data_ptr(), query, key, epsilon,
-            tokens, num_query, count - num_query, dim, 2 * table_rows.shape[-1],
+            tokens, num_query, count - num_query, dim, 2 * table_rows.shape[-1], interleaved,
         )  # fmt: skip
         return heads
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from engine_svc.ops.base import (
     Activation,
+    Affine,
     ClampedSwish,
     ExpertsForm,
     ExpertsProduct,
@@ -79,6 +80,10 @@ class PlainOps(Ops):
         """See Ops.softcap."""
         return logits.div_(cap).tanh_().mul_(cap)
 
+    def scale(self, logits: torch.Tensor, factor: float) -> torch.Tensor:
+        """See Ops.scale."""
+        return logits.mul_(factor)
+
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -92,8 +97,26 @@ class PlainOps(Ops):
         """See Ops.add_rms_norm."""
         return F.rms_norm(residual.add_(hidden), weight.shape, weight, epsilon)
 
+    def layer_norm(
+        self, hidden: torch.Tensor, affine: Affine, epsilon: float, output: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See Ops.layer_norm."""
+        normed = F.layer_norm(hidden, affine.weight.shape, affine.weight, affine.bias, epsilon)
+        return normed if output is None else output.copy_(normed)
+
+    def add_layer_norm(
+        self, hidden: torch.Tensor, residual: torch.Tensor, affine: Affine, epsilon: float
+    ) -> torch.Tensor:
+        """See Ops.add_layer_norm."""
+        return self.layer_norm(residual.add_(hidden), affine, epsilon)
+
     def rotate(
-        self, heads: torch.Tensor, table_rows: torch.Tensor, num_query: int, norms: HeadNorms | None
+        self,
+        heads: torch.Tensor,
+        table_rows: torch.Tensor,
+        num_query: int,
+        norms: HeadNorms | None,
+        interleaved: bool = False,
     ) -> torch.Tensor:
         """See Ops.rotate."""
         if norms is not None:
@@ -101,8 +124,11 @@ class PlainOps(Ops):
             heads = torch.cat((query, self.rms_norm(heads[:, num_query:], norms.key, norms.epsilon)), dim=1)
         cosine, sine = table_rows[:, 0, None], table_rows[:, 1, None]
         half = table_rows.shape[-1]
-        first, second, rest = heads.split((half, half, heads.shape[-1] - 2 * half), dim=-1)
-        return torch.cat((first * cosine - second * sine, second * cosine + first * sine, rest), dim=-1)
+        turning, rest = heads.split((2 * half, heads.shape[-1] - 2 * half), dim=-1)
+        first, second = (turning[..., 0::2], turning[..., 1::2]) if interleaved else turning.chunk(2, dim=-1)
+        turned = first * cosine - second * sine, second * cosine + first * sine
+        both = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
+        return torch.cat((both, rest), dim=-1)
 
     def rotate_pairs(self, pairs: torch.Tensor, table_rows: torch.Tensor, output: torch.Tensor) -> None:
         """See Ops.rotate_pairs."""

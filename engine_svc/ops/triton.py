@@ -60,11 +60,16 @@ class TritonOps(PlainOps):
         return rms_norm(hidden, residual, weight, epsilon)
 
     def rotate(
-        self, heads: torch.Tensor, table_rows: torch.Tensor, num_query: int, norms: HeadNorms | None
+        self,
+        heads: torch.Tensor,
+        table_rows: torch.Tensor,
+        num_query: int,
+        norms: HeadNorms | None,
+        interleaved: bool = False,
     ) -> torch.Tensor:
         """See Ops.rotate."""
         query, key, epsilon = (norms.query, norms.key, norms.epsilon) if norms else (None, None, 0.0)
-        rotate(heads, table_rows, num_query, query, key, epsilon)
+        rotate(heads, table_rows, num_query, query, key, epsilon, interleaved)
         return heads
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionOptions
 from engine_svc.native.library import kernels
-from engine_svc.ops.base import HeadNorms, Ops, Routing
+from engine_svc.ops.base import Affine, HeadNorms, Ops, Routing
 from engine_svc.ops.native import NativeOps
 from engine_svc.ops.triton import InvariantTritonOps
 from tests.conformance.test_attention import NUM_BLOCKS, Sequence, make_backend, make_sequences, metadata_of
@@ -66,6 +66,11 @@ def add_norm(ops: Ops, dtype: torch.dtype) -> Operation:
     return lambda hidden: ops.add_rms_norm(hidden, hidden.clone() * 3, normal(SIZE, dtype=dtype), 1e-6)
 
 
+def add_layer_norm(ops: Ops, dtype: torch.dtype) -> Operation:
+    affine = Affine(normal(SIZE, dtype=dtype), normal(SIZE, dtype=dtype, seed=1))
+    return lambda hidden: ops.add_layer_norm(hidden, hidden.clone() * 3, affine, 1e-6)
+
+
 def rotate(ops: Ops, dtype: torch.dtype) -> Operation:
     norms = HeadNorms(normal(16, dtype=dtype), normal(16, dtype=dtype, seed=1), 1e-6)
     table = normal(1, 2, 8, dtype=dtype)
@@ -91,7 +96,7 @@ def choose_experts(ops: Ops, dtype: torch.dtype) -> Operation:
 
 OPERATIONS: dict[str, Callable[[Ops, torch.dtype], Operation]] = {
     "matrix": matrix, "head matrices": head_matrices, "experts": experts, "norm": norm, "add norm": add_norm,
-    "rotate": rotate,
+    "add layer norm": add_layer_norm, "rotate": rotate,
     "silu": lambda ops, dtype: lambda hidden: ops.activate_and_multiply(hidden, "silu"),
     "gelu": lambda ops, dtype: lambda hidden: ops.activate_and_multiply(hidden, "gelu_tanh"),
 }  # fmt: skip
@@ -99,6 +104,7 @@ OPERATIONS: dict[str, Callable[[Ops, torch.dtype], Operation]] = {
 ON_A_CPU = OPERATIONS | {
     "rotate pairs": rotate_pairs, "choose experts": choose_experts,
     "add": lambda ops, dtype: lambda hidden: ops.add(hidden.clone() * 3, hidden, hidden[:, :1].float().contiguous()),
+    "scale": lambda ops, dtype: lambda hidden: ops.scale(hidden.float() * 2, 0.3),
     "softcap": lambda ops, dtype: lambda hidden: ops.softcap(hidden.float() * 40, 30.0),
 }  # fmt: skip
 

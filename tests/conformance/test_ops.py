@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine_svc.ops.base import Activation, HeadNorms, Ops, Routing
+from engine_svc.ops.base import Activation, Affine, HeadNorms, Ops, Routing
 from tests.support.native import needs_native
 from tests.support.ops import CLAMPED, FORMS, activated, experts_by_definition, forms_of_experts, make_ops
 
@@ -110,6 +110,14 @@ def test_softcap(name: str) -> None:
     logits = torch.cat((normal(3, 100, dtype=torch.float32) * 40, torch.tensor([[1e30, -1e30, 0.0]] * 3)), dim=1)
     expected = 30.0 * torch.tanh(logits.double() / 30.0)
     torch.testing.assert_close(ops.softcap(logits, 30.0).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@every
+def test_scale(name: str) -> None:
+    ops, _ = make_ops(name)
+    logits = normal(3, 103, dtype=torch.float32)
+    expected = logits.double() * 0.3
+    torch.testing.assert_close(ops.scale(logits, 0.3).double(), expected, atol=1e-6, rtol=1e-6)
 
 
 @every
@@ -222,10 +230,38 @@ def test_add_rms_norm_changes_the_residual(name: str) -> None:
     close(found, rms_norm(residual, weight), dtype)
 
 
+def layer_norm(hidden: torch.Tensor, affine: Affine) -> torch.Tensor:
+    deviation = hidden.double() - hidden.double().mean(-1, keepdim=True)
+    normed = deviation / (deviation.square().mean(-1, keepdim=True) + EPSILON).sqrt() * affine.weight.double()
+    return normed if affine.bias is None else normed + affine.bias.double()
+
+
 @every
-@pytest.mark.parametrize(("dim", "rotated"), [(16, 16), (80, 80), (128, 128), (64, 48)])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("size", [16, 72, 77, 200])
+def test_layer_norm(name: str, size: int, with_bias: bool) -> None:
+    """Of rows far from zero; of a part of wider ones, in place; and of a sum."""
+    ops, dtype = make_ops(name)
+    bias = normal(size, dtype=dtype, seed=1) if with_bias else None
+    affine, hidden = Affine(normal(size, dtype=dtype, seed=2), bias), normal(9, size + 5, dtype=dtype) + 4
+    part, rest = hidden[:, :size], hidden[:, size:].clone()
+    expected = layer_norm(part, affine)
+    close(ops.layer_norm(part, affine, EPSILON), expected, dtype)
+    assert ops.layer_norm(part, affine, EPSILON, part) is part
+    close(part, expected, dtype)
+    assert hidden[:, size:].equal(rest)
+    residual, added = normal(9, size, dtype=dtype, seed=3), normal(9, size, dtype=dtype, seed=4)
+    before = residual.clone()
+    found = ops.add_layer_norm(added, residual, affine, EPSILON)
+    torch.testing.assert_close(residual, before + added)
+    close(found, layer_norm(residual, affine), dtype)
+
+
+@every
+@pytest.mark.parametrize(("dim", "rotated"), [(16, 16), (80, 80), (128, 128), (64, 48), (64, 22), (32, 0)])
 @pytest.mark.parametrize("with_norms", [False, True])
-def test_rotate(name: str, dim: int, rotated: int, with_norms: bool) -> None:
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotate(name: str, dim: int, rotated: int, with_norms: bool, interleaved: bool) -> None:
     ops, dtype = make_ops(name)
     tokens, num_query, num_key = 5, 4, 2
     # As in the model: the heads of query and key, with those of value behind them.
@@ -238,10 +274,13 @@ def test_rotate(name: str, dim: int, rotated: int, with_norms: bool) -> None:
     if with_norms:
         query, key = heads[:, :num_query], heads[:, num_query:]
         expected = torch.cat((rms_norm(query, norms.query), rms_norm(key, norms.key)), dim=1)
-    first, second, rest = expected.split((rotated // 2, rotated // 2, dim - rotated), dim=-1)
     cosine, sine = table.double()[:, 0, None], table.double()[:, 1, None]
-    expected = torch.cat((first * cosine - second * sine, second * cosine + first * sine, rest), dim=-1)
-    close(ops.rotate(heads, table, num_query, norms if with_norms else None), expected, dtype)
+    places = torch.arange(rotated).view((-1, 2) if interleaved else (2, -1))
+    left, right = places.unbind(-1) if interleaved else places.unbind()
+    first, second = expected[..., left], expected[..., right]
+    turned = expected.clone()
+    turned[..., left], turned[..., right] = first * cosine - second * sine, second * cosine + first * sine
+    close(ops.rotate(heads, table, num_query, norms if with_norms else None, interleaved), turned, dtype)
     assert all_heads[:, num_query + num_key :].equal(values)
 
 
@@ -338,6 +377,9 @@ ROWWISE: dict[str, Callable[[Ops, torch.Tensor], torch.Tensor]] = {
     "norm": lambda ops, hidden: ops.rms_norm(hidden, torch.ones(64, dtype=hidden.dtype), EPSILON),
     "add": lambda ops, hidden: ops.add_rms_norm(
         hidden, torch.zeros_like(hidden), torch.ones(64, dtype=hidden.dtype), EPSILON
+    ),
+    "layer norm": lambda ops, hidden: ops.layer_norm(
+        hidden, Affine(torch.ones(64, dtype=hidden.dtype), torch.ones(64, dtype=hidden.dtype)), EPSILON
     ),
     "rotate": rotate_all,
     "activate": lambda ops, hidden: ops.activate_and_multiply(hidden, "silu"),

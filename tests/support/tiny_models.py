@@ -40,6 +40,36 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek-v3": ("DeepseekV3", _LATENT),
+    "cohere": ("Cohere", {"logit_scale": 0.3}),
+    "cohere-norms": ("Cohere", {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": False}),
+    "cohere2": ("Cohere2", {"sliding_window": 16, "num_hidden_layers": 4}),
+    "ernie": ("Ernie4_5", {"head_dim": 16, "use_bias": True}),
+    "exaone4": ("Exaone4", {"sliding_window": 16, "num_hidden_layers": 4}),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "gemma": ("Gemma", {"head_dim": 32}),
+    "glm": ("Glm", {"head_dim": 16}),
+    "glm4": ("Glm4", {"head_dim": 32, "attention_bias": False}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.0625,
+            "logits_scaling": 6.0,
+        },
+    ),
+    "helium": ("Helium", {"head_dim": 16}),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        {
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0},
+            "head_dim": 16,
+        },
+    ),
+    "internlm3": ("InternLM3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "olmo3": ("Olmo3", {"sliding_window": 16, "num_hidden_layers": 4}),
+    "seed-oss": ("SeedOss", {"head_dim": 16, "attention_out_bias": True}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24}),
     "gemma3": (
         "Gemma3Text",
@@ -94,7 +124,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 16,
                    "intermediate_size": 64},
     ),
-    "cohere": ("Cohere", {"logit_scale": 0.5}),
     "starcoder2": ("Starcoder2", {"sliding_window": 16}),
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "performance.md"
 # Names of memory, or memory itself: nothing is computed.
 NO_WORK = {
     "alias", "contiguous", "detach", "detach_", "empty", "empty_like", "flatten", "lift_fresh", "new_empty", "reshape",
-    "resolve_conj", "resolve_neg", "select", "slice", "split_with_sizes", "to", "unsqueeze", "view",
+    "resolve_conj", "resolve_neg", "select", "slice", "split", "split_with_sizes", "to", "unbind", "unsqueeze", "view",
 }  # fmt: skip
 
 
@@ -62,7 +62,22 @@ def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "family",
-    ["llama", "gemma2", "gemma3", "olmo2", "phi3-partial", "mixtral", "qwen2-moe", "deepseek-v2-plain", "deepseek-v3"],
+    [
+        "llama",
+        "gemma2",
+        "gemma3",
+        "olmo2",
+        "phi3-partial",
+        "mixtral",
+        "qwen2-moe",
+        "deepseek-v2-plain",
+        "deepseek-v3",
+        "granite",
+        "glm4",
+        "cohere-norms",
+        "cohere2",
+        "hunyuan",
+    ],
 )
 def test_steps_run_what_is_listed(model_folder: ModelFolder, family: str, dtype: str) -> None:
     """Prompts in chunks beside others that decode, likeliest tokens and drawn ones."""

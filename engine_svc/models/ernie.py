@@ -1,0 +1,17 @@
+"""ERNIE 4.5, dense (Baidu): Llama with the rotation of neighbouring values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models.config import ModelConfig, base_config
+
+
+def config_of(config: Mapping[str, Any]) -> ModelConfig:
+    """All projections have biases, or none."""
+    bias = bool(config.get("use_bias"))
+    return base_config(
+        config, head_dim=config.get("head_dim") or 128, qkv_bias=bias, output_bias=bias, mlp_bias=bias,
+        rope_interleaved=True, tie_word_embeddings=config.get("tie_word_embeddings", True),
+    )  # fmt: skip

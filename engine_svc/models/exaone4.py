@@ -1,0 +1,25 @@
+"""EXAONE 4 (LG): norms behind attention and feed-forward, and of each head; layers without window do not rotate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models.config import ModelConfig, base_config, sliding_windows
+
+
+def config_of(config: Mapping[str, Any]) -> ModelConfig:
+    """Where no layer has a window, all rotate."""
+    count, pattern = config["num_hidden_layers"], config.get("sliding_window_pattern") or 4
+    windows = (None,) * count
+    if config.get("sliding_window") is not None:
+        windows = sliding_windows(config, _distance(pattern))
+    return base_config(
+        config, qk_norm="head", norm_placement="after", sliding_windows=windows,
+        no_rope_layers=frozenset(index for index in range(count) if any(windows) and windows[index] is None),
+    )  # fmt: skip
+
+
+def _distance(pattern: int | str) -> int:
+    """Of layers without window, also written as `LLLG`."""
+    return len(pattern) if isinstance(pattern, str) else pattern

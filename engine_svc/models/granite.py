@@ -1,0 +1,31 @@
+"""Granite 3 and 4, dense (IBM): Llama with multipliers for embeddings, scores, what layers add, and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models.config import ModelConfig, base_config
+
+
+def config_of(config: Mapping[str, Any]) -> ModelConfig:
+    """Biases, where there are any, are on all four projections of the attention."""
+    bias = bool(config.get("attention_bias"))
+    return base_config(
+        config, qkv_bias=bias, output_bias=bias, mlp_bias=bool(config.get("mlp_bias")), **multipliers(config)
+    )
+
+
+def multipliers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ModelConfig that are common to Granite's families.
+
+    What is added to the residual is times `residual_multiplier` there. Here, the residual is what theirs is divided by
+    that: the embeddings are divided by it instead, and a norm gives the same for an epsilon divided by its square.
+    """
+    residual = config.get("residual_multiplier", 1.0)
+    return {
+        "embedding_multiplier": config.get("embedding_multiplier", 1.0) / residual,
+        "norm_eps": config.get("rms_norm_eps", 1e-6) / residual**2,
+        "attention_scale": config.get("attention_multiplier", 1.0),
+        "logits_scale": 1.0 / config.get("logits_scaling", 1.0),
+    }
