@@ -14,7 +14,9 @@ from engine_svc.attention.base import AttentionBackend, AttentionShape
 from engine_svc.attention.registry import create_backend
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import qkv_parts
+from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
 from engine_svc.loader.formats.registry import create_format
+from engine_svc.loader.formats.safetensors_files import Safetensors
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.config import ModelConfig, ModelFacts, read_config
 from engine_svc.models.decoder import Decoder
@@ -142,9 +144,10 @@ def _load_ours(
 def _load_from_transformers(
     folder: Path, config: dict[str, Any], options: EngineOptions, groups: ParallelGroups, device: torch.device
 ) -> LoadedModel:
+    source = create_format(folder, options.load)
     refused = {
         "--tensor-parallel-size": groups.layout.num_ranks > 1, "--quantization": options.form.quantization is not None,
-        f"--load-format {options.load.load_format}": options.load.load_format not in ("auto", "safetensors"),
+        f"--load-format {options.load.load_format}": not isinstance(source, CheckpointFormat),
         f"--cpu-kernels {options.kernels.cpu_kernels}": options.kernels.cpu_kernels in CPU_LEVELS,
         "--batch-invariant": options.kernels.batch_invariant is True,
     }  # fmt: skip
@@ -158,7 +161,9 @@ def _load_from_transformers(
 
     progress = options.load.use_tqdm_on_load and sys.stderr.isatty()
     dtype = _dtype(config.get("dtype") or config.get("torch_dtype") or "float32", options.form.dtype)
-    model = TransformersModel(folder, config, options.form.hf_overrides, dtype, device, progress)
+    model = TransformersModel(
+        folder, config, options.form.hf_overrides, dtype, device, progress, lambda: _tensors(source)
+    )
     heads, facts = model.heads(), model.facts()
     model.attention = create_backend(
         options.kernels.attention_backend,
@@ -167,6 +172,17 @@ def _load_from_transformers(
     )
     longest = _max_model_len(facts, options.form.max_model_len)
     return LoadedModel(model, facts, model.attention, dtype, longest)
+
+
+def _tensors(source: LoadFormat) -> dict[str, torch.Tensor] | None:
+    """All of them; None for files that Transformers reads itself, a little at a time.
+
+    Raises:
+        StartupError: one is missing or broken.
+    """
+    assert isinstance(source, CheckpointFormat)
+    source.names()  # for files that are whole
+    return None if isinstance(source, Safetensors) else {name: found[...] for name, found in source.tensors()}
 
 
 def _dtype(own: str, chosen: str) -> torch.dtype:

@@ -7,7 +7,8 @@ between run as that library wrote them: slower, on one rank, without our kernels
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from engine_svc.models.config import ModelFacts
 from engine_svc.models.registry import unsupported
 from quire.errors import StartupError
 from quire.supervised import Stage, report
+
+logger = logging.getLogger(__name__)
 
 _NAME = "quire-paged"
 # What layers pass to an attention function: what ours obeys, and what says nothing new to it.
@@ -71,6 +74,7 @@ class TransformersModel:
         dtype: torch.dtype,
         device: torch.device,
         progress: bool,
+        read_tensors: Callable[[], Mapping[str, torch.Tensor] | None] = lambda: None,
     ) -> None:
         """Loads the weights, and runs the model once to see its heads.
 
@@ -78,6 +82,7 @@ class TransformersModel:
             raw: config.json.
             overrides: what the user changes of it.
             progress: shows a bar while loading.
+            read_tensors: gives those of the checkpoint, where Transformers is not to read them itself.
 
         Raises:
             StartupError: Transformers has no such model, or it cannot use our attention.
@@ -87,14 +92,7 @@ class TransformersModel:
         ALL_ATTENTION_FUNCTIONS.register(_NAME, self._probe)
         if not progress:
             transformers.utils.logging.disable_progress_bar()
-        try:
-            model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, config=config, dtype=dtype, attn_implementation=_NAME, use_safetensors=True,
-                local_files_only=True,
-            )  # fmt: skip
-        except (OSError, ValueError) as error:
-            raise StartupError(f"Transformers cannot load {folder}: {error}") from error
-        self._model = model.eval().to(device)
+        self._model = _load(folder, config, dtype, read_tensors()).eval().to(device)
         self._given = _Given()
         self._decoder = self._replace_decoder(self._given)
         self._heads: dict[int, Heads] = {}
@@ -199,6 +197,32 @@ class TransformersModel:
         cache, prepared = self._caches[module.layer_idx]
         output = self.attention.forward(flat[0], flat[1], flat[2], cache, prepared, options)
         return output[None, ..., :value_dim], None
+
+
+def _load(
+    folder: Path, config: transformers.PretrainedConfig, dtype: torch.dtype, tensors: Mapping[str, torch.Tensor] | None
+) -> Any:
+    """The model with all of its weights.
+
+    Raises:
+        StartupError: the checkpoint lacks some, or they do not fit.
+    """
+    model_class = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    try:
+        model, told = model_class.from_pretrained(
+            folder if tensors is None else None, config=config, dtype=dtype, attn_implementation=_NAME,
+            use_safetensors=True, local_files_only=True, state_dict=tensors, output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    except (OSError, ValueError, RuntimeError) as error:
+        raise StartupError(f"Transformers cannot load {folder}: {error}") from error
+    for name, found, expected in told["mismatched_keys"]:
+        raise StartupError(f"{folder}: {name}: shape {list(found)} in the checkpoint does not fit {list(expected)}")
+    if missing := sorted(told["missing_keys"]):  # they would be random
+        raise StartupError(f"{folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all).")
+    if unknown := sorted(told["unexpected_keys"]):
+        logger.warning("%s: the model has no parameter for %s (%d in all)", folder, unknown[0], len(unknown))
+    return model
 
 
 def _read(folder: Path, raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> transformers.PretrainedConfig:

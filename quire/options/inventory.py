@@ -107,7 +107,6 @@ UNIMPLEMENTED = frozenset(
         "preemption-mode",
         "prefix-caching-hash-algo",
         "prompt-adapters",
-        "pt-load-map-location",
         "qlora-adapter-name-or-path",
         "quantization-param-path",
         "ray-workers-use-nsight",

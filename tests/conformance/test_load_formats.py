@@ -20,6 +20,8 @@ from tests.support.tiny_models import make_model
 WRITERS: dict[str, Callable[[Path, Path], object]] = {
     "auto": lambda file, folder: shutil.copy(file, folder),
     "safetensors": lambda file, folder: shutil.copy(file, folder),
+    "pt": lambda file, folder: torch.save(load_file(file), folder / "pytorch_model.bin"),
+    "npcache": lambda file, folder: torch.save(load_file(file), folder / "pytorch_model.bin"),
 }
 
 

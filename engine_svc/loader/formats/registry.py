@@ -17,6 +17,8 @@ FORMATS = registry(_FLAG, LOAD_FORMATS, {
     "auto": "engine_svc.loader.formats.safetensors_files:Safetensors",
     "safetensors": "engine_svc.loader.formats.safetensors_files:Safetensors",
     "dummy": "engine_svc.loader.formats.dummy:Dummy",
+    "pt": "engine_svc.loader.formats.torch_files:TorchFiles",
+    "npcache": "engine_svc.loader.formats.npcache:NumpyCache",
 })  # fmt: skip
 
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
+_HINT = (
+    " Its .bin files are pickles, which can run code: convert them to safetensors, or say --load-format pt, which "
+    "reads the tensors of such files and runs nothing."
+)
 
 
 class Safetensors(CheckpointFormat):
@@ -30,13 +34,16 @@ class Safetensors(CheckpointFormat):
         files = shard_files(self.folder, _INDEX) or sorted(self.folder.glob("*.safetensors"))
         if not files:
             pickled = any(file for pattern in _PICKLES for file in self.folder.glob(pattern))
-            hint = " Its .bin files are pickles, which can run code: convert them to safetensors." if pickled else ""
-            raise StartupError(f"{self.folder} has no *.safetensors weights.{hint}")
+            raise StartupError(f"{self.folder} has no *.safetensors weights.{_HINT if pickled else ''}")
         return files
 
     def names(self) -> Mapping[str, Path]:
         """See TensorSource.names."""
-        return tensor_files(self.folder, _INDEX) or {name: file for file in self.files() for name in _names_in(file)}
+        found = {name: file for file in self.files() for name in _names_in(file)}
+        for name, file in tensor_files(self.folder, _INDEX).items():
+            if name not in found:
+                raise StartupError(f"{file} lacks the tensor {name}, which {_INDEX} says is in it.")
+        return found
 
     def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
         """See TensorSource.tensors."""

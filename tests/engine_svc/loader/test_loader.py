@@ -230,3 +230,31 @@ async def test_the_system_is_told_to_read_ahead(folder: Path, monkeypatch: pytes
     read_ahead(create_format(folder, LoadOptions()))
     await eventually(lambda: told == [str(folder / "model.safetensors")])
     read_ahead(create_format(folder / "nowhere", LoadOptions()))  # which is for the loader to say
+
+
+def without_norm(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["model.decoder.final_layer_norm.weight"]
+
+
+def misshapen(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.decoder.final_layer_norm.weight"] = torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (without_norm, r"lacks model\.decoder\.final_layer_norm\.weight \(1 in all\)"),
+        (misshapen, r"final_layer_norm\.weight: shape \[3\] in the checkpoint does not fit \[64\]"),
+    ],
+)
+def test_what_transformers_runs_is_whole_too(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], words: str
+) -> None:
+    folder = make_model(tmp_path, "opt")
+    change_weights(folder, change)
+    with pytest.raises(StartupError, match=words):
+        load(folder)
+    truncated = (folder / "model.safetensors").read_bytes()[:-10]
+    (folder / "model.safetensors").write_bytes(truncated)
+    with pytest.raises(StartupError, match=r"model\.safetensors is not a valid safetensors file"):
+        load(folder)

@@ -1,0 +1,145 @@
+"""`--load-format npcache`: as `pt`, with a copy of each tensor as a file of numpy, which is read from then on.
+
+Beside the weights the copies are in the folder `quire-np`, one file for each tensor, and `tensors.json`, which says
+what they are and of which files they were made. Where the folder cannot be written to they are in the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine_svc.loader.formats.torch_files import TorchFiles
+from quire.errors import StartupError
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine_svc.layers.parameter import TensorSlice
+
+logger = logging.getLogger(__name__)
+
+_FOLDER, _INDEX = "quire-np", "tensors.json"
+
+
+class _Copy(msgspec.Struct):
+    """One tensor."""
+
+    file: str
+    dtype: str  # numpy has no bfloat16: that is kept as int16
+
+
+class _Copies(msgspec.Struct):
+    """What is in a folder of copies."""
+
+    made_of: list[tuple[str, int, int]]  # each file's name, bytes and time of its last change in nanoseconds
+    tensors: dict[str, _Copy]
+
+
+class NumpyCache(TorchFiles):
+    """Reads copies, and makes them where they are missing or older than the weights."""
+
+    def files(self) -> Sequence[Path]:
+        """See LoadFormat.files."""
+        sources = super().files()
+        found = self._find(sources)
+        return sources if found is None else [found[0] / copy.file for copy in found[1].tensors.values()]
+
+    def names(self) -> Mapping[str, Path]:
+        """See TensorSource.names."""
+        found = self._find(super().files())
+        if found is None:
+            return super().names()
+        return {name: found[0] / copy.file for name, copy in found[1].tensors.items()}
+
+    def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
+        """See TensorSource.tensors."""
+        sources = super().files()
+        found = self._find(sources) or self._make(sources)
+        yield from super().tensors() if found is None else _read(*found)
+
+    def _places(self) -> tuple[Path, Path]:
+        """Beside the weights, and in the user's cache."""
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "quire"
+        digest = hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
+        return self.folder / _FOLDER, cache / f"np-{digest}"
+
+    def _find(self, sources: Sequence[Path]) -> tuple[Path, _Copies] | None:
+        for folder in self._places():
+            try:
+                copies = msgspec.json.decode((folder / _INDEX).read_bytes(), type=_Copies)
+            except (OSError, msgspec.DecodeError):
+                continue
+            if copies.made_of == _state(sources):
+                return folder, copies
+        return None
+
+    def _make(self, sources: Sequence[Path]) -> tuple[Path, _Copies] | None:
+        """Writes all copies; None where there is no room or no right to."""
+        for folder in self._places():
+            draft = folder.with_name(f"{folder.name}.{os.getpid()}")
+            try:
+                copies = _write(draft, _state(sources), super().tensors())
+                shutil.rmtree(folder, ignore_errors=True)
+                draft.rename(folder)
+            except OSError as error:  # among others: another rank has made them
+                shutil.rmtree(draft, ignore_errors=True)
+                if found := self._find(sources):
+                    return found
+                logger.warning("no copies of the weights in %s: %s", folder, error)
+            else:
+                return folder, copies
+        return None
+
+
+def _state(sources: Sequence[Path]) -> list[tuple[str, int, int]]:
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sources]
+
+
+def _write(folder: Path, made_of: list[tuple[str, int, int]], tensors: Iterator[tuple[str, TensorSlice]]) -> _Copies:
+    folder.mkdir(parents=True)
+    copies = _Copies(made_of, {})
+    for number, (name, source) in enumerate(tensors):
+        tensor = source[...]
+        copy = _Copy(f"{number:05}.npy", str(tensor.dtype).removeprefix("torch."))
+        _save(folder / copy.file, tensor)
+        copies.tensors[name] = copy
+    (folder / _INDEX).write_bytes(msgspec.json.encode(copies))
+    return copies
+
+
+def _save(file: Path, tensor: torch.Tensor) -> None:
+    import numpy as np
+    import torch
+
+    tensor = tensor.cpu().contiguous()
+    np.save(file, (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy(), allow_pickle=False)
+
+
+def _read(folder: Path, copies: _Copies) -> Iterator[tuple[str, TensorSlice]]:
+    """
+    Raises:
+        StartupError: a copy cannot be read.
+    """
+    import numpy as np
+    import torch
+
+    from engine_svc.loader.held import HeldTensor
+
+    for name, copy in copies.tensors.items():
+        try:
+            array = np.load(folder / copy.file, mmap_mode="c", allow_pickle=False)
+            tensor = torch.from_numpy(array)
+        except (OSError, EOFError, ValueError, TypeError) as error:
+            raise StartupError(
+                f"{folder / copy.file}, the copy of {name}, cannot be read: {error}. Remove {folder} to have all "
+                "copies made anew."
+            ) from error
+        yield name, HeldTensor(tensor.view(torch.bfloat16) if copy.dtype == "bfloat16" else tensor)

@@ -1,0 +1,122 @@
+"""`--load-format pt`: what `torch.save` wrote, read without executing anything of it.
+
+Such a file is a pickle, a program that builds what it holds. Torch's own reader (`weights_only=True`) knows of this
+language what tensors take, and refuses everything else. It is code that reads hostile input all the same: nobody gets
+it who has not asked for it by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from engine_svc.loader.formats.base import CheckpointFormat
+from engine_svc.loader.formats.shards import shard_files, tensor_files
+from quire.errors import StartupError
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine_svc.layers.parameter import TensorSlice
+
+_INDEX = "pytorch_model.bin.index.json"
+_FLAG = "--pt-load-map-location"
+# What training leaves beside the weights.
+_OTHERS = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
+
+
+class TorchFiles(CheckpointFormat):
+    """Files are memory-mapped, as far as they are of torch 1.6 or later."""
+
+    patterns: ClassVar[Sequence[str]] = ("*.bin", "*.pt", "*.pth", "*.bin.index.json")
+
+    def files(self) -> Sequence[Path]:
+        """See LoadFormat.files."""
+        if found := shard_files(self.folder, _INDEX):
+            return found
+        for pattern in ("*.bin", "*.pt", "*.pth"):
+            if found := [file for file in sorted(self.folder.glob(pattern)) if not file.name.startswith(_OTHERS)]:
+                return found
+        raise StartupError(f"{self.folder} has no *.bin, *.pt or *.pth weights.")
+
+    def names(self) -> Mapping[str, Path]:
+        """See TensorSource.names."""
+        return tensor_files(self.folder, _INDEX) or {
+            name: file for file in self.files() for name in read_tensors(file, "meta")
+        }
+
+    def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
+        """See TensorSource.tensors."""
+        from engine_svc.loader.held import HeldTensor
+
+        location = _map_location(self.options.pt_load_map_location)
+        for file in self.files():
+            for name, tensor in read_tensors(file, location).items():
+                yield name, HeldTensor(tensor)
+
+
+def read_tensors(file: Path, location: str | dict[str, str]) -> dict[str, torch.Tensor]:
+    """All tensors of a file, by name.
+
+    Args:
+        location: as torch.load's `map_location`.
+
+    Raises:
+        StartupError: it cannot be read, or holds something else.
+    """
+    try:
+        found = _read(file, location)
+    except Exception as error:  # the file may be anything, and torch says so in many ways
+        if type(error).__name__ == "UnpicklingError":
+            raise StartupError(
+                f"{file} holds more than tensors, or is no file of torch.save. It is a pickle, and to read all of it "
+                "would be to run what is in it, which Quire never does. Convert it to safetensors where you trust it. "
+                f"({str(error).splitlines()[0][:200]})"
+            ) from error
+        raise StartupError(f"{file} cannot be read: {str(error)[:500]}") from error
+    return _checked(file, found)
+
+
+def _read(file: Path, location: str | dict[str, str]) -> Any:
+    import torch
+
+    with file.open("rb") as opened:
+        is_archive = opened.read(2) == b"PK"  # those before torch 1.6 are bare pickles, which cannot be mapped
+    return torch.load(file, map_location=location, weights_only=True, mmap=is_archive)
+
+
+def _checked(file: Path, found: Any) -> dict[str, torch.Tensor]:
+    import torch
+
+    if not isinstance(found, dict):
+        raise StartupError(f"{file} holds {type(found).__name__}; expected tensors by name.")
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise StartupError(
+                f"{file}: {name!r} is {type(value).__name__}; expected a tensor. Where the weights are a part of what "
+                "was saved, save that part alone."
+            )
+    return found
+
+
+def _map_location(text: str) -> str | dict[str, str]:
+    """What the option says, as torch takes it.
+
+    Raises:
+        StartupError: it is neither a device nor a mapping of devices.
+    """
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        mapping = json.loads(text)
+    except ValueError as error:
+        raise StartupError(f"{_FLAG} {text} is not JSON: {error}.") from error
+    if not all(isinstance(device, str) for device in mapping.values()):
+        raise StartupError(f'{_FLAG} {text}: expected names of devices, such as {{"cuda:1": "cuda:0"}}.')
+    if "" not in mapping:
+        return dict(mapping)
+    if len(mapping) > 1:
+        raise StartupError(f'{_FLAG} {text}: "" stands for all devices, and takes no other beside it.')
+    return str(mapping[""])
