@@ -19,8 +19,6 @@ from engine_svc.native.levels import available_levels
 from engine_svc.native.library import kernels
 from engine_svc.ops.base import Product
 from engine_svc.ops.native import NativeOps
-from engine_svc.quantization.int8 import Int8
-from engine_svc.quantization.unquantized import Unquantized
 
 # Outputs and inputs of the matrices of a layer of Qwen3-0.6B: attention's two, feed-forward's two.
 _SHAPES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
@@ -54,8 +52,10 @@ def report(level: str, kind: str, rows: list[int], threads: int) -> None:
     loaded = kernels(level)
     loaded.set_threads(threads)
     ops = NativeOps(loaded)
-    method = (Int8 if kind == "int8" else Unquantized)(ops, dtype)
-    ours = [[method.linear({"weight": weight}, None) for weight in layer] for layer in matrices]
+    ours = [
+        [ops.matrix(ops.quantize_rows(weight) if kind == "int8" else weight, None) for weight in layer]
+        for layer in matrices
+    ]
     theirs: list[list[Product]] = [[_linear(weight) for weight in layer] for layer in matrices]
     for count in rows:
         inputs = {size: torch.randn(count, size).to(dtype) for _, size in _SHAPES}

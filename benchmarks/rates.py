@@ -10,6 +10,7 @@ import torch
 
 from engine_svc.native.library import choose_kernels
 from engine_svc.ops.registry import create_ops
+from engine_svc.quantization.base import ModelForm, Place
 from engine_svc.quantization.registry import create_method
 
 _READ_VALUES = 2**28  # 1 GiB, which no cache holds
@@ -73,7 +74,8 @@ def _products(form: Form, outputs: int, size: int, device: torch.device) -> Iter
     dtype = form.torch_dtype
     weight = torch.randn(outputs, size, device=device).to(dtype)
     ops = create_ops(choose_kernels(form.kernels, device), dtype, device)
-    yield create_method(form.quantization, ops, dtype).linear({"weight": weight}, None)
+    method = create_method(form.quantization, None, ModelForm(ops, dtype)).layer(Place("linear", ("model.layers.0",)))
+    yield ops.matrix(method.weight({"weight": weight}), None)
     if device.type != "cpu":
         return
     if form.quantization:

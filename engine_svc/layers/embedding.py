@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from engine_svc.layers.context import LayerContext, PackedLayer
-from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.layers.split import Part, Split, hold
 from engine_svc.ops.base import Product
+from engine_svc.ops.weights import Weight
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,20 @@ class EmbeddedRows:
 
 
 class VocabParallelEmbedding(PackedLayer):
-    """Rows of the embedding matrix, an equal range on each rank; the last rank's is padded with zeros."""
+    """Rows of the embedding matrix, an equal range on each rank; the last rank may have fewer."""
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, context: LayerContext, is_output: bool, scale: float = 1.0
-    ) -> None:
+        self, vocab_size: int, hidden_size: int, *, context: LayerContext, is_input: bool = True,
+        is_output: bool = False, scale: float = 1.0,
+    ) -> None:  # fmt: skip
         """
         Args:
+            is_input: rows will be looked up.
             is_output: `logits` will be called.
             scale: on what is looked up.
+
+        Raises:
+            ValueError: there are more ranks than tokens.
         """
         super().__init__()
         self._context = context
@@ -41,33 +47,46 @@ class VocabParallelEmbedding(PackedLayer):
         self._vocab_size = vocab_size
         self._share = -(-vocab_size // self._group.world_size)
         self._first = self._group.rank * self._share
-        self._is_output = is_output
+        self._count = min(self._share, vocab_size - self._first)
+        if self._count < 1:
+            raise ValueError(f"a vocabulary of {vocab_size} tokens cannot be divided by {self._group.world_size}")
+        self._is_input, self._is_output = is_input, is_output
         self._scale = scale
         self._product: Product | None = None
-        self.weight = LoadedParameter((self._share, hidden_size), context.dtype, context.device)
-        self.weight.loader = self._load_weight
+        self._rows: Weight | None = None
+        split = Split({"": Part(self._first, self._count, vocab_size)}, Part(0, hidden_size, hidden_size))
+        self._held = hold(self, self, split, "embedding" if is_input else "head", context)
 
     def pack(self) -> None:
         """See PackedLayer.pack."""
+        weight = self._held[0].take()
         if self._is_output:
-            self._product = self._context.ops.matrix(self.weight, None)
+            self._product = self._context.ops.matrix(weight, None)
+        if self._is_input:
+            self._rows = weight
+        del self._held
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [tokens] → [tokens, hidden_size]."""
         if self._group.world_size == 1:
-            return self._context.ops.take_rows(self.weight, token_ids, self._scale)
+            return self._look_up(token_ids, self._scale)
         local = token_ids - self._first
-        absent = (local < 0) | (local >= self._share)
-        hidden = F.embedding(local.masked_fill(absent, 0), self.weight)
+        absent = (local < 0) | (local >= self._count)
+        hidden = self._look_up(local.masked_fill(absent, 0), 1.0)
         hidden = self._group.all_reduce(hidden.masked_fill_(absent[:, None], 0))
         return hidden if self._scale == 1.0 else hidden * self._scale
+
+    def _look_up(self, indices: torch.Tensor, scale: float) -> torch.Tensor:
+        assert self._rows is not None
+        if isinstance(self._rows, torch.Tensor):
+            return self._context.ops.take_rows(self._rows, indices, scale)
+        rows = self._rows.rows(indices).to(self._context.dtype)
+        return rows if scale == 1.0 else rows * scale
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] → float32 [rows, vocab_size]: the matrix as output layer."""
         assert self._product is not None
-        return self._group.all_gather_last(self._product(hidden, wide=True))[:, : self._vocab_size]
-
-    def _load_weight(self, source: TensorSlice, part: str) -> None:
-        count = max(0, min(self._share, self._vocab_size - self._first))
-        self.weight[count:] = 0
-        self.weight.write(part, self.weight[:count], source, (slice(self._first, self._first + count), slice(None)))
+        mine = self._product(hidden, wide=True)
+        if self._count < self._share:
+            mine = F.pad(mine, (0, self._share - self._count))
+        return self._group.all_gather_last(mine)[:, : self._vocab_size]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine_svc.layers.context import LayerContext, PackedLayer
-from engine_svc.layers.split import Part, Split, add_parameters, take_parameters
+from engine_svc.layers.split import Part, Split, hold, take_all
 from engine_svc.ops.base import ExpertsProduct
 
 
@@ -24,15 +24,22 @@ class Experts(PackedLayer):
         share = group.divide(size, "features of an expert")
         mine, whole = Part(group.rank * share, share, size), Part(0, hidden_size, hidden_size)
         splits = {"gate_up": Split({"gate": mine, "up": mine}, whole), "down": Split({"down": whole}, mine)}
+        self._held = {}
         for name, split in splits.items():
-            self.add_module(name, torch.nn.Module())
-            add_parameters(self.get_submodule(name), context.quantization, split, context.device, num_experts)
+            self.add_module(name, module := torch.nn.Module())
+            self._held[name] = hold(self, module, split, "experts", context, num_experts)
 
     def pack(self) -> None:
-        """See PackedLayer.pack."""
-        method = self._context.quantization
-        gate_up, down = (take_parameters(self.get_submodule(name), method) for name in ("gate_up", "down"))
-        self._product = method.experts(gate_up, down)
+        """See PackedLayer.pack.
+
+        Raises:
+            ValueError: an expert's gate and up matrices have different forms.
+        """
+        gate_up, down = (take_all(self._held[name]) for name in ("gate_up", "down"))
+        if len(gate_up) > 1:
+            raise ValueError("the experts' gate and up matrices have different forms, which is not supported")
+        self._product = self._context.ops.experts(gate_up[0], down[0])
+        del self._held
 
     def forward(self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         """The chosen experts' weighted sum, the same on every rank.

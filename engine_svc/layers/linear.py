@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from engine_svc.layers.context import LayerContext, PackedLayer
-from engine_svc.layers.parameter import LoadedParameter, TensorSlice
-from engine_svc.layers.split import Part, Split, add_parameters, split_parameter, take_parameters
-from engine_svc.ops.base import Product
+from engine_svc.layers.split import Part, Split, hold, split_parameter, take_all
+from engine_svc.ops.base import Ops, Product
+from engine_svc.ops.weights import Weight, wide
 from engine_svc.parallel.group import ParallelGroup
 from engine_svc.quantization.base import OUTPUTS, ParameterSpec
 
@@ -21,15 +21,15 @@ class _SplitLinear(PackedLayer):
         super().__init__()
         self._context = context
         self._product: Product | None = None
-        add_parameters(self, context.quantization, split, context.device)
+        self._held = hold(self, self, split, "linear", context)
         spec = ParameterSpec("bias", context.dtype, (OUTPUTS,))
         self.bias = split_parameter(spec, split, context.device) if bias else None
 
     def pack(self) -> None:
         """See PackedLayer.pack."""
         bias = self.bias if self._adds_bias() else None
-        self._product = self._context.quantization.linear(take_parameters(self, self._context.quantization), bias)
-        del self.bias
+        self._product = product_of(self._context.ops, take_all(self._held), bias)
+        del self.bias, self._held
 
     def _adds_bias(self) -> bool:
         return True
@@ -55,27 +55,38 @@ class ColumnParallelLinear(_SplitLinear):
 
 
 class ReplicatedLinear(PackedLayer):
-    """A small matrix that every rank holds whole, never quantized: what it decides matters more than what it costs."""
+    """A small matrix that every rank holds whole and computes with in full: what it decides matters more than time."""
 
     def __init__(self, input_size: int, output_size: int, *, context: LayerContext) -> None:
         super().__init__()
-        self._ops = context.ops
+        self._ops, self._dtype = context.ops, context.dtype
         self._product: Product | None = None
-        self.weight = LoadedParameter((output_size, input_size), context.dtype, context.device)
-        self.weight.loader = self._load_weight
+        split = Split({"": Part(0, output_size, output_size)}, Part(0, input_size, input_size))
+        self._held = hold(self, self, split, "router", context)
 
     def pack(self) -> None:
         """See PackedLayer.pack."""
-        self._product = self._ops.matrix(self.weight, None)
-        del self.weight
+        self._product = self._ops.matrix(wide(self._held[0].take(), self._dtype), None)
+        del self._held
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, input_size] → float32 [tokens, output_size]."""
         assert self._product is not None
         return self._product(hidden, wide=True)
 
-    def _load_weight(self, source: TensorSlice, part: str) -> None:
-        self.weight.write(part, self.weight, source, (slice(None), slice(None)))
+
+def product_of(ops: Ops, weights: Sequence[Weight], bias: torch.Tensor | None) -> Product:
+    """The product with matrices whose outputs stand side by side, and with all of their biases."""
+    counts = [weight.shape[-2] for weight in weights]
+    biases = [None] * len(counts) if bias is None else bias.split(counts)
+    products = [ops.matrix(weight, each) for weight, each in zip(weights, biases, strict=True)]
+    if len(products) == 1:
+        return products[0]
+
+    def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+        return torch.cat([each(hidden, wide=wide) for each in products], -1)
+
+    return product
 
 
 def even_parts(group: ParallelGroup, sizes: Mapping[str, int]) -> dict[str, Part]:

@@ -34,6 +34,7 @@ class LoadedParameter(torch.nn.Parameter):
 
     loader: Load
     missing: set[str]
+    default: float | None  # what a shard is that a checkpoint does not have; None: it must
 
     def __new__(
         cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, shards: Sequence[str] = ("",)
@@ -41,6 +42,7 @@ class LoadedParameter(torch.nn.Parameter):
         nothing = torch.empty((), dtype=dtype, device=device).expand(tuple(shape))
         parameter = super().__new__(cls, nothing, requires_grad=False)
         parameter.missing = set(shards)
+        parameter.default = None
         return parameter
 
     def allocate(self) -> None:
@@ -56,6 +58,13 @@ class LoadedParameter(torch.nn.Parameter):
         """
         self.allocate()
         self.loader(source, part)
+
+    def fill_missing(self) -> None:
+        """Makes it its default, if it has one: a checkpoint has none of it."""
+        if self.default is not None:
+            self.allocate()
+            self.data.fill_(self.default)
+            self.missing.clear()
 
     def write(self, name: str, target: torch.Tensor, source: TensorSlice, index: tuple[slice, ...]) -> None:
         """Copies a part of a checkpoint tensor to a part of this one.

@@ -1,14 +1,17 @@
-"""Parameters of which every rank holds a part."""
+"""A layer's matrices until they are loaded: parameters of which every rank holds a part."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from engine_svc.layers.context import LayerContext, PackedLayer
+from engine_svc.layers.module_names import names_in_checkpoints
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice, take
-from engine_svc.quantization.base import Axis, ParameterSpec, QuantizationMethod, Weights
+from engine_svc.ops.weights import Weight, side_by_side
+from engine_svc.quantization.base import Axis, LayerMethod, ParameterSpec, Place, PlaceKind
 
 Index = tuple[slice, ...]
 
@@ -41,8 +44,13 @@ class Split:
     def shape(self, axes: Sequence[Axis]) -> tuple[int, ...]:
         """Of a parameter with these axes."""
         rows = sum(part.count for part in self.outputs.values())
-        whole = _index(axes, (0, rows), (0, self.inputs.count))
-        return tuple(entries.stop for entries in whole)
+        total = sum(part.total for part in self.outputs.values()), self.inputs.total
+        held = _index(axes, ((0, rows), (0, self.inputs.count)), total)
+        return tuple(entries.stop for entries in held)
+
+    def alone(self) -> dict[str, Split]:
+        """Each matrix by itself."""
+        return {name: replace(self, outputs={name: part}) for name, part in self.outputs.items()}
 
     def places(self, axes: Sequence[Axis]) -> dict[str, _Place]:
         """By the matrices' names.
@@ -51,21 +59,26 @@ class Split:
             ValueError: entries would have to be cut in two.
         """
         found, held, below = {}, 0, 0
-        mine = self.inputs.first, self.inputs.count
+        inputs = self.inputs
         for name, part in self.outputs.items():
+            totals, mine = (part.total, inputs.total), (inputs.first, inputs.count)
             found[name] = _Place(
-                _index(axes, (held, part.count), (0, self.inputs.count)),
-                _index(axes, (part.first, part.count), mine),
-                _index(axes, (below + part.first, part.count), mine),
+                _index(axes, ((held, part.count), (0, inputs.count)), totals),
+                _index(axes, ((part.first, part.count), mine), totals),
+                _index(axes, ((below + part.first, part.count), mine), totals),
             )
             held += part.count
             below += part.total
         return found
 
 
-def _index(axes: Sequence[Axis], outputs: tuple[int, int], inputs: tuple[int, int]) -> Index:
-    """Each range is the first feature and how many."""
-    return tuple(axis.range(*(outputs if axis.along == "outputs" else inputs)) for axis in axes)
+def _index(axes: Sequence[Axis], ranges: tuple[tuple[int, int], ...], totals: tuple[int, int]) -> Index:
+    """Of outputs and of inputs, the first feature and how many; and how many there are in all."""
+    found = []
+    for axis in axes:
+        side = 0 if axis.along == "outputs" else 1
+        found.append(axis.range(*((0, totals[side]) if axis.whole else ranges[side])))
+    return tuple(found)
 
 
 def split_parameter(spec: ParameterSpec, split: Split, device: torch.device, num_experts: int = 0) -> LoadedParameter:
@@ -85,6 +98,7 @@ def split_parameter(spec: ParameterSpec, split: Split, device: torch.device, num
         parameter = LoadedParameter((num_experts, *shape), spec.dtype, device, shards)
     else:
         parameter = LoadedParameter(shape, spec.dtype, device, tuple(places))
+    parameter.default = spec.default
 
     def load(source: TensorSlice, wanted: str) -> None:
         expert, _, matrix = wanted.rpartition(".")
@@ -102,17 +116,72 @@ def split_parameter(spec: ParameterSpec, split: Split, device: torch.device, num
     return parameter
 
 
-def add_parameters(
-    module: torch.nn.Module, method: QuantizationMethod, split: Split, device: torch.device, num_experts: int = 0
-) -> None:
-    """Gives a module the parameters that the method wants for its matrices; see `split_parameter`."""
+@dataclass(frozen=True)
+class Held:
+    """Matrices of one form, whose parameters a module has until they are loaded."""
+
+    module: torch.nn.Module
+    method: LayerMethod
+
+    def take(self) -> Weight:
+        """Their weight; the parameters are the module's no more."""
+        taken = {spec.name: take(self.module.get_parameter(spec.name)) for spec in self.method.parameters()}
+        for name in taken:
+            delattr(self.module, name)
+        return self.method.weight(taken)
+
+
+def hold(
+    layer: PackedLayer, module: torch.nn.Module, split: Split, kind: PlaceKind, context: LayerContext,
+    num_experts: int = 0,
+) -> tuple[Held, ...]:  # fmt: skip
+    """Gives a module the parameters that the model's method wants for its matrices.
+
+    Matrices of one form have them together. Others have each their own, in modules of their names.
+
+    Args:
+        layer: which the module is, or is in.
+        num_experts: see split_parameter.
+
+    Raises:
+        ValueError: a matrix cannot be split so.
+    """
+    methods = {
+        name: context.quantization.layer(Place(kind, names_in_checkpoints(context.path, name)))
+        for name in split.outputs
+    }
+    layer.ignored |= frozenset[str]().union(*(method.ignored for method in methods.values()))
+    first = next(iter(methods.values()))
+    if all(method == first for method in methods.values()) and _can_be_together(first, split):
+        return (_add_parameters(module, first, split, context.device, num_experts),)
+    held = []
+    for name, alone in split.alone().items():
+        module.add_module(name, child := torch.nn.Module())
+        held.append(_add_parameters(child, methods[name], alone, context.device, num_experts))
+    return tuple(held)
+
+
+def _can_be_together(method: LayerMethod, split: Split) -> bool:
+    if len(split.outputs) == 1:
+        return True
+    for spec in method.parameters():
+        if not any(axis.along == "outputs" for axis in spec.axes):
+            return False
+        try:
+            split.places(spec.axes)
+        except ValueError:
+            return False
+    return True
+
+
+def _add_parameters(
+    module: torch.nn.Module, method: LayerMethod, split: Split, device: torch.device, num_experts: int
+) -> Held:
     for spec in method.parameters():
         module.register_parameter(spec.name, split_parameter(spec, split, device, num_experts))
+    return Held(module, method)
 
 
-def take_parameters(module: torch.nn.Module, method: QuantizationMethod) -> Weights:
-    """The same, loaded, which are the module's no more."""
-    taken = {spec.name: take(module.get_parameter(spec.name)) for spec in method.parameters()}
-    for name in taken:
-        delattr(module, name)
-    return taken
+def take_all(held: Sequence[Held]) -> list[Weight]:
+    """The weights of matrices, fewer than there are matrices where neighbours are alike."""
+    return side_by_side([each.take() for each in held])

@@ -25,7 +25,8 @@ from engine_svc.native.library import choose_kernels
 from engine_svc.ops.base import Ops
 from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
-from engine_svc.quantization.registry import create_method
+from engine_svc.quantization.base import ModelForm
+from engine_svc.quantization.registry import check_dequantized, create_method, settings_of
 from quire.errors import StartupError
 from quire.options.cache import KV_CACHE_DTYPES, CacheOptions
 from quire.options.engine import EngineOptions
@@ -85,7 +86,7 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
     config = read_config(folder, options.form.hf_overrides)
     if options.form.model_impl == "transformers" or (options.form.model_impl == "auto" and not is_ours(config)):
         return _load_from_transformers(folder, config, options, groups, device)
-    return _load_ours(folder, config_for(config), options, groups, device)
+    return _load_ours(folder, config, options, groups, device)
 
 
 def check_cache_dtype(name: str, capability: tuple[int, int]) -> None:
@@ -120,13 +121,15 @@ def check_invariance(ops: Ops, attention: AttentionBackend) -> None:
 
 
 def _load_ours(
-    folder: Path, config: ModelConfig, options: EngineOptions, groups: ParallelGroups, device: torch.device
+    folder: Path, raw_config: dict[str, Any], options: EngineOptions, groups: ParallelGroups, device: torch.device
 ) -> LoadedModel:
+    config, settings = config_for(raw_config), settings_of(raw_config)
     dtype, longest = _dtype(config.dtype, options.form.dtype), _max_model_len(config, options.form.max_model_len)
     kernels = choose_kernels(options.kernels.cpu_kernels, device)
     invariant = options.kernels.batch_invariant is True
     ops = create_ops(kernels, dtype, device, invariant)
-    context = LayerContext(groups, dtype, device, ops, create_method(options.form.quantization, ops, dtype))
+    method = create_method(options.form.quantization, settings, ModelForm(ops, dtype))
+    context = LayerContext(groups, dtype, device, ops, method)
     try:
         heads = _heads(config, groups.tensor)
         shape = _shape(heads, dtype, options.cache, device, config.latent is not None, invariant)
@@ -156,6 +159,7 @@ def _load_from_transformers(
         raise StartupError(
             f"{names} runs by the Transformers library's code, which does not support {wrong[0]}. Leave it out."
         )
+    check_dequantized(config)
     # Late: most models do not need it, and it takes a second to import.
     from engine_svc.models.transformers_model import TransformersModel
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 
 import torch
 
@@ -34,10 +35,12 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool) -> No
     """
     start = time.monotonic()
     loading, files = _Loading(model), checkpoint.names()
+    loading.fill_missing(files)
     for name, source in with_progress(checkpoint.tensors(), len(files), progress):
-        if name.endswith(_IGNORED) or (name == "lm_head.weight" and model.lm_head is model.embed_tokens):
-            continue
         target, part = parameter_name(name, model.module_names)
+        if loading.is_ignored(name, target):
+            continue
+        target = loading.find(target, part)
         if target in loading.packed:  # written twice
             continue
         if target not in loading.parameters:
@@ -46,9 +49,9 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool) -> No
             )
         try:
             loading.parameters[target].load(source, part)
+            loading.pack_layer_of(target)
         except (ValueError, KeyError) as error:
             raise StartupError(f"{files.get(name, checkpoint.folder)}: {name}: {error}") from error
-        loading.pack_layer_of(target)
     if missing := [name for name, parameter in loading.parameters.items() if parameter.missing]:
         raise StartupError(
             f"{checkpoint.folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all)."
@@ -62,12 +65,46 @@ class _Loading:
     def __init__(self, model: Decoder) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if isinstance(p, LoadedParameter)}
         self.packed: set[str] = set()
+        self._module_names = model.module_names
+        self._is_tied = model.lm_head is model.embed_tokens
+        self._ignored = {path: layer.ignored for path, layer in model.named_modules() if isinstance(layer, PackedLayer)}
         self._layers = {
             name: layer
             for path, layer in model.named_modules()
             if isinstance(layer, PackedLayer)
             for name, _ in layer.named_parameters(prefix=path)
         }
+
+    def is_ignored(self, name: str, target: str) -> bool:
+        """Whether a tensor of a checkpoint says nothing that is to be loaded.
+
+        Args:
+            target: the parameter that would be loaded from it.
+        """
+        path, _, kind = target.rpartition(".")
+        layers = (path, path.rpartition(".")[0])  # experts have two matrices
+        return (
+            name.endswith(_IGNORED)
+            or (self._is_tied and name.startswith("lm_head."))
+            or any(kind in self._ignored.get(layer, ()) for layer in layers)
+        )
+
+    def find(self, target: str, part: str) -> str:
+        """A parameter's name; that of a part of it, where the parts of a layer have parameters of their own."""
+        path, _, kind = target.rpartition(".")
+        alone = f"{path}.{part.rpartition('.')[2]}.{kind}"
+        return alone if alone in self.parameters or alone in self.packed else target
+
+    def fill_missing(self, names: Collection[str]) -> None:
+        """Gives the parameters that a checkpoint leaves out their defaults.
+
+        Args:
+            names: of the checkpoint's tensors.
+        """
+        present = {self.find(*parameter_name(name, self._module_names)) for name in names}
+        for name, parameter in self.parameters.items():
+            if name not in present:
+                parameter.fill_missing()
 
     def pack_layer_of(self, name: str) -> None:
         """Packs the layer that the parameter is of, if nothing of it is missing."""

@@ -46,9 +46,14 @@ class Attention(torch.nn.Module):
             config.attention_scale, config.sliding_windows[index], config.attention_softcap
         )
         self._rotates, self._interleaved = index not in config.no_rope_layers, config.rope_interleaved
-        self.qkv_proj = ColumnParallelLinear(config.hidden_size, parts, bias=config.qkv_bias, context=context)
+        self.qkv_proj = ColumnParallelLinear(
+            config.hidden_size, parts, bias=config.qkv_bias, context=context.at("qkv_proj")
+        )
         self.o_proj = RowParallelLinear(
-            config.num_heads * config.head_dim, config.hidden_size, bias=config.output_bias, context=context
+            config.num_heads * config.head_dim,
+            config.hidden_size,
+            bias=config.output_bias,
+            context=context.at("o_proj"),
         )
         self._norms = config.qk_norm
         self._head_norms: HeadNorms | None = None

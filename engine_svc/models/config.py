@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine_svc.ops.base import Activation
-from engine_svc.quantization.registry import check_checkpoint
 from quire.errors import StartupError
 
 # Names of config.json, of which some mean the same.
@@ -111,7 +110,6 @@ def read_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise StartupError(f"{path} cannot be read: {error}") from error
     config |= overrides
-    check_checkpoint(folder, config)
     return dict(config)
 
 

@@ -29,11 +29,19 @@ class Decoder(torch.nn.Module):
         self.module_names = config.module_names
         size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings
         scale = float(torch.tensor(config.embedding_scale, dtype=context.dtype)) * config.embedding_multiplier
-        self.embed_tokens = VocabParallelEmbedding(*size, context=context, is_output=tied, scale=scale)
+        self.embed_tokens = VocabParallelEmbedding(
+            *size, context=context.at("embed_tokens"), is_output=tied, scale=scale
+        )
         layer = LAYERS[config.norm_placement]
-        self.layers = torch.nn.ModuleList([layer(config, context, index) for index in range(config.num_layers)])
+        self.layers = torch.nn.ModuleList(
+            [layer(config, context.at(f"layers.{index}"), index) for index in range(config.num_layers)]
+        )
         self.norm = hidden_norm(config, context)
-        self.lm_head = self.embed_tokens if tied else VocabParallelEmbedding(*size, context=context, is_output=True)
+        self.lm_head = (
+            self.embed_tokens
+            if tied
+            else VocabParallelEmbedding(*size, context=context.at("lm_head"), is_input=False, is_output=True)
+        )
 
         def table(parameters: Mapping[str, Any]) -> torch.Tensor:
             found = rotary_table(

@@ -26,15 +26,17 @@ class DecoderLayer(torch.nn.Module):
         super().__init__()
         self._ops = context.ops
         self.self_attn = (
-            LatentAttention(config, config.latent, context) if config.latent else Attention(config, context, index)
+            LatentAttention(config, config.latent, context.at("self_attn"))
+            if config.latent
+            else Attention(config, context.at("self_attn"), index)
         )
         moe = config.moe[index]
         self.mlp = (
-            SparseMLP(config, moe, context)
+            SparseMLP(config, moe, context.at("mlp"))
             if moe
             else MLP(
                 config.hidden_size, config.intermediate_size, activation=config.activation, bias=config.mlp_bias,
-                context=context,
+                context=context.at("mlp"),
             )
         )  # fmt: skip
         for name in self.norms:

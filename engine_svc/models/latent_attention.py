@@ -13,11 +13,11 @@ from engine_svc.attention.base import AttentionOptions
 from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine_svc.layers.norm import RMSNorm
-from engine_svc.layers.parameter import LoadedParameter, TensorSlice
-from engine_svc.layers.split import Part
+from engine_svc.layers.split import Part, Split, hold
 from engine_svc.models.attention import LayerCache, StepInputs
 from engine_svc.models.config import LatentConfig, ModelConfig
 from engine_svc.ops.base import HeadsProduct
+from engine_svc.ops.weights import wide
 
 _NORM_EPSILON = 1e-6  # of the norms inside, whatever the configuration says
 
@@ -40,20 +40,30 @@ class LatentAttention(torch.nn.Module):
 
         if latent.query_rank is None:
             # Under the name that parameter_name gives to a checkpoint's q_proj.
-            self.qkv_proj = ColumnParallelLinear(config.hidden_size, {"q": queries}, bias=False, context=context)
+            self.qkv_proj = ColumnParallelLinear(
+                config.hidden_size, {"q": queries}, bias=False, context=context.at("qkv_proj")
+            )
         else:
             self.q_a_proj = ColumnParallelLinear(
-                config.hidden_size, whole(latent.query_rank), bias=config.qkv_bias, context=context
+                config.hidden_size, whole(latent.query_rank), bias=config.qkv_bias, context=context.at("q_a_proj")
             )
             self.q_a_layernorm = RMSNorm(latent.query_rank, _NORM_EPSILON, context=context)
-            self.q_b_proj = ColumnParallelLinear(latent.query_rank, {"": queries}, bias=False, context=context)
+            self.q_b_proj = ColumnParallelLinear(
+                latent.query_rank, {"": queries}, bias=False, context=context.at("q_b_proj")
+            )
         self.kv_a_proj_with_mqa = ColumnParallelLinear(
-            config.hidden_size, whole(latent.rank + latent.rotated_dim), bias=config.qkv_bias, context=context
+            config.hidden_size,
+            whole(latent.rank + latent.rotated_dim),
+            bias=config.qkv_bias,
+            context=context.at("kv_a_proj_with_mqa"),
         )
         self.kv_a_layernorm = RMSNorm(latent.rank, _NORM_EPSILON, context=context)
-        self.kv_b_proj = HeadMatrices(self._heads, first, latent, context)
+        self.kv_b_proj = HeadMatrices(self._heads, first, config.num_heads, latent, context.at("kv_b_proj"))
         self.o_proj = RowParallelLinear(
-            config.num_heads * latent.value_dim, config.hidden_size, bias=config.output_bias, context=context
+            config.num_heads * latent.value_dim,
+            config.hidden_size,
+            bias=config.output_bias,
+            context=context.at("o_proj"),
         )
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
@@ -80,24 +90,28 @@ class LatentAttention(torch.nn.Module):
 class HeadMatrices(PackedLayer):
     """From a rank's heads to the cached vector and back: each head's matrix for keys and its matrix for values."""
 
-    def __init__(self, heads: int, first_head: int, latent: LatentConfig, context: LayerContext) -> None:
+    def __init__(
+        self, heads: int, first_head: int, all_heads: int, latent: LatentConfig, context: LayerContext
+    ) -> None:
         super().__init__()
         self._ops = context.ops
         self._plain_dim = latent.plain_dim
         self._rows = latent.plain_dim + latent.value_dim
-        self._first = first_head * self._rows
+        self._dtype = context.dtype
         self._shape = (heads, self._rows, latent.rank)
         self._to_vector: HeadsProduct | None = None
         self._to_values: HeadsProduct | None = None
-        self.weight = LoadedParameter((heads * self._rows, latent.rank), context.dtype, context.device)
-        self.weight.loader = self._load_weight
+        rows = Part(first_head * self._rows, heads * self._rows, all_heads * self._rows)
+        split = Split({"": rows}, Part(0, latent.rank, latent.rank))
+        self._held = hold(self, self, split, "linear", context)
 
     def pack(self) -> None:
         """See PackedLayer.pack."""
-        keys, values = self.weight.view(self._shape).split((self._plain_dim, self._rows - self._plain_dim), dim=1)
+        weight = wide(self._held[0].take(), self._dtype).view(self._shape)
+        keys, values = weight.split((self._plain_dim, self._rows - self._plain_dim), dim=1)
         self._to_vector = self._ops.head_matrices(keys.transpose(1, 2))
         self._to_values = self._ops.head_matrices(values)
-        del self.weight
+        del self._held
 
     def to_vector(self, plain: torch.Tensor, vectors: torch.Tensor) -> None:
         """The plain part of queries, [tokens, heads, plain_dim] → [tokens, heads, rank]."""
@@ -108,7 +122,3 @@ class HeadMatrices(PackedLayer):
         """[tokens, heads, rank] → [tokens, heads, value_dim]."""
         assert self._to_values is not None
         self._to_values(vectors, values)
-
-    def _load_weight(self, source: TensorSlice, part: str) -> None:
-        rows = slice(self._first, self._first + len(self.weight))
-        self.weight.write(part, self.weight, source, (rows, slice(None)))

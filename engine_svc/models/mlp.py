@@ -19,8 +19,8 @@ class MLP(torch.nn.Module):
         self._ops = context.ops
         self._activation = activation
         parts = even_parts(context.groups.tensor, {"gate": size, "up": size})
-        self.gate_up_proj = ColumnParallelLinear(hidden_size, parts, bias=bias, context=context)
-        self.down_proj = RowParallelLinear(size, hidden_size, bias=bias, context=context)
+        self.gate_up_proj = ColumnParallelLinear(hidden_size, parts, bias=bias, context=context.at("gate_up_proj"))
+        self.down_proj = RowParallelLinear(size, hidden_size, bias=bias, context=context.at("down_proj"))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""

@@ -25,16 +25,20 @@ class SparseMLP(torch.nn.Module):
         if config.activation != "silu":
             raise StartupError(f"Mixtures of experts with the activation {config.activation!r} are not supported.")
         self._ops = context.ops
-        self.gate = ExpertChoice(config.hidden_size, moe, context=context)
-        self.experts = Experts(moe.num_experts, config.hidden_size, moe.expert_size, context=context)
+        self.gate = ExpertChoice(config.hidden_size, moe, context=context.at("gate"))
+        self.experts = Experts(moe.num_experts, config.hidden_size, moe.expert_size, context=context.at("experts"))
         self.shared_expert: MLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
         if moe.shared_size:
             self.shared_expert = MLP(
-                config.hidden_size, moe.shared_size, activation="silu", bias=False, context=context
+                config.hidden_size,
+                moe.shared_size,
+                activation="silu",
+                bias=False,
+                context=context.at("shared_expert"),
             )
         if moe.shared_gate:
-            self.shared_expert_gate = ReplicatedLinear(config.hidden_size, 1, context=context)
+            self.shared_expert_gate = ReplicatedLinear(config.hidden_size, 1, context=context.at("shared_expert_gate"))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""

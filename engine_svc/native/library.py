@@ -26,7 +26,8 @@ _SIGNATURES = {
     "panel": (),
     "packed_values": (_INT, _LONG, _LONG),
     "pack": (_INT, _POINTER, _LONG, _LONG, _POINTER),
-    "pack_int8": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER),
+    "quantize_rows": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER),
+    "pack_int8": (_POINTER, _LONG, _LONG, _POINTER, _POINTER),
     "matrix": (_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _INT),
     "matrix_int8": (
         _INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _INT,

@@ -67,23 +67,27 @@ void quire_pack(int type, const void* weight, int64_t outputs, int64_t size, voi
   });
 }
 
-// Quantizes each output and packs them. scale and correction [packed outputs]: see Result.
-void quire_pack_int8(int type, const void* weight, int64_t outputs, int64_t size, int8_t* packed, float* scale,
-                     int32_t* correction) {
+// values [rows, size] to int8, each row to 127 of its greatest value; scale [rows], what 1 stands for.
+void quire_quantize_rows(int type, const void* values, int64_t rows, int64_t size, int8_t* quantized, float* scale) {
   with_type(type, [=](auto value) {
     using Value = decltype(value);
-    parallel_for(panels_of(outputs), [=](int64_t index) {
-      std::unique_ptr<int8_t[]> quantized(new int8_t[PANEL * size]);
-      int64_t first = index * PANEL, rows = std::min<int64_t>(PANEL, outputs - first);
-      for (int64_t n = 0; n < PANEL; ++n) {
-        int8_t* row = quantized.get() + n * size;
-        scale[first + n] = n < rows ? quantize_row((const Value*)weight + (first + n) * size, size, row, 0) : 0.0f;
-        correction[first + n] = 0;
-        for (int64_t k = 0; n < rows && k < size; ++k) correction[first + n] += Int8Groups::OFFSET * row[k];
-      }
-      pack_panel<Int8Groups>(quantized.get(), rows, size,
-                             packed + first * steps_of<Int8Groups>(size) * Int8Groups::GROUP);
+    parallel_for(rows, [=](int64_t row) {
+      scale[row] = quantize_row((const Value*)values + row * size, size, quantized + row * size, 0);
     });
+  });
+}
+
+// weight [outputs, size]; correction [packed outputs]: see Result.
+void quire_pack_int8(const int8_t* weight, int64_t outputs, int64_t size, int8_t* packed, int32_t* correction) {
+  parallel_for(panels_of(outputs), [=](int64_t index) {
+    int64_t first = index * PANEL, rows = std::min<int64_t>(PANEL, outputs - first);
+    const int8_t* from = weight + first * size;
+    for (int64_t n = 0; n < PANEL; ++n) {
+      int32_t sum = 0;
+      for (int64_t k = 0; n < rows && k < size; ++k) sum += from[n * size + k];
+      correction[first + n] = Int8Groups::OFFSET * sum;
+    }
+    pack_panel<Int8Groups>(from, rows, size, packed + first * steps_of<Int8Groups>(size) * Int8Groups::GROUP);
   });
 }
 }

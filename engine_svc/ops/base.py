@@ -8,6 +8,8 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 
+from engine_svc.ops.weights import Int8Weight, Weight
+
 
 @dataclass(frozen=True)
 class ClampedSwish:
@@ -102,15 +104,19 @@ class Ops(ABC):
     batch_invariant: ClassVar[bool] = False
 
     @abstractmethod
-    def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> Product:
         """A product with a weight [output_size, input_size], which may be kept in another form than this."""
+
+    @abstractmethod
+    def quantize_rows(self, values: torch.Tensor) -> Int8Weight:
+        """Each row of [..., rows, size] to -127 … 127 of its greatest absolute value."""
 
     @abstractmethod
     def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
         """A product of each head with its own of [heads, outputs, size], which may be a view of any strides."""
 
     @abstractmethod
-    def experts(self, gate_up: torch.Tensor, down: torch.Tensor, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
+    def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """The weighted sum of the chosen experts' gated feed-forward layers.
 
         Args:

@@ -16,7 +16,9 @@ from engine_svc.ops.base import (
     Product,
     Routing,
 )
-from engine_svc.ops.packing import experts_product, gate_arguments, matrix_product, pack, pointer
+from engine_svc.ops.packing import experts_product, gate_arguments, matrix_product, pack, pack_plain, pointer
+from engine_svc.ops.plain import PlainOps, coded_matrix
+from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
 
 
 class NativeOps(Ops):
@@ -27,14 +29,25 @@ class NativeOps(Ops):
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
 
-    def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> Product:
         """See Ops.matrix."""
-        return matrix_product(self.kernels, pack(self.kernels, weight[None]), weight.shape, bias)
+        if isinstance(weight, CodedWeight):
+            return coded_matrix(weight, bias)
+        return matrix_product(self.kernels, pack(self.kernels, weight), weight.shape, bias)
+
+    def quantize_rows(self, values: torch.Tensor) -> Int8Weight:
+        """See Ops.quantize_rows."""
+        lines = values.reshape(-1, values.shape[-1])
+        quantized = Int8Weight(torch.empty(values.shape, dtype=torch.int8), torch.empty(values.shape[:-1]))
+        self.kernels.quantize_rows(
+            TYPES[values.dtype], lines.data_ptr(), *lines.shape, quantized.values.data_ptr(), quantized.scale.data_ptr()
+        )
+        return quantized
 
     def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
         """See Ops.head_matrices."""
         heads, outputs, size = weight.shape
-        packed = pack(self.kernels, weight).weights
+        packed = pack_plain(self.kernels, weight).weights
 
         def product(hidden: torch.Tensor, output: torch.Tensor) -> None:
             self.kernels.head_matrices(
@@ -44,8 +57,10 @@ class NativeOps(Ops):
 
         return product
 
-    def experts(self, gate_up: torch.Tensor, down: torch.Tensor, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
+    def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""
+        if isinstance(gate_up, CodedWeight) or isinstance(down, CodedWeight):
+            return PlainOps().experts(gate_up, down, form)
         return experts_product(self.kernels, pack(self.kernels, gate_up), pack(self.kernels, down), down.shape, form)
 
     def choose_experts(

@@ -13,6 +13,7 @@ from engine_svc.memory import zeros_when_touched
 from engine_svc.native import library
 from engine_svc.native.library import GATES, INT8, TYPES, Kernels
 from engine_svc.ops.base import Activation, ClampedSwish, ExpertsForm, ExpertsProduct, Product
+from engine_svc.ops.weights import Int8Weight
 
 
 class Packed(NamedTuple):
@@ -29,7 +30,14 @@ class PackedInt8(NamedTuple):
     correction: torch.Tensor  # int32 [count, padded outputs]
 
 
-def pack(kernels: Kernels, weights: torch.Tensor) -> Packed:
+def pack(kernels: Kernels, weight: torch.Tensor | Int8Weight) -> Packed | PackedInt8:
+    """Packs a matrix [outputs, size], or several [count, outputs, size]."""
+    if isinstance(weight, Int8Weight):
+        return _pack_int8(kernels, weight)
+    return pack_plain(kernels, weight if weight.dim() == 3 else weight[None])
+
+
+def pack_plain(kernels: Kernels, weights: torch.Tensor) -> Packed:
     """Packs each of [count, outputs, size]."""
     count, outputs, size = weights.shape
     kind = TYPES[weights.dtype]
@@ -40,17 +48,18 @@ def pack(kernels: Kernels, weights: torch.Tensor) -> Packed:
     return Packed(packed)
 
 
-def pack_int8(kernels: Kernels, weights: torch.Tensor) -> PackedInt8:
-    """Quantizes each output of each of [count, outputs, size], to -127 … 127 of its greatest absolute value."""
-    count, outputs, size = weights.shape
+def _pack_int8(kernels: Kernels, weight: Int8Weight) -> PackedInt8:
+    outputs, size = weight.shape[-2:]
+    values, scale = weight.values.reshape(-1, outputs, size), weight.scale.reshape(-1, outputs)
+    count, added = len(values), _padded(kernels, outputs) - outputs
     packed = PackedInt8(
         zeros_when_touched((count, kernels.packed_values(INT8, outputs, size)), torch.int8),
-        torch.empty((count, _padded(kernels, outputs))),
+        F.pad(scale, (0, added)),
         torch.empty((count, _padded(kernels, outputs)), dtype=torch.int32),
     )
-    for index, weight in enumerate(weights):
-        source, targets = weight.contiguous(), (tensor[index].data_ptr() for tensor in packed)
-        kernels.pack_int8(TYPES[weight.dtype], source.data_ptr(), outputs, size, *targets)
+    for index, matrix in enumerate(values):
+        targets = packed.weights[index].data_ptr(), packed.correction[index].data_ptr()
+        kernels.pack_int8(matrix.data_ptr(), outputs, size, *targets)
     return packed
 
 

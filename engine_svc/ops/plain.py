@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -19,13 +20,20 @@ from engine_svc.ops.base import (
     Product,
     Routing,
 )
+from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
+
+_INT_MM_ROWS = 32  # CUDA's int8 product wants more than 16 rows
 
 
 class PlainOps(Ops):
     """See Ops."""
 
-    def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> Product:
         """See Ops.matrix."""
+        if isinstance(weight, Int8Weight):
+            return _int8_matrix(weight, bias)
+        if isinstance(weight, CodedWeight):
+            return coded_matrix(weight, bias)
 
         def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
             output = F.linear(hidden, weight, bias)
@@ -41,11 +49,18 @@ class PlainOps(Ops):
 
         return product
 
-    def experts(self, gate_up: torch.Tensor, down: torch.Tensor, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
+    def quantize_rows(self, values: torch.Tensor) -> Int8Weight:
+        """See Ops.quantize_rows."""
+        return Int8Weight(*quantize_rows(values))
+
+    def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""
         stacks = ((gate_up, form.gate_up_bias), (down, form.down_bias))
         firsts, seconds = (
-            [self.matrix(weight, None if biases is None else biases[index]) for index, weight in enumerate(stack)]
+            [
+                self.matrix(of_expert(stack, index), None if biases is None else biases[index])
+                for index in range(stack.shape[0])
+            ]
             for stack, biases in stacks
         )
         return experts_of_products(self, list(zip(firsts, seconds, strict=True)), form)
@@ -182,3 +197,53 @@ def experts_of_products(
         return output.to(hidden.dtype)
 
     return product
+
+
+def quantize_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row to -127 … 127 of its greatest absolute value.
+
+    Args:
+        values: [..., rows, size], any floating-point type.
+
+    Returns:
+        int8 [..., rows, size], and float32 [..., rows], what 1 stands for.
+    """
+    wide = values.float()
+    scale = wide.abs().amax(-1) / 127
+    inverse = torch.where(scale > 0, 1 / scale, 0)
+    return (wide * inverse[..., None]).round_().to(torch.int8), scale
+
+
+def _int8_matrix(weight: Int8Weight, bias: torch.Tensor | None) -> Product:
+    transposed = weight.values.t()
+
+    def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+        rows, scale = quantize_rows(hidden)
+        padded_rows = F.pad(rows, (0, 0, 0, max(0, _INT_MM_ROWS - len(rows))))
+        output = torch._int_mm(padded_rows, transposed)[: len(rows)].float() * scale[:, None] * weight.scale
+        if bias is not None:
+            output += bias.float()
+        return output if wide else output.to(hidden.dtype)
+
+    return product
+
+
+def coded_matrix(weight: CodedWeight, bias: torch.Tensor | None) -> Product:
+    """Widens the weight for each product; it stays in codes."""
+
+    def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+        output = F.linear(hidden, weight.wide(hidden.dtype), bias)
+        return output.float() if wide else output
+
+    return product
+
+
+def of_expert(weight: Weight, index: int) -> Weight:
+    """One of [experts, outputs, inputs]."""
+    if isinstance(weight, torch.Tensor):
+        return weight[index]
+    if isinstance(weight, Int8Weight):
+        return Int8Weight(weight.values[index], weight.scale[index])
+    offset = None if weight.offset is None else weight.offset[index]
+    order = None if weight.order is None else weight.order[index]
+    return replace(weight, codes=weight.codes[index], scale=weight.scale[index], offset=offset, order=order)

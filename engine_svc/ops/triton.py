@@ -23,13 +23,16 @@ from engine_svc.ops.base import (
     Product,
 )
 from engine_svc.ops.plain import PlainOps
+from engine_svc.ops.weights import Weight
 
 
 class TritonOps(PlainOps):
     """See Ops."""
 
-    def experts(self, gate_up: torch.Tensor, down: torch.Tensor, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
+    def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""
+        if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):
+            return super().experts(gate_up, down, form)
         count = gate_up.shape[0]
 
         def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
@@ -83,8 +86,10 @@ class InvariantTritonOps(TritonOps):
 
     batch_invariant = True
 
-    def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> Product:
         """See Ops.matrix."""
+        if not isinstance(weight, torch.Tensor):
+            return super().matrix(weight, bias)
 
         def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
             return fixed_product(hidden[:, None], weight[None], bias, wide)[:, 0]

@@ -1,21 +1,35 @@
-"""The kinds of weights that products are made of. Whatever form a checkpoint has, it becomes one of these as it loads."""
+"""The kinds of weights that products are made of: whatever form a checkpoint has becomes one of these as it loads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 
 _CHUNK = 1 << 22  # weights that are in float32 at once
 
 
-class Int8Weight(NamedTuple):
+@dataclass(frozen=True)
+class Int8Weight:
     """Weights of eight bits whose inputs become eight bits as they come, symmetrically and row by row (W8A8)."""
 
     values: torch.Tensor  # int8 [..., outputs, inputs]
     scale: torch.Tensor  # float32 [..., outputs], what 1 stands for
+
+    @property
+    def shape(self) -> torch.Size:
+        """[..., outputs, inputs]"""
+        return self.values.shape
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """The weights of some outputs, int64 [count], of a single matrix: float32 [count, inputs]."""
+        return self.values[indices].float() * self.scale[indices, None]
+
+    def wide(self, dtype: torch.dtype) -> torch.Tensor:
+        """What they stand for, [..., outputs, inputs]."""
+        return (self.values.float() * self.scale[..., None]).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -82,36 +96,41 @@ class CodedWeight:
         return torch.empty_like(weights).scatter_(-1, places, weights)
 
 
-Weight = torch.Tensor | Int8Weight | CodedWeight
+Weight: TypeAlias = torch.Tensor | Int8Weight | CodedWeight
 
 
-def beside(weights: Sequence[Weight]) -> Weight | None:
-    """The outputs of several matrices as those of one; None where they are not of one kind, or differ in their form."""
-    first = weights[0]
-    if len(weights) == 1:
-        return first
-    if any(type(weight) is not type(first) for weight in weights):
-        return None
-    if isinstance(first, torch.Tensor):
-        return torch.cat([weight for weight in weights if isinstance(weight, torch.Tensor)], -2)
-    if isinstance(first, Int8Weight):
-        alike = [weight for weight in weights if isinstance(weight, Int8Weight)]
-        return Int8Weight(torch.cat([each.values for each in alike], -2), torch.cat([each.scale for each in alike], -1))
-    return _coded_beside(first, [weight for weight in weights if isinstance(weight, CodedWeight)])
+def wide(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """What a weight stands for, [..., outputs, inputs]."""
+    return weight.to(dtype) if isinstance(weight, torch.Tensor) else weight.wide(dtype)
 
 
-def _coded_beside(first: CodedWeight, weights: Sequence[CodedWeight]) -> CodedWeight | None:
-    forms = {(each.grid, each.group, each.offset is None) for each in weights}
-    if len(forms) > 1 or not all(_same_order(first.order, each.order) for each in weights):
-        return None
-    offsets = [each.offset for each in weights if each.offset is not None]
-    return replace(
-        first, codes=torch.cat([each.codes for each in weights], -2),
-        scale=torch.cat([each.scale for each in weights], -2), offset=torch.cat(offsets, -2) if offsets else None,
-    )  # fmt: skip
+def side_by_side(weights: Sequence[Weight]) -> list[Weight]:
+    """The same outputs in the same order, of neighbours that are of one kind and form as those of one matrix."""
+    joined: list[list[Weight]] = []
+    for weight in weights:
+        if joined and _alike(joined[-1][0], weight):
+            joined[-1].append(weight)
+        else:
+            joined.append([weight])
+    return [each[0] if len(each) == 1 else _join(each) for each in joined]
 
 
-def _same_order(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return torch.equal(one, other)
+def _alike(one: Weight, other: Weight) -> bool:
+    if isinstance(one, CodedWeight) and isinstance(other, CodedWeight):
+        forms = [(each.grid, each.group, each.offset is None, each.order is None) for each in (one, other)]
+        same = one.order is None or (other.order is not None and torch.equal(one.order, other.order))
+        return forms[0] == forms[1] and same
+    return type(one) is type(other)
+
+
+def _join(weights: Sequence[Weight]) -> Weight:
+    """Of such as are alike."""
+    if coded := [each for each in weights if isinstance(each, CodedWeight)]:
+        offsets = [each.offset for each in coded if each.offset is not None]
+        return replace(
+            coded[0], codes=torch.cat([each.codes for each in coded], -2),
+            scale=torch.cat([each.scale for each in coded], -2), offset=torch.cat(offsets, -2) if offsets else None,
+        )  # fmt: skip
+    if int8 := [each for each in weights if isinstance(each, Int8Weight)]:
+        return Int8Weight(torch.cat([each.values for each in int8], -2), torch.cat([each.scale for each in int8], -1))
+    return torch.cat([each for each in weights if isinstance(each, torch.Tensor)], -2)

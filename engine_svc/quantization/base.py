@@ -1,19 +1,21 @@
-"""The contract of a quantisation method: which parameters a layer has, how they are split, and what multiplies them.
+"""The contract of a quantisation method: which parameters a layer has, how they are split, and which weight they make.
 
-Linear layers and experts ask their method for parameters, load each rank's part of them by the axes that the method
-gives, and hand them back for a product. What a method does not say stays the layer's own: biases, sums over ranks.
+A layer asks the model's method for its own, loads each rank's part of the parameters by the axes that they have, and
+hands them back for a weight. What a method does not say stays the layer's own: biases, sums over ranks.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from engine_svc.ops.base import ExpertsProduct, Ops, Product
+from engine_svc.ops.base import Ops
+from engine_svc.ops.weights import Weight
+from quire.errors import StartupError
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,14 @@ class Axis:
 
     For a plain weight, an entry stands for a feature. With 4-bit weights, eight features share an entry of int32 that
     packs them (`features=8`); a scale by group has an entry for each 128 features, say; a block format has so many
-    bytes for so many features (`features=256, entries=144`).
+    bytes for so many features (`features=256, entries=144`). What each rank needs all of, however it is split, is
+    `whole`: the scales of groups whose inputs stand in another order, say.
     """
 
     along: Literal["outputs", "inputs"]
     features: int = 1
     entries: int = 1
+    whole: bool = False
 
     def range(self, first: int, count: int) -> slice:
         """The entries of `count` features from `first` on; the last one may stand for fewer than the others.
@@ -42,6 +46,8 @@ class Axis:
 
 
 OUTPUTS, INPUTS = Axis("outputs"), Axis("inputs")
+# One entry for all inputs, such as the scale of an output.
+SINGLE = Axis("inputs", features=1 << 62, whole=True)
 
 
 @dataclass(frozen=True)
@@ -54,39 +60,86 @@ class ParameterSpec:
     # A checkpoint holds one number for a whole matrix, such as its scale, which becomes that of each entry: a layer may
     # hold several matrices side by side (query, key and value; gate and up).
     is_scalar: bool = False
+    # What it is where a checkpoint has none; None: each must have it.
+    default: float | None = None
 
 
-Weights = Mapping[str, torch.Tensor]  # a layer's parameters by their names, as far as they are this rank's
+Parameters = Mapping[str, torch.Tensor]  # a layer's by their names, as far as they are this rank's
 
 
-class QuantizationMethod(ABC):
-    """One for each model and rank."""
+PlaceKind = Literal["linear", "router", "experts", "embedding", "head"]
 
-    def __init__(self, ops: Ops, dtype: torch.dtype) -> None:
-        """
-        Args:
-            dtype: of inputs and outputs.
-        """
-        self.ops = ops
-        self.dtype = dtype
+
+@dataclass(frozen=True)
+class Place:
+    """Which matrix of a model it is."""
+
+    kind: PlaceKind
+    names: Sequence[str]  # of its module in checkpoints: alone, and as a part of one that holds several
+
+    def is_any_of(self, patterns: Sequence[str]) -> bool:
+        """Whether a list of modules, as configurations have them, names it or one that it is in."""
+        return any(f".{pattern}." in f".{name}." for pattern in patterns for name in self.names)
+
+
+class LayerMethod(ABC):
+    """How a layer's matrix is held. Frozen dataclasses: what is equal is loaded together."""
+
+    # Of tensors beside the parameters that a checkpoint may have and that say nothing new.
+    ignored: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def parameters(self) -> tuple[ParameterSpec, ...]:
         """Those of a matrix [outputs, inputs], of a linear layer or an expert."""
 
     @abstractmethod
-    def linear(self, weights: Weights, bias: torch.Tensor | None) -> Product:
-        """A product with a matrix, all of whose parameters are loaded; it may keep them in another form.
+    def weight(self, parameters: Parameters) -> Weight:
+        """What they stand for, once all of them are loaded.
 
         Args:
-            weights: each [its entries along its axes].
-            bias: [outputs]
+            parameters: each [its entries along its axes]; with experts, one dimension more before the others.
         """
 
-    @abstractmethod
-    def experts(self, gate_up: Weights, down: Weights) -> ExpertsProduct:
-        """The weighted sum of the chosen experts' SwiGLU feed-forward layers, see Ops.experts.
+
+@dataclass(frozen=True)
+class ModelForm:
+    """What methods are made for."""
+
+    ops: Ops
+    dtype: torch.dtype  # of inputs and outputs
+
+
+class QuantizationMethod(ABC):
+    """One for each model and rank."""
+
+    @classmethod
+    def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> QuantizationMethod:
+        """The method of a checkpoint with this `quantization_config`.
+
+        Raises:
+            StartupError: it asks for what is not supported.
+        """
+        raise StartupError(f"Checkpoints quantized by {settings.get('quant_method')} are not supported.")
+
+    @classmethod
+    def on_load(cls, name: str, form: ModelForm) -> QuantizationMethod:
+        """The method that quantizes a checkpoint of 16 or 32 bits as it is loaded.
 
         Args:
-            gate_up, down: each [experts, its entries along its axes].
+            name: that --quantization gives.
+
+        Raises:
+            StartupError: the method only reads checkpoints that hold such weights.
+        """
+        raise StartupError(
+            f"--quantization {name} reads checkpoints that are quantized so, and this one is not. Take one that is, "
+            "or --quantization int8, which quantizes any while loading it."
+        )
+
+    @abstractmethod
+    def layer(self, place: Place) -> LayerMethod:
+        """The method of one matrix.
+
+        Raises:
+            StartupError: it has a form that is not supported.
         """

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from engine_svc.ops.base import Ops
-from engine_svc.quantization.base import QuantizationMethod
+from engine_svc.quantization.base import ModelForm, QuantizationMethod
 from engine_svc.quantization.unquantized import Unquantized
 from quire.errors import StartupError
 from quire.options.model_form import QUANTIZATIONS
@@ -17,32 +13,60 @@ from quire.registry import load_entry, registry
 
 # Loaded by name: what others need is not imported.
 METHODS = registry("--quantization", QUANTIZATIONS, {"int8": "engine_svc.quantization.int8:Int8"})
+# What checkpoints and users call a method that has another name here.
+ALIASES: Mapping[str, str] = {}
 # Pairs of quant_method and model_type whose weights Transformers turns into --dtype's while it loads them.
 DEQUANTIZED = (("mxfp4", "gpt_oss"),)
 
 
-def check_checkpoint(folder: Path, config: Mapping[str, Any]) -> None:
-    """Whether a checkpoint's weights can be read, by its `quantization_config`.
+def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What config.json says of how the weights are quantized; None where they are not."""
+    found = config.get("quantization_config")
+    return found if isinstance(found, Mapping) and found.get("quant_method") else None
 
-    Raises:
-        StartupError: they are quantized in a way that is not supported.
+
+def check_dequantized(config: Mapping[str, Any]) -> None:
     """
-    method = (config.get("quantization_config") or {}).get("quant_method", "")
-    if method and (method, config.get("model_type")) not in DEQUANTIZED:
-        supported = ", ".join(f"{model.replace('_', '-')} in {name}" for name, model in DEQUANTIZED)
+    Raises:
+        StartupError: Transformers is to run the model, and does not turn its weights into --dtype's.
+    """
+    settings = settings_of(config)
+    if settings and (settings["quant_method"], config.get("model_type")) not in DEQUANTIZED:
         raise StartupError(
-            f"{folder} holds weights quantized by {method}, which is not supported; use the model's bfloat16 "
-            f"checkpoint, with --quantization {QUANTIZATIONS[0]} if it must be smaller. ({supported} is supported.)"
+            f"The checkpoint's weights are quantized by {settings['quant_method']}, and the Transformers library's "
+            "code would run its layers, for which that is not supported. Take the model's bfloat16 checkpoint."
         )
 
 
-def create_method(name: str | None, ops: Ops, dtype: torch.dtype) -> QuantizationMethod:
+def create_method(name: str | None, settings: Mapping[str, Any] | None, form: ModelForm) -> QuantizationMethod:
     """The method for a rank.
 
     Args:
-        name: of METHODS; None leaves the weights as they are.
+        name: --quantization; None for what the checkpoint says.
+        settings: the checkpoint's.
+
+    Raises:
+        StartupError: there is no such method, or the checkpoint has another one.
     """
-    if name is None:
-        return Unquantized(ops, dtype)
-    method: QuantizationMethod = load_entry("--quantization", METHODS, name)(ops, dtype)
+    if settings is None:
+        return Unquantized(form.dtype) if name is None else _method(name).on_load(name, form)
+    own = str(settings["quant_method"]).lower()
+    if name is not None and _canonical(name) != _canonical(own):
+        raise StartupError(
+            f"--quantization {name}: the checkpoint's weights are quantized already, by {own}. Leave it out."
+        )
+    return _method(own).of_checkpoint(settings, form)
+
+
+def _canonical(name: str) -> str:
+    return ALIASES.get(name, name)
+
+
+def _method(name: str) -> type[QuantizationMethod]:
+    if _canonical(name) not in METHODS:
+        raise StartupError(
+            f"Weights quantized by {name} are not supported. Supported are {', '.join((*METHODS, *ALIASES))}; or take "
+            f"the model's bfloat16 checkpoint, with --quantization int8 if it must be smaller."
+        )
+    method: type[QuantizationMethod] = load_entry("--quantization", METHODS, _canonical(name))
     return method

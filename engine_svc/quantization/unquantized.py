@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from engine_svc.ops.base import ExpertsProduct, Product
-from engine_svc.quantization.base import INPUTS, OUTPUTS, ParameterSpec, QuantizationMethod, Weights
+from engine_svc.ops.weights import Weight
+from engine_svc.quantization.base import (
+    INPUTS,
+    OUTPUTS,
+    LayerMethod,
+    Parameters,
+    ParameterSpec,
+    Place,
+    QuantizationMethod,
+)  # fmt: skip
 
 
+@dataclass(frozen=True)
+class PlainLayer(LayerMethod):
+    """See LayerMethod."""
+
+    dtype: torch.dtype
+
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        """See LayerMethod.parameters."""
+        return (ParameterSpec("weight", self.dtype, (OUTPUTS, INPUTS)),)
+
+    def weight(self, parameters: Parameters) -> Weight:
+        """See LayerMethod.weight."""
+        return parameters["weight"]
+
+
+@dataclass(frozen=True)
 class Unquantized(QuantizationMethod):
     """See QuantizationMethod."""
 
-    def parameters(self) -> tuple[ParameterSpec, ...]:
-        """See QuantizationMethod.parameters."""
-        return (ParameterSpec("weight", self.dtype, (OUTPUTS, INPUTS)),)
+    dtype: torch.dtype
 
-    def linear(self, weights: Weights, bias: torch.Tensor | None) -> Product:
-        """See QuantizationMethod.linear."""
-        return self.ops.matrix(weights["weight"], bias)
-
-    def experts(self, gate_up: Weights, down: Weights) -> ExpertsProduct:
-        """See QuantizationMethod.experts."""
-        return self.ops.experts(gate_up["weight"], down["weight"])
+    def layer(self, place: Place) -> LayerMethod:
+        """See QuantizationMethod.layer."""
+        return PlainLayer(self.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,12 +13,24 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.experts import Experts
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
 from engine_svc.layers.parameter import LoadedParameter
-from engine_svc.ops.base import ExpertsProduct, Product
-from engine_svc.ops.plain import experts_of_products
+from engine_svc.layers.split import Part
+from engine_svc.ops.grids import INT4
+from engine_svc.ops.weights import CodedWeight, Weight
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.layout import ParallelLayout
-from engine_svc.quantization.base import INPUTS, OUTPUTS, Axis, ParameterSpec, QuantizationMethod, Weights
+from engine_svc.quantization.base import (
+    INPUTS,
+    OUTPUTS,
+    Axis,
+    LayerMethod,
+    ModelForm,
+    Parameters,
+    ParameterSpec,
+    Place,
+    QuantizationMethod,
+)  # fmt: skip
 from engine_svc.quantization.registry import create_method
+from engine_svc.quantization.unquantized import PlainLayer
 from quire.options.model_form import QUANTIZATIONS
 from tests.support.native import needs_native
 from tests.support.ops import experts_by_definition, make_ops
@@ -26,14 +38,19 @@ from tests.support.ops import experts_by_definition, make_ops
 CPU = torch.device("cpu")
 INPUT, OUTPUT, INNER, EXPERTS = 64, 96, 64, 3
 GROUP, PACKED = 16, 8  # of the method below
+PLACE = Place("linear", ("model.layers.0.mlp.down_proj",))
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 
 
-class GroupsOfFourBits(QuantizationMethod):
+@dataclass(frozen=True)
+class GroupsOfFourBits(QuantizationMethod, LayerMethod):
     """A method that holds weights as AWQ does, and a scale of the whole matrix besides: what the contract has to allow.
 
     Eight outputs in an int32, a scale and a zero point for each output and each group of inputs.
     """
+
+    def layer(self, place: Place) -> LayerMethod:
+        return self
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
         packed, grouped = Axis("outputs", features=PACKED), Axis("inputs", features=GROUP)
@@ -42,22 +59,14 @@ class GroupsOfFourBits(QuantizationMethod):
             ParameterSpec("qzeros", torch.int32, (grouped, packed)),
             ParameterSpec("scales", torch.float32, (grouped, OUTPUTS)),
             ParameterSpec("weight_scale", torch.float32, (OUTPUTS,), is_scalar=True),
+            ParameterSpec("factor", torch.float32, (OUTPUTS,), default=1.0),
         )
 
-    def linear(self, weights: Weights, bias: torch.Tensor | None) -> Product:
-        return self.ops.matrix(self._weight(weights), bias)
-
-    def experts(self, gate_up: Weights, down: Weights) -> ExpertsProduct:
-        each = [
-            tuple(self.linear({name: tensor[index] for name, tensor in part.items()}, None) for part in (gate_up, down))
-            for index in range(len(gate_up["scales"]))
-        ]
-        return experts_of_products(self.ops, [(first, second) for first, second in each])
-
-    def _weight(self, weights: Weights) -> torch.Tensor:
-        steps = unpack(weights["qweight"]) - unpack(weights["qzeros"]).repeat_interleave(GROUP, 0)
-        wide = steps * weights["scales"].repeat_interleave(GROUP, 0) * weights["weight_scale"]
-        return wide.t().contiguous().to(self.dtype)
+    def weight(self, parameters: Parameters) -> Weight:
+        zeros = unpack(parameters["qzeros"]).mT.float()
+        scale = parameters["scales"].mT * (parameters["weight_scale"] * parameters["factor"])[..., None]
+        codes = unpack(parameters["qweight"]).mT.to(torch.uint8)
+        return CodedWeight(INT4, codes, scale, (8 - zeros) * scale, GROUP)
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:
@@ -104,9 +113,9 @@ class Case:
     def context(self, rank: int = 0, world_size: int = 1) -> LayerContext:
         ops, dtype = make_ops(self.ops)
         if self.name == "four bits":
-            method: QuantizationMethod = GroupsOfFourBits(ops, dtype)
+            method: QuantizationMethod = GroupsOfFourBits()
         else:
-            method = create_method(None if self.name == "unquantized" else self.name, ops, dtype)
+            method = create_method(None if self.name == "unquantized" else self.name, None, ModelForm(ops, dtype))
         group = ParallelGroup(rank, world_size)
         groups = ParallelGroups(ParallelLayout(tensor=world_size), rank, tensor=group, expert=group)
         return LayerContext(groups, dtype, CPU, ops, method)
@@ -148,6 +157,9 @@ def load(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], part: str
         parameter = module.get_parameter(name)
         assert isinstance(parameter, LoadedParameter)
         parameter.load(Slice(tensor), part)
+    for parameter in module.parameters():
+        if isinstance(parameter, LoadedParameter):
+            parameter.fill_missing()
 
 
 def nothing_missing(module: torch.nn.Module) -> bool:
@@ -165,10 +177,10 @@ def test_products_are_those_of_what_the_weights_mean(case: Case, rows: int, with
     context, matrix = case.context(), case.matrix(OUTPUT, INPUT, 1)
     hidden = normal(rows, INPUT, dtype=context.dtype)
     bias = normal(OUTPUT, dtype=context.dtype) if with_bias else None
-    weights = dict(matrix.tensors)
-    if "weight_scale" in weights:
-        weights["weight_scale"] = weights["weight_scale"].expand(OUTPUT)
-    product = context.quantization.linear(weights, bias)
+    layer = ColumnParallelLinear(INPUT, {"": Part(0, OUTPUT, OUTPUT)}, bias=False, context=context)
+    load(layer, matrix.tensors)
+    weight = context.quantization.layer(PLACE).weight(dict(layer.named_parameters()))
+    product = context.ops.matrix(weight, bias)
     expected = hidden.double() @ matrix.meant.T + (0 if bias is None else bias.double())
     assert product(hidden).dtype == context.dtype
     assert product(hidden, wide=True).dtype == torch.float32
@@ -258,6 +270,36 @@ def test_experts(case: Case, world_size: int) -> None:
     down = torch.stack([each.meant for each in downs])
     expected = experts_by_definition(hidden, weights, expert_ids, gate_up, down)
     case.check(total, expected)
+
+
+@dataclass(frozen=True)
+class OnlyTheFirst(QuantizationMethod):
+    """Of two matrices side by side, one is in four bits."""
+
+    dtype: torch.dtype
+
+    def layer(self, place: Place) -> LayerMethod:
+        return GroupsOfFourBits() if place.is_any_of(["gate_proj"]) else PlainLayer(self.dtype)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_matrices_side_by_side_in_different_forms(world_size: int) -> None:
+    case = Case("unquantized", "plain")
+    gate, up = four_bits(OUTPUT, INPUT, 1, torch.float32), plain(OUTPUT, INPUT, 5, torch.float32)
+    hidden = normal(5, INPUT, dtype=torch.float32)
+    for rank in range(world_size):
+        context = replace(case.context(rank, world_size), quantization=OnlyTheFirst(torch.float32))
+        parts = even_parts(context.groups.tensor, {"gate": OUTPUT, "up": OUTPUT})
+        layer = ColumnParallelLinear(INPUT, parts, bias=True, context=context.at("layers.0.mlp.gate_up_proj"))
+        load(layer.get_submodule("gate"), gate.tensors, "gate")
+        load(layer.get_submodule("up"), up.tensors, "up")
+        for part, bias in (("gate", torch.ones(OUTPUT)), ("up", torch.zeros(OUTPUT))):
+            layer.get_parameter("bias").load(Slice(bias), part)
+        assert nothing_missing(layer)
+        layer.pack()
+        for name, each in zip(("gate", "up"), layer(hidden).chunk(2, -1), strict=True):
+            meant = (gate if name == "gate" else up).meant.chunk(world_size)[rank]
+            case.check(each, hidden.double() @ meant.T + (name == "gate"))
 
 
 def test_what_would_cut_a_group_is_refused() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from engine_svc.native.library import kernels
-from engine_svc.ops.base import ExpertsProduct, Product
+from engine_svc.ops.base import Product
 from engine_svc.ops.native import NativeOps
-from engine_svc.quantization.int8 import Int8, quantize_rows
+from engine_svc.ops.plain import quantize_rows
 from tests.support.native import AVAILABLE, every_level, needs_native
 from tests.support.ops import FORMS, experts_by_definition, forms_of_experts
 
@@ -58,7 +58,8 @@ def test_matrix(level: str, dtype: torch.dtype, outputs: int, size: int) -> None
 
 
 def int8_matrix(level: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    return Int8(NativeOps(kernels(level)), weight.dtype).linear({"weight": weight}, bias)
+    ops = NativeOps(kernels(level))
+    return ops.matrix(ops.quantize_rows(weight), bias)
 
 
 @every_level
@@ -119,9 +120,7 @@ def test_experts(level: str, dtype: torch.dtype, quantized: bool) -> None:
     hidden = rows_of_a_wider_tensor(size, dtype)
     weights, ids = normal(MOST, experts, dtype=torch.float32, seed=3).softmax(-1).topk(chosen)
     ops = NativeOps(kernels(level))
-    product: ExpertsProduct = ops.experts(gate_up, down)
-    if quantized:
-        product = Int8(ops, dtype).experts({"weight": gate_up}, {"weight": down})
+    product = ops.experts(*(ops.quantize_rows(each) if quantized else each for each in (gate_up, down)))
     found = product(hidden, weights, ids)
     assert found.dtype == dtype
     expected = experts_by_definition(hidden, weights, ids, gate_up, down)

@@ -5,17 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_svc.quantization.base import QuantizationMethod
-from engine_svc.quantization.int8 import Int8, quantize_rows
+from engine_svc.ops.base import Product
+from engine_svc.ops.plain import quantize_rows
+from engine_svc.quantization.base import ModelForm, Place
+from engine_svc.quantization.int8 import Int8
 from tests.support.native import needs_native
 from tests.support.ops import experts_by_definition, make_ops
 
+LINEAR = Place("linear", ("model.layers.0.mlp.down_proj",))
+EXPERTS = Place("experts", ("model.layers.0.mlp.experts.0.down_proj",))
 both = pytest.mark.parametrize("name", ["plain", pytest.param("native", marks=needs_native)])
 
 
-def make(name: str) -> tuple[QuantizationMethod, torch.dtype]:
+def make(name: str) -> tuple[Int8, torch.dtype]:
     ops, dtype = make_ops(name)
-    return Int8(ops, dtype), dtype
+    return Int8(ModelForm(ops, dtype)), dtype
+
+
+def product(method: Int8, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    return method.form.ops.matrix(method.layer(LINEAR).weight({"weight": weight}), bias)
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -29,7 +37,7 @@ def test_int8_matrix_is_exact_on_its_quantized_operands(name: str, rows: int, ou
     method, dtype = make(name)
     weight, hidden = normal(outputs, size, dtype=dtype), normal(rows, size, dtype=dtype, seed=1)
     bias = normal(outputs, dtype=dtype, seed=2)
-    found = method.linear({"weight": weight}, bias)(hidden, wide=True).double()
+    found = product(method, weight, bias)(hidden, wide=True).double()
     (left, left_scale), (right, right_scale) = quantize_rows(hidden), quantize_rows(weight)
     sums = left.double() @ right.double().T
     expected = sums * left_scale.double()[:, None] * right_scale.double() + bias.double()
@@ -42,8 +50,8 @@ def test_int8_matrix_is_exact_on_its_quantized_operands(name: str, rows: int, ou
 @both
 def test_int8_matrix_of_zeros(name: str) -> None:
     method, dtype = make(name)
-    product = method.linear({"weight": torch.zeros(64, 64, dtype=dtype)}, None)
-    assert not product(torch.zeros(3, 64, dtype=dtype)).any()
+    zeros = torch.zeros(64, 64, dtype=dtype)
+    assert not product(method, zeros, None)(zeros[:3]).any()
 
 
 @both
@@ -55,7 +63,8 @@ def test_int8_experts(name: str, tokens: int, experts: int, chosen: int, size: i
     down = normal(experts, size, inner, dtype=dtype, seed=1) / inner**0.5
     hidden = normal(tokens, size, dtype=dtype, seed=2)
     weights, expert_ids = normal(tokens, experts, dtype=torch.float32, seed=3).softmax(-1).topk(chosen)
-    found = method.experts({"weight": gate_up}, {"weight": down})(hidden, weights, expert_ids)
+    first, second = (method.layer(EXPERTS).weight({"weight": weight}) for weight in (gate_up, down))
+    found = method.form.ops.experts(first, second)(hidden, weights, expert_ids)
     expected = experts_by_definition(hidden, weights, expert_ids, gate_up, down)
     assert found.dtype == dtype
     assert (found - expected).norm() / expected.norm() < 0.03

@@ -1,0 +1,33 @@
+"""What checkpoints call the modules that are layers here."""
+
+from __future__ import annotations
+
+# Module in checkpoints → (ours, part of its parameters).
+PARTS = {
+    "q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
+    "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
+}  # fmt: skip
+# Mixtral's names are those of Llama's first code.
+EXPERT_PARTS = {
+    "gate_proj": ("gate_up", "gate"), "up_proj": ("gate_up", "up"), "down_proj": ("down", "down"),
+    "w1": ("gate_up", "gate"), "w3": ("gate_up", "up"), "w2": ("down", "down"),
+}  # fmt: skip
+# Modules that some checkpoints call otherwise, ours first.
+_OTHERWISE = ((".mlp.", ".block_sparse_moe."), (".shared_expert.", ".shared_experts."))
+
+
+def names_in_checkpoints(path: str, part: str) -> tuple[str, ...]:
+    """All names that a checkpoint may have for a matrix, if it is one of this form.
+
+    Args:
+        path: of our module, such as layers.0.self_attn.qkv_proj; of experts, theirs all.
+        part: of the module; experts stand for the first of them.
+    """
+    parent, _, module = path.rpartition(".")
+    if module == "experts":
+        found = [f"{path}.0.{name}" for name, (_, each) in EXPERT_PARTS.items() if each == part]
+    else:
+        alone = [f"{parent}.{name}" for name, each in PARTS.items() if each == (module, part)]
+        found = [*alone, path]
+    found += [name.replace(ours, other) for name in found for ours, other in _OTHERWISE if ours in name]
+    return tuple(name if name == "lm_head" else f"model.{name}" for name in found)
