@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 
 from engine_svc.native.library import Kernels
+
+_Position = TypeVar("_Position", int, torch.Tensor)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,15 @@ class AttentionOptions:
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     # [num_heads]: a score that takes its part of each softmax and gives nothing (attention sinks, as in gpt-oss).
     sinks: torch.Tensor | None = None
+    chunked: bool = False  # the window begins at the last multiple of its length instead (Llama 4)
+
+    def first_seen(self, position: _Position) -> _Position:
+        """The first position that a query at this one sees; may be below 0."""
+        if self.sliding_window is None:
+            return position * 0
+        if self.chunked:
+            return position // self.sliding_window * self.sliding_window
+        return position - self.sliding_window + 1
 
 
 @dataclass
@@ -198,12 +209,12 @@ class AttentionBackend(ABC):
         )
 
 
-def first_key(query_len: int, seq_len: int, window: int | None) -> int:
+def first_key(query_len: int, seq_len: int, options: AttentionOptions) -> int:
     """The first position that any of a sequence's new queries, its last positions, sees.
 
     Blocks before it may be others' by now, and hold anything: not even with a weight of 0 must they reach a sum.
     """
-    return 0 if window is None else max(0, seq_len - query_len - window + 1)
+    return max(0, options.first_seen(seq_len - query_len))
 
 
 def to_stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -44,7 +44,7 @@ class Decode:
     rows: torch.Tensor | None  # int64 [num_seqs], rows of the flat batch; None when they are all of it, in order
     block_table: torch.Tensor  # int32 [num_seqs, blocks], rows contiguous
     seq_lens: torch.Tensor  # int32 [num_seqs]
-    views: dict[tuple[int | None, torch.dtype], View]  # by window, made when first needed
+    views: dict[tuple[int | None, bool, torch.dtype], View]  # by window and its kind, made when first needed
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class CpuBackend(AttentionBackend):
         """query [num_seqs, heads, dim]: kv heads are batches, sequences heads, and query heads the queries of one."""
         kv_heads, dim = self.shape.num_kv_heads, self.shape.head_dim
         num_seqs = query.shape[0]
-        view = self._view(decode, options.sliding_window, query.dtype, nobodys=cache.shape[2] - 1)
+        view = self._view(decode, options, query.dtype, nobodys=cache.shape[2] - 1)
         gathered = self._gather(cache, view.blocks, query).view(self.shape.planes, kv_heads, -1, dim)
         gathered = gathered.index_fill_(2, view.hidden, 0).view(self.shape.planes, kv_heads, num_seqs, -1, dim)
         grouped = query.reshape(num_seqs, kv_heads, -1, dim).transpose(0, 1)
@@ -143,27 +143,26 @@ class CpuBackend(AttentionBackend):
     def _sinks(self, options: AttentionOptions) -> torch.Tensor | None:
         return None if options.sinks is None else options.sinks.view(self.shape.num_kv_heads, 1, -1, 1)
 
-    def _view(self, decode: Decode, window: int | None, dtype: torch.dtype, nobodys: int) -> View:
+    def _view(self, decode: Decode, options: AttentionOptions, dtype: torch.dtype, nobodys: int) -> View:
         """What the sequences see; shared by the layers.
 
         Args:
             nobodys: the block of zeros.
         """
-        if (window, dtype) not in decode.views:
+        kind = options.sliding_window, options.chunked, dtype
+        if kind not in decode.views:
             num_seqs, blocks = decode.block_table.shape
             positions = torch.arange(blocks * self.shape.block_size)[None, :]
             lengths = decode.seq_lens[:, None]
-            seen = positions < lengths
-            if window is not None:
-                seen &= positions >= lengths - window
+            seen = (positions < lengths) & (positions >= options.first_seen(lengths - 1))
             in_blocks = seen.view(num_seqs, blocks, -1)
             held = in_blocks.any(-1)
-            decode.views[window, dtype] = View(
+            decode.views[kind] = View(
                 torch.where(held, decode.block_table, nobodys).flatten(),
                 (held[..., None] & ~in_blocks).flatten().nonzero()[:, 0],
                 torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)[None, :, None, :],
             )
-        return decode.views[window, dtype]
+        return decode.views[kind]
 
     def attend_prefill(
         self,
@@ -178,7 +177,7 @@ class CpuBackend(AttentionBackend):
         for index in prepared.prefilling:
             query_len, seq_len = metadata.query_lens_host[index], metadata.seq_lens_host[index]
             start = int(metadata.query_start_loc[index])
-            first = first_key(query_len, seq_len, window)
+            first = first_key(query_len, seq_len, options)
             start_block = first // self.shape.block_size
             blocks = metadata.block_table[index, start_block : -(-seq_len // self.shape.block_size)]
             gathered = self._gather(cache, blocks, query).view(
@@ -187,7 +186,7 @@ class CpuBackend(AttentionBackend):
             seen = slice(first - start_block * self.shape.block_size, seq_len - start_block * self.shape.block_size)
             keys, values = gathered[0, ..., seen, :], gathered[-1, ..., seen, :]
             whole = query_len == seq_len and (window is None or window >= seq_len) and not _is_special(options)
-            mask = None if whole else _causal_mask(query_len, seq_len, window)
+            mask = None if whole else _causal_mask(query_len, seq_len, options)
             sinks = None if options.sinks is None else options.sinks[:, None, None]
             rows = slice(start, start + query_len)
             found = _attend(query[rows].transpose(0, 1)[None], keys, values, mask, options, sinks)
@@ -226,11 +225,11 @@ def _is_special(options: AttentionOptions) -> bool:
     return options.softcap is not None or options.sinks is not None
 
 
-def _causal_mask(query_len: int, seq_len: int, window: int | None) -> torch.Tensor:
+def _causal_mask(query_len: int, seq_len: int, options: AttentionOptions) -> torch.Tensor:
     """Bool [query_len, keys], true where the query sees the key; queries are the last positions.
 
     Keys are those from `first_key` on.
     """
     at = torch.arange(seq_len - query_len, seq_len)[:, None]
-    to = torch.arange(first_key(query_len, seq_len, window), seq_len)[None, :]
-    return to <= at if window is None else (to <= at) & (to > at - window)
+    to = torch.arange(first_key(query_len, seq_len, options), seq_len)[None, :]
+    return (to <= at) & (to >= options.first_seen(at))

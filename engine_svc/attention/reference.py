@@ -57,7 +57,7 @@ class ReferenceBackend(AttentionBackend):
         for index, (query_len, seq_len) in enumerate(
             zip(metadata.query_lens_host, metadata.seq_lens_host, strict=True)
         ):
-            first = first_key(query_len, seq_len, options.sliding_window)
+            first = first_key(query_len, seq_len, options)
             slots = self._slots(metadata.block_table[index], first, seq_len)
             rows = slice(start, start + query_len)
             output[rows] = self._attend(
@@ -82,8 +82,7 @@ class ReferenceBackend(AttentionBackend):
             scores = options.softcap * torch.tanh(scores / options.softcap)
         at = torch.arange(seq_len - query.shape[0], seq_len, device=query.device)[:, None]
         to = torch.arange(seq_len - key.shape[0], seq_len, device=query.device)[None, :]
-        window = options.sliding_window
-        hidden = to > at if window is None else (to > at) | (to <= at - window)
+        hidden = (to > at) | (to < options.first_seen(at))
         weights = softmax_with_sinks(
             scores.masked_fill(hidden, -torch.inf), None if options.sinks is None else options.sinks[:, None, None]
         )

@@ -10,6 +10,14 @@ import triton.language as tl
 
 
 @triton.jit
+def first_seen(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
+    """The first position in the window of a query at this one: CHUNKED ones begin at multiples of their length."""
+    if CHUNKED:
+        return position // WINDOW * WINDOW
+    return tl.maximum(position - WINDOW + 1, 0)
+
+
+@triton.jit
 def attend_keys(
     query,
     positions,
@@ -25,6 +33,7 @@ def attend_keys(
     scale,
     softcap,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -59,7 +68,7 @@ def attend_keys(
         scores *= 1.4426950408889634  # to powers of two
         seen = (keys[None, :] <= positions[:, None]) & present[None, :]
         if WINDOW > 0:
-            seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
+            seen = seen & (keys[None, :] >= first_seen(positions, WINDOW, CHUNKED)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_best[:, None])

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
-from engine_svc.kernels.attend import add_weighted, attend_keys
+from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen
 from engine_svc.kernels.tiles import head_rows, key_rows
 
 PART = 256
@@ -35,6 +35,7 @@ def _decode_kernel(
     value_offset,
     num_parts,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -56,7 +57,7 @@ def _decode_kernel(
     last = tl.minimum(first + PART_KEYS, seq_len)
     visible = 0
     if WINDOW > 0:
-        visible = tl.maximum(seq_len - WINDOW, 0)
+        visible = first_seen(seq_len - 1, WINDOW, CHUNKED)
     if (last <= first) | (last <= visible):
         return
 
@@ -72,7 +73,7 @@ def _decode_kernel(
         query, tl.zeros([ROWS], tl.int32) + (seq_len - 1), tl.full([ROWS], -1.0e30, tl.float32),
         tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM_PADDED], tl.float32), cache_ptr,
         block_table_ptr + sequence * block_table_stride, value_offset, kv_head, tl.maximum(first, visible), last,
-        scale, softcap, WINDOW, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
+        scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
     )  # fmt: skip
     out_row = (index * KV_HEADS * GROUP + kv_head * GROUP + heads).to(tl.int64) * num_parts + part
     tl.store(partial_ptr + out_row[:, None] * DIM + columns[None, :], result, mask=row_mask)
@@ -93,6 +94,7 @@ def _combine_kernel(
     output_stride,
     num_parts,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -108,7 +110,7 @@ def _combine_kernel(
     in_dim = columns < DIM
     first_part = 0
     if WINDOW > 0:
-        first_part = tl.maximum(seq_len - WINDOW, 0) // PART_KEYS
+        first_part = first_seen(seq_len - 1, WINDOW, CHUNKED) // PART_KEYS
     best = -1.0e30
     total = 0.0
     if SINKS:
@@ -164,13 +166,13 @@ def paged_decode(
         query, cache, partial, best, total, block_table, query_start_loc, seq_lens, sequences,
         options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0),
         (len(cache) - 1) * cache.stride(0), num_parts,
-        WINDOW=window, SOFTCAP=options.softcap is not None,
+        WINDOW=window, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         GROUP=group, ROWS=rows, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=dim_padded, BLOCK_SIZE=block_size, PART_KEYS=PART,
         TILE_N=key_rows(dim, query.dtype), num_warps=4, num_stages=2,
     )  # fmt: skip
     _combine_kernel[(count, num_heads)](
         partial, best, total, output, options.sinks, query_start_loc, seq_lens, sequences, output.stride(0), num_parts,
-        WINDOW=window, SINKS=options.sinks is not None, HEADS=num_heads, DIM=dim, DIM_PADDED=dim_padded,
-        PART_KEYS=PART, num_warps=4,
+        WINDOW=window, CHUNKED=options.chunked, SINKS=options.sinks is not None, HEADS=num_heads, DIM=dim,
+        DIM_PADDED=dim_padded, PART_KEYS=PART, num_warps=4,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
-from engine_svc.kernels.attend import add_weighted, attend_keys
+from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen
 from engine_svc.kernels.tiles import key_rows, query_rows
 
 
@@ -32,6 +32,7 @@ def _prefill_kernel(
     block_table_stride,
     value_offset,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -73,7 +74,7 @@ def _prefill_kernel(
     last = tl.minimum(seq_len - query_len + start + TILE_M, seq_len)
     first = 0
     if WINDOW > 0:
-        first = tl.maximum(seq_len - query_len + start - WINDOW + 1, 0)
+        first = first_seen(seq_len - query_len + start, WINDOW, CHUNKED)
     table_ptr = block_table_ptr + sequence * block_table_stride
     if PART_KEYS > 0:
         for part in range(first // PART_KEYS, tl.cdiv(last, PART_KEYS)):
@@ -81,7 +82,7 @@ def _prefill_kernel(
                 query, positions, tl.full([TILE_M], -1.0e30, tl.float32), tl.zeros([TILE_M], tl.float32),
                 tl.zeros([TILE_M, DIM_PADDED], tl.float32), cache_ptr, table_ptr, value_offset, head // GROUP,
                 tl.maximum(first, part * PART_KEYS), tl.minimum(last, (part + 1) * PART_KEYS), scale, softcap,
-                WINDOW, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
+                WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
             )  # fmt: skip
             new_best = tl.maximum(best, part_best)
             shrink = tl.exp2(best - new_best)
@@ -92,7 +93,7 @@ def _prefill_kernel(
     else:
         best, total, result = attend_keys(
             query, positions, best, total, result, cache_ptr, table_ptr, value_offset, head // GROUP, first, last,
-            scale, softcap, WINDOW, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
+            scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
         )  # fmt: skip
     result = result / tl.maximum(total, 1.0e-30)[:, None]
     tl.store(output_ptr + row_offset, result.to(output_ptr.dtype.element_ty), mask=row_mask)
@@ -125,8 +126,8 @@ def paged_prefill(
         query, cache, output, block_table, query_start_loc, seq_lens, tile_sequences, tile_starts,
         options.scale, options.softcap or 1.0, options.sinks, query.stride(0),
         block_table.stride(0), (len(cache) - 1) * cache.stride(0),
-        WINDOW=options.sliding_window or 0, SOFTCAP=options.softcap is not None, SINKS=options.sinks is not None,
-        GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
+        WINDOW=options.sliding_window or 0, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
+        SINKS=options.sinks is not None, GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size,
         TILE_M=query_rows(dim), TILE_N=key_rows(dim, query.dtype), PART_KEYS=part_keys, num_warps=4, num_stages=2,
     )  # fmt: skip

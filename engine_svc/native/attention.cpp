@@ -56,7 +56,7 @@ std::vector<Task> cut(const Call& call) {
     for (int64_t first = 0; first < all.last; first += step) {
       Rows rows{all.position, all.group, first, std::min(all.last, first + step)};
       for (int64_t head = 0; head < call.kv_heads; ++head)
-        tasks.push_back({sequence, head, rows, rows.seen(0, rows.count(), call.options.window)});
+        tasks.push_back({sequence, head, rows, rows.seen(0, rows.count(), call.options)});
     }
   }
   std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost() > b.cost(); });
@@ -139,7 +139,7 @@ class Work {
   void merge(int64_t partition, const State& part, State& whole) {
     int64_t at = (task.first_partition() + partition) * PARTITION;
     for (int64_t row = 0; row < whole.rows; ++row)
-      if (!task.rows.seen(row, call.options.window).within(at, at + PARTITION).empty()) whole.merge(row, part);
+      if (!task.rows.seen(row, call.options).within(at, at + PARTITION).empty()) whole.merge(row, part);
   }
 
   void finish(const State& whole) {
@@ -196,9 +196,9 @@ extern "C" {
 void quire_attend(int type, const void* query, int64_t query_stride, const void* keys, const void* values,
                   int64_t plane, const int32_t* block_table, int64_t table_stride, const int32_t* query_start,
                   const int32_t* seq_lens, int64_t num_seqs, void* output, int64_t heads, int64_t kv_heads, int64_t dim,
-                  int64_t block_size, float scale, int64_t window, float softcap, const float* sinks) {
+                  int64_t block_size, float scale, int64_t window, int chunked, float softcap, const float* sinks) {
   Call call{query, query_stride, keys, values, plane, block_table, table_stride, query_start, seq_lens, num_seqs,
-            output, heads, kv_heads, dim, block_size, {scale, softcap, window}, sinks};
+            output, heads, kv_heads, dim, block_size, {scale, softcap, window, window && chunked}, sinks};
   with_type(type, [&](auto value) { run<decltype(value), decltype(value)>(call); });
 }
 }

@@ -30,6 +30,13 @@ struct Range {
 struct Options {
   float scale, softcap;  // softcap 0: none
   int64_t window;        // 0: none
+  bool chunked;          // the window begins at its last multiple
+
+  // What a query at this position sees first.
+  int64_t first_seen(int64_t position) const {
+    if (chunked) return position / window * window;
+    return window ? std::max<int64_t>(0, position + 1 - window) : 0;
+  }
 };
 
 // Some rows of one sequence and one key-value head: each is one of its new queries with one of the head's query heads,
@@ -41,13 +48,13 @@ struct Rows {
 
   int64_t count() const { return last - first; }
   // The positions that one of them sees.
-  Range seen(int64_t row, int64_t window) const {
+  Range seen(int64_t row, const Options& options) const {
     int64_t at = position + (first + row) / group;
-    return {window ? std::max<int64_t>(0, at + 1 - window) : 0, at + 1};
+    return {options.first_seen(at), at + 1};
   }
   // The positions that any of rows [begin, end) sees.
-  Range seen(int64_t begin, int64_t end, int64_t window) const {
-    return {seen(begin, window).begin, seen(end - 1, window).end};
+  Range seen(int64_t begin, int64_t end, const Options& options) const {
+    return {seen(begin, options).begin, seen(end - 1, options).end};
   }
 };
 
@@ -115,7 +122,7 @@ class Attention {
 
   // query [rows, dim]
   Attention(const Rows& rows, const Options& options, const Paged<Stored>& cache, const Input* query)
-      : rows(rows), options(options), cache(cache), query(query), seen(rows.seen(0, rows.count(), options.window)) {}
+      : rows(rows), options(options), cache(cache), query(query), seen(rows.seen(0, rows.count(), options)) {}
 
   // Adds to the rows' state what they see of positions [begin, end), multiples of CHUNK.
   void attend(int64_t begin, int64_t end, State& state) {
@@ -186,7 +193,7 @@ class Attention {
 
   // Rows [first, last) against a chunk.
   void attend_tile(const Chunk& chunk, int64_t first, int64_t last, bool fetch, State& state) {
-    Range any = rows.seen(first, last, options.window).within(chunk.start, chunk.start + CHUNK);
+    Range any = rows.seen(first, last, options).within(chunk.start, chunk.start + CHUNK);
     if (any.empty()) return;
 #ifdef __AMX_TILE__
     if (Type::TILES && shaped != last - first) shape_tiles(shaped = last - first);
@@ -199,7 +206,7 @@ class Attention {
       score<Wide>(keys, keys, UNIT * Wide::GROUP, first, last, begin, end, false);
     }
     for (int64_t row = first; row < last; ++row) {
-      Range own = rows.seen(row, options.window).within(chunk.start, chunk.start + CHUNK);
+      Range own = rows.seen(row, options).within(chunk.start, chunk.start + CHUNK);
       soften({own.begin - chunk.start, own.end - chunk.start}, row, row - first, begin * UNIT, end * UNIT, state);
     }
     add_values(chunk, first, last, begin, end, fetch, state);

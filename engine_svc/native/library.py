@@ -57,7 +57,7 @@ _SIGNATURES = {
     "write_cache": (_INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, *(_LONG,) * 5),
     "attend": (
         _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER,
-        *(_LONG,) * 4, _FLOAT, _LONG, _FLOAT, _POINTER,
+        *(_LONG,) * 4, _FLOAT, _LONG, _INT, _FLOAT, _POINTER,
     ),
 }  # fmt: skip
 _COUNTS = ("panel", "packed_values")  # those that return a number

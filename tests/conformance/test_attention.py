@@ -59,10 +59,10 @@ def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: 
     """One sequence in float64: query [new, heads, dim], key and value [all, kv_heads, dim]."""
     query, key, value = query.double(), key.double(), value.double()
     group = query.shape[1] // key.shape[1]
-    output, window = torch.empty_like(query), options.sliding_window
+    output, window = torch.empty_like(query), options.sliding_window or 1 << 30
     for row in range(len(query)):
         position = len(key) - len(query) + row
-        first = 0 if window is None else max(0, position - window + 1)
+        first = position // window * window if options.chunked else max(0, position - window + 1)
         for head in range(query.shape[1]):
             keys, values = key[first : position + 1, head // group], value[first : position + 1, head // group]
             scores = keys @ query[row, head] * options.scale
@@ -111,6 +111,7 @@ def check_backend(
     options = AttentionOptions(
         shape.head_dim**-0.5, window, 0.5 if special == "softcap" else None,
         (torch.randn(shape.num_heads) * 2).to(shape.device) if special == "sinks" else None,
+        chunked=special == "chunked",
     )  # fmt: skip
 
     def forward(parts: list[Sequence], tensors: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
@@ -137,7 +138,7 @@ def check_backend(
         past = [Sequence(0, s.computed, s.blocks) for s, _ in before]
         forward(past, [tuple(t[: s.computed] for t in tensors) for s, tensors in before])
     for sequence in sequences:
-        soil(backend, cache, sequence.blocks, max(0, sequence.computed + 1 - (window or NUM_BLOCKS * BLOCK_SIZE)), dirt)
+        soil(backend, cache, sequence.blocks, max(0, options.first_seen(sequence.computed)), dirt)
     found = forward(sequences, [tuple(t[s.computed :] for t in ts) for s, ts in zip(sequences, whole, strict=True)])
     start = 0
     for sequence, (query, key, value) in zip(sequences, whole, strict=True):
@@ -182,6 +183,14 @@ def test_shapes(name: str, heads: int, kv_heads: int, dim: int) -> None:
 @pytest.mark.parametrize("special", ["softcap", "sinks"])
 def test_softcap_and_sinks(name: str, window: int | None, special: str) -> None:
     check_backend(make_backend(name), BATCHES["mixed"], window, special)
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
+@pytest.mark.parametrize("length", [1, 12, 32, 64])
+@pytest.mark.parametrize("batch", ["chunks", "decode", "mixed"])
+def test_windows_that_are_chunks(name: str, length: int, batch: str) -> None:
+    """They begin at multiples of their length, of which a prompt may hold several."""
+    check_backend(make_backend(name), BATCHES[batch], length, "chunked")
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
@@ -243,7 +252,7 @@ def test_keys_that_are_values(name: str, batch: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 40, 300])
-def test_decode_over_several_parts(window: int | None) -> None:
+@pytest.mark.parametrize(("window", "special"), [(None, ""), (40, ""), (300, ""), (300, "chunked"), (200, "chunked")])
+def test_decode_over_several_parts(window: int | None, special: str) -> None:
     """Longer than a part of the split decode kernel, and just at its edge."""
-    check_backend(make_backend("triton"), [(255, 1), (256, 1), (400, 1), (3, 1)], window)
+    check_backend(make_backend("triton"), [(255, 1), (256, 1), (400, 1), (3, 1)], window, special)

@@ -44,6 +44,14 @@ def test_softcap_and_sinks(level: str, dtype: torch.dtype, special: str, window:
 
 @every_level
 @every_type
+@pytest.mark.parametrize("length", [1, 12, 64])
+def test_windows_that_are_chunks(level: str, dtype: torch.dtype, length: int) -> None:
+    for batch in (*BATCHES.values(), [(0, 201), (150, 130), (70, 1), (3, 64)]):
+        check_backend(make_backend("native", level, dtype=dtype), batch, length, "chunked")
+
+
+@every_level
+@every_type
 @pytest.mark.parametrize(("heads", "dim"), [(2, 48), (20, 576)])
 def test_keys_that_are_values(level: str, dtype: torch.dtype, heads: int, dim: int) -> None:
     fields = {"num_heads": heads, "num_kv_heads": 1, "head_dim": dim, "dtype": dtype, "keys_are_values": True}
@@ -75,6 +83,7 @@ def test_long_prompts(level: str, dtype: torch.dtype, heads: int, window: int | 
 SPECIALS: dict[str, dict[str, Any]] = {
     "plain": {}, "window": {"sliding_window": 70}, "small window": {"sliding_window": 3}, "softcap": {"softcap": 0.5},
     "sinks": {"sinks": torch.randn(64, generator=torch.Generator().manual_seed(1))},
+    "chunks": {"sliding_window": 40, "chunked": True},
 }  # fmt: skip
 
 
@@ -102,7 +111,8 @@ def test_partitions_may_be_anybodys(level: str, dtype: torch.dtype, latent: bool
     backend = make_backend(
         "native", level, num_heads=4, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype, keys_are_values=latent
     )
-    for fields in ({}, {"sliding_window": 1030}, {"sliding_window": 5}):
+    chunks = {"sliding_window": 1030, "chunked": True}
+    for fields in ({}, {"sliding_window": 1030}, {"sliding_window": 5}, chunks):
         found = []
         for threads, cuts in ((1, [2070]), (8, [2070]), (2, [2040] + [1] * 30), (8, [1020, 1000, 20] + [1] * 30)):
             kernels(level).set_threads(threads)
