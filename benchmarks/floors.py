@@ -24,10 +24,11 @@ from benchmarks.engine_alone import EngineAlone
 from benchmarks.machine import chosen_level, heading
 from benchmarks.models import SHAPES, build_config
 from benchmarks.rates import TORCH_LIMITS, Form, Machine, measure_machine
-from engine_svc.models.config import ModelConfig, read_config
+from engine_svc.config_formats.registry import read_model_config
+from engine_svc.models.config import ModelConfig
 from engine_svc.models.registry import config_for
 from quire.options.kernels import CPU_LEVELS
-from quire.options.model_form import QUANTIZATIONS
+from quire.options.model_form import QUANTIZATIONS, ModelFormOptions
 
 _STEPS = 24
 
@@ -77,7 +78,7 @@ def step_cost(config: ModelConfig, tokens: int, sequences: int, context: int, fo
 
 def table(arguments: argparse.Namespace, folder: Path, form: Form) -> None:
     """Prints the rates of a form and its steps."""
-    config = config_for(read_config(folder, {}))
+    config = config_for(read_model_config(folder, ModelFormOptions()))
     rows = sorted({*arguments.batches, arguments.prefill})
     machine = measure_machine(form, rows, torch.device(arguments.device))
     rates = ", ".join(f"{rate / 1e9:.0f} at {rows}" for rows, rate in machine.operations_per_second.items())

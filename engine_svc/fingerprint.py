@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import quire
+from engine_svc.config_formats.registry import find_model_config
 from engine_svc.loader.formats.base import LoadFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.native.instructions import listed
@@ -43,8 +44,8 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
         "seed": (options.generation.seed or 0) if weights.is_random else None, **_options(options, spec),
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    config = folder / "config.json"
-    digest.update(hashlib.sha256(config.read_bytes() if config.is_file() else b"").digest())
+    config = json.dumps(_config(folder, options), sort_keys=True)
+    digest.update(hashlib.sha256(config.encode()).digest())
     for file in _files(weights):
         digest.update(f"{file.name} {file.stat().st_size} ".encode())
         for piece in _pieces(file):
@@ -59,6 +60,13 @@ def _options(options: EngineOptions, spec: KvCacheSpec) -> dict[str, Any]:
         for field, value in values_of(options)
         if field.metadata["affects_output"]
     }
+
+
+def _config(folder: Path, options: EngineOptions) -> dict[str, Any]:
+    try:
+        return find_model_config(folder, options.form)
+    except StartupError:
+        return {}
 
 
 def _files(weights: LoadFormat) -> Sequence[Path]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection
 from functools import partial
 
+from engine_svc.config_formats.registry import find_model_config
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.core.loop import EngineLoop, Sink
 from engine_svc.executor.base import Executor
@@ -79,7 +80,9 @@ class EngineWorker:
         try:
             folder = weights_folder(self._model, self._options.load)
             read_ahead(create_format(folder, self._options.load))
-            defaults = read_generation_defaults(folder, self._options.generation, self._options.form.hf_overrides)
+            defaults = read_generation_defaults(
+                folder, self._options.generation, find_model_config(folder, self._options.form)
+            )
             spec = self._executor.load(self._model, self._options)
             size = size_kv_cache(spec, self._options.cache, self._options.scheduler)
             info = make_model_info(folder, self._model, self._options, spec, size, defaults)

@@ -12,13 +12,14 @@ import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionShape
 from engine_svc.attention.registry import create_backend
+from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import qkv_parts
 from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.safetensors_files import Safetensors
 from engine_svc.models.attention import LayerCache
-from engine_svc.models.config import ModelConfig, ModelFacts, read_config
+from engine_svc.models.config import ModelConfig, ModelFacts, without_windows
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.registry import config_for, is_ours
 from engine_svc.native.library import choose_kernels
@@ -31,7 +32,7 @@ from quire.errors import StartupError
 from quire.options.cache import KV_CACHE_DTYPES, CacheOptions
 from quire.options.engine import EngineOptions
 from quire.options.kernels import CPU_LEVELS
-from quire.options.model_form import DTYPES
+from quire.options.model_form import DTYPES, ModelFormOptions
 from quire.registry import registry
 
 _DEFAULT_BLOCK_SIZE = 16
@@ -83,7 +84,7 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
         raise StartupError("--calculate-kv-scales is about a KV cache in 8 bits: it needs --kv-cache-dtype fp8.")
     if device.type == "cuda":
         check_cache_dtype(options.cache.kv_cache_dtype, torch.cuda.get_device_capability(device))
-    config = read_config(folder, options.form.hf_overrides)
+    config = read_model_config(folder, options.form)
     if options.form.model_impl == "transformers" or (options.form.model_impl == "auto" and not is_ours(config)):
         return _load_from_transformers(folder, config, options, groups, device)
     return _load_ours(folder, config, options, groups, device)
@@ -124,7 +125,8 @@ def _load_ours(
     folder: Path, raw_config: dict[str, Any], options: EngineOptions, groups: ParallelGroups, device: torch.device
 ) -> LoadedModel:
     config, settings = config_for(raw_config), settings_of(raw_config)
-    dtype, longest = _dtype(config.dtype, options.form.dtype), _max_model_len(config, options.form.max_model_len)
+    dtype, longest = _dtype(config.dtype, options.form.dtype), _max_model_len(config, options.form)
+    config = without_windows(config) if options.form.disable_sliding_window else config
     kernels = choose_kernels(options.kernels.cpu_kernels, device)
     invariant = options.kernels.batch_invariant is True
     ops = create_ops(kernels, dtype, device, invariant)
@@ -165,16 +167,14 @@ def _load_from_transformers(
 
     progress = options.load.use_tqdm_on_load and sys.stderr.isatty()
     dtype = _dtype(config.get("dtype") or config.get("torch_dtype") or "float32", options.form.dtype)
-    model = TransformersModel(
-        folder, config, options.form.hf_overrides, dtype, device, progress, lambda: _tensors(source)
-    )
+    model = TransformersModel(folder, config, dtype, device, progress, lambda: _tensors(source))
     heads, facts = model.heads(), model.facts()
     model.attention = create_backend(
         options.kernels.attention_backend,
         _shape((heads.num_heads, heads.num_kv_heads, heads.head_dim), dtype, options.cache, device),
         choose_kernels(options.kernels.cpu_kernels, device),
     )
-    longest = _max_model_len(facts, options.form.max_model_len)
+    longest = _max_model_len(facts, options.form)
     return LoadedModel(model, facts, model.attention, dtype, longest)
 
 
@@ -211,20 +211,27 @@ def _shape(
     return AttentionShape(*heads, block_size, dtype, device, keys_are_values, cache_dtype, batch_invariant)
 
 
-def _max_model_len(facts: ModelFacts, chosen: int | None) -> int:
+def _max_model_len(facts: ModelFacts, form: ModelFormOptions) -> int:
     """The longest sequence.
 
     Raises:
         StartupError: the user asks for more than the model's positions reach.
     """
-    longest = facts.max_position_embeddings
+    chosen, longest = form.max_model_len, facts.max_position_embeddings
     factor = facts.rope_parameters.get("factor")
     if factor and facts.rope_parameters.get("rope_type") in ("linear", "dynamic", "yarn"):
         original = facts.rope_parameters.get("original_max_position_embeddings") or longest
         longest = max(longest, int(original * factor))
+    windows = [window for window in facts.sliding_windows if window] if form.disable_sliding_window else []
+    if windows and chosen is not None and chosen > min(windows):
+        raise StartupError(
+            f"--max-model-len {chosen} is more than the model's sliding window of {min(windows)} tokens, which is the "
+            "longest context with --disable-sliding-window. Lower it, or leave that out."
+        )
+    longest = min(longest, *windows) if windows else longest
     if chosen is not None and chosen > longest:
         raise StartupError(
-            f"--max-model-len {chosen} is more than the model's {longest} positions. Lower it, or "
-            "change max_position_embeddings or rope_parameters with --hf-overrides."
+            f"--max-model-len {chosen} is more than the model's {longest} positions. Lower it, or stretch them with "
+            "--rope-scaling, or change max_position_embeddings with --hf-overrides."
         )
     return chosen or longest

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from engine_svc.ops.base import Activation
@@ -96,21 +95,14 @@ class ModelConfig(ModelFacts):
     )  # in the family's checkpoints → ours, where they differ
 
 
-def read_config(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json with the user's changes.
+def without_windows(config: ModelConfig) -> ModelConfig:
+    """For contexts that are no longer than any of its sliding windows, which hide nothing there.
 
-    Raises:
-        StartupError: there is none, or it is not JSON, or it asks for what is not supported.
+    Where layers with a window have rotary settings of their own, they keep both.
     """
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StartupError(f"{folder} is no model folder: it has no config.json.") from None
-    except (OSError, ValueError) as error:
-        raise StartupError(f"{path} cannot be read: {error}") from error
-    config |= overrides
-    return dict(config)
+    if config.local_rope_parameters:
+        return config
+    return dataclasses.replace(config, sliding_windows=(None,) * config.num_layers)
 
 
 def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:

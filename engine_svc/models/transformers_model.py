@@ -70,7 +70,6 @@ class TransformersModel:
         self,
         folder: Path,
         raw: Mapping[str, Any],
-        overrides: Mapping[str, Any],
         dtype: torch.dtype,
         device: torch.device,
         progress: bool,
@@ -79,15 +78,14 @@ class TransformersModel:
         """Loads the weights, and runs the model once to see its heads.
 
         Args:
-            raw: config.json.
-            overrides: what the user changes of it.
+            raw: config.json, with the user's changes.
             progress: shows a bar while loading.
             read_tensors: gives those of the checkpoint, where Transformers is not to read them itself.
 
         Raises:
             StartupError: Transformers has no such model, or it cannot use our attention.
         """
-        config = _read(folder, raw, overrides)
+        config = _read(raw)
         report(Stage.LOADING)
         ALL_ATTENTION_FUNCTIONS.register(_NAME, self._probe)
         if not progress:
@@ -123,7 +121,7 @@ class TransformersModel:
             hidden_size=self._decoder.get_input_embeddings().weight.shape[-1],
             num_layers=len(self._heads),
             max_position_embeddings=config.max_position_embeddings,
-            rope_parameters={},
+            rope_parameters=getattr(config, "rope_parameters", None) or {},
             sliding_windows=tuple(self._windows[layer] for layer in sorted(self._windows)),
         )
 
@@ -225,17 +223,16 @@ def _load(
     return model
 
 
-def _read(folder: Path, raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> transformers.PretrainedConfig:
+def _read(raw: Mapping[str, Any]) -> transformers.PretrainedConfig:
     """The configuration; none of the checkpoint's own code is run.
 
     Raises:
         StartupError: Transformers does not know such a model, or it is not one that we can run.
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError) as error:
+        config = transformers.CONFIG_MAPPING[raw.get("model_type", "")].from_dict(dict(raw))
+    except (KeyError, ValueError, TypeError) as error:
         raise unsupported(raw) from error
-    config.update(dict(overrides))
     if getattr(config, "quantization_config", None):  # see quantization.registry
         config.quantization_config["dequantize"] = True
     model_class = transformers.AutoModelForCausalLM._model_mapping.get(type(config), None)

@@ -31,21 +31,18 @@ class GenerationDefaults:
     eos_token_ids: frozenset[int]
 
 
-def read_generation_defaults(
-    folder: Path, options: GenerationOptions, hf_overrides: Mapping[str, Any]
-) -> GenerationDefaults:
-    """Reads generation_config.json and config.json.
+def read_generation_defaults(folder: Path, options: GenerationOptions, config: Mapping[str, Any]) -> GenerationDefaults:
+    """Reads generation_config.json.
 
     Args:
-        folder: of the model. Files that it lacks count as empty.
-        hf_overrides: changes to its config.json.
+        folder: of the model. A file that it lacks counts as empty.
+        config: the model's, which may name tokens that end the output too.
 
     Raises:
         StartupError: --generation-config names a folder without the file; a file is not JSON; a default is out
             of bounds.
     """
     own = _read_json(folder / "generation_config.json")
-    config = {**_read_json(folder / "config.json"), **hf_overrides}
     chosen = _chosen(own, options.generation_config)
     override = options.override_generation_config
     if "eos_token_id" in override:

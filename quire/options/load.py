@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.options.base import option
 
-LOAD_FORMATS = ("auto", "safetensors", "dummy", "pt", "npcache")
+LOAD_FORMATS = ("auto", "safetensors", "dummy", "pt", "npcache", "mistral")
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class LoadOptions:
 
     load_format: str = option(
         "auto", "How weights are kept: safetensors; pt (files of torch.save, of which tensors alone are read); npcache "
-        "(as pt, with copies of numpy, which load faster from then on); dummy (there are none, random ones are made); "
+        "(as pt, with copies of numpy, which load faster from then on); mistral "
+        "(consolidated safetensors beside params.json); dummy (there are none, random ones are made); "
         "or auto, which takes what the folder has, but no pickles, as files of torch.save are. Names that an installed "
         "package registers are taken too.",
         variables=("VLLM_TEST_FORCE_LOAD_FORMAT",),

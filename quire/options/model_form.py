@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from quire.options.base import option
 
 QUANTIZATIONS = ("int8",)
+CONFIG_FORMATS = ("hf", "mistral")
 DTYPES = ("bfloat16", "float16", "float32", "half", "float")
 
 
@@ -26,6 +27,28 @@ class ModelFormOptions:
     max_model_len: int | None = option(
         None, "Longest sequence, prompt and output together, in tokens. Default: what the model's configuration says.",
         minimum=1,
+    )  # fmt: skip
+    config_format: str = option(
+        "auto",
+        "File that has the model's configuration: hf (config.json), mistral (params.json), or auto, the first of these "
+        "that there is.",
+        choices=("auto", *CONFIG_FORMATS),
+        affects_output=True,
+    )
+    hf_config_path: str | None = option(
+        None, "Folder of another configuration than the model's, or its name on the Hugging Face hub.",
+        metavar="PATH|NAME", affects_output=True,
+    )  # fmt: skip
+    rope_scaling: dict[str, Any] = option(
+        {},
+        'Rotary scaling in place of the model\'s, as JSON, such as {"rope_type": "dynamic", "factor": 2.0}: it lets '
+        "--max-model-len be longer by the factor. Answers get worse with it: little at 2, much at 8.",
+        affects_output=True,
+    )
+    rope_theta: float | None = option(None, "Rotary base in place of the model's.", minimum=1.0, affects_output=True)
+    disable_sliding_window: bool = option(
+        False, "Lets all layers see the whole context, and makes the sliding window's length the longest; of no effect "
+        "on models without one.", affects_output=True,
     )  # fmt: skip
     hf_overrides: dict[str, Any] = option({}, "Changes to the model's config.json, as JSON.", affects_output=True)
     model_impl: str = option(

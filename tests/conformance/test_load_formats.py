@@ -14,12 +14,20 @@ from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import FORMATS, create_format, format_named
 from quire.errors import StartupError
 from quire.options.load import LoadOptions
+from tests.support.mistral_files import write_mistral
 from tests.support.tiny_models import make_model
+
+
+def write_consolidated(file: Path, folder: Path) -> None:
+    """With the heads of `llama-untied`."""
+    write_mistral(load_file(file), {"num_attention_heads": 4, "num_key_value_heads": 4}, folder)
+
 
 # Format → puts tensors that lie in a file of safetensors into a folder as that format keeps them.
 WRITERS: dict[str, Callable[[Path, Path], object]] = {
     "auto": lambda file, folder: shutil.copy(file, folder),
     "safetensors": lambda file, folder: shutil.copy(file, folder),
+    "mistral": write_consolidated,
     "pt": lambda file, folder: torch.save(load_file(file), folder / "pytorch_model.bin"),
     "npcache": lambda file, folder: torch.save(load_file(file), folder / "pytorch_model.bin"),
 }

@@ -77,7 +77,8 @@ def test_files_are_told_apart(folder: Path, tmp_path: Path) -> None:
 
 
 # Another value than the default, for those that take only some.
-OTHERS = {"quantization": "int8", "distributed_executor_backend": "mp", "seed": 1, "load_format": "safetensors"}
+OTHERS = {"quantization": "int8", "distributed_executor_backend": "mp", "seed": 1, "load_format": "safetensors",
+          "hf_config_path": "/nowhere"}  # fmt: skip
 
 
 def another(field: OptionField) -> Any:

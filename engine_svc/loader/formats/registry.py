@@ -18,6 +18,7 @@ FORMATS = registry(_FLAG, LOAD_FORMATS, {
     "safetensors": "engine_svc.loader.formats.safetensors_files:Safetensors",
     "dummy": "engine_svc.loader.formats.dummy:Dummy",
     "pt": "engine_svc.loader.formats.torch_files:TorchFiles",
+    "mistral": "engine_svc.loader.formats.consolidated:Consolidated",
     "npcache": "engine_svc.loader.formats.npcache:NumpyCache",
 })  # fmt: skip
 

@@ -16,7 +16,6 @@ from quire.errors import StartupError
 if TYPE_CHECKING:
     from engine_svc.layers.parameter import TensorSlice
 
-_INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _HINT = (
     " Its .bin files are pickles, which can run code: convert them to safetensors, or say --load-format pt, which "
@@ -28,10 +27,11 @@ class Safetensors(CheckpointFormat):
     """A slice reads from its file only what is indexed."""
 
     patterns: ClassVar[Sequence[str]] = ("*.safetensors",)
+    index: ClassVar[str] = "model.safetensors.index.json"
 
     def files(self) -> Sequence[Path]:
         """See LoadFormat.files."""
-        files = shard_files(self.folder, _INDEX) or sorted(self.folder.glob("*.safetensors"))
+        files = shard_files(self.folder, self.index) or sorted(self.folder.glob("*.safetensors"))
         if not files:
             pickled = any(file for pattern in _PICKLES for file in self.folder.glob(pattern))
             raise StartupError(f"{self.folder} has no *.safetensors weights.{_HINT if pickled else ''}")
@@ -40,9 +40,9 @@ class Safetensors(CheckpointFormat):
     def names(self) -> Mapping[str, Path]:
         """See TensorSource.names."""
         found = {name: file for file in self.files() for name in _names_in(file)}
-        for name, file in tensor_files(self.folder, _INDEX).items():
+        for name, file in tensor_files(self.folder, self.index).items():
             if name not in found:
-                raise StartupError(f"{file} lacks the tensor {name}, which {_INDEX} says is in it.")
+                raise StartupError(f"{file} lacks the tensor {name}, which {self.index} says is in it.")
         return found
 
     def tensors(self) -> Iterator[tuple[str, TensorSlice]]:

@@ -25,9 +25,10 @@ from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
 from quire.options.load import LoadOptions
 from quire.options.model import ModelOptions
+from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
-from tests.support.tiny_models import ROPES, make_model
+from tests.support.tiny_models import ROPES, check_greedy, make_model
 from tests.support.waiting import eventually
 
 
@@ -163,6 +164,31 @@ def test_no_such_folder() -> None:
 def test_longer_than_the_model(folder: Path) -> None:
     with pytest.raises(StartupError, match=r"--max-model-len 1000.*512 positions"):
         load(folder, max_model_len=1000)
+
+
+@pytest.mark.parametrize("scaling", [{"rope_type": "dynamic", "factor": 4.0}, {"type": "linear", "factor": 4.0}])
+def test_scaled_positions_reach_further(folder: Path, scaling: dict[str, Any]) -> None:
+    assert load(folder, rope_scaling=scaling, max_model_len=1000).max_model_len == 1000
+    with pytest.raises(StartupError, match=r"1025.*1024 positions.*--rope-scaling"):
+        load(folder, rope_scaling=scaling, max_model_len=1025)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "starcoder2"])
+def test_without_a_sliding_window_the_context_is_as_long_as_one(tmp_path: Path, family: str) -> None:
+    folder = make_model(tmp_path, family)
+    window = json.loads((folder / "config.json").read_text())["sliding_window"]
+    with running_engine(folder, disable_sliding_window=True) as engine:
+        found = tokens(run(engine, random_prompts(3), SamplingParameters(temperature=0.0, max_tokens=window - 3)))
+    check_greedy(folder, random_prompts(3), found, window - 3)
+    spec = load(folder, disable_sliding_window=True)
+    assert spec.max_model_len == window
+    assert family != "mistral" or spec.windows == (None,)
+    with pytest.raises(StartupError, match=f"--max-model-len 200 is more than the model's sliding window of {window}"):
+        load(folder, disable_sliding_window=True, max_model_len=200)
+
+
+def test_models_without_a_sliding_window_stay_as_they_are(folder: Path) -> None:
+    assert load(folder, disable_sliding_window=True).max_model_len == load(folder).max_model_len == 512
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine_svc.config_formats.registry import find_model_config
 from engine_svc.plan import KvCacheSpec
 from engine_svc.requests.generation_config import GenerationDefaults, read_generation_defaults
 from engine_svc.worker import EngineWorker
@@ -19,7 +20,7 @@ from tests.support.fake_executor import FakeExecutor
 
 
 def read(folder: Path, options: EngineOptions) -> GenerationDefaults:
-    return read_generation_defaults(folder, options.generation, options.form.hf_overrides)
+    return read_generation_defaults(folder, options.generation, find_model_config(folder, options.form))
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_wrong_overrides_are_refused(folder: Path, override: dict[str, Any]) -> 
 def test_missing_files_are_empty_and_broken_ones_are_told(tmp_path: Path) -> None:
     assert read(tmp_path, EngineOptions()).eos_token_ids == frozenset()
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(StartupError, match="not JSON"):
+    with pytest.raises(StartupError, match=r"config\.json cannot be read"):
         read(tmp_path, EngineOptions())
 
 

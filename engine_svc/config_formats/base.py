@@ -1,0 +1,37 @@
+"""The contract of a `--config-format`, and how its files are read: as data, no code of a checkpoint ever runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import StartupError
+
+
+@dataclass(frozen=True)
+class ConfigFormat:
+    """A file of the model's folder."""
+
+    file: str
+    as_huggingface: Callable[[dict[str, Any]], dict[str, Any]]  # its content → that of config.json
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        StartupError: it cannot be read, or is something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise StartupError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise StartupError(f"{path} cannot be read: it is no JSON object.")
+    return content

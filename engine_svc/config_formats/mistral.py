@@ -1,0 +1,88 @@
+"""params.json, which Mistral's own checkpoints have, as config.json would say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import StartupError
+
+_NAMES = {
+    "dim": "hidden_size", "hidden_dim": "intermediate_size", "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads", "head_dim": "head_dim",
+    "norm_eps": "rms_norm_eps", "vocab_size": "vocab_size", "rope_theta": "rope_theta", "activation": "hidden_act",
+    "tied_embeddings": "tie_word_embeddings", "max_position_embeddings": "max_position_embeddings",
+    "dtype": "dtype",
+}  # fmt: skip
+_YARN = {
+    "factor": "factor", "original_max_position_embeddings": "original_max_position_embeddings", "beta": "beta_fast",
+    "alpha": "beta_slow",
+}  # fmt: skip
+# What is not said there holds for all of these checkpoints; so do the two tokens, in all of Mistral's vocabularies.
+_DEFAULTS = {
+    "hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 128_000, "rope_theta": 10_000.0,
+    "dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_REFUSED = {
+    "vision_encoder": "images", "multimodal": "images or sound", "q_lora_rank": "compressed attention",
+    "qk_nope_head_dim": "compressed attention", "llama_4_scaling": "queries that are scaled by their positions",
+    "use_biases": "biases",
+}  # fmt: skip
+
+
+def from_mistral(params: dict[str, Any]) -> dict[str, Any]:
+    """
+    Raises:
+        StartupError: it asks for what Quire does not read in this form.
+    """
+    for name, meaning in _REFUSED.items():
+        if params.get(name):
+            raise StartupError(
+                f"params.json has {name}: {meaning} are not read in this form. If the model has a config.json and "
+                "safetensors of the Hugging Face layout too, take those: --config-format hf."
+            )
+    config: dict[str, Any] = _DEFAULTS | {ours: params[name] for name, ours in _NAMES.items() if params.get(name) is not None}
+    config |= _experts(params.get("moe")) | _windows(params.get("sliding_window"), config)
+    config |= _quantization(params.get("quantization"))
+    if yarn := params.get("yarn"):
+        config["rope_parameters"] = _rope(yarn, config.pop("rope_theta"))
+    return config
+
+
+def _experts(moe: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not moe:
+        return {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    if moe.get("num_shared_experts"):
+        raise StartupError("params.json has num_shared_experts: experts that all tokens go through are not read here.")
+    return {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+        "num_local_experts": moe["num_experts"], "num_experts_per_tok": moe["num_experts_per_tok"],
+    }  # fmt: skip
+
+
+def _windows(window: int | list[int | None] | None, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A window for all layers, or a list that is repeated over them, in which null stands for none."""
+    if not isinstance(window, list):
+        return {"sliding_window": window}
+    if len(sizes := {size for size in window if size}) > 1:
+        raise StartupError(f"params.json has sliding windows of {len(sizes)} lengths; supported is one.")
+    count = config["num_hidden_layers"]
+    types = ["sliding_attention" if size else "full_attention" for size in window] * count
+    return {"sliding_window": next(iter(sizes), None), "layer_types": types[:count]}
+
+
+def _rope(yarn: Mapping[str, Any], theta: float) -> dict[str, Any]:
+    found = {"rope_type": "yarn", "rope_theta": theta, "mscale_all_dim": 1.0}
+    found |= {ours: yarn[name] for name, ours in _YARN.items() if name in yarn}
+    return found if yarn.get("apply_scale", True) else found | {"attention_factor": 1.0}
+
+
+def _quantization(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not settings:
+        return {}
+    if settings.get("qformat_weight") == "fp8_e4m3":
+        scheme = "dynamic" if settings.get("qscheme_act") == "NO_SCALES" else "static"
+        return {"quantization_config": {"quant_method": "fp8", "activation_scheme": scheme}}
+    if str(settings.get("quant_method", "")).replace("_", "-").lower() == "compressed-tensors":
+        return {"quantization_config": {**settings, "quant_method": "compressed-tensors"}}
+    raise StartupError(f"params.json has quantization {dict(settings)}, which is not known.")

@@ -1,0 +1,158 @@
+"""A model's configuration, whichever file has it and whatever the user changes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_svc.config_formats.mistral import from_mistral
+from engine_svc.config_formats.registry import find_model_config, read_model_config
+from quire.errors import StartupError
+from quire.options.model_form import ModelFormOptions
+
+PARAMS = {
+    "dim": 64, "n_layers": 3, "head_dim": 16, "hidden_dim": 96, "n_heads": 4, "n_kv_heads": 2, "norm_eps": 1e-5,
+    "vocab_size": 160, "rope_theta": 1e6,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "params.json").write_text(json.dumps(PARAMS))
+    return tmp_path
+
+
+def read(folder: Path, **options: Any) -> dict[str, Any]:
+    return read_model_config(folder, ModelFormOptions(**options))
+
+
+def test_auto_takes_what_there_is_and_hugging_face_first(folder: Path) -> None:
+    assert read(folder)["architectures"] == ["MistralForCausalLM"]
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert read(folder)["architectures"] == ["LlamaForCausalLM"]
+    assert read(folder, config_format="mistral")["architectures"] == ["MistralForCausalLM"]
+
+
+def test_none(tmp_path: Path) -> None:
+    assert find_model_config(tmp_path, ModelFormOptions()) == {}
+    with pytest.raises(StartupError, match=r"no model folder: it has no config\.json nor params\.json"):
+        read(tmp_path)
+    with pytest.raises(StartupError, match=r"it has no params\.json\."):
+        read(tmp_path, config_format="mistral")
+
+
+def test_another_folders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "config.json").write_text('{"vocab_size": 7}')
+    assert read(folder, hf_config_path=str(other), hf_overrides={"a": 1}) == {"vocab_size": 7, "a": 1}
+    with pytest.raises(StartupError, match="/nowhere"):
+        read(folder, hf_config_path="/nowhere")
+
+
+def test_what_params_say(folder: Path) -> None:
+    assert read(folder) == {
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 3,
+        "head_dim": 16, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "vocab_size": 160, "rope_theta": 1e6, "hidden_act": "silu", "sliding_window": None,
+        "tie_word_embeddings": False, "max_position_embeddings": 128_000, "dtype": "bfloat16", "bos_token_id": 1,
+        "eos_token_id": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"sliding_window": 16}, {"sliding_window": 16}),
+        (
+            {"sliding_window": [None, 8]},
+            {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+        ),
+        (
+            {"yarn": {"factor": 4.0, "original_max_position_embeddings": 64, "beta": 32.0, "alpha": 1.0}},
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn", "rope_theta": 1e6, "mscale_all_dim": 1.0, "factor": 4.0,
+                    "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0,
+                }
+            },
+        ),
+        (
+            {"moe": {"num_experts": 8, "num_experts_per_tok": 2}},
+            {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+        ),
+        (
+            {"quantization": {"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"}},
+            {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}},
+        ),
+        (
+            {"quantization": {"qformat_weight": "fp8_e4m3", "qscheme_act": "NO_SCALES"}},
+            {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
+        ),
+        (
+            {"quantization": {"quant_method": "compressed_tensors", "format": "x"}},
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "x"}},
+        ),
+    ],
+)  # fmt: skip
+def test_what_else_params_say(more: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = from_mistral(PARAMS | more)
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"vision_encoder": {"a": 1}}, "images"),
+        ({"llama_4_scaling": {"beta": 0.1}}, "positions"),
+        ({"moe": {"num_experts": 2, "num_experts_per_tok": 1, "num_shared_experts": 1}}, "num_shared_experts"),
+        ({"sliding_window": [4, 8]}, "2 lengths"),
+        ({"quantization": {"qformat_weight": "strange"}}, "strange"),
+    ],
+)
+def test_what_params_may_not_say(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        from_mistral(PARAMS | more)
+
+
+ROPE = {"rope_type": "dynamic", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "expected"),
+    [
+        ({"rope_theta": 5e5}, {"rope_scaling": ROPE}, ROPE | {"rope_theta": 5e5}),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}},
+            {"rope_scaling": {"type": "linear", "factor": 4.0}},
+            {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5},
+        ),
+        ({}, {"rope_theta": 7.0}, {"rope_type": "default", "rope_theta": 7.0}),
+        (
+            {"rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 3.0}},
+            {"rope_theta": 7.0},
+            {"rope_type": "linear", "factor": 3.0, "rope_theta": 7.0},
+        ),
+        ({"rope_theta": 5.0}, {"rope_scaling": ROPE, "rope_theta": 7.0}, ROPE | {"rope_theta": 7.0}),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0, "partial_rotary_factor": 0.5}},
+            {"rope_scaling": ROPE},
+            ROPE | {"rope_theta": 5.0, "partial_rotary_factor": 0.5},
+        ),
+    ],
+)
+def test_rotary_settings(
+    tmp_path: Path, config: dict[str, Any], options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"a": 1, **config}))
+    assert read(tmp_path, **options) == {"a": 1, "rope_parameters": expected}
+
+
+def test_rotary_settings_of_layers(tmp_path: Path) -> None:
+    settings = {"full_attention": {"rope_theta": 1.0}, "sliding_attention": {"rope_theta": 2.0}}
+    (tmp_path / "config.json").write_text(json.dumps({"rope_parameters": settings}))
+    assert read(tmp_path)["rope_parameters"] == settings
+    with pytest.raises(StartupError, match="--hf-overrides"):
+        read(tmp_path, rope_theta=3.0)

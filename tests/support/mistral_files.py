@@ -1,0 +1,62 @@
+"""A model of Hugging Face's layout, written as Mistral publishes its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+_PARAMS = {
+    "hidden_size": "dim", "intermediate_size": "hidden_dim", "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads", "head_dim": "head_dim",
+    "rms_norm_eps": "norm_eps", "vocab_size": "vocab_size", "tie_word_embeddings": "tied_embeddings",
+    "sliding_window": "sliding_window", "max_position_embeddings": "max_position_embeddings",
+}  # fmt: skip
+_NAMES = (
+    ("model.embed_tokens", "tok_embeddings"), ("model.norm", "norm"), ("lm_head", "output"),
+    ("model.layers", "layers"), ("input_layernorm", "attention_norm"), ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.q_proj", "attention.wq"), ("self_attn.k_proj", "attention.wk"), ("self_attn.v_proj", "attention.wv"),
+    ("self_attn.o_proj", "attention.wo"), ("mlp.gate_proj", "feed_forward.w1"), ("mlp.down_proj", "feed_forward.w2"),
+    ("mlp.up_proj", "feed_forward.w3"), ("block_sparse_moe.gate", "gate"), ("block_sparse_moe.experts", "experts"),
+)  # fmt: skip
+
+
+def as_mistral(source: Path, folder: Path) -> Path:
+    """Writes the model in `source` to `folder`, without what Hugging Face's layout has."""
+    config = json.loads((source / "config.json").read_text())
+    folder.mkdir()
+    write_mistral(load_file(source / "model.safetensors"), config, folder)
+    params = {theirs: config[ours] for ours, theirs in _PARAMS.items() if config.get(ours) is not None}
+    params["rope_theta"] = config["rope_parameters"]["rope_theta"]
+    if "num_local_experts" in config:
+        params["moe"] = {
+            "num_experts": config["num_local_experts"],
+            "num_experts_per_tok": config["num_experts_per_tok"],
+        }
+    (folder / "params.json").write_text(json.dumps(params))
+    return folder
+
+
+def write_mistral(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], folder: Path) -> None:
+    """The weights, and a params.json that has only the heads."""
+    heads = {"attention.wq": config["num_attention_heads"], "attention.wk": config["num_key_value_heads"]}
+    written = {}
+    for name, tensor in tensors.items():
+        renamed = name
+        for ours, theirs in _NAMES:
+            renamed = renamed.replace(ours, theirs)
+        count = next((count for module, count in heads.items() if module in renamed), 0)
+        written[renamed] = _interleave(tensor, count) if count else tensor
+    save_file(written, folder / "consolidated.safetensors")
+    params = {"n_heads": heads["attention.wq"], "n_kv_heads": heads["attention.wk"]}
+    (folder / "params.json").write_text(json.dumps(params))
+
+
+def _interleave(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Value i of a head's first half, then value i of its second, and so on."""
+    heads = tensor.unflatten(0, (num_heads, 2, -1))
+    return heads.transpose(1, 2).flatten(0, 2).contiguous()
