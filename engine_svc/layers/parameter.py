@@ -66,15 +66,26 @@ class LoadedParameter(torch.nn.Parameter):
             self.data.fill_(self.default)
             self.missing.clear()
 
-    def write(self, name: str, target: torch.Tensor, source: TensorSlice, index: tuple[slice, ...]) -> None:
+    def write(
+        self, name: str, target: torch.Tensor, source: TensorSlice, index: tuple[slice, ...],
+        shape: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         """Copies a part of a checkpoint tensor to a part of this one.
 
+        Args:
+            shape: that all of the tensor has to have.
+
         Raises:
-            ValueError: the shapes differ.
+            ValueError: it has another shape, or a type that this one cannot have.
         """
+        found, wanted = list(source.get_shape()), list(shape if shape is not None else target.shape)
+        if shape is not None and found != wanted:
+            raise ValueError(f"shape {found} in the checkpoint, expected {wanted}")
         part = source[index]
         if part.shape != target.shape:
-            raise ValueError(f"shape {list(source.get_shape())} in the checkpoint does not fit {list(target.shape)}")
+            raise ValueError(f"shape {found} in the checkpoint does not fit {list(target.shape)}")
+        if not _can_become(part.dtype, self.dtype):
+            raise ValueError(f"type {_name(part.dtype)} in the checkpoint, expected {_name(self.dtype)}")
         target.copy_(part)
         self.missing.discard(name)
 
@@ -88,6 +99,18 @@ class LoadedParameter(torch.nn.Parameter):
             raise ValueError(f"shape {list(source.get_shape())} in the checkpoint is not a single number")
         target.fill_(source[...].item())
         self.missing.discard(name)
+
+
+def _can_become(found: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether values keep their meaning: those of 8 bits or whole numbers stand for others, by a scale."""
+    if found == wanted or (found == torch.float8_e8m0fnu and wanted == torch.float32):
+        return True
+    same_kind = found.is_floating_point == wanted.is_floating_point
+    return same_kind and min(found.itemsize, wanted.itemsize) > 1
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def take(parameter: torch.nn.Parameter) -> torch.Tensor:

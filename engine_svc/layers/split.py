@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,6 +33,8 @@ class _Place:
     held: Index  # in the parameter
     alone: Index  # in a checkpoint's tensor of this matrix
     among: Index  # in a checkpoint's tensor of all matrices
+    alone_shape: Sequence[int]  # of these tensors
+    among_shape: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,15 @@ class Split:
         """
         found, held, below = {}, 0, 0
         inputs = self.inputs
+        outputs = sum(part.total for part in self.outputs.values())
         for name, part in self.outputs.items():
             totals, mine = (part.total, inputs.total), (inputs.first, inputs.count)
             found[name] = _Place(
                 _index(axes, ((held, part.count), (0, inputs.count)), totals),
                 _index(axes, ((part.first, part.count), mine), totals),
                 _index(axes, ((below + part.first, part.count), mine), totals),
+                _shape(axes, totals),
+                _shape(axes, (outputs, inputs.total)),
             )
             held += part.count
             below += part.total
@@ -79,6 +85,11 @@ def _index(axes: Sequence[Axis], ranges: tuple[tuple[int, int], ...], totals: tu
         side = 0 if axis.along == "outputs" else 1
         found.append(axis.range(*((0, totals[side]) if axis.whole else ranges[side])))
     return tuple(found)
+
+
+def _shape(axes: Sequence[Axis], totals: tuple[int, int]) -> tuple[int, ...]:
+    """Of a checkpoint's tensor, which has all outputs and inputs."""
+    return tuple(each.stop for each in _index(axes, ((0, totals[0]), (0, totals[1])), totals))
 
 
 def split_parameter(spec: ParameterSpec, split: Split, device: torch.device, num_experts: int = 0) -> LoadedParameter:
@@ -107,10 +118,13 @@ def split_parameter(spec: ParameterSpec, split: Split, device: torch.device, num
         for name, place in places.items():
             if matrix not in (name, ""):
                 continue
-            if spec.is_scalar:
-                parameter.fill(prefix + name, target[place.held], source)
+            held = target[place.held]
+            if spec.is_scalar and math.prod(source.get_shape()) == 1:
+                parameter.fill(prefix + name, held, source)
+            elif matrix:
+                parameter.write(prefix + name, held, source, place.alone, place.alone_shape)
             else:
-                parameter.write(prefix + name, target[place.held], source, place.alone if matrix else place.among)
+                parameter.write(prefix + name, held, source, place.among, place.among_shape)
 
     parameter.loader = load
     return parameter
@@ -146,19 +160,25 @@ def hold(
     Raises:
         ValueError: a matrix cannot be split so.
     """
-    methods = {
-        name: context.quantization.layer(Place(kind, names_in_checkpoints(context.path, name)))
-        for name in split.outputs
-    }
+    places = {name: Place(kind, names_in_checkpoints(context.path, name)) for name in split.outputs}
+    methods = {name: context.quantization.layer(place) for name, place in places.items()}
     layer.ignored |= frozenset[str]().union(*(method.ignored for method in methods.values()))
+    try:
+        return tuple(_held(module, methods, split, context.device, num_experts))
+    except ValueError as error:
+        raise ValueError(f"{next(iter(places.values())).names[0]}: {error}") from error
+
+
+def _held(
+    module: torch.nn.Module, methods: Mapping[str, LayerMethod], split: Split, device: torch.device, num_experts: int
+) -> Iterator[Held]:
     first = next(iter(methods.values()))
     if all(method == first for method in methods.values()) and _can_be_together(first, split):
-        return (_add_parameters(module, first, split, context.device, num_experts),)
-    held = []
+        yield _add_parameters(module, first, split, device, num_experts)
+        return
     for name, alone in split.alone().items():
         module.add_module(name, child := torch.nn.Module())
-        held.append(_add_parameters(child, methods[name], alone, context.device, num_experts))
-    return tuple(held)
+        yield _add_parameters(child, methods[name], alone, device, num_experts)
 
 
 def _can_be_together(method: LayerMethod, split: Split) -> bool:

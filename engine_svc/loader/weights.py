@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 import time
 from collections.abc import Collection
 
@@ -18,8 +20,15 @@ from quire.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
+# Of random weights, and of the scales of random codes.
+_DEVIATION, _SCALE_DEVIATION, _SCALE_EXPONENT = 0.02, 1e-3, 118
+
 # Left out by some checkpoints and written by others; computed, not loaded.
 _IGNORED = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
+# Of a KV cache in 8 bits, by the modules that make what is cached or that attend.
+_CACHE_SCALE = re.compile(
+    r"(.+\.)?(([qkv]|kv|prob|prob_output|qkv_proj_output|softmax)_(scale|zero_point)|[qkv]_proj\.output_(scale|zero_point))"
+)
 
 
 def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool) -> None:
@@ -36,7 +45,11 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool) -> No
     start = time.monotonic()
     loading, files = _Loading(model), checkpoint.names()
     loading.fill_missing(files)
+    if any(is_cache_scale(name) for name in files):
+        logger.info("the checkpoint's scales of a KV cache in 8 bits are not used")
     for name, source in with_progress(checkpoint.tensors(), len(files), progress):
+        if is_cache_scale(name):
+            continue
         target, part = parameter_name(name, model.module_names)
         if loading.is_ignored(name, target):
             continue
@@ -57,6 +70,11 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool) -> No
             f"{checkpoint.folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all)."
         )
     logger.info("loaded weights in %.1f s", time.monotonic() - start)
+
+
+def is_cache_scale(name: str) -> bool:
+    """Whether a tensor of a checkpoint is about a KV cache in 8 bits, not about weights."""
+    return _CACHE_SCALE.fullmatch(name) is not None
 
 
 class _Loading:
@@ -128,7 +146,10 @@ def pack_weights(model: Decoder) -> None:
 
 
 def randomize_weights(model: Decoder, seed: int) -> None:
-    """Random weights, for benchmarks of shapes: norms are one, all else is normal with a small deviation."""
+    """Random weights, for benchmarks of shapes: norms are one, all else is normal with a small deviation.
+
+    Of quantized weights, codes are any and scales small.
+    """
     generator = torch.Generator(device=next(model.parameters()).device).manual_seed(seed)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, LoadedParameter):
@@ -136,4 +157,19 @@ def randomize_weights(model: Decoder, seed: int) -> None:
         if "norm" in name:
             parameter.fill_(1.0)
         else:
-            parameter.normal_(0.0, 0.02, generator=generator)
+            randomize(parameter, name.rpartition(".")[2], generator)
+
+
+def randomize(parameter: torch.Tensor, kind: str, generator: torch.Generator) -> None:
+    """Random values of a parameter, by the last part of its name."""
+    default = getattr(parameter, "default", None)
+    if default is not None and not math.isnan(default):
+        parameter.fill_(default)
+    elif parameter.is_floating_point() and parameter.itemsize > 1:
+        parameter.normal_(0.0, _DEVIATION if kind in ("weight", "bias") else _SCALE_DEVIATION, generator=generator)
+    elif parameter.is_floating_point():
+        parameter.copy_(torch.empty(parameter.shape, device=parameter.device).normal_(generator=generator))
+    elif "scale" in kind:  # an exponent
+        parameter.fill_(_SCALE_EXPONENT)
+    else:
+        parameter.random_(generator=generator)

@@ -57,8 +57,8 @@ class ParameterSpec:
     name: str  # in checkpoints, behind the layer's
     dtype: torch.dtype
     axes: tuple[Axis, ...]
-    # A checkpoint holds one number for a whole matrix, such as its scale, which becomes that of each entry: a layer may
-    # hold several matrices side by side (query, key and value; gate and up).
+    # A checkpoint may hold one number for a whole matrix, such as its scale, which becomes that of each entry: a layer
+    # may hold several matrices side by side (query, key and value; gate and up).
     is_scalar: bool = False
     # What it is where a checkpoint has none; None: each must have it.
     default: float | None = None

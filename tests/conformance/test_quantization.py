@@ -304,11 +304,27 @@ def test_matrices_side_by_side_in_different_forms(world_size: int) -> None:
 
 def test_what_would_cut_a_group_is_refused() -> None:
     """Half of 48 inputs is a group of 16 and a half."""
-    with pytest.raises(ValueError, match="groups of 16 inputs cannot be split at 24"):
-        RowParallelLinear(48, OUTPUT, bias=False, context=Case("four bits", "plain").context(1, 2))
+    context = Case("four bits", "plain").context(1, 2).at("layers.0.mlp.down_proj")
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.down_proj: .* groups of 16 inputs cannot be split at 24"):
+        RowParallelLinear(48, OUTPUT, bias=False, context=context)
 
 
 def test_a_scale_that_is_several_is_refused() -> None:
     layer = RowParallelLinear(INPUT, OUTPUT, bias=False, context=Case("four bits", "plain").context())
-    with pytest.raises(ValueError, match="not a single number"):
+    with pytest.raises(ValueError, match=r"shape \[2\] in the checkpoint, expected \[96\]"):
         load(layer, {"weight_scale": torch.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("scales", torch.ones(INPUT // GROUP, OUTPUT + 1), r"shape \[4, 97\] in the checkpoint, expected \[4, 96\]"),
+        ("scales", torch.ones(OUTPUT), r"shape \[96\] in the checkpoint, expected \[4, 96\]"),
+        ("qweight", torch.ones(INPUT, OUTPUT // PACKED), "type float32 in the checkpoint, expected int32"),
+        ("scales", torch.ones(4, OUTPUT).to(torch.float8_e4m3fn), "type float8_e4m3fn .* expected float32"),
+    ],
+)
+def test_tensors_of_another_shape_or_type_are_refused(name: str, tensor: torch.Tensor, words: str) -> None:
+    layer = RowParallelLinear(INPUT, OUTPUT, bias=False, context=Case("four bits", "plain").context())
+    with pytest.raises(ValueError, match=words):
+        load(layer, {name: tensor})

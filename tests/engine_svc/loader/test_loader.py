@@ -21,6 +21,7 @@ from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.safetensors_files import Safetensors
 from engine_svc.loader.read_ahead import read_ahead
+from engine_svc.loader.weights import is_cache_scale, randomize
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
 from quire.options.load import LoadOptions
@@ -284,3 +285,45 @@ def test_what_transformers_runs_is_whole_too(
     (folder / "model.safetensors").write_bytes(truncated)
     with pytest.raises(StartupError, match=r"model\.safetensors is not a valid safetensors file"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("model.layers.0.self_attn.k_scale", True),
+        ("model.layers.0.self_attn.attn.v_scale", True),
+        ("model.layers.0.self_attn.k_proj.k_scale", True),
+        ("model.layers.0.self_attn.v_proj.output_scale", True),
+        ("model.layers.0.self_attn.kv_scale", True),
+        ("model.layers.0.self_attn.k_proj.weight_scale", False),
+        ("model.layers.0.self_attn.o_proj.output_scale", False),
+        ("model.layers.0.self_attn.k_proj.input_scale", False),
+    ],
+)
+def test_which_scales_are_of_the_kv_cache(name: str, is_one: bool) -> None:
+    assert is_cache_scale(name) == is_one
+
+
+def test_scales_of_a_kv_cache_are_left_out(folder: Path, original: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def add(weights: dict[str, torch.Tensor]) -> None:
+        for layer in range(3):
+            weights |= {f"model.layers.{layer}.self_attn.{part}_scale": torch.tensor(0.5) for part in "kv"}
+
+    change_weights(folder, add)
+    prompts = random_prompts(5)
+    with caplog.at_level("INFO"), running_engine(original) as plain, running_engine(folder) as scaled:
+        assert tokens(run(plain, prompts)) == tokens(run(scaled, prompts))
+    assert sum("scales of a KV cache in 8 bits are not used" in record.message for record in caplog.records) == 1
+
+
+def test_dummy_weights_of_each_kind() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, scale = torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(64, 4)
+    codes, words = torch.empty(64, 64, dtype=torch.float8_e4m3fn), torch.empty(64, 64, dtype=torch.int32)
+    for kind, tensor in (("weight", weight), ("weight_scale", scale), ("weight", codes), ("qweight", words)):
+        randomize(tensor, kind, generator)
+    assert 0.01 < weight.float().std() < 0.03
+    assert 0 < scale.std() < 0.01
+    assert codes.float().isfinite().all()
+    assert codes.float().std() > 0.5
+    assert len(words.unique()) > 4000
