@@ -27,7 +27,7 @@ from quire.options.model import ModelOptions
 from quire.options.tokenizer_init import SKIP_FLAG
 from quire.structured.vocabulary import Vocabulary, make_vocabulary
 from quire.supervised import Stage, report
-from quire.tokenizer.files import read_tokenizer_files, tokenizer_folder
+from quire.tokenizer.modes import find_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class EngineWorker:
         """
         if self._options.generation.skip_tokenizer_init:
             raise unknown_vocabulary(f"it was started with {SKIP_FLAG}")
-        return make_vocabulary(read_tokenizer_files(tokenizer_folder(self._model)), vocab_size, sorted(eos_token_ids))
+        return make_vocabulary(find_tokenizer(self._model).read(), vocab_size, sorted(eos_token_ids))
 
 
 def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts:

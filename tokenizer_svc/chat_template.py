@@ -18,6 +18,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from tokenizer_svc.content_format import iterates_over_content, with_parts, with_text_content
+from tokenizer_svc.rendered import Rendered
 
 _RESERVED = ("messages", "tools", "add_generation_prompt")
 
@@ -94,7 +95,7 @@ class ChatTemplates:
         continue_final_message: bool,
         variables: Mapping[str, Any],
         template: str | None,
-    ) -> str:
+    ) -> Rendered:
         """The text of a conversation.
 
         Args:
@@ -129,7 +130,7 @@ class ChatTemplates:
             raise TemplateRejection(
                 f"The chat template cannot render this conversation: {type(error).__name__}: {error}"
             ) from error
-        return _without_end(text, messages[-1]) if continue_final_message else text
+        return Rendered(_without_end(text, messages[-1]) if continue_final_message else text)
 
     def _with_content(self, messages: list[dict[str, Any]], takes_parts: bool) -> list[dict[str, Any]]:
         if self._content_format == "openai":

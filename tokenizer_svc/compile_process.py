@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from quire.errors import InvalidRequest
 from quire.structured.base import MAX_GRAMMAR_BYTES, Backend, ConstraintRequest, Form, Inexpressible
 from quire.structured.registry import make_backend
 from quire.structured.vocabulary import make_vocabulary
-from quire.tokenizer.files import read_tokenizer_files
+from quire.tokenizer.modes import TokenizerPlace
 from tokenizer_svc.child import Answer, Message, run
 from tokenizer_svc.constraint_limits import check_limits
 
 
 def _make(setup: Message) -> Answer:
-    vocabulary = make_vocabulary(read_tokenizer_files(Path(setup.fields["folder"])))
+    vocabulary = make_vocabulary(TokenizerPlace(**setup.fields["tokenizer"]).read())
     backend = make_backend(setup.fields["backend"], vocabulary)
     return lambda request: _answer(backend, request)
 

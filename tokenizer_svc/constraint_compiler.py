@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 
 from quire.errors import InvalidRequest, QuireError, StartupError
 from quire.options.structured_outputs import StructuredOutputsOptions
@@ -13,6 +12,7 @@ from quire.structured.asked import AskedConstraint
 from quire.structured.base import Constraint, ConstraintRequest, Form, Inexpressible
 from quire.structured.fallback import may_express
 from quire.structured.registry import BACKENDS, check_installed, is_installed
+from quire.tokenizer.modes import TokenizerPlace
 from tokenizer_svc.byte_cache import ByteCache
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
@@ -28,15 +28,15 @@ _ENTRY_BYTES = 1024  # what the cache needs for an entry, about, beside its text
 class ConstraintCompiler:
     """One pool of processes for each backend. Used from one event loop."""
 
-    def __init__(self, folder: Path, options: StructuredOutputsOptions) -> None:
+    def __init__(self, tokenizer: TokenizerPlace, options: StructuredOutputsOptions) -> None:
         """
         Args:
-            folder: of the tokenizer.
+            tokenizer: whose tokens outputs are made of.
 
         Raises:
             StartupError: the options do not agree, or their backend is not installed.
         """
-        self._folder = folder
+        self._tokenizer = tokenizer
         self._defaults = options.chosen()
         self._timeout_seconds = options.constraint_timeout_seconds
         self._pools: dict[str, ChildPool] = {}
@@ -139,7 +139,7 @@ class ConstraintCompiler:
         if backend not in self._pools:
             self._pools[backend] = ChildPool(
                 "tokenizer_svc.compile_process",
-                Message({"folder": str(self._folder), "backend": backend}),
+                Message({"tokenizer": dataclasses.asdict(self._tokenizer), "backend": backend}),
                 _PROBE,
                 work="constraints to compile",
                 timeout_seconds=self._timeout_seconds,

@@ -62,6 +62,14 @@ class Encoder:
                 found += await self.pool.run(self._encode_short, batch, options)
         return found
 
+    def finish(self, token_ids: Sequence[int], options: EncodeOptions) -> Encoded:
+        """The same for a text whose tokens are known.
+
+        Raises:
+            ContextTooLong: there are more than `max_tokens`.
+        """
+        return _finish(token_ids, options)
+
     def _encode_short(self, texts: Sequence[str], options: EncodeOptions) -> list[Encoded]:
         return [_finish(ids, options) for ids in self._codec.encode(texts, options.add_special_tokens)]
 

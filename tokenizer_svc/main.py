@@ -17,7 +17,8 @@ from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.server import GrpcServer
-from quire.tokenizer.files import TokenizerFiles, read_tokenizer_files, tokenizer_folder
+from quire.tokenizer.files import TokenizerFiles
+from quire.tokenizer.modes import find_tokenizer
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.metrics import TokenizerMetrics
@@ -52,16 +53,17 @@ async def _serve(
     metrics = TokenizerMetrics(registry)
     grpc_server = GrpcServer("tokenizer", _SERVICE, server, security, registry)
     name = model.tokenizer_name
-    folder = tokenizer_folder(model)
-    files = read_tokenizer_files(folder)
+    place = find_tokenizer(model)
+    files = place.read()
     renderer = ChatRenderer(
         choose_templates(files, options),
         files.special_tokens,
         timeout_seconds=options.chat_template_timeout_seconds,
         max_chars=options.max_prompt_chars,
         content_format=options.chat_template_content_format,
+        conversations=str(files.conversations or "") if options.chat_template is None else "",
     )
-    compiler = ConstraintCompiler(folder, options.structured_outputs)
+    compiler = ConstraintCompiler(place, options.structured_outputs)
     servicer = TokenizerServicer(name, files, renderer, compiler, options, metrics)
     metrics.watch_streams(lambda: sum(session.num_streams for session in tuple(servicer.sessions)))
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, grpc_server.server)

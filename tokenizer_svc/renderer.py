@@ -9,6 +9,7 @@ from quire.bounds import MAX_MESSAGES
 from quire.errors import InvalidRequest
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
+from tokenizer_svc.rendered import Rendered
 
 
 class ChatRenderer:
@@ -22,17 +23,23 @@ class ChatRenderer:
         timeout_seconds: float,
         max_chars: int,
         content_format: str = "auto",
+        conversations: str = "",
     ) -> None:
+        """
+        Args:
+            conversations: see TokenizerFiles; in place of templates.
+        """
         setup = {
             "templates": dict(templates), "special_tokens": dict(special_tokens),
             "max_chars": max_chars, "max_messages": MAX_MESSAGES, "content_format": content_format,
+            "conversations": conversations,
         }  # fmt: skip
         self._pool = ChildPool(
-            "tokenizer_svc.render_process", Message(setup), _PROBE,
+            "tokenizer_svc.render_process", Message(setup), _without_template(_PROBE) if conversations else _PROBE,
             work="conversations to render", timeout_seconds=timeout_seconds,
         )  # fmt: skip
         self._timeout_seconds = timeout_seconds
-        self.has_template = "default" in templates
+        self.has_template = "default" in templates or bool(conversations)
 
     async def start(self) -> None:
         """Starts the processes and waits until they are ready.
@@ -46,7 +53,7 @@ class ChatRenderer:
         """Ends the processes."""
         await self._pool.close()
 
-    async def render(self, messages_json: bytes, **request: Any) -> str:
+    async def render(self, messages_json: bytes, **request: Any) -> Rendered:
         """See `ChatTemplates.render`.
 
         Args:
@@ -64,8 +71,14 @@ class ChatRenderer:
             problem = "The chat template used too much memory or nested too deeply for this conversation."
         else:
             if (problem := answer.fields.get("error", "")) == "":
-                return answer.payload.decode("utf-8", "surrogatepass")
+                token_ids = answer.fields["token_ids"]
+                text = answer.payload.decode("utf-8", "surrogatepass")
+                return Rendered(text, None if token_ids is None else tuple(token_ids))
         raise InvalidRequest(problem, parameter="messages")
+
+
+def _without_template(probe: Message) -> Message:
+    return Message({**probe.fields, "template": None}, probe.payload)
 
 
 _PROBE = Message(

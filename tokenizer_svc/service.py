@@ -21,6 +21,7 @@ from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.encoder import Encoded, EncodeOptions, Encoder
 from tokenizer_svc.fill_in_middle import with_hole
 from tokenizer_svc.metrics import TokenizerMetrics
+from tokenizer_svc.rendered import Rendered
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.session import DetokenizeSession
 from tokenizer_svc.text import TextCodec
@@ -86,9 +87,12 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def RenderChat(
         self, request: tokenizer_pb2.RenderChatRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.RenderChatResponse:
-        text = await self._render(request)
-        encoded = await self._encode([text], request)
-        return await self._beside(encoded, _render_response, text, encoded[0])
+        rendered = await self._render(request)
+        if rendered.token_ids is None:
+            encoded = await self._encode([rendered.text], request)
+        else:
+            encoded = [self._encoder.finish(rendered.token_ids, _options(request))]
+        return await self._beside(encoded, _render_response, rendered.text, encoded[0])
 
     async def DetokenizeSession(
         self,
@@ -145,7 +149,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def _heartbeat(self) -> tokenizer_pb2.DetokenizeSessionResponse:
         return tokenizer_pb2.DetokenizeSessionResponse(draining=self._draining)
 
-    async def _render(self, request: tokenizer_pb2.RenderChatRequest) -> str:
+    async def _render(self, request: tokenizer_pb2.RenderChatRequest) -> Rendered:
         if request.chat_template and not self._options.trust_request_chat_template:
             raise InvalidRequest(
                 "This server does not take chat templates from requests; start it with --trust-request-chat-template.",
@@ -156,7 +160,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 "The model has no chat template: use /v1/completions, or start the server with --chat-template."
             )
         add_prompt = request.add_generation_prompt if request.HasField("add_generation_prompt") else True
-        text = await self._renderer.render(
+        rendered = await self._renderer.render(
             messages_json=request.messages_json,
             tools=_parse(request.tools_json or b"null", "tools", (list, type(None))),
             add_generation_prompt=add_prompt and not request.continue_final_message,
@@ -165,7 +169,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             template=request.chat_template or None,
         )
         self._metrics.rendered_conversations.inc()
-        return text
+        return rendered
 
     async def _encode(self, texts: Sequence[str], wanted: _EncodeOptions) -> list[Encoded]:
         num_chars = sum(map(len, texts))
@@ -175,9 +179,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 "(--max-prompt-chars).",
                 parameter="prompt",
             )
-        _check_block_keys(wanted)
-        options = EncodeOptions(wanted.add_special_tokens, wanted.block_size, wanted.cache_salt, wanted.max_tokens)
-        encoded = await self._encoder.encode(texts, options)
+        encoded = await self._encoder.encode(texts, _options(wanted))
         self._metrics.encoded_tokens.inc(_num_tokens(encoded))
         return encoded
 
@@ -196,6 +198,15 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         if request.return_token_strings:
             answer.token_strings.extend(self._codec.token_strings(request.token_ids))
         return answer
+
+
+def _options(wanted: _EncodeOptions) -> EncodeOptions:
+    """
+    Raises:
+        InvalidRequest: a field is out of bounds.
+    """
+    _check_block_keys(wanted)
+    return EncodeOptions(wanted.add_special_tokens, wanted.block_size, wanted.cache_salt, wanted.max_tokens)
 
 
 def _num_tokens(encoded: Sequence[Encoded]) -> int:

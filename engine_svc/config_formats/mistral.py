@@ -41,7 +41,9 @@ def from_mistral(params: dict[str, Any]) -> dict[str, Any]:
                 f"params.json has {name}: {meaning} are not read in this form. If the model has a config.json and "
                 "safetensors of the Hugging Face layout too, take those: --config-format hf."
             )
-    config: dict[str, Any] = _DEFAULTS | {ours: params[name] for name, ours in _NAMES.items() if params.get(name) is not None}
+    config: dict[str, Any] = _DEFAULTS | {
+        ours: params[name] for name, ours in _NAMES.items() if params.get(name) is not None
+    }
     config |= _experts(params.get("moe")) | _windows(params.get("sliding_window"), config)
     config |= _quantization(params.get("quantization"))
     if yarn := params.get("yarn"):

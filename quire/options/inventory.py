@@ -116,7 +116,6 @@ UNIMPLEMENTED = frozenset(
         "speculative-config",
         "speculative-model",
         "task",
-        "tokenizer-mode",
         "tokenizer-pool-extra-config",
         "tokenizer-pool-size",
         "tokenizer-pool-type",

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from quire.model_folder import DEMO_MODEL
 from quire.options.base import option
 
+TOKENIZER_MODES = ("auto", "slow", "mistral", "custom")
+
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -26,6 +28,11 @@ class ModelOptions:
     tokenizer_revision: str | None = option(
         None, "Branch, tag or commit of a hub tokenizer. Default: --revision when the tokenizer is the model's."
     )
+    tokenizer_mode: str = option(
+        "auto", "By what the tokenizer is read: auto (tokenizer.json), mistral (tekken.json; conversations are written "
+        "by the package mistral-common) or custom (the one that an installed package registers under the name "
+        "--tokenizer). slow is refused: there are none any more.", choices=TOKENIZER_MODES,
+    )  # fmt: skip
     served_model_name: tuple[str, ...] = option(
         (), "Names under which the API serves the model; the first is the one in answers. Default: the model's own."
     )

@@ -31,6 +31,7 @@ class TokenizerFiles:
     config: dict[str, Any]  # tokenizer_config.json without the chat template
     special_tokens: dict[str, str] = field(default_factory=dict)  # "eos_token" → its text
     chat_templates: dict[str, str] = field(default_factory=dict)  # "default" and, of some models, others
+    conversations: Path | None = None  # file of Mistral's by which its package writes them, in place of a template
 
 
 def tokenizer_folder(options: ModelOptions) -> Path:

@@ -79,6 +79,12 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_level_alphabet()
+_CHARACTERS = {byte: character for character, byte in _ALPHABET.items()}
+
+
+def spelling_of(text: bytes) -> str:
+    """How byte-level vocabularies spell it."""
+    return "".join(map(_CHARACTERS.__getitem__, text))
 
 
 def _spell_byte_level(token: str) -> bytes:

@@ -24,6 +24,7 @@ from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.server import GrpcServer
 from quire.tokenizer.files import read_tokenizer_files
+from quire.tokenizer.modes import TokenizerPlace
 from quire.v1 import tokenizer_pb2_grpc
 from router.app import Router
 from tests.support.fake_engine import FakeEngine, FakeOptions
@@ -124,7 +125,7 @@ async def running_tokenizer(folder: Path) -> AsyncIterator[GrpcServer]:
     registry = new_registry()
     server = GrpcServer("tokenizer", "quire.v1.TokenizerService", GrpcServerOptions(), SECURITY, registry)
     files = read_tokenizer_files(folder)
-    compiler = ConstraintCompiler(folder, options.structured_outputs)
+    compiler = ConstraintCompiler(TokenizerPlace("auto", "", str(folder)), options.structured_outputs)
     servicer = TokenizerServicer("tiny", files, renderer, compiler, options, TokenizerMetrics(registry))
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server.server)
     await server.start()

@@ -56,7 +56,7 @@ async def render(target: ChatRenderer, **changes: Any) -> str:
         "variables": {}, "template": None,
     }  # fmt: skip
     changed = request | changes
-    return await target.render(json.dumps(changed.pop("messages")).encode(), **changed)
+    return (await target.render(json.dumps(changed.pop("messages")).encode(), **changed)).text
 
 
 @pytest.mark.parametrize(

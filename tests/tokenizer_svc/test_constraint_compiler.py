@@ -18,6 +18,7 @@ from quire.options.structured_outputs import StructuredOutputsOptions
 from quire.structured import registry
 from quire.structured.asked import AskedConstraint
 from quire.structured.base import Constraint, ConstraintRequest, Form, constraint_key
+from quire.tokenizer.modes import TokenizerPlace
 from tokenizer_svc import constraint_compiler
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildPool
@@ -58,7 +59,7 @@ def asked(content: Any, form: Form = Form.JSON_SCHEMA, **choice: Any) -> AskedCo
 
 
 def new_compiler(folder: Path, **options: Any) -> ConstraintCompiler:
-    return ConstraintCompiler(folder, StructuredOutputsOptions(**options))
+    return ConstraintCompiler(TokenizerPlace("auto", "", str(folder)), StructuredOutputsOptions(**options))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

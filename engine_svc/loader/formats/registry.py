@@ -44,4 +44,11 @@ def create_format(folder: Path, options: LoadOptions) -> LoadFormat:
     Raises:
         StartupError: there is none of that name, or it cannot be used here.
     """
-    return format_named(options.load_format)(folder, options)
+    name = _detect(folder) if options.load_format == "auto" else options.load_format
+    return format_named(name)(folder, options)
+
+
+def _detect(folder: Path) -> str:
+    """What `auto` takes."""
+    weights = {file.name.startswith("consolidated") for file in folder.glob("*.safetensors")}
+    return "mistral" if weights == {True} and (folder / "params.json").exists() else "safetensors"

@@ -31,7 +31,7 @@ class Safetensors(CheckpointFormat):
 
     def files(self) -> Sequence[Path]:
         """See LoadFormat.files."""
-        files = shard_files(self.folder, self.index) or sorted(self.folder.glob("*.safetensors"))
+        files = shard_files(self.folder, self.index) or _without_doubles(sorted(self.folder.glob("*.safetensors")))
         if not files:
             pickled = any(file for pattern in _PICKLES for file in self.folder.glob(pattern))
             raise StartupError(f"{self.folder} has no *.safetensors weights.{_HINT if pickled else ''}")
@@ -51,6 +51,11 @@ class Safetensors(CheckpointFormat):
             with opened(file) as tensors:
                 for name in tensors.keys():  # noqa: SIM118  (no mapping)
                     yield name, tensors.get_slice(name)
+
+
+def _without_doubles(files: list[Path]) -> list[Path]:
+    """Mistral's repositories have all weights a second time, in their own layout."""
+    return [file for file in files if not file.name.startswith("consolidated")] or files
 
 
 def _names_in(file: Path) -> list[str]:

@@ -28,7 +28,7 @@ def test_it_computes_the_same(tmp_path: Path, family: str, options: dict[str, An
     original = make_model(tmp_path / "original", family)
     folder = as_mistral(original, tmp_path / "model")
     prompts = random_prompts(5, 40)
-    with running_engine(folder, load_format="mistral", **options) as engine:
+    with running_engine(folder, **options) as engine:
         found = tokens(run(engine, prompts))
     check_greedy(original, prompts, found, 64)
 
@@ -48,3 +48,13 @@ def test_without_its_parameters(tmp_path: Path, params: str | None, words: str) 
         (tmp_path / "params.json").write_text(params)
     with pytest.raises(StartupError, match=words):
         create_format(tmp_path, LoadOptions(load_format="mistral"))
+
+
+def test_auto_takes_hugging_faces_layout_where_there_are_both(tmp_path: Path) -> None:
+    original = make_model(tmp_path / "original", "mistral")
+    folder = as_mistral(original, tmp_path / "model")
+    names = {name: file.name for name, file in create_format(folder, LoadOptions()).names().items()}
+    assert {*names.values()} == {"consolidated.safetensors"}
+    (folder / "model.safetensors").write_bytes((original / "model.safetensors").read_bytes())
+    again = {name: file.name for name, file in create_format(folder, LoadOptions()).names().items()}
+    assert again == dict.fromkeys(names, "model.safetensors")

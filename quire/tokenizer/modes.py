@@ -1,0 +1,78 @@
+"""`--tokenizer-mode`: by what a model's tokenizer is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.errors import StartupError
+from quire.options.model import TOKENIZER_MODES, ModelOptions
+from quire.registry import load_plugin, registry
+from quire.tokenizer.files import TokenizerFiles, read_tokenizer_files, tokenizer_folder
+
+_PLUGINS = "quire.tokenizers"
+
+
+@dataclass(frozen=True)
+class TokenizerPlace:
+    """Where a tokenizer is, for processes that read it themselves."""
+
+    mode: str
+    name: str  # of a custom one
+    folder: str  # of all others
+
+    def read(self) -> TokenizerFiles:
+        """
+        Raises:
+            StartupError: it cannot be read.
+        """
+        return _READERS[self.mode](self)
+
+
+def find_tokenizer(model: ModelOptions) -> TokenizerPlace:
+    """The model's, downloaded when it is a hub name.
+
+    Raises:
+        StartupError: it is not there.
+    """
+    folder = "" if model.tokenizer_mode == "custom" else str(tokenizer_folder(model))
+    return TokenizerPlace(model.tokenizer_mode, model.tokenizer or "", folder)
+
+
+def _own(place: TokenizerPlace) -> TokenizerFiles:
+    return read_tokenizer_files(Path(place.folder))
+
+
+def _slow(place: TokenizerPlace) -> TokenizerFiles:
+    raise StartupError(
+        "--tokenizer-mode slow: Transformers 5 has no slow tokenizers any more, nor has Quire. The fast one gives the "
+        "same tokens: leave the option out."
+    )
+
+
+def _mistral(place: TokenizerPlace) -> TokenizerFiles:
+    from quire.tokenizer.tekken import read_tekken
+
+    try:
+        import mistral_common  # noqa: F401  (writes conversations, in another process)
+    except ImportError as error:
+        raise StartupError(
+            f"--tokenizer-mode mistral needs the package mistral-common ({error}): pip install 'quire[mistral]'."
+        ) from error
+    return read_tekken(Path(place.folder))
+
+
+def _custom(place: TokenizerPlace) -> TokenizerFiles:
+    found = load_plugin("--tokenizer-mode custom --tokenizer", {}, _PLUGINS, place.name)()
+    if not isinstance(found, TokenizerFiles):
+        raise StartupError(
+            f"--tokenizer-mode custom --tokenizer {place.name} gives {type(found).__name__}; expected a function "
+            "without arguments that returns quire.tokenizer.files.TokenizerFiles."
+        )
+    return found
+
+
+_READERS: Mapping[str, Callable[[TokenizerPlace], TokenizerFiles]] = registry(
+    "--tokenizer-mode", TOKENIZER_MODES, {"auto": _own, "slow": _slow, "mistral": _mistral, "custom": _custom}
+)

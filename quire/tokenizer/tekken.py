@@ -1,0 +1,87 @@
+"""tekken.json, Mistral's own form of a tokenizer, as a tokenizer of the library that Quire encodes with.
+
+It has byte strings by rank, the lower the sooner they are merged, behind special tokens of which it may name only some.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from quire.errors import StartupError
+from quire.tokenizer.files import TokenizerFiles
+from quire.tokenizer.token_bytes import spelling_of
+
+FILE = "tekken.json"
+# Of files that name none.
+_FIRST = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
+    "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
+)  # fmt: skip
+_NAMED = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+
+
+def read_tekken(folder: Path) -> TokenizerFiles:
+    """
+    Raises:
+        StartupError: the folder has no tekken.json, or one that cannot be read.
+    """
+    path = folder / FILE
+    try:
+        content = json.loads(path.read_bytes())
+        tokenizer = _tokenizer(content)
+    except FileNotFoundError:
+        raise StartupError(
+            f"--tokenizer-mode mistral: {folder} has no {FILE}. Tokenizers in tokenizer.model files are not read; take "
+            "the model's tokenizer.json, with --tokenizer-mode auto."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StartupError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    special = {name: text for name, text in _NAMED.items() if tokenizer.token_to_id(text) is not None}
+    return TokenizerFiles(tokenizer, json.loads(tokenizer.to_str()), {}, special, {}, conversations=path)
+
+
+def _tokenizer(content: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    config = content["config"]
+    special = _special_tokens(content.get("special_tokens"), config["default_num_special_tokens"])
+    words = _words(content["vocab"], config["default_vocab_size"] - len(special))
+    vocab = {spelling_of(word): len(special) + rank for word, rank in words.items()}
+    vocab |= {token: number for number, token in enumerate(special)}
+    merges = [(spelling_of(left), spelling_of(right)) for left, right in _merges(words)]
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(config["pattern"]), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", vocab["<s>"])])
+    tokenizer.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in special])
+    return tokenizer
+
+
+def _special_tokens(named: Sequence[Mapping[str, Any]] | None, count: int) -> list[str]:
+    """All of them, by their numbers."""
+    first = [token["token_str"] for token in sorted(named, key=lambda token: token["rank"])] if named else [*_FIRST]
+    return first + [f"<SPECIAL_{number}>" for number in range(len(first), count)]
+
+
+def _words(vocab: Sequence[Mapping[str, Any]], count: int) -> dict[bytes, int]:
+    """Byte string → rank, of the first so many."""
+    return {base64.b64decode(word["token_bytes"]): word["rank"] for word in vocab if word["rank"] < count}
+
+
+def _merges(words: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
+    """Pairs that make a word, in the order in which they are to be merged: by the word's rank, then by the pair's."""
+    for word in sorted(words, key=words.__getitem__):
+        cuts = [(word[:index], word[index:]) for index in range(1, len(word))]
+        pairs = [(left, right) for left, right in cuts if left in words and right in words]
+        yield from sorted(pairs, key=lambda pair: (words[pair[0]], words[pair[1]]))

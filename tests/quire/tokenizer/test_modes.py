@@ -1,0 +1,115 @@
+"""By what a tokenizer is read."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+from quire.errors import StartupError
+from quire.options.model import ModelOptions
+from quire.tokenizer.files import TokenizerFiles
+from quire.tokenizer.modes import find_tokenizer
+from quire.tokenizer.tekken import read_tekken
+from tests.support.tekken import NUM_SPECIAL, write_tekken
+from tokenizer_svc.text import TextCodec
+
+TEXTS = ["Hello, wörld! 🙂 don't  \n\n x", "def f(x):\n\treturn x**2", "日本語。", "AbcDEF 12345  ", " a", "", "\x00"]
+
+
+def read(mode: str, folder: str, **options: Any) -> TokenizerFiles:
+    return find_tokenizer(ModelOptions(model=folder, tokenizer_mode=mode, **options)).read()
+
+
+def test_tekken_encodes_as_mistrals_own(tmp_path: Path) -> None:
+    reference = Tekkenizer.from_file(write_tekken(tmp_path))
+    tokenizer = read("mistral", str(tmp_path)).tokenizer
+    generator = random.Random(0)
+    odd = ["".join(generator.choices("a é中\u0301\n🙂", k=30)) for _ in range(99)]
+    for text in TEXTS + odd:
+        assert tokenizer.encode(text, add_special_tokens=False).ids == reference.encode(text, bos=False, eos=False)
+        assert tokenizer.encode(text).ids == reference.encode(text, bos=True, eos=False)
+    assert tokenizer.get_vocab_size() == reference.n_words
+    assert [tokenizer.id_to_token(number) for number in range(NUM_SPECIAL)] == [
+        reference.id_to_piece(number) for number in range(NUM_SPECIAL)
+    ]
+
+
+def test_tekken_decodes_a_token_at_a_time(tmp_path: Path) -> None:
+    write_tekken(tmp_path)
+    files = read("mistral", str(tmp_path))
+    codec = TextCodec(files)
+    assert files.special_tokens == {
+        "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>",
+    }  # fmt: skip
+    ids = codec.encode(["Grüße 🙂"], add_special_tokens=True)[0]
+    assert b"".join(map(codec.token_bytes, ids[1:])).decode() == "Grüße 🙂"
+    assert codec.decode(ids, skip_special_tokens=True) == "Grüße 🙂"
+
+
+def test_special_tokens_that_the_file_names(tmp_path: Path) -> None:
+    names = ["<unk>", "<s>", "</s>", "[NEW]"]
+    tokens = [{"rank": rank, "token_str": name, "is_control": True} for rank, name in enumerate(names)]
+    path = write_tekken(tmp_path, special_tokens=tokens[::-1])
+    tokenizer = read_tekken(path.parent).tokenizer
+    assert [tokenizer.id_to_token(number) for number in range(5)] == [*names, "<SPECIAL_4>"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "has no tekken.json.*tokenizer.model"), ("{", "cannot be read"), ('{"config": {}}', "cannot be read")],
+)
+def test_broken_tekken(tmp_path: Path, text: str | None, words: str) -> None:
+    if text:
+        (tmp_path / "tekken.json").write_text(text)
+    with pytest.raises(StartupError, match=words):
+        read("mistral", str(tmp_path))
+
+
+def test_without_mistrals_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *args: Any) -> Any:
+        if name == "mistral_common":
+            raise ImportError(f"No module named {name!r}")
+        return real(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(StartupError, match=r"pip install 'quire\[mistral\]'"):
+        read("mistral", str(tmp_path))
+
+
+def test_slow_ones_are_no_more(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="--tokenizer-mode slow: Transformers 5 has no slow tokenizers"):
+        read("slow", str(tmp_path))
+
+
+def test_one_that_a_package_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = tmp_path / "mine-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[quire.tokenizers]\nown = my_tokenizer:make\nodd = builtins:dict\n")
+    (tmp_path / "my_tokenizer.py").write_text(
+        "import json, tokenizers\nfrom quire.tokenizer.files import TokenizerFiles\n\n"
+        "def make():\n"
+        "    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({'a': 0}, []))\n"
+        "    return TokenizerFiles(tokenizer, json.loads(tokenizer.to_str()), {})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert read("custom", "/no/folder", tokenizer="own").tokenizer.get_vocab() == {"a": 0}
+    with pytest.raises(StartupError, match="odd gives dict; expected a function"):
+        read("custom", "/no/folder", tokenizer="odd")
+    with pytest.raises(StartupError, match=r"--tokenizer-mode custom --tokenizer other does not exist\. Choose .*own"):
+        read("custom", "/no/folder", tokenizer="other")
+
+
+def test_files_of_other_tokenizers_are_left_alone(tmp_path: Path) -> None:
+    write_tekken(tmp_path)
+    with pytest.raises(StartupError, match=r"No tokenizer\.json"):
+        read("auto", str(tmp_path))
+    assert json.loads((tmp_path / "tekken.json").read_text())["config"]

@@ -1,0 +1,79 @@
+"""Conversations as Mistral's own package writes them: straight to tokens.
+
+What users write never becomes a control token, whatever it looks like, for texts and control tokens are put together as
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+from tokenizer_svc.chat_template import TemplateRejection
+from tokenizer_svc.rendered import Rendered
+
+
+class MistralConversations:
+    """As `ChatTemplates`, without a template."""
+
+    def __init__(self, path: str, max_chars: int) -> None:
+        """
+        Args:
+            path: tekken.json.
+            max_chars: longest text to write.
+        """
+        self._tokenizer = MistralTokenizer.from_file(path)
+        self._max_chars = max_chars
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any],
+        template: str | None,
+    ) -> Rendered:
+        """See `ChatTemplates.render`.
+
+        Raises:
+            TemplateRejection: it cannot be written.
+        """
+        if template or variables:
+            raise TemplateRejection(
+                "chat_template and chat_template_kwargs are for chat templates; this server writes conversations by "
+                "mistral-common (--tokenizer-mode mistral)."
+            )
+        _check_texts(messages)
+        try:
+            request = ChatCompletionRequest.from_openai(
+                messages=messages, tools=tools, continue_final_message=continue_final_message
+            )
+            tokens = self._tokenizer.encode_chat_completion(request).tokens
+        except Exception as error:  # whatever the package raises: the conversation has not the form it needs
+            raise TemplateRejection(f"mistral-common rejects the conversation: {str(error)[:1500]}") from error
+        text = self._tokenizer.decode(tokens, special_token_policy=SpecialTokenPolicy.KEEP)
+        if len(text) > self._max_chars:
+            raise TemplateRejection(
+                f"The rendered conversation has more than {self._max_chars} characters (--max-prompt-chars)."
+            )
+        return Rendered(text, tuple(tokens))
+
+
+def _check_texts(messages: list[dict[str, Any]]) -> None:
+    """The package fetches pictures from wherever a message says, files of this machine included.
+
+    Raises:
+        TemplateRejection: a part of a message is something else than text.
+    """
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            if kind not in ("text", "thinking"):
+                raise TemplateRejection(f"messages has content of the type {kind!r}; supported is text.")
