@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from engine_svc.layers.context import LayerContext, PackedLayer
-from engine_svc.layers.split import Part, Split, hold
+from engine_svc.layers.split import Part, Split, bias_of, hold, split_parameter
 from engine_svc.ops.base import Product
 from engine_svc.ops.weights import Weight
 
@@ -30,13 +30,14 @@ class VocabParallelEmbedding(PackedLayer):
 
     def __init__(
         self, vocab_size: int, hidden_size: int, *, context: LayerContext, is_input: bool = True,
-        is_output: bool = False, scale: float = 1.0,
+        is_output: bool = False, scale: float = 1.0, bias: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
             is_input: rows will be looked up.
             is_output: `logits` will be called.
             scale: on what is looked up.
+            bias: of the output.
 
         Raises:
             ValueError: there are more ranks than tokens.
@@ -56,15 +57,16 @@ class VocabParallelEmbedding(PackedLayer):
         self._rows: Weight | None = None
         split = Split({"": Part(self._first, self._count, vocab_size)}, Part(0, hidden_size, hidden_size))
         self._held = hold(self, self, split, "embedding" if is_input else "head", context)
+        self.bias = split_parameter(bias_of(context.dtype), split, context.device) if bias else None
 
     def pack(self) -> None:
         """See PackedLayer.pack."""
         weight = self._held[0].take()
         if self._is_output:
-            self._product = self._context.ops.matrix(weight, None)
+            self._product = self._context.ops.matrix(weight, self.bias)
         if self._is_input:
             self._rows = weight
-        del self._held
+        del self.bias, self._held
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [tokens] → [tokens, hidden_size]."""

@@ -2,32 +2,71 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 
 from engine_svc.layers.context import LayerContext, PackedLayer
-from engine_svc.layers.split import Part, Split, hold, take_all
-from engine_svc.ops.base import ExpertsProduct
+from engine_svc.layers.fused_experts import FusedForm
+from engine_svc.layers.parameter import LoadedParameter, TensorSlice, take
+from engine_svc.layers.split import Part, Split, bias_of, hold, split_parameter, take_all
+from engine_svc.ops.base import ExpertsForm, ExpertsProduct
+
+
+@dataclass(frozen=True)
+class ExpertsShape:
+    """How many and how large, and how a checkpoint may hold them."""
+
+    count: int
+    hidden_size: int
+    size: int  # features inside one
+    bias: bool
+    fused: FusedForm = FusedForm()
 
 
 class Experts(PackedLayer):
-    """SwiGLU feed-forward layers, of which each token goes through a few."""
+    """Gated feed-forward layers, of which each token goes through a few."""
 
-    def __init__(self, num_experts: int, hidden_size: int, size: int, *, context: LayerContext) -> None:
+    def __init__(self, shape: ExpertsShape, form: ExpertsForm, *, context: LayerContext) -> None:
         """
         Args:
-            size: features inside one expert.
+            form: without biases, which come with the weights.
         """
         super().__init__()
-        self._context = context
+        self._context, self._shape, self._form = context, shape, form
         self._product: ExpertsProduct | None = None
         group = context.groups.expert
-        share = group.divide(size, "features of an expert")
-        mine, whole = Part(group.rank * share, share, size), Part(0, hidden_size, hidden_size)
+        share = group.divide(shape.size, "features of an expert")
+        mine, whole = Part(group.rank * share, share, shape.size), Part(0, shape.hidden_size, shape.hidden_size)
         splits = {"gate_up": Split({"gate": mine, "up": mine}, whole), "down": Split({"down": whole}, mine)}
         self._held = {}
         for name, split in splits.items():
             self.add_module(name, module := torch.nn.Module())
-            self._held[name] = hold(self, module, split, "experts", context, num_experts)
+            self._held[name] = hold(self, module, split, "experts", context, shape.count)
+            if shape.bias:
+                bias = split_parameter(bias_of(context.dtype), split, context.device, shape.count)
+                module.register_parameter("bias", bias)
+            for kind, parameter in module.named_parameters():
+                if isinstance(parameter, LoadedParameter):
+                    self._load_fused(parameter, name, kind)
+
+    def _load_fused(self, parameter: LoadedParameter, name: str, kind: str) -> None:
+        """Lets it load tensors that hold all experts, beside those of each."""
+        load_one, shape = parameter.loader, self._shape
+
+        def load(source: TensorSlice, part: str) -> None:
+            if part:
+                load_one(source, part)
+                return
+            if source.get_shape()[0] != shape.count:
+                raise ValueError(
+                    f"shape {list(source.get_shape())} in the checkpoint does not fit {shape.count} experts"
+                )
+            for index in range(shape.count):
+                one = shape.fused.expert(source, index, is_gate_up=name == "gate_up", is_plain=kind == "weight")
+                load_one(one, f"{index}.")
+
+        parameter.loader = load
 
     def pack(self) -> None:
         """See PackedLayer.pack.
@@ -38,8 +77,17 @@ class Experts(PackedLayer):
         gate_up, down = (take_all(self._held[name]) for name in ("gate_up", "down"))
         if len(gate_up) > 1:
             raise ValueError("the experts' gate and up matrices have different forms, which is not supported")
-        self._product = self._context.ops.experts(gate_up[0], down[0])
+        self._product = self._context.ops.experts(gate_up[0], down[0], self._form_with_biases())
         del self._held
+
+    def _form_with_biases(self) -> ExpertsForm:
+        if not self._shape.bias:
+            return self._form
+        inside, outside = (take(self.get_parameter(f"{name}.bias")) for name in ("gate_up", "down"))
+        # Of the ranks' results, which are summed, one has it.
+        return replace(
+            self._form, gate_up_bias=inside, down_bias=outside if self._context.groups.expert.rank == 0 else None
+        )
 
     def forward(self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         """The chosen experts' weighted sum, the same on every rank.

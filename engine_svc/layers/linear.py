@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engine_svc.layers.context import LayerContext, PackedLayer
-from engine_svc.layers.split import Part, Split, hold, split_parameter, take_all
+from engine_svc.layers.split import Part, Split, bias_of, hold, split_parameter, take_all
 from engine_svc.ops.base import Ops, Product
 from engine_svc.ops.weights import Weight, wide
 from engine_svc.parallel.group import ParallelGroup
-from engine_svc.quantization.base import OUTPUTS, ParameterSpec
 
 
 class _SplitLinear(PackedLayer):
@@ -22,8 +21,7 @@ class _SplitLinear(PackedLayer):
         self._context = context
         self._product: Product | None = None
         self._held = hold(self, self, split, "linear", context)
-        spec = ParameterSpec("bias", context.dtype, (OUTPUTS,))
-        self.bias = split_parameter(spec, split, context.device) if bias else None
+        self.bias = split_parameter(bias_of(context.dtype), split, context.device) if bias else None
 
     def pack(self) -> None:
         """See PackedLayer.pack."""
@@ -57,17 +55,18 @@ class ColumnParallelLinear(_SplitLinear):
 class ReplicatedLinear(PackedLayer):
     """A small matrix that every rank holds whole and computes with in full: what it decides matters more than time."""
 
-    def __init__(self, input_size: int, output_size: int, *, context: LayerContext) -> None:
+    def __init__(self, input_size: int, output_size: int, *, bias: bool = False, context: LayerContext) -> None:
         super().__init__()
         self._ops, self._dtype = context.ops, context.dtype
         self._product: Product | None = None
         split = Split({"": Part(0, output_size, output_size)}, Part(0, input_size, input_size))
         self._held = hold(self, self, split, "router", context)
+        self.bias = split_parameter(bias_of(context.dtype), split, context.device) if bias else None
 
     def pack(self) -> None:
         """See PackedLayer.pack."""
-        self._product = self._ops.matrix(wide(self._held[0].take(), self._dtype), None)
-        del self._held
+        self._product = self._ops.matrix(wide(self._held[0].take(), self._dtype), self.bias)
+        del self.bias, self._held
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, input_size] → float32 [tokens, output_size]."""

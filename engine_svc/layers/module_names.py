@@ -12,8 +12,16 @@ EXPERT_PARTS = {
     "gate_proj": ("gate_up", "gate"), "up_proj": ("gate_up", "up"), "down_proj": ("down", "down"),
     "w1": ("gate_up", "gate"), "w3": ("gate_up", "up"), "w2": ("down", "down"),
 }  # fmt: skip
-# Modules that some checkpoints call otherwise, ours first.
-_OTHERWISE = ((".mlp.", ".block_sparse_moe."), (".shared_expert.", ".shared_experts."))
+# Modules that some checkpoints call otherwise, ours first. What is renamed first may be renamed once more.
+OTHERWISE = (
+    (".mlp.", ".block_sparse_moe."), (".mlp.", ".feed_forward."),
+    (".mlp.shared_expert.gate_up_proj.", ".shared_mlp.input_linear."),  # Granite
+    (".mlp.shared_expert.down_proj.", ".shared_mlp.output_linear."),
+    (".mlp.experts.gate_up_proj.", ".mlp.input_linear."), (".mlp.experts.down_proj.", ".mlp.output_linear."),
+    (".shared_expert.", ".shared_experts."), (".shared_expert.", ".shared_mlp."),
+    (".gate.", ".router.layer."), (".gate.", ".router."), (".gate.", ".gate.wg."), (".gate.", ".moe_statics."),
+    (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),  # MiniMax
+)  # fmt: skip
 
 
 def names_in_checkpoints(path: str, part: str) -> tuple[str, ...]:
@@ -29,5 +37,6 @@ def names_in_checkpoints(path: str, part: str) -> tuple[str, ...]:
     else:
         alone = [f"{parent}.{name}" for name, each in PARTS.items() if each == (module, part)]
         found = [*alone, path]
-    found += [name.replace(ours, other) for name in found for ours, other in _OTHERWISE if ours in name]
+    for ours, other in OTHERWISE:
+        found += [f"{name}.".replace(ours, other)[:-1] for name in found if ours in f"{name}."]
     return tuple(name if name == "lm_head" else f"model.{name}" for name in found)

@@ -12,7 +12,7 @@ from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.module_names import names_in_checkpoints
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice, take
 from engine_svc.ops.weights import Weight, side_by_side
-from engine_svc.quantization.base import Axis, LayerMethod, ParameterSpec, Place, PlaceKind
+from engine_svc.quantization.base import OUTPUTS, Axis, LayerMethod, ParameterSpec, Place, PlaceKind
 
 Index = tuple[slice, ...]
 
@@ -128,6 +128,11 @@ def split_parameter(spec: ParameterSpec, split: Split, device: torch.device, num
 
     parameter.loader = load
     return parameter
+
+
+def bias_of(dtype: torch.dtype) -> ParameterSpec:
+    """That of a matrix's outputs, of whatever form the matrix is."""
+    return ParameterSpec("bias", dtype, (OUTPUTS,))
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from engine_svc.layers.module_names import EXPERT_PARTS, PARTS
+from engine_svc.layers.module_names import EXPERT_PARTS, OTHERWISE, PARTS
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
+# All experts in one tensor, which may be no module's.
+_ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:[._](\w+))?")
+_LAYER = re.compile(r"layers\.(\d+)\.")
+# Of models that see pictures too, whose part for text is loaded.
+_PREFIXES = ("model.", "language_model.", "model.")
 
 
 def parameter_name(name: str, module_names: Mapping[str, str]) -> tuple[str, str]:
@@ -18,16 +23,24 @@ def parameter_name(name: str, module_names: Mapping[str, str]) -> tuple[str, str
     """
     if module_names:
         name = ".".join(module_names.get(module, module) for module in name.split("."))
-    name = (
-        name.removeprefix("model.")
-        .replace(".block_sparse_moe.", ".mlp.")
-        .replace(".shared_experts.", ".shared_expert.")
-    )
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    for ours, other in OTHERWISE:
+        name = name.replace(other, ours)
     expert = _EXPERT.fullmatch(name)
     if expert and expert[3] in EXPERT_PARTS:
         parameter, part = EXPERT_PARTS[expert[3]]
         return f"{expert[1]}.{parameter}.{expert[4]}", f"{expert[2]}.{part}"
+    fused = _ALL_EXPERTS.fullmatch(name)
+    if fused:
+        return f"{fused[1]}.{fused[2]}.{fused[3] or 'weight'}", ""
     path, _, kind = name.rpartition(".")
     parent, _, module = path.rpartition(".")
     module, part = PARTS.get(module, (module, ""))
     return ".".join(filter(None, (parent, module, kind))), part
+
+
+def is_of_another(target: str, num_layers: int) -> bool:
+    """Whether a parameter is of a layer behind the model's own: some checkpoints have one that guesses ahead."""
+    layer = _LAYER.match(target)
+    return layer is not None and int(layer[1]) >= num_layers

@@ -12,7 +12,7 @@ import torch
 
 from engine_svc.layers.context import PackedLayer
 from engine_svc.layers.parameter import LoadedParameter
-from engine_svc.loader.names import parameter_name
+from engine_svc.loader.names import is_of_another, parameter_name
 from engine_svc.loader.progress import with_progress
 from engine_svc.loader.source import TensorSource
 from engine_svc.models.decoder import Decoder
@@ -50,7 +50,7 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool) -> No
     for name, source in with_progress(checkpoint.tensors(), len(files), progress):
         if is_cache_scale(name):
             continue
-        target, part = parameter_name(name, model.module_names)
+        target, part = parameter_name(name, model.config.module_names)
         if loading.is_ignored(name, target):
             continue
         target = loading.find(target, part)
@@ -83,7 +83,7 @@ class _Loading:
     def __init__(self, model: Decoder) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if isinstance(p, LoadedParameter)}
         self.packed: set[str] = set()
-        self._module_names = model.module_names
+        self._config = model.config
         self._is_tied = model.lm_head is model.embed_tokens
         self._ignored = {path: layer.ignored for path, layer in model.named_modules() if isinstance(layer, PackedLayer)}
         self._layers = {
@@ -103,6 +103,8 @@ class _Loading:
         layers = (path, path.rpartition(".")[0])  # experts have two matrices
         return (
             name.endswith(_IGNORED)
+            or name.startswith(self._config.ignored_prefixes)
+            or is_of_another(target, self._config.num_layers)
             or (self._is_tied and name.startswith("lm_head."))
             or any(kind in self._ignored.get(layer, ()) for layer in layers)
         )
@@ -119,7 +121,7 @@ class _Loading:
         Args:
             names: of the checkpoint's tensors.
         """
-        present = {self.find(*parameter_name(name, self._module_names)) for name in names}
+        present = {self.find(*parameter_name(name, self._config.module_names)) for name in names}
         for name, parameter in self.parameters.items():
             if name not in present:
                 parameter.fill_missing()

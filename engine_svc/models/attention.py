@@ -11,6 +11,7 @@ from engine_svc.attention.base import AttentionBackend, AttentionOptions, Prepar
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, qkv_parts
 from engine_svc.layers.norm import HeadLayerNorm, ParallelRMSNorm, RMSNorm
+from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.split import Part
 from engine_svc.models.config import ModelConfig
 from engine_svc.ops.base import HeadNorms
@@ -30,6 +31,7 @@ class StepInputs:
     rotary: torch.Tensor  # [tokens, 2, rotary_dim / 2]
     local_rotary: torch.Tensor  # the same for layers with a sliding window
     attention: AttentionBackend
+    query_scales: torch.Tensor | None = None  # float32 [tokens, 1, 1], of layers that do not rotate
 
 
 class Attention(torch.nn.Module):
@@ -42,9 +44,15 @@ class Attention(torch.nn.Module):
         self._heads = parts["q"].count // config.head_dim
         self._kv_heads = parts["k"].count // config.head_dim
         self._head_dim = config.head_dim
+        self.sinks: LoadedParameter | None = None
+        if config.attention_sinks:
+            self.sinks = LoadedParameter((self._heads,), torch.float32, context.device)
+            self.sinks.loader = self._load_sinks
+        self._first_head = parts["q"].first // config.head_dim
         self._options = AttentionOptions(
-            config.attention_scale, config.sliding_windows[index], config.attention_softcap
-        )
+            config.attention_scale, config.sliding_windows[index], config.attention_softcap, self.sinks,
+            config.windows_are_chunks and config.sliding_windows[index] is not None,
+        )  # fmt: skip
         self._rotates, self._interleaved = index not in config.no_rope_layers, config.rope_interleaved
         self.qkv_proj = ColumnParallelLinear(
             config.hidden_size, parts, bias=config.qkv_bias, context=context.at("qkv_proj")
@@ -57,10 +65,13 @@ class Attention(torch.nn.Module):
         )
         self._norms = config.qk_norm
         self._head_norms: HeadNorms | None = None
-        for name in ("q", "k") if config.qk_norm != "none" else ():
+        for name in ("q", "k") if config.qk_norm not in ("none", "weightless") else ():
             self.add_module(f"{name}_norm", _norm_of_heads(config, context, parts[name]))
         if config.qk_norm in ("head", "rotated"):
             self._head_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, config.norm_eps)
+        elif config.qk_norm == "weightless" and self._rotates:
+            ones = torch.ones(config.head_dim, dtype=context.dtype, device=context.device)
+            self._head_norms = HeadNorms(ones, ones, config.norm_eps)
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
@@ -71,6 +82,8 @@ class Attention(torch.nn.Module):
         heads = projected.view(tokens, -1, self._head_dim)
         query_key, value = heads.split((self._heads + self._kv_heads, self._kv_heads), dim=1)
         query, key = self._rotate(query_key, step).split((self._heads, self._kv_heads), dim=1)
+        if step.query_scales is not None and not self._rotates:
+            query = (query * step.query_scales).to(query.dtype)
         output = step.attention.forward(query, key, value, cache.cache, cache.prepared, self._options)
         return self.o_proj(output.reshape(tokens, -1))
 
@@ -83,6 +96,10 @@ class Attention(torch.nn.Module):
             heads = self._ops.rotate(heads, table, self._heads, None, self._interleaved)
             table = table[..., :0]
         return self._ops.rotate(heads, table, self._heads, self._head_norms, self._interleaved)
+
+    def _load_sinks(self, source: TensorSlice, part: str) -> None:
+        if self.sinks is not None:
+            self.sinks.write(part, self.sinks, source, (slice(self._first_head, self._first_head + self._heads),))
 
     def _normalise(self, projected: torch.Tensor) -> None:
         """All query heads, and all key heads, by weights for each of their values; in place."""

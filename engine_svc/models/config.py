@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine_svc.ops.base import Activation
+from engine_svc.layers.fused_experts import FusedForm
+from engine_svc.ops.base import Activation, Scoring
 from quire.errors import StartupError
 
 # Names of config.json, of which some mean the same.
@@ -26,10 +27,25 @@ class MoeConfig:
     renormalize: bool  # the chosen experts' weights are made to sum to one
     shared_size: int | None = None  # features of one more expert, that all tokens go through
     shared_gate: bool = False  # how much of it, each token decides
-    scoring: Literal["softmax", "sigmoid"] = "softmax"  # with sigmoid, a learned bias helps to choose
+    scoring: Scoring = "softmax"
+    choice_bias: bool = False  # learned, helps to choose and does not count
     num_groups: int = 1  # the experts of the best `chosen_groups` groups can be chosen
     chosen_groups: int = 1
     scale: float = 1.0  # on the chosen experts' weights
+    near: float = 0.0  # of sparsemixer, see Routing
+    router_bias: bool = False
+    weighs_inputs: bool = False  # what an expert counts is on its inputs
+    activation: Activation | None = None  # of experts; None: that of the other layers
+    expert_bias: bool = False
+    fused: FusedForm = FusedForm()  # of a checkpoint's tensors that hold all experts
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """How queries grow with their positions: times log(1 + floor((position + 1) / floor)) * growth + 1 (Llama 4)."""
+
+    floor: float
+    growth: float
 
 
 @dataclass(frozen=True)
@@ -82,14 +98,21 @@ class ModelConfig(ModelFacts):
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
+    head_bias: bool = False  # of the output layer, where it is not tied
     # Of queries and keys: each head, before or after its rotation; each by weights of its own; or all heads as one.
-    qk_norm: Literal["none", "head", "rotated", "each", "all"] = "none"
+    # Weightless: each head, in layers that rotate.
+    qk_norm: Literal["none", "head", "rotated", "each", "all", "weightless"] = "none"
+    attention_sinks: bool = False  # see AttentionOptions
+    windows_are_chunks: bool = False
+    temperature: Temperature | None = None  # of layers that do not rotate
     rope_interleaved: bool = False  # neighbouring values are rotated with each other, not those half a head apart
     no_rope_layers: frozenset[int] = frozenset()  # that do not rotate
     # Of attention and feed-forward. Parallel: one norm before both, which then do not see each other.
     norm_placement: Literal["before", "after", "around", "parallel"] = "before"
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     latent: LatentConfig | None = None
+    # Beginnings of names in the family's checkpoints that are of other models: those of pictures, say.
+    ignored_prefixes: tuple[str, ...] = ()
     module_names: Mapping[str, str] = field(
         default_factory=dict
     )  # in the family's checkpoints → ours, where they differ

@@ -23,10 +23,9 @@ class Decoder(torch.nn.Module):
         self, config: ModelConfig, context: LayerContext, attention: AttentionBackend, max_model_len: int
     ) -> None:
         super().__init__()
-        self._config = config
+        self.config = config
         self._attention = attention
         self._ops = context.ops
-        self.module_names = config.module_names
         size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings
         scale = float(torch.tensor(config.embedding_scale, dtype=context.dtype)) * config.embedding_multiplier
         self.embed_tokens = VocabParallelEmbedding(
@@ -40,7 +39,9 @@ class Decoder(torch.nn.Module):
         self.lm_head = (
             self.embed_tokens
             if tied
-            else VocabParallelEmbedding(*size, context=context.at("lm_head"), is_input=False, is_output=True)
+            else VocabParallelEmbedding(
+                *size, context=context.at("lm_head"), is_input=False, is_output=True, bias=config.head_bias
+            )
         )
 
         def table(parameters: Mapping[str, Any]) -> torch.Tensor:
@@ -71,14 +72,21 @@ class Decoder(torch.nn.Module):
         """
         rotary = self._ops.take_rows(self._rotary, positions)
         local = rotary if self._local_rotary is None else self._ops.take_rows(self._local_rotary, positions)
-        step = StepInputs(rotary, local, self._attention)
+        step = StepInputs(rotary, local, self._attention, self._query_scales(positions))
         hidden = self.embed_tokens(token_ids)
         if embedded is not None:
-            hidden = embedded.put(hidden, self._config.embedding_multiplier)
+            hidden = embedded.put(hidden, self.config.embedding_multiplier)
         residual = torch.zeros_like(hidden)
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden = layer(hidden, residual, cache, step)
         return self.norm(hidden, residual)
+
+    def _query_scales(self, positions: torch.Tensor) -> torch.Tensor | None:
+        temperature = self.config.temperature
+        if temperature is None:
+            return None
+        steps = torch.floor((positions.float() + 1) / temperature.floor)
+        return (torch.log1p(steps) * temperature.growth + 1)[:, None, None]
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """[tokens, hidden_size] → float32 [rows, vocab_size].
@@ -89,7 +97,7 @@ class Decoder(torch.nn.Module):
         if rows is not None:
             hidden = self._ops.take_rows(hidden, rows)
         logits = self.lm_head.logits(hidden)
-        if self._config.logits_scale != 1.0:
-            logits = self._ops.scale(logits, self._config.logits_scale)
-        cap = self._config.logits_softcap
+        if self.config.logits_scale != 1.0:
+            logits = self._ops.scale(logits, self.config.logits_scale)
+        cap = self.config.logits_softcap
         return logits if cap is None else self._ops.softcap(logits, cap)

@@ -15,29 +15,31 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         config.get("q_lora_rank"), config["kv_lora_rank"], config["qk_nope_head_dim"], config["qk_rope_head_dim"],
         config["v_head_dim"],
     )  # fmt: skip
-    dense, layers = config.get("first_k_dense_replace", 0), config["num_hidden_layers"]
-    moe = _moe(config)
     return base_config(
         config, head_dim=latent.rotated_dim, attention_scale=_scale(config, latent), latent=latent,
-        moe=tuple(None if index < dense else moe for index in range(layers)),
+        moe=mixtures(config),
     )  # fmt: skip
 
 
-def _moe(config: Mapping[str, Any]) -> MoeConfig:
-    is_v3 = config["architectures"][0] == "DeepseekV3ForCausalLM"
+def mixtures(config: Mapping[str, Any]) -> tuple[MoeConfig | None, ...]:
+    """The layers' mixtures of experts, of DeepSeek and of families that took them over."""
+    is_v3 = config["architectures"][0] != "DeepseekV2ForCausalLM"
     grouped = is_v3 or config.get("topk_method") == "group_limited_greedy"
-    return MoeConfig(
+    moe = MoeConfig(
         # Transformers 5 writes the number under another name.
         num_experts=config.get("n_routed_experts") or config["num_local_experts"],
         experts_per_token=config["num_experts_per_tok"],
         expert_size=config["moe_intermediate_size"],
         renormalize=is_v3 and bool(config.get("norm_topk_prob", True)),
-        shared_size=config["moe_intermediate_size"] * config["n_shared_experts"],
+        shared_size=config["moe_intermediate_size"] * (config.get("n_shared_experts") or 0) or None,
         scoring="sigmoid" if is_v3 else "softmax",
+        choice_bias=is_v3,
         num_groups=config["n_group"] if grouped else 1,
         chosen_groups=config["topk_group"] if grouped else 1,
         scale=config.get("routed_scaling_factor", 1.0),
     )
+    dense, layers = config.get("first_k_dense_replace", 0), config["num_hidden_layers"]
+    return tuple(None if index < dense else moe for index in range(layers))
 
 
 def _scale(config: Mapping[str, Any], latent: LatentConfig) -> float:

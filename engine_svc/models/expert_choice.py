@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine_svc.layers.context import LayerContext
+from engine_svc.layers.fused_experts import Flat
 from engine_svc.layers.linear import ReplicatedLinear
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.models.config import MoeConfig
@@ -15,12 +16,12 @@ class ExpertChoice(ReplicatedLinear):
     """Scores all experts and takes the best; where experts are in groups, those of the best groups."""
 
     def __init__(self, hidden_size: int, moe: MoeConfig, *, context: LayerContext) -> None:
-        super().__init__(hidden_size, moe.num_experts, context=context)
+        super().__init__(hidden_size, moe.num_experts, bias=moe.router_bias, context=context)
         self._routing = Routing(
-            moe.experts_per_token, moe.renormalize, moe.scoring, moe.num_groups, moe.chosen_groups, moe.scale
+            moe.experts_per_token, moe.renormalize, moe.scoring, moe.num_groups, moe.chosen_groups, moe.scale, moe.near
         )
         self.e_score_correction_bias: LoadedParameter | None = None
-        if moe.scoring == "sigmoid":
+        if moe.choice_bias:
             self.e_score_correction_bias = LoadedParameter((moe.num_experts,), torch.float32, context.device)
             self.e_score_correction_bias.loader = self._load_bias
 
@@ -30,4 +31,6 @@ class ExpertChoice(ReplicatedLinear):
 
     def _load_bias(self, source: TensorSlice, part: str) -> None:
         if self.e_score_correction_bias is not None:
-            self.e_score_correction_bias.write(part, self.e_score_correction_bias, source, (slice(None),))
+            # Ernie's has a dimension more in front.
+            everything = (slice(None),) * len(source.get_shape())
+            self.e_score_correction_bias.write(part, self.e_score_correction_bias, Flat(source), everything)

@@ -5,36 +5,32 @@ from __future__ import annotations
 import torch
 
 from engine_svc.layers.context import LayerContext
-from engine_svc.layers.experts import Experts
+from engine_svc.layers.experts import Experts, ExpertsShape
 from engine_svc.layers.linear import ReplicatedLinear
 from engine_svc.models.config import ModelConfig, MoeConfig
 from engine_svc.models.expert_choice import ExpertChoice
 from engine_svc.models.mlp import MLP
-from quire.errors import StartupError
+from engine_svc.ops.base import ExpertsForm
 
 
 class SparseMLP(torch.nn.Module):
     """A router picks each token's experts; one more expert may be shared by all tokens."""
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, context: LayerContext) -> None:
-        """
-        Raises:
-            StartupError: the experts' activation is not SiLU.
-        """
         super().__init__()
-        if config.activation != "silu":
-            raise StartupError(f"Mixtures of experts with the activation {config.activation!r} are not supported.")
         self._ops = context.ops
         self.gate = ExpertChoice(config.hidden_size, moe, context=context.at("gate"))
-        self.experts = Experts(moe.num_experts, config.hidden_size, moe.expert_size, context=context.at("experts"))
+        form = ExpertsForm(moe.activation or config.activation, weighs_inputs=moe.weighs_inputs)
+        shape = ExpertsShape(moe.num_experts, config.hidden_size, moe.expert_size, moe.expert_bias, moe.fused)
+        self.experts = Experts(shape, form, context=context.at("experts"))
         self.shared_expert: MLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
         if moe.shared_size:
             self.shared_expert = MLP(
                 config.hidden_size,
                 moe.shared_size,
-                activation="silu",
-                bias=False,
+                activation=config.activation,
+                bias=config.mlp_bias,
                 context=context.at("shared_expert"),
             )
         if moe.shared_gate:

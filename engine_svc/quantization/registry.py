@@ -12,7 +12,9 @@ from quire.options.model_form import QUANTIZATIONS
 from quire.registry import load_entry, registry
 
 # Loaded by name: what others need is not imported.
-METHODS = registry("--quantization", QUANTIZATIONS, {"int8": "engine_svc.quantization.int8:Int8"})
+METHODS = registry("--quantization", QUANTIZATIONS, {
+    "int8": "engine_svc.quantization.int8:Int8", "mxfp4": "engine_svc.quantization.mxfp4:Mxfp4",
+})  # fmt: skip
 # What checkpoints and users call a method that has another name here.
 ALIASES: Mapping[str, str] = {}
 # Pairs of quant_method and model_type whose weights Transformers turns into --dtype's while it loads them.

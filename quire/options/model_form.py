@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from quire.options.base import option
 
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "mxfp4")
 CONFIG_FORMATS = ("hf", "mistral")
 DTYPES = ("bfloat16", "float16", "float32", "half", "float")
 
@@ -59,7 +59,7 @@ class ModelFormOptions:
     quantization: str | None = option(
         None, "int8 quantizes the linear layers of any checkpoint while loading it, and their inputs as they come "
         "(dynamic W8A8, a scale for each output and each token).", aliases=("-q",), choices=QUANTIZATIONS,
-        others="It quantizes checkpoints of 16 or 32 bits. Those that are quantized already (AWQ, GPTQ, FP8, GGUF and "
-        "others) are not read, but gpt-oss in MXFP4, which needs no option.",
+        others="int8 quantizes checkpoints of 16 or 32 bits. Of those that are quantized already, MXFP4's (gpt-oss) "
+        "are read, which needs no option; others (AWQ, GPTQ, FP8, GGUF and more) are not.",
         affects_output=True,
     )  # fmt: skip

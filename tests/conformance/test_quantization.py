@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from engine_svc.layers.context import LayerContext
-from engine_svc.layers.experts import Experts
+from engine_svc.layers.experts import Experts, ExpertsShape
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
 from engine_svc.layers.parameter import LoadedParameter
 from engine_svc.layers.split import Part
+from engine_svc.ops.base import ExpertsForm
 from engine_svc.ops.grids import INT4
 from engine_svc.ops.weights import CodedWeight, Weight
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
@@ -31,7 +32,6 @@ from engine_svc.quantization.base import (
 )  # fmt: skip
 from engine_svc.quantization.registry import create_method
 from engine_svc.quantization.unquantized import PlainLayer
-from quire.options.model_form import QUANTIZATIONS
 from tests.support.native import needs_native
 from tests.support.ops import experts_by_definition, make_ops
 
@@ -133,7 +133,7 @@ every = pytest.mark.parametrize(
     "case",
     [
         pytest.param(Case(name, ops), id=f"{name}-{ops}", marks=[needs_native] if ops == "native" else [])
-        for name in ("unquantized", *QUANTIZATIONS, "four bits")
+        for name in CHECKPOINTS
         for ops in ("plain", "native")
     ],
 )
@@ -257,7 +257,8 @@ def test_experts(case: Case, world_size: int) -> None:
     weights, expert_ids = torch.rand(6, EXPERTS, generator=torch.Generator().manual_seed(4)).topk(2)
     total = torch.zeros(6, INPUT, dtype=torch.float64)
     for rank in range(world_size):
-        layer = Experts(EXPERTS, INPUT, INNER, context=case.context(rank, world_size))
+        shape = ExpertsShape(EXPERTS, INPUT, INNER, bias=False)
+        layer = Experts(shape, ExpertsForm(), context=case.context(rank, world_size))
         for index in seeds:
             load(layer.get_submodule("gate_up"), gates[index].tensors, f"{index}.gate")
             load(layer.get_submodule("gate_up"), ups[index].tensors, f"{index}.up")

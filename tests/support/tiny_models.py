@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import transformers
 
+from tests.support.tiny_mixtures import MIXTURES
+
 VOCAB_SIZE = 160
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -120,10 +122,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "do_layer_norm_before": True}),
     "opt-projected": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
-    "gpt-oss": (
-        "GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 16,
-                   "intermediate_size": 64},
-    ),
     "starcoder2": ("Starcoder2", {"sliding_window": 16}),
 }  # fmt: skip
 
@@ -146,7 +144,7 @@ LONGROPE: dict[str, Any] = {
 
 def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **changes: Any) -> Path:
     """Saves a float32 model; the same family and changes give the same weights."""
-    name, config = (FAMILIES | OTHERS)[family]
+    name, config = (FAMILIES | MIXTURES | OTHERS)[family]
     torch.manual_seed(0)
     config_class = getattr(transformers, f"{name}Config")
     model = transformers.AutoModelForCausalLM.from_config(config_class(**(_SHAPE | config | changes)))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
-from safetensors.torch import load_file, save_file
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -64,32 +62,6 @@ def test_families_on_each_level(model_folder: ModelFolder, level: str, family: s
 @pytest.mark.parametrize("family", OTHERS)
 def test_models_of_transformers(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), max_num_batched_tokens=33)
-
-
-def test_mxfp4(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """Experts of 4 bits (OCP Microscaling: 32 values of e2m1 share a power of two) against the values themselves."""
-    plain, packed = (shutil.copytree(model_folder("gpt-oss"), tmp_path / name) for name in ("plain", "packed"))
-    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    values = torch.cat((values, -values))
-    written, quantized = load_file(plain / "model.safetensors"), {}
-    for name, weight in written.items():
-        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            quantized[name] = weight
-            continue
-        experts, inputs, outputs = weight.shape
-        codes = torch.randint(16, (experts, outputs, inputs // 32, 32))
-        scales = torch.randint(120, 124, (experts, outputs, inputs // 32))
-        quantized[f"{name}_blocks"] = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8)
-        quantized[f"{name}_scales"] = scales.to(torch.uint8)
-        exact = values[codes] * 2.0 ** (scales - 127)[..., None]
-        written[name] = exact.view(experts, outputs, inputs).transpose(1, 2).contiguous()
-    save_file(written, plain / "model.safetensors", metadata={"format": "pt"})
-    save_file(quantized, packed / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((packed / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
-    (packed / "config.json").write_text(json.dumps(config))
-    with running_engine(packed) as engine:
-        found = tokens(run(engine, PROMPTS))
-    check_greedy(plain, PROMPTS, found, GREEDY.max_tokens or 0)
 
 
 def test_other_quantized_weights_are_refused(model_folder: ModelFolder, tmp_path: Path) -> None:

@@ -1,0 +1,23 @@
+"""MiniMax M2 (2025): a mixture of experts on every layer, norms over all query heads and all key heads together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models.config import ModelConfig, MoeConfig, base_config, rope_parameters
+
+
+def config_of(config: Mapping[str, Any]) -> ModelConfig:
+    """Which part of each head is rotated, released configurations say in values."""
+    moe = MoeConfig(
+        config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"], renormalize=True,
+        scoring="sigmoid", choice_bias=True,
+    )  # fmt: skip
+    head_dim, parameters = config.get("head_dim") or 128, rope_parameters(config)
+    if rotated := config.get("rotary_dim"):
+        parameters.setdefault("partial_rotary_factor", rotated / head_dim)
+    return base_config(
+        dict(config) | {"rope_parameters": parameters}, head_dim=head_dim, qk_norm="all",
+        moe=(moe,) * config["num_hidden_layers"],
+    )  # fmt: skip

@@ -1,0 +1,24 @@
+"""OLMoE (Ai2 2024): Llama with mixtures of experts, and norms over all query heads and all key heads together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models.config import ModelConfig, MoeConfig, base_config
+from quire.errors import StartupError
+
+
+def config_of(config: Mapping[str, Any]) -> ModelConfig:
+    """
+    Raises:
+        StartupError: queries, keys and values are to be clipped, which no released model of the family asks for.
+    """
+    if config.get("clip_qkv") is not None:
+        raise StartupError("config.json has clip_qkv, which is not supported; use --model-impl transformers.")
+    bias = bool(config.get("attention_bias"))
+    moe = MoeConfig(
+        config.get("num_experts") or config["num_local_experts"], config["num_experts_per_tok"],
+        config["intermediate_size"], bool(config.get("norm_topk_prob")),
+    )  # fmt: skip
+    return base_config(config, moe=(moe,) * config["num_hidden_layers"], qkv_bias=bias, output_bias=bias, qk_norm="all")

@@ -1,0 +1,136 @@
+"""Families with mixtures of experts: greedy float32 output of the engine equals Transformers', token for token."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.errors import StartupError
+from tests.engine_svc.models.conftest import ModelFolder
+from tests.engine_svc.models.test_exactness import check
+from tests.support.native import every_level
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.tiny_mixtures import MIXTURES
+from tests.support.tiny_models import check_greedy
+
+PROMPTS = random_prompts(1, 5, 16, 40)
+# They need more of the operations than others: gates, biases, sinks, chunks, another choice of experts.
+OWN_WAYS = ("gpt-oss", "llama4", "phimoe")
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_families(model_folder: ModelFolder, family: str) -> None:
+    check(model_folder(family))
+
+
+@pytest.mark.parametrize("family", OWN_WAYS)
+def test_in_chunks_by_torch(model_folder: ModelFolder, family: str) -> None:
+    check(model_folder(family), max_num_batched_tokens=33, cpu_kernels="torch", attention_backend="cpu")
+
+
+@pytest.mark.slow
+@every_level
+@pytest.mark.parametrize("family", OWN_WAYS)
+def test_families_on_each_level(model_folder: ModelFolder, level: str, family: str) -> None:
+    check(model_folder(family), cpu_kernels=level)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*OWN_WAYS, "glm-moe", "granite-moe-shared", "minimax-m2"])
+def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
+    check(model_folder(family), tensor_parallel_size=2, cpu_threads=1)
+
+
+def in_mxfp4(folder: Path, plain: Path, packed: Path) -> None:
+    """Two checkpoints of gpt-oss: one whose experts are of 4 bits (32 values of e2m1 share a power of two), and one of
+    the values that these stand for."""
+    shutil.copytree(folder, plain)
+    shutil.copytree(folder, packed)
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = torch.cat((values, -values))
+    written, quantized = load_file(plain / "model.safetensors"), {}
+    for name, weight in written.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            quantized[name] = weight
+            continue
+        experts, inputs, outputs = weight.shape
+        codes = torch.randint(16, (experts, outputs, inputs // 32, 32))
+        scales = torch.randint(120, 124, (experts, outputs, inputs // 32))
+        quantized[f"{name}_blocks"] = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8)
+        quantized[f"{name}_scales"] = scales.to(torch.uint8)
+        exact = values[codes] * 2.0 ** (scales - 127)[..., None]
+        written[name] = exact.view(experts, outputs, inputs).transpose(1, 2).contiguous()
+    save_file(written, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(quantized, packed / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((packed / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (packed / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cpu_kernels": "torch", "quantization": "mxfp4"},
+        {"model_impl": "transformers"},
+        pytest.param({"tensor_parallel_size": 2, "cpu_threads": 1}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_mxfp4(model_folder: ModelFolder, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Experts of 4 bits against the values that they stand for."""
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    in_mxfp4(model_folder("gpt-oss"), plain, packed)
+    with running_engine(packed, **options) as engine:
+        found = tokens(run(engine, PROMPTS))
+    check_greedy(plain, PROMPTS, found, GREEDY.max_tokens or 0)
+
+
+def test_layers_that_guess_ahead_are_not_loaded(model_folder: ModelFolder, tmp_path: Path) -> None:
+    """GLM's and DeepSeek's checkpoints have one behind the model's own."""
+    folder = shutil.copytree(model_folder("glm-moe"), tmp_path / "model")
+    written = load_file(folder / "model.safetensors")
+    extra = {name.replace("layers.2.", "layers.3."): tensor for name, tensor in written.items() if "layers.2." in name}
+    more = {"model.layers.3.eh_proj.weight": torch.ones(64, 128), "model.layers.3.enorm.weight": torch.ones(64)}
+    copies = {name: tensor.clone() for name, tensor in extra.items()}
+    save_file(written | copies | more, folder / "model.safetensors", metadata={"format": "pt"})
+    with running_engine(folder) as engine:
+        found = tokens(run(engine, PROMPTS))
+    check_greedy(model_folder("glm-moe"), PROMPTS, found, GREEDY.max_tokens or 0)
+
+
+def test_the_text_model_of_one_that_sees_images(model_folder: ModelFolder, tmp_path: Path) -> None:
+    """Llama 4, as it is released: its configuration is a part of another, and its names have a prefix."""
+    folder = shutil.copytree(model_folder("llama4"), tmp_path / "model")
+    written = load_file(folder / "model.safetensors")
+    vision = {
+        "vision_model.layernorm_pre.weight": torch.ones(8),
+        "multi_modal_projector.linear_1.weight": torch.ones(8),
+    }
+    renamed = {f"language_model.{name}": tensor for name, tensor in written.items()}
+    save_file(renamed | vision, folder / "model.safetensors", metadata={"format": "pt"})
+    text = json.loads((folder / "config.json").read_text())
+    config = {
+        "architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "text_config": text,
+        "vision_config": {}, "dtype": "float32",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    with running_engine(folder) as engine:
+        found = tokens(run(engine, PROMPTS))
+    check_greedy(model_folder("llama4"), PROMPTS, found, GREEDY.max_tokens or 0)
+
+
+@pytest.mark.parametrize("family", ["gpt-oss", "llama4"])
+def test_all_experts_of_a_tensor_are_there(model_folder: ModelFolder, tmp_path: Path, family: str) -> None:
+    folder = shutil.copytree(model_folder(family), tmp_path / "model")
+    written = load_file(folder / "model.safetensors")
+    name = next(name for name in written if name.endswith("experts.down_proj"))
+    written[name] = written[name][:3].contiguous()
+    save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StartupError, match=r"down_proj: shape \[3, .* does not fit 4 experts"), running_engine(folder):
+        pass

@@ -1,0 +1,69 @@
+"""Tiny random models of the families with mixtures of experts: class of Transformers' configuration, and its fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SMALL: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_GROUPED: dict[str, Any] = _SMALL | {
+    "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+_GRANITE: dict[str, Any] = {
+    "num_local_experts": 4, "num_experts_per_tok": 2, "embedding_multiplier": 3.0, "attention_multiplier": 0.3,
+    "residual_multiplier": 0.6, "logits_scaling": 2.0, "tie_word_embeddings": True,
+}  # fmt: skip
+
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ernie-moe": (
+        "Ernie4_5_Moe", {
+            "moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
+            "num_hidden_layers": 4, "moe_layer_interval": 2,
+        },
+    ),
+    "glm-moe": (
+        "Glm4Moe", _GROUPED | {
+            "head_dim": 32, "use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "glm-flash": (
+        "Glm4MoeLite", _GROUPED | {
+            "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "gpt-oss": (
+        "GptOss", {
+            "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 16,
+            "intermediate_size": 64, "swiglu_limit": 2.0,
+        },
+    ),
+    "granite-moe": ("GraniteMoe", _GRANITE),
+    "granite-moe-shared": ("GraniteMoeShared", _GRANITE | {"shared_intermediate_size": 48}),
+    "hunyuan-moe": (
+        "HunYuanMoEV1", {
+            "num_experts": 4, "moe_topk": 2, "head_dim": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0},
+        },
+    ),
+    "llama4": (
+        "Llama4Text", {
+            "num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
+            "intermediate_size_mlp": 96, "head_dim": 16, "attention_chunk_size": 24, "interleave_moe_layer_step": 2,
+            "floor_scale": 16, "no_rope_layer_interval": 2,
+        },
+    ),
+    "minimax-m2": (
+        "MiniMaxM2", {
+            "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
+    "phimoe": (
+        "Phimoe", {
+            "num_local_experts": 4, "intermediate_size": 32, "attention_bias": True, "lm_head_bias": True,
+            "router_jitter_noise": 0.2, "sliding_window": None,
+        },
+    ),
+}  # fmt: skip
