@@ -228,7 +228,12 @@ def _max_model_len(facts: ModelFacts, form: ModelFormOptions) -> int:
             f"--max-model-len {chosen} is more than the model's sliding window of {min(windows)} tokens, which is the "
             "longest context with --disable-sliding-window. Lower it, or leave that out."
         )
-    longest = min(longest, *windows) if windows else longest
+    if facts.dense_length and chosen is not None and chosen > facts.dense_length:
+        raise StartupError(
+            f"--max-model-len {chosen}: of more than {facts.dense_length} tokens, {facts.architecture} attends to some "
+            "that it chooses (sparse attention), which is not supported. Up to there it attends to all: lower it."
+        )
+    longest = min(longest, *windows, facts.dense_length or longest)
     if chosen is not None and chosen > longest:
         raise StartupError(
             f"--max-model-len {chosen} is more than the model's {longest} positions. Lower it, or stretch them with "

@@ -103,7 +103,7 @@ class _Loading:
         layers = (path, path.rpartition(".")[0])  # experts have two matrices
         return (
             name.endswith(_IGNORED)
-            or name.startswith(self._config.ignored_prefixes)
+            or any(part in name for part in self._config.ignored_names)
             or is_of_another(target, self._config.num_layers)
             or (self._is_tied and name.startswith("lm_head."))
             or any(kind in self._ignored.get(layer, ()) for layer in layers)

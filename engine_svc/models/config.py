@@ -71,6 +71,8 @@ class ModelFacts:
     max_position_embeddings: int
     rope_parameters: Mapping[str, Any]
     sliding_windows: tuple[int | None, ...]  # of each layer
+    # A sequence may have so many tokens: with more, the model attends to some that it chooses, which is not supported.
+    dense_length: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +113,8 @@ class ModelConfig(ModelFacts):
     norm_placement: Literal["before", "after", "around", "parallel"] = "before"
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     latent: LatentConfig | None = None
-    # Beginnings of names in the family's checkpoints that are of other models: those of pictures, say.
-    ignored_prefixes: tuple[str, ...] = ()
+    # Parts of names in the family's checkpoints that nothing is loaded from: of a model for images, say.
+    ignored_names: tuple[str, ...] = ()
     module_names: Mapping[str, str] = field(
         default_factory=dict
     )  # in the family's checkpoints → ours, where they differ

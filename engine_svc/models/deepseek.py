@@ -1,4 +1,8 @@
-"""DeepSeek V2 (DeepSeek-AI 2024) and V3 (2025): compressed attention, and mixtures of experts in groups."""
+"""DeepSeek V2 (DeepSeek-AI 2024) and V3 (2025): compressed attention, and mixtures of experts in groups.
+
+V3.1, R1 and Kimi K2 are V3 with other numbers. V3.2 and GLM 5 choose the tokens that they attend to, where there are
+more than so many; up to there they are V3.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_svc.models.config import LatentConfig, ModelConfig, MoeConfig, base_config, rope_parameters
+from quire.errors import StartupError
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """The first layers are dense. Rotation is of neighbouring values."""
+    """The first layers are dense. Rotation is of neighbouring values.
+
+    Raises:
+        StartupError: it is not.
+    """
+    if not config.get("rope_interleave", True):
+        raise StartupError("config.json has rope_interleave false, which is not supported for compressed attention.")
     latent = LatentConfig(
         config.get("q_lora_rank"), config["kv_lora_rank"], config["qk_nope_head_dim"], config["qk_rope_head_dim"],
         config["v_head_dim"],
     )  # fmt: skip
     return base_config(
         config, head_dim=latent.rotated_dim, attention_scale=_scale(config, latent), latent=latent,
-        moe=mixtures(config),
+        moe=mixtures(config), dense_length=config.get("index_topk"), ignored_names=(".indexer.",),
     )  # fmt: skip
 
 
@@ -38,8 +49,11 @@ def mixtures(config: Mapping[str, Any]) -> tuple[MoeConfig | None, ...]:
         chosen_groups=config["topk_group"] if grouped else 1,
         scale=config.get("routed_scaling_factor", 1.0),
     )
-    dense, layers = config.get("first_k_dense_replace", 0), config["num_hidden_layers"]
-    return tuple(None if index < dense else moe for index in range(layers))
+    types = config.get("mlp_layer_types") or [
+        "dense" if index < config.get("first_k_dense_replace", 0) else "sparse"
+        for index in range(config["num_hidden_layers"])
+    ]
+    return tuple(moe if each == "sparse" else None for each in types)
 
 
 def _scale(config: Mapping[str, Any], latent: LatentConfig) -> float:

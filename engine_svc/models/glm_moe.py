@@ -12,7 +12,7 @@ from engine_svc.models.config import ModelConfig, base_config, rope_parameters
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """The first layers are dense. Half of each head is rotated where the configuration says nothing."""
     if config["architectures"][0] == "Glm4MoeLiteForCausalLM":
-        return _flash(config)
+        return deepseek.config_of({"first_k_dense_replace": 1, **config})
     parameters = rope_parameters(config)
     parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
     return base_config(
@@ -20,10 +20,3 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         qkv_bias=bool(config.get("attention_bias")), qk_norm="head" if config.get("use_qk_norm") else "none",
         moe=deepseek.mixtures(config),
     )  # fmt: skip
-
-
-def _flash(config: Mapping[str, Any]) -> ModelConfig:
-    """Which layers are dense may be said layer by layer."""
-    types = config.get("mlp_layer_types") or ()
-    dense = next((index for index, kind in enumerate(types) if kind == "sparse"), 1)
-    return deepseek.config_of({"first_k_dense_replace": dense, **config})

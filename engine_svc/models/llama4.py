@@ -27,7 +27,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         moe=tuple(moe if index in mixtures else None for index in range(count)),
         sliding_windows=tuple(chunk if rotates else None for rotates in rotating), windows_are_chunks=True,
         no_rope_layers=frozenset(index for index, rotates in enumerate(rotating) if not rotates),
-        ignored_prefixes=("vision_model.", "multi_modal_projector."), rope_interleaved=True,
+        ignored_names=("vision_model.", "multi_modal_projector."), rope_interleaved=True,
         qkv_bias=bias, output_bias=bias,
         qk_norm="weightless" if config.get("use_qk_norm", True) else "none",
         temperature=Temperature(config.get("floor_scale", 8192), config.get("attn_scale", 0.1))

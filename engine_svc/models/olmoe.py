@@ -1,4 +1,4 @@
-"""OLMoE (Ai2 2024): Llama with mixtures of experts, and norms over all query heads and all key heads together."""
+"""OLMoE and FlexOlmo (Ai2): mixtures of experts, norms over all query heads and all key heads together."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from quire.errors import StartupError
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """
+    """OLMoE has its other norms before attention and feed-forward, FlexOlmo behind them.
+
     Raises:
-        StartupError: queries, keys and values are to be clipped, which no released model of the family asks for.
+        StartupError: queries, keys and values are to be clipped.
     """
     if config.get("clip_qkv") is not None:
         raise StartupError("config.json has clip_qkv, which is not supported; use --model-impl transformers.")
@@ -21,4 +22,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         config.get("num_experts") or config["num_local_experts"], config["num_experts_per_tok"],
         config["intermediate_size"], bool(config.get("norm_topk_prob")),
     )  # fmt: skip
-    return base_config(config, moe=(moe,) * config["num_hidden_layers"], qkv_bias=bias, output_bias=bias, qk_norm="all")
+    return base_config(
+        config, moe=(moe,) * config["num_hidden_layers"], qkv_bias=bias, output_bias=bias, qk_norm="all",
+        norm_placement="after" if config["architectures"][0] == "FlexOlmoForCausalLM" else "before",
+    )  # fmt: skip

@@ -43,8 +43,8 @@ def test_shapes(heads: int, kv_heads: int, dim: int) -> None:
     check_backend(create_backend("triton", shape, None), BATCHES["mixed"], None)
 
 
-@pytest.mark.parametrize("special", ["softcap", "sinks"])
-def test_softcap_and_sinks(special: str) -> None:
+@pytest.mark.parametrize("special", ["softcap", "sinks", "chunked"])
+def test_softcap_sinks_and_chunks(special: str) -> None:
     shape = AttentionShape(8, 2, 64, BLOCK_SIZE, torch.bfloat16, torch.device("cuda"))
     check_backend(create_backend("triton", shape, None), BATCHES["mixed"], 12, special)
 
@@ -53,7 +53,7 @@ def test_softcap_and_sinks(special: str) -> None:
     "family",
     [
         "llama", "mistral", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "olmo2", "phi3-partial", "gpt-oss",
-        "deepseek-v2", "deepseek-v3",
+        "deepseek-v2", "deepseek-v3", "llama4", "phimoe", "granite-moe-shared",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("eager", [False, True])

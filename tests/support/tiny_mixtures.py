@@ -13,13 +13,26 @@ _GRANITE: dict[str, Any] = {
     "residual_multiplier": 0.6, "logits_scaling": 2.0, "tie_word_embeddings": True,
 }  # fmt: skip
 
+_SPARSE: dict[str, Any] = _GROUPED | {
+    "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16,
+    "num_key_value_heads": 4, "index_topk": 256, "index_head_dim": 16, "index_n_heads": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
+
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek-v3.2": ("DeepseekV32", _SPARSE),
+    "dots": (
+        "Dots1", _GROUPED | {
+            "first_k_dense_replace": 1, "sliding_window": 16, "max_window_layers": 1, "norm_topk_prob": True,
+        },
+    ),
     "ernie-moe": (
         "Ernie4_5_Moe", {
             "moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
             "num_hidden_layers": 4, "moe_layer_interval": 2,
         },
     ),
+    "flex-olmo": ("FlexOlmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "glm-5": ("GlmMoeDsa", _SPARSE),
     "glm-moe": (
         "Glm4Moe", _GROUPED | {
             "head_dim": 32, "use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 1,
@@ -45,6 +58,13 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts": 4, "moe_topk": 2, "head_dim": 16,
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0},
         },
+    ),
+    # What is said of DeepSeek V3's groups and layers differs.
+    "kimi-k2": (
+        "DeepseekV3", _SPARSE | {"n_group": 1, "topk_group": 1, "rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "rope_theta": 50000.0, "original_max_position_embeddings": 64,
+            "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        }},
     ),
     "llama4": (
         "Llama4Text", {

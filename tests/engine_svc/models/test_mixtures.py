@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from quire.errors import StartupError
@@ -123,6 +124,16 @@ def test_the_text_model_of_one_that_sees_images(model_folder: ModelFolder, tmp_p
     with running_engine(folder) as engine:
         found = tokens(run(engine, PROMPTS))
     check_greedy(model_folder("llama4"), PROMPTS, found, GREEDY.max_tokens or 0)
+
+
+@pytest.mark.parametrize("family", ["deepseek-v3.2", "glm-5"])
+def test_contexts_that_sparse_attention_would_choose_from_are_refused(model_folder: ModelFolder, family: str) -> None:
+    folder = model_folder(family, index_topk=64)
+    with pytest.raises(StartupError, match="of more than 64 tokens"), running_engine(folder, max_model_len=65):
+        pass
+    with running_engine(folder) as engine:
+        found = tokens(run(engine, [PROMPTS[-1]], replace(GREEDY, max_tokens=24)))
+    check_greedy(folder, [PROMPTS[-1]], found, 24)
 
 
 @pytest.mark.parametrize("family", ["gpt-oss", "llama4"])
