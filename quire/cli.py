@@ -16,9 +16,13 @@ from quire.errors import StartupError
 from quire.options.command import OptionsCommand
 from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
+from quire.options.load import LoadOptions
 from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
+from quire.options.model_form import ModelFormOptions
+from quire.options.parallel import ParallelOptions
 from quire.options.router import RouterOptions
+from quire.options.save import SaveOptions
 from quire.options.serve import ServeOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
@@ -103,6 +107,20 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
             {"model": ModelOptions, "engine": EngineOptions, **_RPC},
             _main_of("engine_svc.main"),
             {"port": GRPC_PORTS["engine"]},
+        ),
+        "save-sharded-state": partial(
+            OptionsCommand,
+            "save-sharded-state",
+            "Writes the weights of MODEL as each rank loads them, for --load-format sharded_state.",
+            {
+                "model": ModelOptions,
+                "form": ModelFormOptions,
+                "load": LoadOptions,
+                "parallel": ParallelOptions,
+                "save": SaveOptions,
+                "log": LogOptions,
+            },
+            _main_of("engine_svc.loader.save"),
         ),
         "chat": partial(_client_command, "chat"),
         "complete": partial(_client_command, "complete"),

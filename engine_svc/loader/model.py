@@ -73,6 +73,13 @@ class LoadedModel:
     batch_invariant: bool = False  # see Ops and AttentionBackend
 
 
+@dataclass(frozen=True)
+class BuiltModel(LoadedModel):
+    """One of our own families."""
+
+    model: Decoder
+
+
 @torch.inference_mode()
 def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, device: torch.device) -> LoadedModel:
     """Loads one rank's part of the model in `folder`.
@@ -87,7 +94,18 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
     config = read_model_config(folder, options.form)
     if options.form.model_impl == "transformers" or (options.form.model_impl == "auto" and not is_ours(config)):
         return _load_from_transformers(folder, config, options, groups, device)
-    return _load_ours(folder, config, options, groups, device)
+    loaded = _build_ours(config, options, groups, device)
+    create_format(folder, options.load).load(loaded.model, groups, options.generation.seed or 0)
+    return loaded
+
+
+def build_model(folder: Path, options: EngineOptions, groups: ParallelGroups, device: torch.device) -> BuiltModel:
+    """One rank's part of a model of our own families, without its weights.
+
+    Raises:
+        StartupError: it is not supported with these options.
+    """
+    return _build_ours(read_model_config(folder, options.form), options, groups, device)
 
 
 def check_cache_dtype(name: str, capability: tuple[int, int]) -> None:
@@ -121,9 +139,9 @@ def check_invariance(ops: Ops, attention: AttentionBackend) -> None:
         )
 
 
-def _load_ours(
-    folder: Path, raw_config: dict[str, Any], options: EngineOptions, groups: ParallelGroups, device: torch.device
-) -> LoadedModel:
+def _build_ours(
+    raw_config: dict[str, Any], options: EngineOptions, groups: ParallelGroups, device: torch.device
+) -> BuiltModel:
     config, settings = config_for(raw_config), settings_of(raw_config)
     dtype, longest = _dtype(config.dtype, options.form.dtype), _max_model_len(config, options.form)
     config = without_windows(config) if options.form.disable_sliding_window else config
@@ -141,9 +159,8 @@ def _load_ours(
         model = Decoder(config, context, attention, longest)
     except ValueError as error:
         raise StartupError(f"--tensor-parallel-size {groups.layout.tensor}: {error}") from error
-    create_format(folder, options.load).load(model, groups, options.generation.seed or 0)
     invariant = ops.batch_invariant and attention.batch_invariant
-    return LoadedModel(model, config, attention, dtype, longest, invariant)
+    return BuiltModel(model, config, attention, dtype, longest, invariant)
 
 
 def _load_from_transformers(

@@ -31,13 +31,14 @@ _CACHE_SCALE = re.compile(
 )
 
 
-def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool) -> None:
+def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool, *, packs: bool = True) -> None:
     """Loads every parameter, and packs each layer as soon as all of its own have come.
 
     So no more than a layer or two are there in both forms, and the memory of one is used again for the next.
 
     Args:
         progress: tells how far it is; see LoadingProgress.
+        packs: whoever wants the parameters as they are loaded has no layer packed.
 
     Raises:
         StartupError: the checkpoint lacks a parameter, has one the model does not know, or has one of another shape.
@@ -62,7 +63,8 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool) -> No
             )
         try:
             loading.parameters[target].load(source, part)
-            loading.pack_layer_of(target)
+            if packs:
+                loading.pack_layer_of(target)
         except (ValueError, KeyError) as error:
             raise StartupError(f"{files.get(name, checkpoint.folder)}: {name}: {error}") from error
     if missing := [name for name, parameter in loading.parameters.items() if parameter.missing]:
@@ -70,6 +72,30 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool) -> No
             f"{checkpoint.folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all)."
         )
     logger.info("loaded weights in %.1f s", time.monotonic() - start)
+
+
+def load_parameters(model: Decoder, shard: TensorSource, progress: bool) -> None:
+    """The same from tensors that are this rank's parameters as they stand, under the names that they have here.
+
+    Raises:
+        StartupError: the shard lacks one, has one that the model does not have, or one of another shape or type.
+    """
+    loading, files = _Loading(model), shard.names()
+    if unknown := [name for name in files if name not in loading.parameters]:
+        raise StartupError(f"{files[unknown[0]]}: the model has no parameter {unknown[0]}.")
+    if missing := [name for name in loading.parameters if name not in files]:
+        raise StartupError(f"{shard.folder}: the shard lacks {', '.join(missing[:5])} ({len(missing)} in all).")
+    for name, source in with_progress(shard.tensors(), len(files), progress):
+        parameter, values = loading.parameters[name], source[...]
+        if (values.shape, values.dtype) != (parameter.shape, parameter.dtype):
+            raise StartupError(
+                f"{files[name]}: {name} is {values.dtype} {list(values.shape)}, and the model's is {parameter.dtype} "
+                f"{list(parameter.shape)}. Was it saved with other options?"
+            )
+        parameter.allocate()
+        parameter.copy_(values)
+        parameter.missing.clear()
+        loading.pack_layer_of(name)
 
 
 def is_cache_scale(name: str) -> bool:

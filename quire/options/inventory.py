@@ -89,7 +89,6 @@ UNIMPLEMENTED = frozenset(
         "mm-processor-cache-type",
         "mm-processor-kwargs",
         "mm-shm-cache-max-object-size-mb",
-        "model-loader-extra-config",
         "multi-step-stream-outputs",
         "num-lookahead-slots",
         "num-redundant-experts",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from quire.options.base import option
 
-LOAD_FORMATS = ("auto", "safetensors", "dummy", "pt", "npcache", "mistral")
+LOAD_FORMATS = ("auto", "safetensors", "dummy", "pt", "npcache", "mistral", "sharded_state")
 
 
 @dataclass(frozen=True)
@@ -15,10 +16,10 @@ class LoadOptions:
 
     load_format: str = option(
         "auto", "How weights are kept: safetensors; pt (files of torch.save, of which tensors alone are read); npcache "
-        "(as pt, with copies of numpy, which load faster from then on); mistral "
-        "(consolidated safetensors beside params.json); dummy (there are none, random ones are made); "
-        "or auto, which takes what the folder has, but no pickles, as files of torch.save are. Names that an installed "
-        "package registers are taken too.",
+        "(as pt, with copies of numpy, which load faster from then on); mistral (consolidated safetensors beside "
+        "params.json); sharded_state (files for each rank, by `quire save-sharded-state`); dummy (there are none, "
+        "random ones are made); or auto, which takes what the folder has, but no pickles, as files of torch.save are. "
+        "Names that an installed package registers are taken too.",
         variables=("VLLM_TEST_FORCE_LOAD_FORMAT",),
     )  # fmt: skip
     pt_load_map_location: str = option(
@@ -26,4 +27,8 @@ class LoadOptions:
         "On which device the tensors of --load-format pt are read: one for all, or, as JSON, which in place of which, "
         'such as {"cuda:1": "cuda:0"}.',
     )
+    model_loader_extra_config: dict[str, Any] = option(
+        {}, "Settings of the load format, as JSON. sharded_state: pattern, the names of its files, with {rank} and "
+        "{part}.",
+    )  # fmt: skip
     use_tqdm_on_load: bool = option(True, "Shows a progress bar while weights load, on a terminal.")

@@ -9,14 +9,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
 
 from engine_svc.loader.source import TensorSource
+from quire.errors import StartupError
+from quire.options.json_object import check_object
 from quire.options.load import LoadOptions
 
 if TYPE_CHECKING:
     from engine_svc.models.decoder import Decoder
     from engine_svc.parallel.group import ParallelGroups
+
+
+class NoExtra(msgspec.Struct):
+    """No settings."""
 
 
 class LoadFormat(ABC):
@@ -25,10 +33,12 @@ class LoadFormat(ABC):
     Attributes:
         patterns: of the files that it needs of a model on the hub, beside the configuration's.
         is_random: there are no weights, they are made up from --seed.
+        extra_config: what --model-loader-extra-config may have, with defaults.
     """
 
     patterns: ClassVar[Sequence[str]] = ()
     is_random: ClassVar[bool] = False
+    extra_config: ClassVar[type[msgspec.Struct]] = NoExtra
 
     def __init__(self, folder: Path, options: LoadOptions) -> None:
         """
@@ -40,6 +50,18 @@ class LoadFormat(ABC):
         """
         self.folder = folder
         self.options = options
+        self.extra: Any = self._read_extra(options)
+
+    @classmethod
+    def _read_extra(cls, options: LoadOptions) -> msgspec.Struct:
+        given, flag = options.model_loader_extra_config, "--model-loader-extra-config"
+        if given and not cls.extra_config.__struct_fields__:
+            raise StartupError(f"{flag}: --load-format {options.load_format} takes no settings; leave it out.")
+        try:
+            check_object(given, cls.extra_config)
+            return msgspec.convert(given, cls.extra_config)
+        except ValueError as error:
+            raise StartupError(f"{flag} for --load-format {options.load_format}: {error}") from error
 
     @abstractmethod
     def files(self) -> Sequence[Path]:

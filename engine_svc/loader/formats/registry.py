@@ -19,6 +19,7 @@ FORMATS = registry(_FLAG, LOAD_FORMATS, {
     "dummy": "engine_svc.loader.formats.dummy:Dummy",
     "pt": "engine_svc.loader.formats.torch_files:TorchFiles",
     "mistral": "engine_svc.loader.formats.consolidated:Consolidated",
+    "sharded_state": "engine_svc.loader.formats.sharded_state:ShardedState",
     "npcache": "engine_svc.loader.formats.npcache:NumpyCache",
 })  # fmt: skip
 

@@ -1,0 +1,98 @@
+"""`--load-format sharded_state`: each rank's parameters as it holds them, in files of its own.
+
+Written by `quire save-sharded-state` for one number of ranks, from any other format. A rank reads its own files alone,
+whole and in order, and puts nothing together any more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from engine_svc.loader.formats.base import LoadFormat
+from engine_svc.loader.formats.safetensors_files import opened
+from engine_svc.loader.source import TensorSource
+from quire.errors import StartupError
+
+if TYPE_CHECKING:
+    from engine_svc.layers.parameter import TensorSlice
+    from engine_svc.models.decoder import Decoder
+    from engine_svc.parallel.group import ParallelGroups
+
+PATTERN = "model-rank-{rank}-part-{part}.safetensors"
+
+
+class Extra(msgspec.Struct):
+    """What --model-loader-extra-config may have."""
+
+    pattern: str = PATTERN
+
+
+class ShardedState(LoadFormat):
+    """See LoadFormat."""
+
+    patterns: ClassVar[Sequence[str]] = ("*.safetensors",)
+    extra_config: ClassVar[type[msgspec.Struct]] = Extra
+
+    def files(self) -> Sequence[Path]:
+        """Those of all ranks."""
+        files = [file for file in sorted(self.folder.glob("*.safetensors")) if self._rank_of(file) is not None]
+        if not files:
+            raise StartupError(
+                f"{self.folder} has no files {self._pattern}. `quire save-sharded-state` writes them; their names may "
+                "be given as pattern in --model-loader-extra-config."
+            )
+        return files
+
+    def load(self, model: Decoder, groups: ParallelGroups, seed: int) -> None:
+        """See LoadFormat.load."""
+        from engine_svc.loader.weights import load_parameters
+
+        files = self.files()
+        ranks = {self._rank_of(file) for file in files}
+        count = groups.layout.num_ranks
+        if ranks != set(range(count)):
+            held = ", ".join(map(str, sorted(rank for rank in ranks if rank is not None)))
+            raise StartupError(
+                f"{self.folder} has the files of the ranks {held}; --tensor-parallel-size {count} needs those of 0 to "
+                f"{count - 1}. Save them anew for as many ranks, or run as many as they were saved for."
+            )
+        own = [file for file in files if self._rank_of(file) == groups.rank]
+        load_parameters(model, _Shard(self.folder, own), self.options.use_tqdm_on_load and groups.rank == 0)
+
+    @property
+    def _pattern(self) -> str:
+        return str(self.extra.pattern)
+
+    def _rank_of(self, file: Path) -> int | None:
+        """None for what is no file of a rank."""
+        expression = re.escape(self._pattern).replace(r"\{rank\}", r"(?P<rank>\d+)").replace(r"\{part\}", r"\d+")
+        found = re.fullmatch(expression, file.name)
+        return int(found["rank"]) if found else None
+
+
+class _Shard(TensorSource):
+    """One rank's parameters, by the names that they have in the model."""
+
+    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
+        self.folder = folder
+        self._files = files
+
+    def names(self) -> Mapping[str, Path]:
+        """See TensorSource.names."""
+        found: dict[str, Path] = {}
+        for file in self._files:
+            with opened(file) as tensors:
+                found |= dict.fromkeys(tensors.keys(), file)
+        return found
+
+    def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
+        """See TensorSource.tensors."""
+        for file in self._files:
+            with opened(file) as tensors:
+                for name in tensors.keys():  # noqa: SIM118  (no mapping)
+                    yield name, tensors.get_slice(name)
