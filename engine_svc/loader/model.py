@@ -21,7 +21,7 @@ from engine_svc.loader.formats.safetensors_files import Safetensors
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.config import ModelConfig, ModelFacts, without_windows
 from engine_svc.models.decoder import Decoder
-from engine_svc.models.registry import config_for, is_ours
+from engine_svc.models.registry import config_for, is_ours, text_part
 from engine_svc.native.library import choose_kernels
 from engine_svc.ops.base import Ops
 from engine_svc.ops.registry import create_ops
@@ -142,7 +142,8 @@ def check_invariance(ops: Ops, attention: AttentionBackend) -> None:
 def _build_ours(
     raw_config: dict[str, Any], options: EngineOptions, groups: ParallelGroups, device: torch.device
 ) -> BuiltModel:
-    config, settings = config_for(raw_config), settings_of(raw_config)
+    raw = text_part(raw_config)
+    config, settings = config_for(raw), settings_of(raw)
     dtype, longest = _dtype(config.dtype, options.form.dtype), _max_model_len(config, options.form)
     config = without_windows(config) if options.form.disable_sliding_window else config
     kernels = choose_kernels(options.kernels.cpu_kernels, device)

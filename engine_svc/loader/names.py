@@ -10,9 +10,10 @@ from engine_svc.layers.module_names import EXPERT_PARTS, OTHERWISE, PARTS
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
 # All experts in one tensor, which may be no module's.
 _ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:[._](\w+))?")
-_LAYER = re.compile(r"layers\.(\d+)\.")
-# Of models that see pictures too, whose part for text is loaded.
+# Of models that see pictures too, whose text model is loaded: what their names begin with, and what is left out.
 _PREFIXES = ("model.", "language_model.", "model.")
+_OF_IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "mm_projector.")
+_LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 def parameter_name(name: str, module_names: Mapping[str, str]) -> tuple[str, str]:
@@ -41,6 +42,7 @@ def parameter_name(name: str, module_names: Mapping[str, str]) -> tuple[str, str
 
 
 def is_of_another(target: str, num_layers: int) -> bool:
-    """Whether a parameter is of a layer behind the model's own: some checkpoints have one that guesses ahead."""
+    """Whether a parameter is of a layer behind the model's own (some checkpoints have one that guesses ahead), or of a
+    model that sees images."""
     layer = _LAYER.match(target)
-    return layer is not None and int(layer[1]) >= num_layers
+    return target.startswith(_OF_IMAGES) or (layer is not None and int(layer[1]) >= num_layers)

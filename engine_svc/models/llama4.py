@@ -10,10 +10,7 @@ from engine_svc.models.config import ModelConfig, MoeConfig, Temperature, base_c
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Of checkpoints that see images too, the part for text."""
-    text = config.get("text_config")
-    if text:
-        config = {**text, "architectures": config["architectures"], "dtype": config.get("dtype") or text.get("dtype")}
+    """The experts' inputs are times what they count."""
     count, bias = config["num_hidden_layers"], bool(config.get("attention_bias"))
     rotating = _rotating(config, count)
     moe = MoeConfig(
@@ -27,7 +24,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         moe=tuple(moe if index in mixtures else None for index in range(count)),
         sliding_windows=tuple(chunk if rotates else None for rotates in rotating), windows_are_chunks=True,
         no_rope_layers=frozenset(index for index, rotates in enumerate(rotating) if not rotates),
-        ignored_names=("vision_model.", "multi_modal_projector."), rope_interleaved=True,
+        rope_interleaved=True,
         qkv_bias=bias, output_bias=bias,
         qk_norm="weightless" if config.get("use_qk_norm", True) else "none",
         temperature=Temperature(config.get("floor_scale", 8192), config.get("attn_scale", 0.1))

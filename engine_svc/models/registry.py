@@ -38,7 +38,6 @@ ARCHITECTURES = {
     "HunYuanMoEV1ForCausalLM": "engine_svc.models.hunyuan_moe",
     "InternLM3ForCausalLM": "engine_svc.models.internlm3",
     "Llama4ForCausalLM": "engine_svc.models.llama4",
-    "Llama4ForConditionalGeneration": "engine_svc.models.llama4",
     "LlamaForCausalLM": "engine_svc.models.llama",
     "MiniMaxM2ForCausalLM": "engine_svc.models.minimax_m2",
     "MistralForCausalLM": "engine_svc.models.mistral",
@@ -57,9 +56,28 @@ ARCHITECTURES = {
 }
 
 
+# Of models that see images too, by architecture and kind of text model: the latter's architecture, which runs alone.
+TEXT_MODELS = {
+    ("KimiK25ForConditionalGeneration", "deepseek_v3"): "DeepseekV3ForCausalLM",
+    ("KimiK25ForConditionalGeneration", "kimi_k2"): "DeepseekV3ForCausalLM",
+    ("Llama4ForConditionalGeneration", "llama4_text"): "Llama4ForCausalLM",
+    ("Mistral3ForConditionalGeneration", "mistral"): "MistralForCausalLM",
+}
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration as if the text model, where it is one of several, were all."""
+    text = config.get("text_config") or {}
+    for name in config.get("architectures") or ():
+        if found := TEXT_MODELS.get((name, text.get("model_type", ""))):
+            given = {field: value for field, value in text.items() if value is not None}
+            return {**config, **given, "architectures": [found]}
+    return config
+
+
 def is_ours(config: Mapping[str, Any]) -> bool:
     """Whether the model is of a family with an implementation here."""
-    return any(name in ARCHITECTURES for name in config.get("architectures") or ())
+    return any(name in ARCHITECTURES for name in text_part(config).get("architectures") or ())
 
 
 def unsupported(config: Mapping[str, Any]) -> StartupError:

@@ -28,8 +28,8 @@ from tests.support.run_engine import Output, random_prompts, run_requests, runni
 TYPES: list[dict[str, Any]] = [
     {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}, {"dtype": "float16"}, {"dtype": "float32"},
 ]  # fmt: skip
-# Windows and soft caps, experts, compressed attention.
-FAMILIES = ("llama", "gemma2", "mixtral", "deepseek-v3")
+# Windows and soft caps, experts, compressed attention, sinks.
+FAMILIES = ("llama", "gemma2", "mixtral", "deepseek-v3", "gpt-oss")
 TOKENS = 12
 HIDDEN_SIZE = 64
 # What comes to a sequence alone, and beside it: all of these are compared, bit for bit.

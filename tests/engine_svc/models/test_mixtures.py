@@ -12,6 +12,7 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
+from engine_svc.models.registry import is_ours
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.engine_svc.models.test_exactness import check
@@ -105,25 +106,34 @@ def test_layers_that_guess_ahead_are_not_loaded(model_folder: ModelFolder, tmp_p
     check_greedy(model_folder("glm-moe"), PROMPTS, found, GREEDY.max_tokens or 0)
 
 
-def test_the_text_model_of_one_that_sees_images(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """Llama 4, as it is released: its configuration is a part of another, and its names have a prefix."""
-    folder = shutil.copytree(model_folder("llama4"), tmp_path / "model")
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [
+        ("llama4", "Llama4ForConditionalGeneration"),
+        ("kimi-k2", "KimiK25ForConditionalGeneration"),
+        ("mistral", "Mistral3ForConditionalGeneration"),
+    ],
+)
+def test_the_text_model_of_one_that_sees_images(
+    model_folder: ModelFolder, tmp_path: Path, family: str, architecture: str
+) -> None:
+    """Its configuration is a part of another, and its names have a prefix."""
+    folder = shutil.copytree(model_folder(family), tmp_path / "model")
     written = load_file(folder / "model.safetensors")
-    vision = {
-        "vision_model.layernorm_pre.weight": torch.ones(8),
-        "multi_modal_projector.linear_1.weight": torch.ones(8),
-    }
+    vision = {"vision_tower.norm.weight": torch.ones(8), "multi_modal_projector.linear_1.weight": torch.ones(8)}
     renamed = {f"language_model.{name}": tensor for name, tensor in written.items()}
     save_file(renamed | vision, folder / "model.safetensors", metadata={"format": "pt"})
-    text = json.loads((folder / "config.json").read_text())
-    config = {
-        "architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "text_config": text,
-        "vision_config": {}, "dtype": "float32",
-    }  # fmt: skip
+    text = json.loads((folder / "config.json").read_text()) | {"architectures": None}
+    config = {"architectures": [architecture], "text_config": text, "vision_config": {}, "dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config))
     with running_engine(folder) as engine:
         found = tokens(run(engine, PROMPTS))
-    check_greedy(model_folder("llama4"), PROMPTS, found, GREEDY.max_tokens or 0)
+    check_greedy(model_folder(family), PROMPTS, found, GREEDY.max_tokens or 0)
+
+
+def test_the_text_model_of_another_kind_is_not_taken_for_it() -> None:
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "ministral3"}}
+    assert not is_ours(config)
 
 
 @pytest.mark.parametrize("family", ["deepseek-v3.2", "glm-5"])
