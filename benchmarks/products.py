@@ -1,7 +1,8 @@
 """Products with a layer's matrices, against torch's and memory's speed: `python -m benchmarks.products --rows 1 8 256`.
 
 The layers are so many that none is in a cache when its turn comes. What a product takes is its shortest time over all
-layers; with one thread, that thread's own, which neighbours on the machine do not reach.
+layers, and kinds of weights take turns. With one thread it is that thread's own time, which neighbours on the machine
+do not reach.
 """
 
 from __future__ import annotations
@@ -9,68 +10,137 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks.machine import heading
+from benchmarks.rates import read_rate
 from engine_svc.native.levels import available_levels
-from engine_svc.native.library import kernels
+from engine_svc.native.library import Kernels, kernels
 from engine_svc.ops.base import Product
+from engine_svc.ops.grids import E4M3, INT4, INT8
 from engine_svc.ops.native import NativeOps
+from engine_svc.ops.packing import PackedWeight, matrix_product, pack
+from engine_svc.ops.packing_coded import pack_coded
+from engine_svc.ops.weights import CodedWeight, Grid
 
 # Outputs and inputs of the matrices of a layer of Qwen3-0.6B: attention's two, feed-forward's two.
 _SHAPES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
 _WEIGHTS = sum(outputs * size for outputs, size in _SHAPES)
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-_LAYERS, _SECONDS = 12, 1.0
+_LAYERS, _ROUNDS, _SECONDS = 12, 4, 0.3
+Make = Callable[[Kernels, tuple[int, int]], PackedWeight]
+Layers = list[list[Product]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Weights of one kind, and how many bits there are for each, scales among them."""
+
+    bits: float
+    dtype: torch.dtype  # of inputs
+    pack: Make
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """Layers of products, by inputs of a type."""
+
+    name: str
+    dtype: torch.dtype
+    bits: float
+    layers: Layers
+
+
+def _plain(dtype: torch.dtype) -> Make:
+    return lambda found, shape: pack(found, (torch.randn(1, *shape) / 32).to(dtype))
+
+
+def _int8(found: Kernels, shape: tuple[int, int]) -> PackedWeight:
+    return pack(found, NativeOps(found).quantize_rows(torch.randn(shape)))
+
+
+def _coded(grid: Grid, group: int, dtype: torch.dtype, has_offset: bool = False) -> Kind:
+    def make(found: Kernels, shape: tuple[int, int]) -> PackedWeight:
+        groups = (shape[0], -(-shape[1] // group))
+        codes = torch.randint(len(grid.values), shape, dtype=torch.uint8)
+        scale, offset = torch.rand(groups).half().float() / 256, torch.rand(groups) / 32 if has_offset else None
+        return pack_coded(found, CodedWeight(grid, codes, scale, offset, group), dtype)
+
+    return Kind(grid.bits + (48 if has_offset else 16) / min(group, 128), dtype, make)
+
+
+_KINDS = {
+    **{str(dtype)[6:]: Kind(8.0 * dtype.itemsize, dtype, _plain(dtype)) for dtype in
+       (torch.float32, torch.bfloat16, torch.float16)},
+    "int8": Kind(8, torch.bfloat16, _int8),
+    "4 bits by 128": _coded(INT4, 128, torch.bfloat16),
+    "4 bits by 128 with offsets": _coded(INT4, 128, torch.bfloat16, has_offset=True),
+    "4 bits by 32": _coded(INT4, 32, torch.bfloat16),
+    "4 bits by 16": _coded(INT4, 16, torch.bfloat16),
+    "8 bits by 32": _coded(INT8, 32, torch.bfloat16),
+    "fp8": _coded(E4M3, 1 << 20, torch.bfloat16),
+    "4 bits by 128, float16": _coded(INT4, 128, torch.float16),
+    "8 bits by 32, float16": _coded(INT8, 32, torch.float16),
+}  # fmt: skip
+_USUAL = ("bfloat16", "int8", "4 bits by 128", "4 bits by 32", "8 bits by 32", "fp8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--levels", nargs="+", choices=available_levels(), default=available_levels())
-    parser.add_argument("--types", nargs="+", choices=_BYTES, default=["float32", "bfloat16", "int8"])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 128, 256])
+    parser.add_argument("--kinds", nargs="+", choices=_KINDS, default=_USUAL)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 256])
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    for level in arguments.levels:
-        print(heading(level))
-        print(f"{arguments.threads} threads; {_WEIGHTS / 1e6:.1f} million weights. GB/s: of weights read.\n")
-        print("| type | rows | µs | GB/s | 10^9 operations/s | torch's µs | ratio |")
-        print("|---|---|---|---|---|---|---|")
-        for kind in arguments.types:
-            with torch.inference_mode():
-                report(level, kind, arguments.rows, arguments.threads)
+    with torch.inference_mode():
+        for level in arguments.levels:
+            rate = read_rate(torch.device("cpu"))
+            print(heading(level))
+            print(f"{arguments.threads} threads; {_WEIGHTS / 1e6:.1f} million weights. Reads: {rate / 1e9:.1f} GB/s.\n")
+            print("| weights | bits | rows | µs | 10^9 operations/s | µs to read | ratio | bfloat16's µs / µs |")
+            print("|---|---|---|---|---|---|---|---|")
+            report(level, arguments.kinds, arguments.rows, arguments.threads, rate)
 
 
-def report(level: str, kind: str, rows: list[int], threads: int) -> None:
-    """A type's rows of the table."""
-    dtype = torch.bfloat16 if kind == "int8" else getattr(torch, kind)
-    matrices = [[(torch.randn(shape) / 32).to(dtype) for shape in _SHAPES] for _ in range(_LAYERS)]
+def report(level: str, names: Sequence[str], rows: Sequence[int], threads: int, rate: float) -> None:
+    """A level's rows of the table; torch's product in bfloat16 is the last of each number of rows."""
     loaded = kernels(level)
     loaded.set_threads(threads)
-    ops = NativeOps(loaded)
-    ours = [
-        [ops.matrix(ops.quantize_rows(weight) if kind == "int8" else weight, None) for weight in layer]
-        for layer in matrices
-    ]
-    theirs: list[list[Product]] = [[_linear(weight) for weight in layer] for layer in matrices]
+    contenders = [Contender(name, _KINDS[name].dtype, _KINDS[name].bits, _ours(loaded, _KINDS[name])) for name in names]
+    contenders.append(Contender("torch's bfloat16", torch.bfloat16, 16, _layers(_torchs)))
     for count in rows:
-        inputs = {size: torch.randn(count, size).to(dtype) for _, size in _SHAPES}
-        seconds, peer = (layer_seconds(products, inputs, threads) for products in (ours, theirs))
-        print(
-            f"| {kind} | {count} | {seconds * 1e6:.0f} | {_WEIGHTS * _BYTES[kind] / seconds / 1e9:.1f} | "
-            f"{2 * _WEIGHTS * count / seconds / 1e9:.0f} | {peer * 1e6:.0f} | {seconds / peer:.2f} |", flush=True,
-        )  # fmt: skip
+        taken = dict.fromkeys(contenders, float("inf"))
+        for contender in contenders * _ROUNDS:
+            inputs = {size: torch.randn(count, size).to(contender.dtype) for _, size in _SHAPES}
+            taken[contender] = min(taken[contender], layer_seconds(contender.layers, inputs, threads))
+        usual = next((seconds for contender, seconds in taken.items() if contender.name == "bfloat16"), float("nan"))
+        for contender, seconds in taken.items():
+            rate_of_operations, least = 2 * _WEIGHTS * count / seconds / 1e9, _WEIGHTS * contender.bits / 8 / rate
+            print(
+                f"| {contender.name} | {contender.bits:g} | {count} | {seconds * 1e6:.0f} | "
+                f"{rate_of_operations:.0f} | {least * 1e6:.0f} | {seconds / least:.2f} | {usual / seconds:.2f} |",
+                flush=True,
+            )  # fmt: skip
 
 
-def _linear(weight: torch.Tensor) -> Product:
+def _ours(loaded: Kernels, kind: Kind) -> Layers:
+    return _layers(lambda shape: matrix_product(loaded, kind.pack(loaded, shape), torch.Size(shape), None))
+
+
+def _torchs(shape: tuple[int, int]) -> Product:
+    weight = (torch.randn(shape) / 32).bfloat16()
     return lambda hidden, wide=False: F.linear(hidden, weight)
 
 
-def layer_seconds(layers: list[list[Product]], inputs: Mapping[int, torch.Tensor], threads: int) -> float:
+def _layers(product: Callable[[tuple[int, int]], Product]) -> Layers:
+    return [[product(shape) for shape in _SHAPES] for _ in range(_LAYERS)]
+
+
+def layer_seconds(layers: Layers, inputs: Mapping[int, torch.Tensor], threads: int) -> float:
     """What a layer's products take together."""
     clock = time.thread_time if threads == 1 else time.perf_counter
     best = [float("inf")] * len(_SHAPES)

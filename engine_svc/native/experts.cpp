@@ -23,12 +23,11 @@ namespace {
 
 constexpr int64_t TOKENS_AT_ONCE = 1024;  // bounds the memory of what is between the products
 
-// One of an expert's two matrices, for all experts one behind the other.
+// One of an expert's two matrices [outputs, size], for all experts; the bias is of the packed outputs of each, or null.
 struct Stack {
-  const void* weight;
+  const Packed& packed;
   const float* bias;
-  const float* scale = nullptr;         // int8
-  const int32_t* correction = nullptr;  // int8
+  int64_t size, outputs;
 };
 
 // What a call is given, but its tokens.
@@ -64,29 +63,42 @@ struct Chunk {
   int64_t expert, first, last;
 };
 
-std::vector<Chunk> chunks(const Sorted& sorted) {
+// All rows, as many together as `most`.
+std::vector<Chunk> chunks(const Sorted& sorted, int64_t most) {
   std::vector<Chunk> found;
   for (int64_t e = 0; e + 1 < int64_t(sorted.start.size()); ++e)
-    for (int64_t row = sorted.start[e]; row < sorted.start[e + 1]; row += ROWS_PER_TASK)
-      found.push_back({e, row, std::min(sorted.start[e + 1], row + ROWS_PER_TASK)});
+    for (int64_t row = sorted.start[e]; row < sorted.start[e + 1]; row += most)
+      found.push_back({e, row, std::min(sorted.start[e + 1], row + most)});
   return found;
+}
+
+// The rows of a product, prepared: prepare(row, order) is called for each, with the order of its expert's inputs.
+template <class Type, class Prepare>
+void prepare_rows(const Sorted& sorted, const Stack& stack, Inputs<Type>& inputs, const Prepare& prepare) {
+  std::vector<Chunk> strips = chunks(sorted, STRIP);
+  parallel_for(int64_t(strips.size()), [&](int64_t strip) {
+    auto [expert, first, last] = strips[strip];
+    const int64_t* order = stack.packed.form.input_order;
+    for (int64_t row = first; row < last; ++row) prepare(row, order ? order + expert * stack.size : nullptr);
+    inputs.arrange(first, last - first);
+  });
 }
 
 // Every row times its own expert's matrix: output [rows, outputs].
 template <class Type, class Out>
-void multiply_stack(const std::vector<Chunk>& all, const Stack& stack, const Inputs<Type>& inputs, Out* output,
-                    int64_t outputs) {
-  Pieces pieces(outputs, PANEL * inputs.stride * sizeof(typename Type::Stored));
-  int64_t padded = pieces.panels * PANEL;
+void multiply_stack(const Sorted& sorted, const Stack& stack, const Inputs<Type>& inputs, Out* output) {
+  auto of_expert = [&](int64_t expert) {
+    return operands<Type>(inputs.values.get(), inputs.stride, stack.packed, expert, stack.outputs, stack.size);
+  };
+  std::vector<Chunk> all = chunks(sorted, ROWS<Type>);
+  Pieces pieces(stack.outputs, of_expert(0).panel_bytes);
   parallel_for(int64_t(all.size()) * pieces.count(), [&](int64_t task) {
     auto [expert, first, last] = all[task / pieces.count()];
-    int64_t piece = task % pieces.count();
-    auto weight = (const typename Type::Stored*)stack.weight + expert * padded * inputs.stride;
-    Result result{output, outputs, stack.bias, stack.scale, stack.correction, inputs.scale.get()};
+    int64_t piece = task % pieces.count(), padded = pieces.panels * PANEL;
+    Result result{output, stack.outputs, stack.bias, stack.packed.scale, stack.packed.correction, inputs.scale.get()};
     if (stack.bias) result.bias += expert * padded;
-    if (stack.scale) result.scale += expert * padded, result.correction += expert * padded;
-    multiply_panels<Type, Out>({inputs.values.get(), inputs.stride, weight, inputs.stride / Type::GROUP}, result, first,
-                               last, pieces.begin(piece), pieces.end(piece));
+    if (stack.packed.scale) result.scale += expert * padded, result.correction += expert * padded;
+    multiply_panels<Type, Out>(of_expert(expert), result, first, last, pieces.begin(piece), pieces.end(piece));
   });
 }
 
@@ -110,41 +122,32 @@ void add_results(const float* results, const Sorted& sorted, int64_t token, cons
   }
 }
 
-template <class Type, class Value>
+template <class First, class Second, class Value>
 void run(const Value* input, int64_t tokens, int64_t stride, const int64_t* experts, const float* weights,
          const Layer& layer, Value* output) {
   Sorted sorted = sort(experts, weights, tokens, layer);
-  std::vector<Chunk> all = chunks(sorted);
   int64_t rows = tokens * layer.chosen, size = layer.size, inner = layer.inner;
-  Inputs<Type> first(rows, size), second(rows, inner);
+  Inputs<First> first(rows, size);
+  Inputs<Second> second(rows, inner);
   std::unique_ptr<Value[]> both(new Value[rows * 2 * inner]);
   std::unique_ptr<float[]> results(new float[rows * size]);
   std::unique_ptr<Value[]> weighed(new Value[layer.form.weighs_inputs ? rows * size : 0]);
-  parallel_for(rows, [&](int64_t row) {
+  prepare_rows(sorted, layer.gate_up, first, [&](int64_t row, const int64_t* order) {
     const Value* values = input + sorted.token[row] * stride;
     if (layer.form.weighs_inputs) {
       weigh(values, sorted, row, size, weighed.get() + row * size);
       values = weighed.get() + row * size, sorted.weight[row] = 1;
     }
-    first.prepare(row, values, size);
+    first.prepare(row, values, size, order);
   });
-  multiply_stack<Type>(all, layer.gate_up, first, both.get(), 2 * inner);
-  parallel_for(rows, [&](int64_t row) {
+  multiply_stack(sorted, layer.gate_up, first, both.get());
+  prepare_rows(sorted, layer.down, second, [&](int64_t row, const int64_t* order) {
     Value* active = both.get() + row * 2 * inner;
     activate_and_multiply(layer.form.activation, active, active, inner);
-    second.prepare(row, active, inner);
+    second.prepare(row, active, inner, order);
   });
-  multiply_stack<Type>(all, layer.down, second, results.get(), size);
+  multiply_stack(sorted, layer.down, second, results.get());
   parallel_for(tokens, [&](int64_t token) { add_results(results.get(), sorted, token, layer, output + token * size); });
-}
-
-template <class Type, class Value>
-void run_all(const void* input, int64_t tokens, int64_t stride, const int64_t* experts, const float* weights,
-             const Layer& layer, void* output) {
-  for (int64_t first = 0; first < tokens; first += TOKENS_AT_ONCE)
-    run<Type>((const Value*)input + first * stride, std::min(TOKENS_AT_ONCE, tokens - first), stride,
-              experts + first * layer.chosen, weights + first * layer.chosen, layer,
-              (Value*)output + first * layer.size);
 }
 
 }  // namespace
@@ -152,27 +155,23 @@ void run_all(const void* input, int64_t tokens, int64_t stride, const int64_t* e
 extern "C" {
 
 // input [tokens, size], its rows `stride` values apart; experts, weights [tokens, chosen]; gate_up packed, of each
-// expert [2 * inner, size], and down packed, of each [size, inner]; output [tokens, size].
+// expert [2 * inner, size], and down packed, of each [size, inner]; output [tokens, size]. A product with int8 weights
+// has its inputs quantized row by row.
 void quire_experts(int type, const void* input, int64_t tokens, int64_t stride, const int64_t* experts,
-                   const float* weights, int64_t chosen, int64_t num_experts, const void* gate_up, const void* down,
+                   const float* weights, int64_t chosen, int64_t num_experts, const Packed* gate_up, const Packed* down,
                    void* output, int64_t size, int64_t inner, const ExpertsForm* form) {
-  Layer layer{chosen, num_experts, size, inner, *form, {gate_up, form->gate_up_bias}, {down, form->down_bias}};
+  Layer layer{chosen, num_experts, size, inner, *form,
+              {*gate_up, form->gate_up_bias, size, 2 * inner}, {*down, form->down_bias, inner, size}};
   with_type(type, [&](auto value) {
     using Value = decltype(value);
-    run_all<Groups<Value>, Value>(input, tokens, stride, experts, weights, layer, output);
-  });
-}
-
-// The same with int8 weights, and both products' inputs quantized row by row.
-void quire_experts_int8(int type, const void* input, int64_t tokens, int64_t stride, const int64_t* experts,
-                        const float* weights, int64_t chosen, int64_t num_experts, const int8_t* gate_up,
-                        const float* gate_up_scale, const int32_t* gate_up_correction, const int8_t* down,
-                        const float* down_scale, const int32_t* down_correction, void* output, int64_t size,
-                        int64_t inner, const ExpertsForm* form) {
-  Layer layer{chosen, num_experts, size, inner, *form, {gate_up, form->gate_up_bias, gate_up_scale, gate_up_correction},
-              {down, form->down_bias, down_scale, down_correction}};
-  with_type(type, [&](auto value) {
-    run_all<Int8Groups, decltype(value)>(input, tokens, stride, experts, weights, layer, output);
+    with_groups<Value>(*gate_up, [&](auto first) {
+      with_groups<Value>(*down, [&](auto second) {
+        for (int64_t token = 0; token < tokens; token += TOKENS_AT_ONCE)
+          run<typename decltype(first)::Type, typename decltype(second)::Type>(
+              (const Value*)input + token * stride, std::min(TOKENS_AT_ONCE, tokens - token), stride,
+              experts + token * chosen, weights + token * chosen, layer, (Value*)output + token * size);
+      });
+    });
   });
 }
 }

@@ -21,18 +21,18 @@ template <class Value>
 void multiply_heads(Heads<const Value> input, Heads<Value> output, int64_t tokens, int64_t heads, int64_t size,
                     int64_t outputs, const void* weights) {
   using Type = Groups<Value>;
-  int64_t steps = steps_of<Type>(size), panels = (outputs + PANEL - 1) / PANEL;
-  int64_t chunks = (tokens + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
-  parallel_for(heads * chunks, tokens * heads * size * outputs > WORTH_A_THREAD, [&](int64_t task) {
-    int64_t head = task / chunks, chunk = task % chunks;
-    int64_t first = chunk * tokens / chunks, count = (chunk + 1) * tokens / chunks - first;
+  Packed packed{Kind::PLAIN, weights};
+  Chunks<Type> chunks{tokens};
+  parallel_for(heads * chunks.count, tokens * heads * size * outputs > WORTH_A_THREAD, [&](int64_t task) {
+    int64_t head = task / chunks.count, chunk = task % chunks.count;
+    int64_t first = chunks.begin(chunk), count = chunks.end(chunk) - first;
     Inputs<Type> inputs(count, size);
     for (int64_t row = 0; row < count; ++row)
       inputs.prepare(row, input.values + (first + row) * input.token_stride + head * input.head_stride, size);
     Result result{output.values + first * output.token_stride + head * output.head_stride, outputs, nullptr};
     result.stride = output.token_stride;
-    auto weight = (const typename Type::Stored*)weights + head * panels * PANEL * steps * Type::GROUP;
-    multiply_panels<Type, Value>({inputs.values.get(), inputs.stride, weight, steps}, result, 0, count, 0, panels);
+    multiply_panels<Type, Value>(operands<Type>(inputs.values.get(), inputs.stride, packed, head, outputs, size), result,
+                                 0, count, 0, panels_of(outputs));
   });
 }
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <type_traits>
 
-#include "groups.h"
+#include "coded.h"
 
 namespace quire {
 
@@ -52,6 +52,28 @@ inline float prepare_row(const Value* row, int64_t size, typename Type::Input* t
   }
 }
 
+// Whether rows of a task stand in strips, which is how matrix registers take them beside coded weights.
+template <class Type>
+constexpr bool IN_STRIPS = IS_CODED<Type> && Type::TILES;
+constexpr int64_t STRIP = 16;
+
+// A strip of `count` rows, in place: [count, size] pairs of values become [size, count].
+template <class Input>
+void arrange_strip(Input* rows, int64_t count, int64_t size) {
+  struct Pair {
+    Input values[2];
+  };
+  static_assert(sizeof(Pair) == sizeof(float));
+  std::unique_ptr<float[]> pairs(new float[count * size]);  // as which they are moved
+  std::memcpy(pairs.get(), rows, count * size * sizeof(Pair));
+  for (int64_t k = 0; k < size; k += LANES) {
+    Floats square[LANES];
+    for (int64_t row = 0; row < LANES; ++row) square[row] = row < count ? load(pairs.get() + row * size + k) : zero();
+    transpose(square);
+    for (int64_t i = 0; i < LANES; ++i) store((float*)rows + (k + i) * count, square[i], count);
+  }
+}
+
 // Rows that stand in memory of their own.
 template <class Type>
 struct Inputs {
@@ -63,9 +85,18 @@ struct Inputs {
       : stride(steps_of<Type>(size) * Type::GROUP), values(new typename Type::Input[rows * stride]),
         scale(new float[rows]) {}
 
+  // In another order, if one is given: its i-th value is that of input order[i].
   template <class Value>
-  void prepare(int64_t row, const Value* from, int64_t size) {
-    scale[row] = prepare_row<Type>(from, size, values.get() + row * stride, stride);
+  void prepare(int64_t row, const Value* from, int64_t size, const int64_t* order = nullptr) {
+    std::unique_ptr<Value[]> ordered(order ? new Value[size] : nullptr);
+    for (int64_t k = 0; order && k < size; ++k) ordered[k] = from[order[k]];
+    scale[row] = prepare_row<Type>(order ? ordered.get() : from, size, values.get() + row * stride, stride);
+  }
+
+  // What is left to do for a strip of rows that are prepared, up to STRIP of a task's from its first on.
+  void arrange(int64_t first, int64_t count) {
+    if constexpr (IN_STRIPS<Type>)
+      if (count > 1) arrange_strip(values.get() + first * stride, count, stride / 2);
   }
 };
 

@@ -20,6 +20,8 @@ _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, c
 # As types.h numbers them.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 INT8 = 3  # as packing.cpp does
+KINDS = {"plain": 0, "int8": 1, "coded": 2}  # as product.h does
+CODES = {"nibbles": 0, "int8": 1, "e4m3": 2, "e5m2": 3}  # as coded.h does
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}  # as routing.cpp does
 GATES = {"silu": 0, "gelu_tanh": 1, "clamped": 2}  # as activation.h does
 _SIGNATURES = {
@@ -28,16 +30,11 @@ _SIGNATURES = {
     "pack": (_INT, _POINTER, _LONG, _LONG, _POINTER),
     "quantize_rows": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER),
     "pack_int8": (_POINTER, _LONG, _LONG, _POINTER, _POINTER),
+    "packed_coded_bytes": (_POINTER, _LONG, _LONG),
+    "pack_coded": (_INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER),
     "matrix": (_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _INT),
-    "matrix_int8": (
-        _INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _INT,
-    ),
     "experts": (
         _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG,
-        _POINTER,
-    ),
-    "experts_int8": (
-        _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, *(_POINTER,) * 6, _POINTER, _LONG, _LONG,
         _POINTER,
     ),
     "set_threads": (_INT,),
@@ -60,7 +57,16 @@ _SIGNATURES = {
         *(_LONG,) * 4, _FLOAT, _LONG, _INT, _FLOAT, _POINTER,
     ),
 }  # fmt: skip
-_COUNTS = ("panel", "packed_values")  # those that return a number
+_COUNTS = ("panel", "packed_values", "packed_coded_bytes")  # those that return a number
+
+
+class PackedForm(ctypes.Structure):
+    """A packed weight, as product.h and coded.h have it."""
+
+    _fields_ = (
+        ("kind", _INT), ("weight", _POINTER), ("scale", _POINTER), ("correction", _POINTER), ("codes", _INT),
+        ("span", _INT), ("scale_type", _INT), ("offset_type", _INT), ("grid", _POINTER), ("input_order", _POINTER),
+    )  # fmt: skip
 
 
 class ExpertsForm(ctypes.Structure):

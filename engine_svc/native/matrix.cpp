@@ -15,32 +15,37 @@ constexpr int64_t WORTH_A_THREAD_TO_PREPARE = 1 << 15;  // values
 // In pieces of some rows by some panels. The rows change first, so that a panel is still in a cache for all of them.
 template <class Type, class Out>
 void run(const Operands<Type>& call, const Result& result, int64_t rows) {
-  Pieces pieces(result.outputs, call.steps * PANEL * Type::GROUP * sizeof(typename Type::Stored));
-  int64_t chunks = (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+  Pieces pieces(result.outputs, call.panel_bytes);
+  Chunks<Type> chunks{rows};
   bool worth = rows * result.outputs * call.steps * Type::GROUP > WORTH_A_THREAD;
-  parallel_for(pieces.count() * chunks, worth, [&](int64_t task) {
-    int64_t chunk = task % chunks, piece = task / chunks;
-    multiply_panels<Type, Out>(call, result, chunk * rows / chunks, (chunk + 1) * rows / chunks, pieces.begin(piece),
+  parallel_for(pieces.count() * chunks.count, worth, [&](int64_t task) {
+    int64_t chunk = task % chunks.count, piece = task / chunks.count;
+    multiply_panels<Type, Out>(call, result, chunks.begin(chunk), chunks.end(chunk), pieces.begin(piece),
                                pieces.end(piece));
   });
 }
 
 // Rows of Value times a weight of Type.
 template <class Type, class Out, class Value>
-void multiply_matrix(const Value* input, int64_t rows, int64_t stride, int64_t size, const void* weight,
+void multiply_matrix(const Value* input, int64_t rows, int64_t stride, int64_t size, const Packed& weight,
                      const Result& result) {
-  auto packed = (const typename Type::Stored*)weight;
-  int64_t steps = steps_of<Type>(size);
+  auto product = [&](const typename Type::Input* from, int64_t row_stride) {
+    return operands<Type>(from, row_stride, weight, 0, result.outputs, size);
+  };
+  const int64_t* order = weight.form.input_order;
   if constexpr (std::is_same_v<typename Type::Input, Value>)
-    if (steps * Type::GROUP == size) return run<Type, Out>({input, stride, packed, steps}, result, rows);
+    if (steps_of<Type>(size) * Type::GROUP == size && !order && !(IN_STRIPS<Type> && rows > 1))
+      return run<Type, Out>(product(input, stride), result, rows);
   for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
-    int64_t count = std::min(ROWS_AT_ONCE, rows - first);
+    int64_t count = std::min(ROWS_AT_ONCE, rows - first), strips = (count + STRIP - 1) / STRIP;
+    bool worth = count * size > WORTH_A_THREAD_TO_PREPARE;
     Inputs<Type> inputs(count, size);
-    parallel_for(count, count * size > WORTH_A_THREAD_TO_PREPARE,
-                 [&](int64_t row) { inputs.prepare(row, input + (first + row) * stride, size); });
+    parallel_for(count, worth, [&](int64_t row) { inputs.prepare(row, input + (first + row) * stride, size, order); });
+    if (IN_STRIPS<Type>)
+      parallel_for(strips, worth, [&](int64_t i) { inputs.arrange(i * STRIP, std::min(STRIP, count - i * STRIP)); });
     Result part = result;
     part.output = (Out*)result.output + first * result.outputs, part.input_scale = inputs.scale.get();
-    run<Type, Out>({inputs.values.get(), inputs.stride, packed, steps}, part, count);
+    run<Type, Out>(product(inputs.values.get(), inputs.stride), part, count);
   }
 }
 
@@ -49,24 +54,17 @@ void multiply_matrix(const Value* input, int64_t rows, int64_t stride, int64_t s
 extern "C" {
 
 // input [rows, size], its rows `stride` values apart; bias [packed outputs], or null; output [rows, outputs], of the
-// same type or, if `wide`, float32.
-void quire_matrix(int type, const void* input, int64_t rows, int64_t stride, int64_t size, const void* weight,
+// same type or, if `wide`, float32. With int8 weights the input is quantized row by row.
+void quire_matrix(int type, const void* input, int64_t rows, int64_t stride, int64_t size, const Packed* weight,
                   const float* bias, void* output, int64_t outputs, int wide) {
+  Result result{output, outputs, bias, weight->scale, weight->correction};
   with_type(type, [=](auto value) {
     using Value = decltype(value);
-    auto multiply = wide ? multiply_matrix<Groups<Value>, float, Value> : multiply_matrix<Groups<Value>, Value, Value>;
-    multiply((const Value*)input, rows, stride, size, weight, {output, outputs, bias});
-  });
-}
-
-// The same with int8 weights; the input is quantized row by row.
-void quire_matrix_int8(int type, const void* input, int64_t rows, int64_t stride, int64_t size, const int8_t* weight,
-                       const float* scale, const int32_t* correction, const float* bias, void* output, int64_t outputs,
-                       int wide) {
-  with_type(type, [=](auto value) {
-    using Value = decltype(value);
-    auto multiply = wide ? multiply_matrix<Int8Groups, float, Value> : multiply_matrix<Int8Groups, Value, Value>;
-    multiply((const Value*)input, rows, stride, size, weight, {output, outputs, bias, scale, correction});
+    with_groups<Value>(*weight, [=](auto groups) {
+      using Type = typename decltype(groups)::Type;
+      auto multiply = wide ? multiply_matrix<Type, float, Value> : multiply_matrix<Type, Value, Value>;
+      multiply((const Value*)input, rows, stride, size, *weight, result);
+    });
   });
 }
 }

@@ -21,7 +21,6 @@ constexpr int PANEL = VECTORS * LANES;
 constexpr int FEW_ROWS = REGISTERS == 32 ? 6 : 3;                         // as wide as a panel
 constexpr int MOST_ROWS = 6, WIDTH = REGISTERS == 32 ? 4 : 2;             // one of several
 constexpr int TALL_ROWS = REGISTERS == 32 ? 12 : 6, TALL_WIDTH = 2;       // the only one, where that spares widening twice
-constexpr int64_t ROWS_PER_TASK = 192;
 constexpr int64_t BLOCK_BYTES = 16 << 10;
 constexpr int64_t AHEAD_BYTES = 4 << 10;
 constexpr int64_t LINE = 64;
@@ -32,15 +31,30 @@ struct Ahead {
   int lines;
 };
 
+struct CodedForm;
+template <class Wide>
+struct Coded;  // see coded.h
+template <class Type>
+constexpr bool IS_CODED = false;
+template <class Wide>
+constexpr bool IS_CODED<Coded<Wide>> = true;
+
+// Rows of a task, at most: as many as keep their sums in a cache; of weights that are widened first, more.
+template <class Type>
+constexpr int64_t ROWS = IS_CODED<Type> ? 256 : 192;
+
 // The operands of a product. `stride` is of input rows, in values; `steps` of one panel, over k.
 template <class Type>
 struct Operands {
   const typename Type::Input* input;
   int64_t stride;
-  const typename Type::Stored* weight;
-  int64_t steps;
+  const char* weight;
+  int64_t steps, panel_bytes;
+  const CodedForm* form = nullptr;  // of coded weights
 
-  const typename Type::Stored* panel(int64_t index) const { return weight + index * steps * PANEL * Type::GROUP; }
+  const typename Type::Stored* panel(int64_t index) const {
+    return (const typename Type::Stored*)(weight + index * panel_bytes);
+  }
 };
 
 // Where a block of weights is left as it was widened, if anywhere.
@@ -134,8 +148,19 @@ void multiply_tile(int64_t rows, Part<Type> part) {
   }
 }
 
-// Rows in tiles of about the same height, against one block of a panel. The first tile leaves the weights widened for the
-// others. What comes next, as many bytes again, is prefetched meanwhile.
+// Rows in tiles of about the same height, against one block of a panel; lines before `end` are prefetched meanwhile.
+template <class Type>
+void multiply_tiles(int64_t rows, Part<Type> part, const char* end) {
+  for (int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS; tiles > 0; --tiles) {
+    int64_t height = (rows + tiles - 1) / tiles;
+    if (part.ahead.next >= end) part.ahead.lines = 0;
+    multiply_tile<Type, WIDTH, false, MOST_ROWS>(height, part);
+    part.ahead.next += VECTORS / WIDTH * part.steps * part.ahead.lines * LINE;
+    part.input += height * part.stride, part.sums += height * PANEL, rows -= height;
+  }
+}
+
+// The first tile leaves the weights widened for the others. What comes next, as many bytes again, is prefetched meanwhile.
 template <class Type>
 void multiply_block(int64_t rows, Part<Type> part) {
   using Wide = typename Type::Wide;
@@ -144,31 +169,27 @@ void multiply_block(int64_t rows, Part<Type> part) {
   constexpr int64_t PASSES = VECTORS / WIDTH, LATER_STEPS = SAME ? 1 : Type::PARTS;      // for one of the first tile
   part.ahead.next = (const char*)(part.panel + part.steps * PANEL * Type::GROUP);
   const char* end = part.ahead.next + part.steps * LINES * LINE;
-  if constexpr (!SAME)
-    if (rows <= TALL_ROWS) {
-      part.ahead.lines = int(LINES * TALL_WIDTH / VECTORS);
-      return multiply_tile<Type, TALL_WIDTH, false, TALL_ROWS>(rows, part);
-    }
   int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, height = (rows + tiles - 1) / tiles;
   int64_t rounds = (1 + (tiles - 1) * LATER_STEPS) * PASSES;
   part.ahead.lines = int((LINES + rounds - 1) / rounds);
-  alignas(LINE) typename Wide::Stored wide[SAME ? 1 : BLOCK_BYTES / sizeof(typename Wide::Stored)];
-  part.wide = wide;
-  multiply_tile<Type, WIDTH, !SAME, MOST_ROWS>(height, part);
-  Part<Wide> later{part.input, part.stride, wide, part.steps * LATER_STEPS, part.fresh, part.sums, part.ahead, nullptr};
-  if constexpr (SAME) later.panel = part.panel;
-  later.ahead.next += PASSES * part.steps * part.ahead.lines * LINE;
-  for (int64_t t = 1, row = height; t < tiles; ++t, row += height) {
-    height = (rows - row + tiles - t - 1) / (tiles - t);
-    later.input = part.input + row * part.stride, later.sums = part.sums + row * PANEL;
-    if (later.ahead.next >= end) later.ahead.lines = 0;
-    multiply_tile<Wide, WIDTH, false, MOST_ROWS>(height, later);
-    later.ahead.next += PASSES * later.steps * later.ahead.lines * LINE;
+  if constexpr (SAME) {
+    multiply_tiles(rows, part, end);
+  } else if (rows <= TALL_ROWS) {
+    part.ahead.lines = int(LINES * TALL_WIDTH / VECTORS);
+    multiply_tile<Type, TALL_WIDTH, false, TALL_ROWS>(rows, part);
+  } else {
+    alignas(LINE) typename Wide::Stored wide[BLOCK_BYTES / sizeof(typename Wide::Stored)];
+    part.wide = wide;
+    multiply_tile<Type, WIDTH, true, MOST_ROWS>(height, part);
+    part.ahead.next += PASSES * part.steps * part.ahead.lines * LINE;
+    Part<Wide> later{part.input + height * part.stride, part.stride, wide, part.steps * LATER_STEPS, part.fresh,
+                     part.sums + height * PANEL, part.ahead, nullptr};
+    multiply_tiles(rows - height, later, end);
   }
 }
 
-// The sums [rows, PANEL] of rows [first, last), at most ROWS_PER_TASK, against one panel.
-template <class Type, std::enable_if_t<!Type::TILES, int> = 0>
+// The sums [rows, PANEL] of rows [first, last), at most ROWS, against one panel.
+template <class Type, std::enable_if_t<!Type::TILES && !IS_CODED<Type>, int> = 0>
 void sum_panel(const Operands<Type>& call, int64_t first, int64_t last, int64_t index, typename Type::Total* sums) {
   constexpr int64_t STEP_BYTES = PANEL * Type::GROUP * sizeof(typename Type::Stored);
   constexpr int64_t BLOCK = BLOCK_BYTES / (PANEL * Type::GROUP * sizeof(typename Type::Wide::Stored));

@@ -96,7 +96,7 @@ void multiply_square(const typename Type::Input* input, int64_t stride, const ty
 
 // The sums [rows, PANEL] of rows [first, last) against one panel. More than a strip are taken in blocks over k; what
 // comes next is prefetched meanwhile.
-template <class Type, std::enable_if_t<Type::TILES, int> = 0>
+template <class Type, std::enable_if_t<Type::TILES && !IS_CODED<Type>, int> = 0>
 void sum_panel(const Operands<Type>& call, int64_t first, int64_t last, int64_t index, typename Type::Total* sums) {
   tile_fence();
   int64_t squares = (last - first + TILE - 1) / (2 * TILE), strip = first + squares * 2 * TILE, shaped = 0;

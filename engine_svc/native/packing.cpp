@@ -1,8 +1,6 @@
 // Packs weights for the products: see matrix.h.
-#include "inputs.h"
-#include "matrix.h"
 #include "parallel.h"
-#include "types.h"
+#include "product.h"
 
 using namespace quire;
 
@@ -34,8 +32,6 @@ void pack_panel(const Value* from, int64_t rows, int64_t size, Value* panel) {
     }
   }
 }
-
-int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 
 template <class Type>
 int64_t packed_values(int64_t outputs, int64_t size) {

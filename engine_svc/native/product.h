@@ -1,14 +1,53 @@
 // A product's pieces, from sums to outputs.
 #pragma once
 
-#include "matrix.h"
+#include "coded.h"
+#include "inputs.h"
 #if defined(__AMX_TILE__)
+#include "coded_amx.h"
 #include "matrix_amx.h"
 #endif
 
 namespace quire {
 
 constexpr int64_t PIECE_BYTES = 128 << 10;
+
+enum class Kind : int { PLAIN, INT8, CODED };
+
+// A packed weight as the caller describes it: matrices of a shape one behind the other. See Result for those of int8.
+struct Packed {
+  Kind kind;
+  const void* weight;
+  const float* scale;
+  const int32_t* correction;
+  CodedForm form;
+};
+
+template <class T>
+struct TypeOf {
+  using Type = T;
+};
+
+// Calls `call` with the type of groups that a weight is multiplied as by inputs of Value.
+template <class Value, class Call>
+void with_groups(const Packed& packed, const Call& call) {
+  switch (packed.kind) {
+    case Kind::PLAIN: return call(TypeOf<Groups<Value>>{});
+    case Kind::INT8: return call(TypeOf<Int8Groups>{});
+    case Kind::CODED: return call(TypeOf<CodedGroups<Value>>{});
+  }
+}
+
+inline int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
+
+// The product of rows, `stride` values apart, with the `index`-th of some matrices [outputs, size].
+template <class Type>
+Operands<Type> operands(const typename Type::Input* input, int64_t stride, const Packed& packed, int64_t index,
+                        int64_t outputs, int64_t size) {
+  int64_t steps = steps_of<Type>(size), bytes = steps * PANEL * Type::GROUP * sizeof(typename Type::Stored);
+  if constexpr (IS_CODED<Type>) bytes = steps / CHUNK * packed.form.chunk_bytes();
+  return {input, stride, (const char*)packed.weight + index * panels_of(outputs) * bytes, steps, bytes, &packed.form};
+}
 
 // What the sums of a product become: output [rows, outputs]. The others are of the packed outputs: bias (null: none),
 // and of int8 what 1 stands for, and what undoes the inputs' OFFSET; input_scale is of the rows.
@@ -46,23 +85,33 @@ struct Result {
   }
 };
 
-// Rows [first, last), at most ROWS_PER_TASK, times panels [begin, end).
+// Rows [first, last), at most ROWS, times panels [begin, end).
 template <class Type, class Out>
 void multiply_panels(const Operands<Type>& call, const Result& result, int64_t first, int64_t last, int64_t begin,
                      int64_t end) {
-  alignas(LINE) typename Type::Total sums[ROWS_PER_TASK * PANEL];
+  alignas(LINE) typename Type::Total sums[ROWS<Type> * PANEL];
   for (int64_t index = begin; index < end; ++index) {
     sum_panel(call, first, last, index, sums);
     for (int64_t row = first; row < last; ++row) result.write<Out>(sums + (row - first) * PANEL, row, index * PANEL);
   }
 }
 
+// Rows in chunks of about the same number, ROWS at most; all but the last are of a multiple of 16.
+template <class Type>
+struct Chunks {
+  int64_t rows, count = (rows + ROWS<Type> - 1) / ROWS<Type>;
+  int64_t height = count ? ((rows + count - 1) / count + 15) / 16 * 16 : 0;
+
+  int64_t begin(int64_t chunk) const { return chunk * height; }
+  int64_t end(int64_t chunk) const { return std::min(rows, (chunk + 1) * height); }
+};
+
 // A matrix's panels, in pieces of PIECE_BYTES or of one.
 struct Pieces {
   int64_t panels, width;
 
   Pieces(int64_t outputs, int64_t panel_bytes)
-      : panels((outputs + PANEL - 1) / PANEL), width(std::max<int64_t>(1, PIECE_BYTES / panel_bytes)) {}
+      : panels(panels_of(outputs)), width(std::max<int64_t>(1, PIECE_BYTES / panel_bytes)) {}
   int64_t count() const { return (panels + width - 1) / width; }
   int64_t begin(int64_t piece) const { return piece * width; }
   int64_t end(int64_t piece) const { return std::min(panels, (piece + 1) * width); }

@@ -1,7 +1,7 @@
 // Vectors of float32 in registers, whatever the processor: one file for each instruction set says how.
 //
-// bfloat16 and float16 are types of memory only; they are widened as they are loaded and rounded (to nearest, ties to
-// even) as they are stored. What a file has to define:
+// bfloat16, float16 and numbers of 8 bits are types of memory only; they are widened as they are loaded, and the former
+// rounded (to nearest, ties to even) as they are stored. What a file has to define:
 //
 //   LANES                      float32 values of a register
 //   REGISTERS                  how many of them there are
@@ -9,7 +9,9 @@
 //   Mask                       a yes or no for each lane
 //   zero, all, all_ints        the same value in each lane
 //   load, store                of float, bf16 and f16; with a count, of the first so many lanes only, others are 0
+//   load                       of int8_t and e5m2 too, and of e4m3 a 256th; what is not finite becomes anything
 //   load_even, load_odd        those of 2 * LANES bf16 that stand at even and at odd places
+//   store_pairs                the same, where the level has products of bf16
 //   load_ints, store_ints      of int32
 //   fma(a, b, c)               a * b + c, rounded once; minus_product(a, b, c) is c - a * b
 //   least, most, magnitude     min, max, absolute value
@@ -21,6 +23,9 @@
 //   nearest                    rounded to whole numbers
 //   times_power(x, n)          x * 2^n, of whole numbers n between -127 and 128
 //   to_ints, to_floats         of whole numbers; to_ints rounds
+//   shift_right<n>             of ints without a sign
+//   Table, table               16 float32 values
+//   look_up(table, ints)       by each one's lowest 4 bits
 //   store_bytes                the lowest byte of each int, of the first so many lanes
 //   transpose                  LANES registers: what stood in rows stands in columns
 //   prefetch, prefetch_far     a line into the first-level cache, or the second-level one
@@ -37,6 +42,15 @@ struct bf16 {
 
 struct f16 {
   uint16_t bits;
+};
+
+// Of 8 bits, 4 or 5 of them an exponent.
+struct e4m3 {
+  uint8_t bits;
+};
+
+struct e5m2 {
+  uint8_t bits;
 };
 
 }  // namespace quire

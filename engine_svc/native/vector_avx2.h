@@ -62,6 +62,18 @@ inline Floats load(const f16* from, int64_t count) {
   return count >= LANES ? load(from) : _mm256_cvtph_ps(load_halves(from, count));
 }
 
+// By way of f16, which has subnormal numbers at full speed: e4m3's exponents are 8 less there.
+inline Floats load(const int8_t* from) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+}
+inline Floats load(const e4m3* from) {
+  __m128i halves = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)from)), 7);
+  return _mm256_cvtph_ps(_mm_and_si128(halves, _mm_set1_epi16(int16_t(0xbf80))));
+}
+inline Floats load(const e5m2* from) {
+  return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)from)), 8));
+}
+
 inline Floats load_even(const bf16* pairs) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)pairs), 16));
 }
@@ -123,6 +135,20 @@ inline Floats times_power(Floats values, Floats power) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(exponent, all_ints(127)), 23));
   };
   return values * factor(half) * factor(_mm256_sub_epi32(whole, half));
+}
+
+template <int BITS>
+inline Ints shift_right(Ints values) {
+  return _mm256_srli_epi32(values, BITS);
+}
+
+struct Table {
+  Floats low, high;
+};
+inline Table table(const float* values) { return {load(values), load(values + LANES)}; }
+inline Floats look_up(Table table, Ints places) {
+  Floats low = _mm256_permutevar8x32_ps(table.low, places), high = _mm256_permutevar8x32_ps(table.high, places);
+  return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(places, 28)));
 }
 
 inline void transpose(Floats (&rows)[LANES]) {

@@ -47,6 +47,18 @@ inline Floats load(const f16* from, int64_t count) {
   return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(count), from));
 }
 
+// By way of f16, which has subnormal numbers at full speed: e4m3's exponents are 8 less there.
+inline Floats load(const int8_t* from) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+}
+inline Floats load(const e4m3* from) {
+  __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from)), 7);
+  return _mm512_cvtph_ps(_mm256_and_si256(halves, _mm256_set1_epi16(int16_t(0xbf80))));
+}
+inline Floats load(const e5m2* from) {
+  return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from)), 8));
+}
+
 inline Floats load_even(const bf16* pairs) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16));
 }
@@ -67,6 +79,14 @@ inline void store(f16* to, Floats values, int64_t count) {
   _mm256_mask_storeu_epi16(to, first(count), _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+#ifdef __AVX512BF16__
+inline void store_pairs(bf16* to, Floats even, Floats odd) {
+  Ints places = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
+                                 19, 3, 18, 2, 17, 1, 16, 0);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi16(places, (Ints)_mm512_cvtne2ps_pbh(odd, even)));
+}
+#endif
+
 inline Ints load_ints(const int32_t* from) { return _mm512_loadu_si512(from); }
 inline void store_ints(int32_t* to, Ints values) { _mm512_storeu_si512(to, values); }
 inline void store_bytes(uint8_t* to, Ints values, int64_t count) {
@@ -85,6 +105,15 @@ inline Floats nearest(Floats values) { return _mm512_roundscale_ps(values, _MM_F
 inline Floats times_power(Floats values, Floats power) { return _mm512_scalef_ps(values, power); }
 inline Ints to_ints(Floats values) { return _mm512_cvtps_epi32(values); }
 inline Floats to_floats(Ints values) { return _mm512_cvtepi32_ps(values); }
+
+template <int BITS>
+inline Ints shift_right(Ints values) {
+  return _mm512_srli_epi32(values, BITS);
+}
+
+using Table = Floats;
+inline Table table(const float* values) { return load(values); }
+inline Floats look_up(Table table, Ints places) { return _mm512_permutexvar_ps(places, table); }
 
 inline void transpose(Floats (&rows)[LANES]) {
   Floats half[LANES];

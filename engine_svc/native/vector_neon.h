@@ -44,6 +44,19 @@ inline Floats load(const float* from) { return vld1q_f32(from); }
 inline Floats load(const bf16* from) { return widen_bf16(vld1_u16((const uint16_t*)from)); }
 inline Floats load(const f16* from) { return widen_f16(vld1_u16((const uint16_t*)from)); }
 
+inline int16x4_t load_bytes(const void* from) {
+  uint32_t bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  return vget_low_s16(vmovl_s8(vcreate_s8(bytes)));
+}
+
+// By way of f16, which has subnormal numbers at full speed: e4m3's exponents are 8 less there.
+inline Floats load(const int8_t* from) { return vcvtq_f32_s32(vmovl_s16(load_bytes(from))); }
+inline Floats load(const e4m3* from) {
+  return widen_f16(vand_u16(vreinterpret_u16_s16(vshl_n_s16(load_bytes(from), 7)), vdup_n_u16(0xbf80)));
+}
+inline Floats load(const e5m2* from) { return widen_f16(vreinterpret_u16_s16(vshl_n_s16(load_bytes(from), 8))); }
+
 inline Floats load_even(const bf16* pairs) {
   return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(vld1q_u16((const uint16_t*)pairs)), 16));
 }
@@ -54,6 +67,12 @@ inline Floats load_odd(const bf16* pairs) {
 inline void store(float* to, Floats values) { vst1q_f32(to, values); }
 inline void store(bf16* to, Floats values) { vst1_u16((uint16_t*)to, narrow_bf16(values)); }
 inline void store(f16* to, Floats values) { vst1_u16((uint16_t*)to, narrow_f16(values)); }
+
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+inline void store_pairs(bf16* to, Floats even, Floats odd) {
+  vst2_u16((uint16_t*)to, uint16x4x2_t{narrow_bf16(even), narrow_bf16(odd)});
+}
+#endif
 
 // By way of the stack: there are no masks for loads and stores.
 template <class Value>
@@ -97,6 +116,19 @@ inline Floats times_power(Floats values, Floats power) {
     return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(exponent, all_ints(127)), 23));
   };
   return values * factor(half) * factor(vsubq_s32(whole, half));
+}
+
+template <int BITS>
+inline Ints shift_right(Ints values) {
+  return vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(values), vdupq_n_s32(-BITS)));
+}
+
+using Table = uint8x16x4_t;
+inline Table table(const float* values) { return vld1q_u8_x4((const uint8_t*)values); }
+inline Floats look_up(Table table, Ints places) {
+  Ints first = vmulq_s32(vandq_s32(places, all_ints(15)), all_ints(0x04040404));  // a value's bytes
+  uint8x16_t bytes = vreinterpretq_u8_s32(vaddq_s32(first, all_ints(0x03020100)));
+  return vreinterpretq_f32_u8(vqtbl4q_u8(table, bytes));
 }
 
 inline void transpose(Floats (&rows)[LANES]) {

@@ -16,8 +16,16 @@ from engine_svc.ops.base import (
     Product,
     Routing,
 )
-from engine_svc.ops.packing import experts_product, gate_arguments, matrix_product, pack, pack_plain, pointer
-from engine_svc.ops.plain import PlainOps, coded_matrix
+from engine_svc.ops.packing import (
+    PackedWeight,
+    experts_product,
+    gate_arguments,
+    matrix_product,
+    pack,
+    pack_plain,
+    pointer,
+)
+from engine_svc.ops.packing_coded import pack_coded, packable
 from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
 
 
@@ -26,14 +34,25 @@ class NativeOps(Ops):
 
     batch_invariant = True
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, dtype: torch.dtype = torch.bfloat16) -> None:
+        """
+        Args:
+            dtype: of the inputs of products with coded weights.
+        """
         self.kernels = kernels
+        self._dtype = dtype
 
     def matrix(self, weight: Weight, bias: torch.Tensor | None) -> Product:
         """See Ops.matrix."""
-        if isinstance(weight, CodedWeight):
-            return coded_matrix(weight, bias)
-        return matrix_product(self.kernels, pack(self.kernels, weight), weight.shape, bias)
+        return matrix_product(self.kernels, self._pack(weight), weight.shape, bias)
+
+    def _pack(self, weight: Weight) -> PackedWeight:
+        """Of codes that the kernels do not take, what they stand for."""
+        if not isinstance(weight, CodedWeight):
+            return pack(self.kernels, weight)
+        if packable(weight):
+            return pack_coded(self.kernels, weight, self._dtype)
+        return pack(self.kernels, weight.wide(self._dtype))
 
     def quantize_rows(self, values: torch.Tensor) -> Int8Weight:
         """See Ops.quantize_rows."""
@@ -59,9 +78,7 @@ class NativeOps(Ops):
 
     def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""
-        if isinstance(gate_up, CodedWeight) or isinstance(down, CodedWeight):
-            return PlainOps().experts(gate_up, down, form)
-        return experts_product(self.kernels, pack(self.kernels, gate_up), pack(self.kernels, down), down.shape, form)
+        return experts_product(self.kernels, self._pack(gate_up), self._pack(down), down.shape, form)
 
     def choose_experts(
         self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from engine_svc.memory import zeros_when_touched
 from engine_svc.native import library
-from engine_svc.native.library import GATES, INT8, TYPES, Kernels
+from engine_svc.native.library import GATES, INT8, KINDS, TYPES, Kernels
 from engine_svc.ops.base import Activation, ClampedSwish, ExpertsForm, ExpertsProduct, Product
 from engine_svc.ops.weights import Int8Weight
+
+
+class PackedWeight(Protocol):
+    """Matrices of one shape in whatever form kernels take them, one behind the other."""
+
+    def is_for(self, dtype: torch.dtype) -> bool:
+        """Whether inputs of a type can be multiplied with it."""
+        ...
+
+    def form(self) -> library.PackedForm:
+        """What the kernels are told; it points at what this holds."""
+        ...
 
 
 class Packed(NamedTuple):
     """Matrices as the kernels take them, one behind the other: [count, values that the level's form has]."""
 
     weights: torch.Tensor
+
+    def is_for(self, dtype: torch.dtype) -> bool:
+        """See PackedWeight.is_for."""
+        return dtype == self.weights.dtype
+
+    def form(self) -> library.PackedForm:
+        """See PackedWeight.form."""
+        return library.PackedForm(KINDS["plain"], self.weights.data_ptr())
 
 
 class PackedInt8(NamedTuple):
@@ -28,6 +47,14 @@ class PackedInt8(NamedTuple):
     weights: torch.Tensor
     scale: torch.Tensor  # float32 [count, padded outputs]
     correction: torch.Tensor  # int32 [count, padded outputs]
+
+    def is_for(self, dtype: torch.dtype) -> bool:
+        """See PackedWeight.is_for."""
+        return dtype in TYPES
+
+    def form(self) -> library.PackedForm:
+        """See PackedWeight.form."""
+        return library.PackedForm(KINDS["int8"], *(tensor.data_ptr() for tensor in self))
 
 
 def pack(kernels: Kernels, weight: torch.Tensor | Int8Weight) -> Packed | PackedInt8:
@@ -89,23 +116,21 @@ def _padded_bias(kernels: Kernels, bias: torch.Tensor | None) -> torch.Tensor | 
     return F.pad(bias.float(), (0, _padded(kernels, outputs) - outputs)).contiguous()
 
 
-def matrix_product(
-    kernels: Kernels, packed: Packed | PackedInt8, shape: torch.Size, bias: torch.Tensor | None
-) -> Product:
+def matrix_product(kernels: Kernels, packed: PackedWeight, shape: torch.Size, bias: torch.Tensor | None) -> Product:
     """A product with one matrix.
 
     Args:
         shape: [outputs, size], as it was before it was packed.
     """
     outputs, size = shape
-    kernel = kernels.matrix_int8 if isinstance(packed, PackedInt8) else kernels.matrix
-    added = _padded_bias(kernels, bias)
+    form, added = packed.form(), _padded_bias(kernels, bias)
 
     def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+        assert packed.is_for(hidden.dtype)
         output = hidden.new_empty((hidden.shape[0], outputs), dtype=torch.float32 if wide else hidden.dtype)
-        kernel(
-            TYPES[hidden.dtype], hidden.data_ptr(), hidden.shape[0], hidden.stride(0), size,
-            *(operand.data_ptr() for operand in packed), pointer(added), output.data_ptr(), outputs, wide,
+        kernels.matrix(
+            TYPES[hidden.dtype], hidden.data_ptr(), hidden.shape[0], hidden.stride(0), size, ctypes.addressof(form),
+            pointer(added), output.data_ptr(), outputs, wide,
         )  # fmt: skip
         return output
 
@@ -114,12 +139,12 @@ def matrix_product(
 
 def experts_product(
     kernels: Kernels,
-    gate_up: Packed | PackedInt8,
-    down: Packed | PackedInt8,
+    gate_up: PackedWeight,
+    down: PackedWeight,
     shape: torch.Size,
     form: ExpertsForm = ExpertsForm(),
 ) -> ExpertsProduct:
-    """A product with all experts' weights in one call.
+    """A product with all experts' weights in one call, which may be of two kinds.
 
     Args:
         shape: [experts, hidden_size, features inside an expert], as `down` was before it was packed.
@@ -127,16 +152,18 @@ def experts_product(
     count, size, inner = shape
     biases = [_padded_bias(kernels, bias) for bias in (form.gate_up_bias, form.down_bias)]
     gate = gate_arguments(form.activation)
-    kernel: Callable[..., None] = kernels.experts_int8 if isinstance(down, PackedInt8) else kernels.experts
+    first, second = gate_up.form(), down.form()
 
     def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        assert gate_up.is_for(hidden.dtype)
+        assert down.is_for(hidden.dtype)
         output = hidden.new_empty(hidden.shape)
         # The kernel reads a token's choices behind the last token's.
         weights, expert_ids = weights.contiguous(), expert_ids.contiguous()
         told = library.ExpertsForm(*gate, form.weighs_inputs, *(pointer(bias) for bias in biases))
-        kernel(
+        kernels.experts(
             TYPES[hidden.dtype], hidden.data_ptr(), hidden.shape[0], hidden.stride(0), expert_ids.data_ptr(),
-            weights.data_ptr(), weights.shape[1], count, *(operand.data_ptr() for operand in (*gate_up, *down)),
+            weights.data_ptr(), weights.shape[1], count, ctypes.addressof(first), ctypes.addressof(second),
             output.data_ptr(), size, inner, ctypes.byref(told),
         )  # fmt: skip
         return output

@@ -23,5 +23,5 @@ def create_ops(kernels: Kernels | None, dtype: torch.dtype, device: torch.device
 
         return InvariantTritonOps() if batch_invariant else TritonOps()
     if kernels is not None and dtype in TYPES:
-        return NativeOps(kernels)
+        return NativeOps(kernels, dtype)
     return PlainOps()

@@ -149,6 +149,43 @@ void pairs() {
   for (int i = 0; i < LANES; ++i) equal(even[i], 2.0f * i - 3.0f, "load_even"), equal(odd[i], 2.0f * i - 2.0f, "load_odd");
 }
 
+void codes() {
+  uint8_t bytes[LANES];
+  for (int code = 0; code < 256; ++code) {
+    std::memset(bytes, code, sizeof(bytes));
+    float found[] = {Lanes(load((const int8_t*)bytes))[LANES - 1], Lanes(load((const e4m3*)bytes))[LANES - 1],
+                     Lanes(load((const e5m2*)bytes))[LANES - 1]};
+    int exponent = code >> 3 & 15, fraction = code & 7;
+    float size = exponent ? std::ldexp(8.0f + fraction, exponent - 10) : std::ldexp(float(fraction), -9);
+    equal(found[0], float(int8_t(code)), "int8");
+    if ((code & 127) != 127) equal(found[1] * 256, code >> 7 ? -size : size, "e4m3");
+    if ((code & 124) != 124) equal(found[2], widened(f16{uint16_t(code << 8)}), "e5m2");
+  }
+  float numbers[16];
+  int32_t places[LANES];
+  for (int i = 0; i < 16; ++i) numbers[i] = 0.3f * float(i) - 1;
+  for (int i = 0; i < LANES; ++i) places[i] = int32_t(0x9e3779b9u * uint32_t(i + 1));
+  Lanes low(look_up(table(numbers), load_ints(places))), high(look_up(table(numbers), shift_right<28>(load_ints(places))));
+  for (int i = 0; i < LANES; ++i) {
+    equal(low[i], numbers[places[i] & 15], "look_up");
+    equal(high[i], numbers[uint32_t(places[i]) >> 28], "shift_right");
+  }
+}
+
+template <class Type>
+void stored_pairs() {
+  if constexpr (Type::GROUP == 2 && std::is_same_v<typename Type::Wide, Type>) {
+    float even[LANES], odd[LANES];
+    typename Type::Stored to[2 * LANES];
+    for (int i = 0; i < LANES; ++i) even[i] = float(i) - 3.5f, odd[i] = 2.0f * float(i);
+    store_pairs(to, load(even), load(odd));
+    for (int i = 0; i < LANES; ++i) {
+      equal(widened(to[2 * i]), even[i], "store_pairs");
+      equal(widened(to[2 * i + 1]), odd[i], "store_pairs");
+    }
+  }
+}
+
 // One group of each output by one row's: whole numbers, which every way to add them up has to get right.
 template <class Type>
 void group(float greatest_value, const char* what) {
@@ -184,7 +221,7 @@ void group(float greatest_value, const char* what) {
 int main() {
   memory<float>("float"), memory<bf16>("bf16"), memory<f16>("f16");
   rounding<bf16>(1e38f, "to bf16"), rounding<f16>(65000.0f, "to f16");
-  arithmetic(), pairs();
+  arithmetic(), pairs(), codes(), stored_pairs<Groups<bf16>>();
   group<Groups<float>>(100, "groups of float"), group<Groups<bf16>>(100, "groups of bf16");
   group<Groups<f16>>(100, "groups of f16"), group<Int8Groups>(127, "groups of int8");
   return failures != 0;

@@ -1,0 +1,164 @@
+// Weights of 4 or 8 bits that codes stand for: grid[code] * scale + offset.
+//
+// A panel is chunks of CHUNK inputs, and a chunk is the scales [spans, PANEL], the offsets likewise, if there are any, and
+// the codes: [CHUNK / 8, PANEL] of 32 bits that have those of eight inputs, the first in the lowest bits, or [CHUNK, PANEL]
+// of 8 bits. Inputs of a span share a scale.
+//
+// A product is the one with what the codes stand for, in the same order, and equal to it bit for bit: blocks are widened
+// into the first-level cache, once for all rows of a task, as weights of the type Wide.
+#pragma once
+
+#include <cstring>
+
+#include "matrix.h"
+#include "types.h"
+
+namespace quire {
+
+constexpr int64_t CHUNK = 128;  // inputs
+constexpr int64_t MOST_SPANS = 8;
+
+enum Codes { NIBBLES, INT8_CODES, E4M3_CODES, E5M2_CODES };
+
+// As the caller describes a weight.
+struct CodedForm {
+  int codes;
+  int span;                   // 16, 32, 64 or 128 inputs
+  int scale_type;             // as types.h numbers them
+  int offset_type;            // the same, or -1: there are none
+  const float* grid;          // [16], of NIBBLES
+  const int64_t* input_order;  // [matrices, size]: codes' column i is for input input_order[i]; or null
+
+  int64_t scales() const { return CHUNK / span * PANEL; }
+  static int64_t scale_width(int type) { return type < 0 ? 0 : type == 0 ? 4 : 2; }
+  int64_t scale_bytes(int type) const { return scales() * scale_width(type); }
+  int64_t code_bytes() const { return CHUNK * PANEL / (codes == NIBBLES ? 2 : 1); }
+  int64_t chunk_bytes() const { return scale_bytes(scale_type) + scale_bytes(offset_type) + code_bytes(); }
+};
+
+// Weights that are widened to those of W, see groups.h.
+template <class W>
+struct Coded {
+  using Stored = char;
+  using Input = typename W::Input;
+  using Total = float;
+  using Wide = W;
+  static constexpr int GROUP = 1, ALIGNMENT = CHUNK, OFFSET = 0;
+  static constexpr bool TILES = W::TILES;
+};
+
+template <class Value>
+using CodedGroups = Coded<typename Groups<Value>::Wide>;
+
+// A chunk's scales and offsets in float32.
+struct Scales {
+  alignas(LINE) float scale[MOST_SPANS][PANEL], offset[MOST_SPANS][PANEL];
+
+  explicit Scales(const CodedForm& form)
+      : scale_type(form.scale_type), offset_type(form.offset_type), count(form.scales()),
+        scale_bytes(form.scale_bytes(scale_type)), bytes(scale_bytes + form.scale_bytes(offset_type)) {
+    if (offset_type < 0) std::memset(offset, 0, count * sizeof(float));
+  }
+  // Returns where the codes begin.
+  const char* read(const char* chunk) {
+    widen(chunk, scale_type, scale[0]);
+    if (offset_type >= 0) widen(chunk + scale_bytes, offset_type, offset[0]);
+    return chunk + bytes;
+  }
+
+ private:
+  int scale_type, offset_type;
+  int64_t count, scale_bytes, bytes;
+
+  void widen(const char* from, int type, float* to) const {
+    with_type(type, [=](auto value) {
+      for (int64_t i = 0; i < count; i += LANES) store(to + i, load((const decltype(value)*)from + i));
+    });
+  }
+};
+
+// Those of an input and the next, of LANES outputs.
+template <class Wide>
+inline void store_two(typename Wide::Stored* to, Floats first, Floats second) {
+  if constexpr (Wide::GROUP == 1)
+    store(to, first), store(to + PANEL, second);
+  else
+    store_pairs(to, first, second);
+}
+
+inline void prefetch_codes(const char* from, int64_t bytes) {
+  for (int64_t line = 0; line < bytes; line += LINE) prefetch_far(from + AHEAD_BYTES + line);
+}
+
+// Inputs [begin, end) of a chunk, multiples of 8, as a panel of Wide.
+template <class Wide>
+void widen_nibbles(const char* codes, const Scales& scales, const CodedForm& form, int64_t begin, int64_t end,
+                   typename Wide::Stored* to) {
+  Table grid = table(form.grid);
+  for (int64_t k = begin; k < end; k += 8, to += 8 * PANEL) {
+    int64_t span = k / form.span;
+    auto from = (const int32_t*)codes + k / 8 * PANEL;
+    prefetch_codes((const char*)from, PANEL * sizeof(int32_t));
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      Ints eight = load_ints(from + v * LANES);
+      Floats scale = load(scales.scale[span] + v * LANES), offset = load(scales.offset[span] + v * LANES);
+#pragma GCC unroll 4
+      for (int i = 0; i < 8; i += 2) {
+        Floats first = fma(look_up(grid, eight), scale, offset);
+        eight = shift_right<4>(eight);
+        store_two<Wide>(to + i * PANEL + v * LANES * Wide::GROUP, first, fma(look_up(grid, eight), scale, offset));
+        eight = shift_right<4>(eight);
+      }
+    }
+  }
+}
+
+template <class Wide, class Code>
+void widen_bytes(const char* codes, const Scales& scales, const CodedForm& form, int64_t begin, int64_t end,
+                 typename Wide::Stored* to) {
+  for (int64_t k = begin; k < end; k += 2, to += 2 * PANEL) {
+    int64_t span = k / form.span;
+    auto from = (const Code*)codes + k * PANEL;
+    prefetch_codes((const char*)from, 2 * PANEL);
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      Floats scale = load(scales.scale[span] + v * LANES), offset = load(scales.offset[span] + v * LANES);
+      store_two<Wide>(to + v * LANES * Wide::GROUP, fma(load(from + v * LANES), scale, offset),
+                      fma(load(from + PANEL + v * LANES), scale, offset));
+    }
+  }
+}
+
+template <class Wide>
+void widen_codes(const char* codes, const Scales& scales, const CodedForm& form, int64_t begin, int64_t end,
+                 typename Wide::Stored* to) {
+  switch (form.codes) {
+    case NIBBLES: return widen_nibbles<Wide>(codes, scales, form, begin, end, to);
+    case INT8_CODES: return widen_bytes<Wide, int8_t>(codes, scales, form, begin, end, to);
+    case E4M3_CODES: return widen_bytes<Wide, e4m3>(codes, scales, form, begin, end, to);
+    case E5M2_CODES: return widen_bytes<Wide, e5m2>(codes, scales, form, begin, end, to);
+  }
+}
+
+// The sums [rows, PANEL] of rows [first, last), at most a task's, against one panel.
+template <class Wide, std::enable_if_t<!Wide::TILES, int> = 0>
+void sum_panel(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
+  constexpr int64_t BLOCK = std::min<int64_t>(CHUNK, BLOCK_BYTES / (PANEL * sizeof(typename Wide::Stored)));
+  alignas(LINE) typename Wide::Stored wide[BLOCK * PANEL];
+  Scales scales(*call.form);
+  Part<Wide> part{call.input + first * call.stride, call.stride, wide, BLOCK / Wide::GROUP, true, sums, {}, nullptr};
+  const char* chunk = call.panel(index);
+  for (int64_t k = 0, bytes = call.form->chunk_bytes(); k < call.steps; k += CHUNK, chunk += bytes) {
+    const char* codes = scales.read(chunk);
+    for (int64_t begin = 0; begin < CHUNK; begin += BLOCK, part.input += BLOCK, part.fresh = false) {
+      widen_codes<Wide>(codes, scales, *call.form, begin, begin + BLOCK, wide);
+      if (last - first <= FEW_ROWS)
+        multiply_rows<Wide, VECTORS, false, FEW_ROWS>(last - first, part);
+      else
+        multiply_tiles(last - first, part, nullptr);
+    }
+  }
+}
+
+}  // namespace quire

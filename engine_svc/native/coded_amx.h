@@ -1,0 +1,272 @@
+// Sums of a panel of coded weights by AMX's matrix registers (tiles).
+//
+// An output's codes of a chunk stand together here: 32 words of four codes each, so that a shift by 4 * i brings those of
+// inputs 32 * i to 32 * i + 31 into the words' lowest bits, or 128 bytes in the order of inputs. All that the codes of a
+// span can stand for, 16 numbers, is worked out first, scaled and rounded, and looked up 32 at a time. So an output's
+// weights come to lie in a row, and the tiles have outputs for rows, and rows for columns: see IN_STRIPS. That is the same
+// product, in the same order, as the other way round.
+#pragma once
+
+#include "coded.h"
+#include "tiles.h"
+
+namespace quire {
+
+constexpr int64_t TILE_INPUTS = 32, CHUNK_TILES = CHUNK / TILE_INPUTS;
+constexpr int64_t BLOCK_CHUNKS = 4;  // with more than a strip: what is in the first-level cache for all of them
+constexpr int64_t WIDE_CHUNK = CHUNK * PANEL;
+
+inline Ints round_both(Floats first, Floats second) { return (Ints)_mm512_cvtne2ps_pbh(second, first); }
+
+// What the codes of an output can stand for in two spans, or twice in one: bfloat16 [2, 16].
+inline Ints span_tables(const Scales& scales, Table grid, int64_t n, int64_t one, int64_t other) {
+  auto numbers = [&](int64_t span) { return fma(grid, all(scales.scale[span][n]), all(scales.offset[span][n])); };
+  Floats first = numbers(one);
+  return round_both(first, one == other ? first : numbers(other));
+}
+
+// LINES outputs of a chunk, from the n-th on, as bfloat16 [CHUNK_TILES, PANEL, TILE_INPUTS].
+constexpr int64_t LINES = 4;
+
+template <int SPAN>
+struct NibbleRows {
+  static void widen(const char* codes, const Scales& scales, Table grid, int64_t first, bf16* to) {
+    Ints low = _mm512_set1_epi16(15), high = _mm512_set1_epi16(16);
+    Ints high_half = _mm512_inserti64x4(all_ints(0), _mm256_set1_epi16(16), 1);
+#pragma GCC unroll 4
+    for (int64_t n = first; n < first + LINES; ++n) {
+      prefetch_far(codes + n * LINE + AHEAD_BYTES);
+      Ints places = _mm512_loadu_si512(codes + n * LINE), tables{};
+#pragma GCC unroll 4
+      for (int i = 0; i < CHUNK_TILES; ++i, places = _mm512_srli_epi16(places, 4)) {
+        if (SPAN == 16) tables = span_tables(scales, grid, n, 2 * i, 2 * i + 1);
+        if (SPAN == 32 && i % 2 == 0) tables = span_tables(scales, grid, n, i, i + 1);
+        if (SPAN == 64 && i % 2 == 0) tables = span_tables(scales, grid, n, i / 2, i / 2);
+        if (SPAN == 128 && i == 0) tables = span_tables(scales, grid, n, 0, 0);
+        // Which of two spans' numbers: code & 15, or'ed with 16 for the second.
+        Ints place = places;
+        if (SPAN == 16) place = _mm512_ternarylogic_epi32(places, low, high_half, 0xea);
+        if (SPAN == 32) place = i % 2 ? _mm512_ternarylogic_epi32(places, low, high, 0xea) : _mm512_and_si512(places, low);
+        _mm512_store_si512(to + (i * PANEL + n) * TILE_INPUTS, _mm512_permutexvar_epi16(place, tables));
+      }
+    }
+  }
+};
+
+template <class Code, int SPAN>
+struct ByteRows {
+  static void widen(const char* codes, const Scales& scales, Table, int64_t first, bf16* to) {
+#pragma GCC unroll 4
+    for (int64_t n = first; n < first + LINES; ++n) {
+      auto from = (const Code*)codes + n * CHUNK;
+      prefetch_far((const char*)from + AHEAD_BYTES), prefetch_far((const char*)from + AHEAD_BYTES + LINE);
+      auto half = [&](int64_t k) {
+        return fma(load(from + k), all(scales.scale[k / SPAN][n]), all(scales.offset[k / SPAN][n]));
+      };
+#pragma GCC unroll 4
+      for (int64_t k = 0; k < CHUNK; k += TILE_INPUTS)
+        _mm512_store_si512(to + k * PANEL + n * TILE_INPUTS, round_both(half(k), half(k + LANES)));
+    }
+  }
+};
+
+template <class Rows>
+void widen_chunk(const char* chunk, Scales& scales, Table grid, bf16* to) {
+  const char* codes = scales.read(chunk);
+  for (int64_t n = 0; n < PANEL; n += LINES) Rows::widen(codes, scales, grid, n, to);
+}
+
+// Calls `call` with what widens a form's codes.
+template <class Call>
+void with_rows(const CodedForm& form, const Call& call) {
+  auto with_span = [&](auto span) {
+    constexpr int SPAN = decltype(span)::value;
+    switch (form.codes) {
+      case NIBBLES: return call(NibbleRows<SPAN>{});
+      case INT8_CODES: return call(ByteRows<int8_t, SPAN>{});
+      case E4M3_CODES: return call(ByteRows<e4m3, SPAN>{});
+      case E5M2_CODES: return call(ByteRows<e5m2, SPAN>{});
+    }
+  };
+  switch (form.span) {
+    case 16: return with_span(std::integral_constant<int, 16>{});
+    case 32: return with_span(std::integral_constant<int, 32>{});
+    case 64: return with_span(std::integral_constant<int, 64>{});
+    case 128: return with_span(std::integral_constant<int, 128>{});
+  }
+}
+
+// 0 to 3 are sums: of one strip, all of a panel; of two, half of it of the first (0, 1) and of the second (2, 3).
+// 4 and 5 are weights; 6 and 7 the inputs of both.
+inline void shape_strips(int64_t first, int64_t second) {
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; ++tile) shapes.set(tile, STRIP, tile == 4 || tile == 5 ? LINE : 4 * first);
+  if (second)
+    for (int tile : {2, 3, 7}) shapes.set(tile, STRIP, 4 * second);
+  shapes.use();
+}
+
+inline void load_sums(const float* a, const float* b, const float* c, const float* d, bool fresh) {
+  if (fresh) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, a, LINE);
+    _tile_loadd(1, b, LINE);
+    _tile_loadd(2, c, LINE);
+    _tile_loadd(3, d, LINE);
+  }
+}
+
+inline void store_sums(float* a, float* b, float* c, float* d) {
+  _tile_stored(0, a, LINE);
+  _tile_stored(1, b, LINE);
+  _tile_stored(2, c, LINE);
+  _tile_stored(3, d, LINE);
+}
+
+constexpr int64_t SQUARE = 16 * STRIP;          // sums of a tile [16 outputs, STRIP]
+constexpr int64_t TILE_STEP = 16 * TILE_INPUTS;  // from a tile of weights to that of the next outputs
+
+// What `tiles` tiles along the inputs add to the sums of a strip of `count` rows.
+inline void add_strip(const bf16* input, int64_t count, const bf16* wide, int64_t tiles) {
+  for (int64_t i = 0; i < tiles; ++i, input += TILE_INPUTS * count, wide += PANEL * TILE_INPUTS) {
+    _tile_loadd(6, input, 4 * count);
+    _tile_loadd(4, wide, LINE);
+    _tile_loadd(5, wide + TILE_STEP, LINE);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(4, wide + 2 * TILE_STEP, LINE);
+    _tile_dpbf16ps(1, 5, 6);
+    _tile_loadd(5, wide + 3 * TILE_STEP, LINE);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_dpbf16ps(3, 5, 6);
+  }
+}
+
+// The same of two strips, the first of which is whole, and half a panel.
+inline void add_strips(const bf16* first, const bf16* second, int64_t count, const bf16* wide, int64_t tiles) {
+  for (int64_t i = 0; i < tiles; ++i, wide += PANEL * TILE_INPUTS) {
+    _tile_loadd(4, wide, LINE);
+    _tile_stream_loadd(6, first, LINE);
+    _tile_loadd(5, wide + TILE_STEP, LINE);
+    _tile_stream_loadd(7, second, 4 * count);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 5, 6);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+    first += TILE_INPUTS * STRIP, second += TILE_INPUTS * count;
+  }
+}
+
+// Sums [PANEL, STRIP] become [STRIP, PANEL].
+inline void turn_sums(float* sums) {
+  alignas(LINE) float turned[PANEL * STRIP];
+  std::memcpy(turned, sums, sizeof(turned));
+  for (int64_t v = 0; v < VECTORS; ++v) {
+    Floats square[LANES];
+    for (int64_t i = 0; i < LANES; ++i) square[i] = load(turned + v * SQUARE + i * STRIP);
+    transpose(square);
+    for (int64_t row = 0; row < STRIP; ++row) store(sums + row * PANEL + v * LANES, square[row]);
+  }
+}
+
+// A chunk's product with a strip, while the next chunk is widened: neither waits for the other.
+template <class Rows>
+void add_strip_and_widen(const bf16* input, int64_t count, const bf16* wide, const char* codes, const Scales& scales,
+                         Table grid, bf16* next) {
+  for (int64_t i = 0, n = 0; i < CHUNK_TILES; ++i, n += 16, input += TILE_INPUTS * count, wide += PANEL * TILE_INPUTS) {
+    _tile_loadd(6, input, 4 * count);
+    _tile_loadd(4, wide, LINE);
+    _tile_dpbf16ps(0, 4, 6);
+    Rows::widen(codes, scales, grid, n, next);
+    _tile_loadd(5, wide + TILE_STEP, LINE);
+    _tile_dpbf16ps(1, 5, 6);
+    Rows::widen(codes, scales, grid, n + 4, next);
+    _tile_loadd(4, wide + 2 * TILE_STEP, LINE);
+    _tile_dpbf16ps(2, 4, 6);
+    Rows::widen(codes, scales, grid, n + 8, next);
+    _tile_loadd(5, wide + 3 * TILE_STEP, LINE);
+    _tile_dpbf16ps(3, 5, 6);
+    Rows::widen(codes, scales, grid, n + 12, next);
+  }
+}
+
+// Up to a strip of rows.
+template <class Rows>
+void sum_strip(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t count, int64_t index, float* sums) {
+  alignas(LINE) bf16 wide[2][WIDE_CHUNK];
+  Table grid = table(call.form->grid);
+  Scales scales(*call.form);
+  const bf16* input = call.input + first * call.stride;
+  const char* chunk = call.panel(index);
+  widen_chunk<Rows>(chunk, scales, grid, wide[0]);
+  shape_strips(count, 0);
+  load_sums(sums, sums, sums, sums, true);
+  int64_t last = call.steps / CHUNK - 1, bytes = call.form->chunk_bytes();
+  for (int64_t i = 0; i < last; ++i, input += CHUNK * count) {
+    chunk += bytes;
+    tile_fence();
+    add_strip_and_widen<Rows>(input, count, wide[i % 2], scales.read(chunk), scales, grid, wide[1 - i % 2]);
+  }
+  tile_fence();
+  add_strip(input, count, wide[last % 2], CHUNK_TILES);
+  store_sums(sums, sums + SQUARE, sums + 2 * SQUARE, sums + 3 * SQUARE);
+}
+
+// What a block of inputs, `tiles` tiles long and widened, adds to the sums of several strips.
+inline void add_block(const Operands<Coded<Bf16Groups>>& call, int64_t begin, int64_t first, int64_t last,
+                      const bf16* wide, int64_t tiles, float* sums) {
+  bool fresh = begin == 0;
+  auto input = [&](int64_t row) { return call.input + row * call.stride + begin * std::min(STRIP, last - row); };
+  int64_t shaped = 0, row = first;
+  for (int half = 0; half < 2; ++half)
+    for (row = first; row + STRIP < last; row += 2 * STRIP) {
+      int64_t count = std::min(STRIP, last - row - STRIP);
+      if (count != shaped) shape_strips(STRIP, shaped = count);
+      float* one = sums + (row - first) * PANEL + half * 2 * SQUARE;
+      float* other = one + STRIP * PANEL;
+      load_sums(one, one + SQUARE, other, other + SQUARE, fresh);
+      add_strips(input(row), input(row + STRIP), count, wide + half * 2 * TILE_STEP, tiles);
+      store_sums(one, one + SQUARE, other, other + SQUARE);
+    }
+  if (row >= last) return;
+  float* rest = sums + (row - first) * PANEL;
+  shape_strips(last - row, 0);
+  load_sums(rest, rest + SQUARE, rest + 2 * SQUARE, rest + 3 * SQUARE, fresh);
+  add_strip(input(row), last - row, wide, tiles);
+  store_sums(rest, rest + SQUARE, rest + 2 * SQUARE, rest + 3 * SQUARE);
+}
+
+template <class Rows>
+void sum_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
+  alignas(LINE) bf16 wide[BLOCK_CHUNKS * WIDE_CHUNK];
+  Table grid = table(call.form->grid);
+  Scales scales(*call.form);
+  const char* chunk = call.panel(index);
+  for (int64_t begin = 0, bytes = call.form->chunk_bytes(); begin < call.steps; begin += BLOCK_CHUNKS * CHUNK) {
+    int64_t chunks = std::min(BLOCK_CHUNKS, (call.steps - begin) / CHUNK);
+    for (int64_t i = 0; i < chunks; ++i, chunk += bytes)
+      widen_chunk<Rows>(chunk, scales, grid, wide + i * WIDE_CHUNK);
+    tile_fence();
+    add_block(call, begin, first, last, wide, chunks * CHUNK_TILES, sums);
+    tile_fence();
+  }
+}
+
+// See the others' in coded.h. Rows stand in strips.
+template <class Wide, std::enable_if_t<Wide::TILES, int> = 0>
+void sum_panel(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
+  tile_fence();
+  with_rows(*call.form, [&](auto rows) {
+    using Rows = decltype(rows);
+    last - first <= STRIP ? sum_strip<Rows>(call, first, last - first, index, sums)
+                          : sum_strips<Rows>(call, first, last, index, sums);
+  });
+  _tile_release();
+  tile_fence();
+  for (int64_t row = 0; row < last - first; row += STRIP) turn_sums(sums + row * PANEL);
+}
+
+}  // namespace quire

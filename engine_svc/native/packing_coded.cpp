@@ -1,0 +1,87 @@
+// Packs coded weights: see coded.h and coded_amx.h.
+#include "parallel.h"
+#include "product.h"
+
+using namespace quire;
+
+namespace {
+
+// What is packed: codes [outputs, size], scales and offsets [outputs, spans] of the form's types.
+struct Source {
+  const uint8_t* codes;
+  int64_t outputs, size;
+  const char *scale, *offset;
+};
+
+int64_t chunks_of(int64_t size) { return (size + CHUNK - 1) / CHUNK; }
+
+// A chunk's scales of `width` bytes each, of `rows` outputs from `first` on; zeros for others. Returns where they end.
+char* pack_scales(const char* from, const CodedForm& form, int64_t width, int64_t first, int64_t rows, int64_t chunk,
+                  int64_t chunks, char* to) {
+  int64_t spans = CHUNK / form.span;
+  for (int64_t span = 0; span < spans; ++span)
+    for (int64_t n = 0; n < PANEL; ++n, to += width) {
+      const char* one = from + (((first + n) * chunks + chunk) * spans + span) * width;
+      n < rows ? std::memcpy(to, one, width) : std::memset(to, 0, width);
+    }
+  return to;
+}
+
+// Codes [CHUNK] of one output, where the n-th of a panel has its place. Those of 8 bits become the bytes of numbers.
+template <bool IN_ROWS>
+void pack_codes(const uint8_t* from, const CodedForm& form, int64_t n, char* to) {
+  if (form.codes != NIBBLES) {
+    uint8_t sign = form.codes == INT8_CODES ? 0x80 : 0;
+    for (int64_t k = 0; k < CHUNK; ++k) to[IN_ROWS ? n * CHUNK + k : k * PANEL + n] = char(from[k] ^ sign);
+  } else if (IN_ROWS) {
+    auto words = (uint16_t*)(to + n * CHUNK / 2);
+    for (int64_t k = 0; k < 32; ++k)
+      words[k] = uint16_t(from[k] | from[k + 32] << 4 | from[k + 64] << 8 | from[k + 96] << 12);
+  } else {
+    for (int64_t k = 0; k < CHUNK; k += 8) {
+      uint32_t eight = 0;
+      for (int i = 0; i < 8; ++i) eight |= uint32_t(from[k + i]) << 4 * i;
+      ((uint32_t*)to)[k / 8 * PANEL + n] = eight;
+    }
+  }
+}
+
+template <class Type>
+void pack_panel(const Source& from, const CodedForm& form, int64_t first, char* to) {
+  int64_t chunks = chunks_of(from.size), rows = std::min<int64_t>(PANEL, from.outputs - first);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk, to += form.code_bytes()) {
+    to = pack_scales(from.scale, form, form.scale_width(form.scale_type), first, rows, chunk, chunks, to);
+    to = pack_scales(from.offset, form, form.scale_width(form.offset_type), first, rows, chunk, chunks, to);
+    int64_t there = std::min(CHUNK, from.size - chunk * CHUNK);
+    for (int64_t n = 0; n < PANEL; ++n) {
+      uint8_t codes[CHUNK];
+      std::memset(codes, form.codes == INT8_CODES ? 0x80 : 0, CHUNK);
+      if (n < rows) std::memcpy(codes, from.codes + (first + n) * from.size + chunk * CHUNK, there);
+      pack_codes<Type::TILES>(codes, form, n, to);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Bytes of a weight when it is packed.
+int64_t quire_packed_coded_bytes(const Packed* packed, int64_t outputs, int64_t size) {
+  return panels_of(outputs) * chunks_of(size) * packed->form.chunk_bytes();
+}
+
+// For inputs of a type: codes [outputs, size]; scale and offset [outputs, spans that there are in whole chunks], of the
+// types that the form says.
+void quire_pack_coded(int type, const Packed* packed, const uint8_t* codes, int64_t outputs, int64_t size,
+                      const void* scale, const void* offset, char* to) {
+  const CodedForm& form = packed->form;
+  Source source{codes, outputs, size, (const char*)scale, (const char*)offset};
+  with_type(type, [&](auto value) {
+    parallel_for(panels_of(outputs), [&](int64_t index) {
+      pack_panel<CodedGroups<decltype(value)>>(source, form, index * PANEL,
+                                               to + index * chunks_of(size) * form.chunk_bytes());
+    });
+  });
+}
+}

@@ -1,0 +1,181 @@
+"""Products with weights of 4 and 8 bits: those with what the codes stand for, bit for bit, at every level and type."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine_svc.native.library import Kernels, kernels
+from engine_svc.ops.base import Product
+from engine_svc.ops.grids import E4M3, E5M2, INT4, INT8
+from engine_svc.ops.native import NativeOps
+from engine_svc.ops.packing import PackedWeight, experts_product, matrix_product, pack
+from engine_svc.ops.packing_coded import pack_coded, packable
+from engine_svc.ops.weights import CodedWeight, Grid
+from tests.support.native import every_level, needs_native
+from tests.support.ops import experts_by_definition
+
+every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+# Numbers as a format of quantiles has them, which 16 bits do not hold.
+QUANTILES = Grid("quantiles", tuple(torch.linspace(0.03, 0.97, 16).erfinv().tolist()))
+GRIDS = [INT4, QUANTILES, INT8, E4M3, E5M2]
+every_grid = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
+WHOLE = 1 << 20
+FORMS = [(16, True), (32, False), (32, True), (48, False), (64, True), (128, False), (160, True), (WHOLE, False)]
+# Outputs that fill no panel and inputs that fill no chunk or vector; and such as fill all of them.
+SHAPES = [(66, 331), (64, 384), (1, 1)]
+MOST = 300  # rows
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def coded(grid: Grid, shape: tuple[int, ...], group: int, *, has_offset: bool, has_order: bool = False) -> CodedWeight:
+    """Random codes of finite numbers, scales that 16 bits hold in part, offsets that they do not."""
+    random = torch.Generator().manual_seed(group)
+    finite = torch.tensor(grid.values).isfinite().nonzero().flatten()
+    chosen = torch.randint(len(finite), shape, generator=random)
+    groups = (*shape[:-1], -(-shape[-1] // group))
+    greatest = max(abs(value) for value in grid.values if abs(value) < float("inf"))
+    scale = (torch.rand(groups, generator=random) + 0.5) / greatest / shape[-1] ** 0.5
+    order = torch.rand((*shape[:-2], shape[-1]), generator=random).argsort(-1) if has_order else None
+    return CodedWeight(
+        grid, finite[chosen].to(torch.uint8), scale.half().float() if group % 32 else scale,
+        torch.rand(groups, generator=random) / shape[-1] if has_offset else None, group, order,
+    )  # fmt: skip
+
+
+def meaning(weight: CodedWeight) -> torch.Tensor:
+    """What a weight stands for, [..., outputs, inputs], rounded to float32 once."""
+
+    def spread(groups: torch.Tensor) -> torch.Tensor:
+        inputs = weight.shape[-1]
+        return groups.double().repeat_interleave(min(weight.group, inputs), -1)[..., :inputs]
+
+    numbers = torch.tensor(weight.grid.values).double()[weight.codes.long()] * spread(weight.scale)
+    if weight.offset is not None:
+        numbers += spread(weight.offset)
+    if weight.order is None:
+        return numbers.float()
+    places = weight.order[..., None, :].expand(weight.shape)
+    return torch.empty_like(numbers).scatter_(-1, places, numbers).float()
+
+
+def plain(found: Kernels, weight: torch.Tensor, dtype: torch.dtype) -> Product:
+    """The product with a float32 weight, or with its bfloat16 where the level multiplies such ones."""
+    rounds = dtype == torch.bfloat16 and found.level in ("avx512_bf16", "amx", "neon_bf16")
+    product = NativeOps(found).matrix(weight.to(dtype) if rounds else weight, None)
+    return lambda hidden, wide=False: product(hidden if rounds else hidden.float(), wide=True)
+
+
+def product_of(found: Kernels, weight: CodedWeight, dtype: torch.dtype, bias: torch.Tensor | None = None) -> Product:
+    return matrix_product(found, pack_coded(found, weight, dtype), weight.shape, bias)
+
+
+@every_level
+@every_type
+@every_grid
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_is_the_product_with_what_the_codes_stand_for(
+    level: str, dtype: torch.dtype, grid: Grid, shape: tuple[int, int]
+) -> None:
+    found = kernels(level)
+    hidden = normal(40, shape[1] + 8, dtype=dtype, seed=1)[:, 3 : 3 + shape[1]]
+    for group, has_offset in FORMS:
+        weight = coded(grid, shape, group, has_offset=has_offset)
+        numbers, product = meaning(weight), product_of(found, weight, dtype)
+        expected = plain(found, numbers, dtype)(hidden)
+        for rows in (1, 7, 16, 40):
+            assert product(hidden[:rows], wide=True).equal(expected[:rows]), (group, has_offset, rows)
+        torch.testing.assert_close(expected.double(), hidden.double() @ numbers.double().T, atol=0.02, rtol=0.01)
+
+
+@every_level
+@every_type
+@every_grid
+def test_a_row_is_the_same_beside_any_others(level: str, dtype: torch.dtype, grid: Grid) -> None:
+    weight = coded(grid, (130, 1300), 64, has_offset=True, has_order=True)
+    hidden, bias = normal(MOST, 1300, dtype=dtype), normal(130, seed=2)
+    product = product_of(kernels(level), weight, dtype, bias)
+    whole = product(hidden, wide=True)
+    assert product(hidden).equal(whole.to(dtype))
+    expected = plain(kernels(level), meaning(weight), dtype)(hidden) + bias
+    torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
+    for count in (*range(1, 40), 63, 64, 65, 96, 97, 255, 256, 257, 273, MOST):
+        assert product(hidden[:count], wide=True).equal(whole[:count]), count
+        assert product(hidden[MOST - count :], wide=True).equal(whole[MOST - count :]), count
+
+
+@every_level
+@every_type
+def test_every_code_stands_for_its_number(level: str, dtype: torch.dtype) -> None:
+    """Also subnormal ones, which have to come right and may not slow a product down."""
+    for grid in GRIDS:
+        numbers = torch.tensor(grid.values)
+        codes = torch.arange(len(numbers), dtype=torch.uint8).view(-1, 1).repeat(1, 16)
+        weight = CodedWeight(grid, codes, torch.ones(len(numbers), 1), None, 16)
+        hidden = torch.zeros(1, 16, dtype=dtype)
+        hidden[0, 5] = 1
+        result = product_of(kernels(level), weight, dtype)(hidden, wide=True)[0]
+        rounds = dtype == torch.bfloat16 and level in ("avx512_bf16", "amx", "neon_bf16")
+        expected = numbers.bfloat16().float() if rounds else numbers
+        finite = numbers.isfinite()
+        assert result[finite].equal(expected[finite])
+
+
+@needs_native
+def test_what_is_packable() -> None:
+    weight = coded(INT4, (8, 96), 32, has_offset=False)
+    assert packable(weight)
+    assert packable(replace(weight, group=96))
+    assert packable(replace(weight, group=100))
+    assert not packable(replace(weight, group=40))
+    assert not packable(replace(weight, grid=Grid("dynamic", INT8.values)))
+
+
+def packed_as(kind: str, found: Kernels, weight: CodedWeight, dtype: torch.dtype) -> PackedWeight:
+    if kind == "coded":
+        return pack_coded(found, weight, dtype)
+    numbers = meaning(weight)
+    return pack(found, numbers.to(dtype) if kind == "plain" else NativeOps(found).quantize_rows(numbers))
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize("kinds", [("coded", "coded"), ("coded", "int8"), ("plain", "coded")], ids=str)
+def test_experts(level: str, dtype: torch.dtype, kinds: tuple[str, str]) -> None:
+    experts, chosen, size, inner, found = 5, 2, 202, 80, kernels(level)
+    first = coded(INT4, (experts, 2 * inner, size), 32, has_offset=True, has_order=True)
+    second = coded(E4M3, (experts, size, inner), WHOLE, has_offset=False, has_order=True)
+    hidden = normal(MOST, size, dtype=dtype, seed=1)
+    weigh, ids = normal(MOST, experts, seed=3).softmax(-1).topk(chosen)
+
+    packed = [packed_as(kind, found, weight, dtype) for kind, weight in zip(kinds, (first, second), strict=True)]
+    product = experts_product(found, *packed, second.shape)
+    whole = product(hidden, weigh, ids)
+    expected = experts_by_definition(hidden, weigh, ids, meaning(first), meaning(second))
+    assert (whole - expected).norm() / expected.norm() < (0.03 if "int8" in kinds else 0.01)
+    for count in (1, 2, 5, 37, 64, MOST):
+        assert product(hidden[:count], weigh[:count], ids[:count]).equal(whole[:count]), count
+        rest = slice(MOST - count, MOST)
+        assert product(hidden[rest], weigh[rest], ids[rest]).equal(whole[rest]), count
+
+
+@every_level
+@every_type
+def test_what_is_not_packable_is_multiplied_as_what_it_stands_for(level: str, dtype: torch.dtype) -> None:
+    ops, weight, hidden = NativeOps(kernels(level), dtype), coded(INT4, (66, 120), 40, has_offset=True), normal(3, 120)
+    expected = NativeOps(kernels(level)).matrix(meaning(weight).to(dtype), None)(hidden.to(dtype))
+    torch.testing.assert_close(ops.matrix(weight, None)(hidden.to(dtype)), expected, atol=1e-3, rtol=1e-2)
+    packable_weight = coded(INT4, (66, 120), 48, has_offset=True)
+    expected = product_of(kernels(level), packable_weight, dtype)(hidden.to(dtype))
+    assert ops.matrix(packable_weight, None)(hidden.to(dtype)).equal(expected)
+
+
+@every_level
+def test_no_rows(level: str) -> None:
+    product = product_of(kernels(level), coded(INT4, (70, 64), 32, has_offset=False), torch.bfloat16)
+    assert product(torch.empty(0, 64, dtype=torch.bfloat16)).shape == (0, 70)
