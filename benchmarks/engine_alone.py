@@ -41,6 +41,7 @@ class EngineAlone:
                 block_size=spec.block_size,
                 max_model_len=spec.max_model_len,
                 windows=spec.windows,
+                shares_blocks=not spec.state_bytes,
                 max_num_batched_tokens=spec.max_num_batched_tokens,
             ),
         )

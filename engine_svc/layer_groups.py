@@ -8,7 +8,7 @@ whoever needs some (as vLLM's hybrid KV cache manager has it).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 MAX_GROUPS = 8  # each costs some microseconds a step
@@ -22,10 +22,16 @@ class LayerGroup:
     layers: tuple[int, ...]
 
 
-def group_layers(windows: Sequence[int | None]) -> list[LayerGroup]:
-    """The groups of a model whose layers have these windows; those that see everything come first."""
+def group_layers(windows: Mapping[int, int | None]) -> list[LayerGroup]:
+    """The groups of a model whose layers have these windows; those that see everything come first.
+
+    Args:
+        windows: by layer, of those that attend. Where none does there is a group of no layers.
+    """
+    if not windows:
+        return [LayerGroup(None, ())]
     by_window: dict[int | None, list[int]] = {}
-    for layer, window in enumerate(windows):
+    for layer, window in windows.items():
         by_window.setdefault(window, []).append(layer)
     size = min(map(len, by_window.values()))
     while sum(-(-len(layers) // size) for layers in by_window.values()) > max(MAX_GROUPS, len(by_window)):

@@ -40,6 +40,7 @@ class ModelInfo:
     prompt_embeds_size: int = 0
     cpu_kernels: str = ""
     batch_invariant: bool = False
+    state_bytes: int = 0
 
     @property
     def limits(self) -> RequestLimits:
@@ -63,7 +64,15 @@ class ModelInfo:
         return (
             f"{self.architecture} in {self.dtype} on {self.device}{kernels}, {invariance}: KV cache of {tokens:,} "
             f"tokens, room for {tokens / self.max_model_len:.2f} requests of the full {self.max_model_len:,} tokens at "
-            "once"
+            f"once{self._states()}"
+        )
+
+    def _states(self) -> str:
+        if not self.state_bytes:
+            return ""
+        return (
+            f"; the states of its recurrent layers take {self.state_bytes / 2**20:,.1f} MiB for {self.max_num_seqs} "
+            "sequences, and prefix caching is off: a state is of a sequence's last token alone"
         )
 
 
@@ -100,6 +109,7 @@ def make_model_info(
         prompt_embeds_size=spec.embedding_size if options.generation.enable_prompt_embeds else 0,
         cpu_kernels=spec.cpu_kernels,
         batch_invariant=spec.batch_invariant,
+        state_bytes=spec.state_bytes,
     )
 
 

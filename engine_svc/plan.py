@@ -150,8 +150,8 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     device: str
     vocab_size: int
     max_model_len: int  # of the model's configuration, or as the options cut it
-    bytes_per_block: int  # over the layers of a group, of one rank
-    available_bytes: int  # for the KV cache, on the rank with the least
+    bytes_per_block: int  # over the layers of a group, of one rank; 0 where no layer attends
+    available_bytes: int  # for the KV cache and for states, on the rank with the least
     attention_backend: str
     block_size: int  # in tokens; the backend's own choice where the options leave it open
     max_num_batched_tokens: int  # token budget of a step; the device's own choice where the options leave it open
@@ -159,3 +159,4 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     embedding_size: int = 0  # values of each of the model's input embeddings
     cpu_kernels: str = ""  # on a CPU: the level of the C++ ones, or torch
     batch_invariant: bool = False  # what is computed for a sequence depends on it alone
+    state_bytes: int = 0  # what recurrent layers keep of all sequences that may run, on one rank

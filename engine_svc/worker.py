@@ -113,6 +113,7 @@ def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts
         num_host_blocks=size.num_host_blocks,
         block_size=spec.block_size,
         windows=spec.windows,
+        shares_blocks=not spec.state_bytes,
         max_model_len=size.max_model_len,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         eos_token_ids=frozenset(info.eos_token_ids),

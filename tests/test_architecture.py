@@ -34,10 +34,10 @@ WIRE = (
 PROTOBUF = ("quire.v1", "google.protobuf")
 COMPUTE_SIDE = (
     "kernels", "native", "ops", "quantization", "attention", "block_stores", "layers", "models", "loader", "sampling",
-    "parallel", "runner",
+    "parallel", "recurrence", "runner",
 )  # fmt: skip
 # Of the compute side, from what products are made of to what runs a step: none imports one further on.
-COMPUTE_ORDER = ("kernels", "native", "ops", "quantization", "layers", "models", "loader", "runner")
+COMPUTE_ORDER = ("kernels", "native", "ops", "recurrence", "quantization", "layers", "models", "loader", "runner")
 
 
 def modules() -> dict[str, Path]:

@@ -72,7 +72,7 @@ class Engine:
         """
         self._executor = executor
         self._facts = facts
-        self._caching = options.cache.enable_prefix_caching
+        self._caching = options.cache.enable_prefix_caching and facts.shares_blocks
         self._clock = clock
         if connector is None and facts.num_host_blocks:
             connector = HostTier(facts.num_host_blocks)

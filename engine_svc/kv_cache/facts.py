@@ -14,3 +14,6 @@ class KvCacheFacts:
     num_host_blocks: int = 0  # of the prefix cache's second tier
     max_num_batched_tokens: int  # of a step
     windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see layer_groups.py
+    # Whether sequences that begin alike may share blocks. Not where layers keep states beside them, which are of a
+    # sequence's last computed token alone: there nothing that is cached could be gone on from.
+    shares_blocks: bool = True

@@ -64,13 +64,16 @@ class KvCacheManager:
         be gone sooner, and an index then promises too much.
 
         Args:
-            connector: for a single group without a window only.
+            connector: for a single group without a window only, whose blocks are shared.
             clock: seconds; deadlines of awaited blocks are on it.
         """
         if connector is not None and facts.windows != (None,):
             raise ValueError(f"a connector keeps blocks of layers that see everything, not of windows {facts.windows}")
+        if connector is not None and not facts.shares_blocks:
+            raise ValueError("a connector keeps blocks of layers, and not the states that go with them")
         self.block_size = facts.block_size
-        self._caching = options.enable_prefix_caching
+        self._shares = facts.shares_blocks
+        self._caching = options.enable_prefix_caching and facts.shares_blocks
         self._windows = facts.windows
         self._has_windows = any(window is not None for window in self._windows)
         self._step_tokens = facts.max_num_batched_tokens
@@ -264,9 +267,10 @@ class KvCacheManager:
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
         """A second table that shares the first one's full blocks among its first `num_tokens` computed tokens.
 
-        The last of these tokens stays to be computed by the new sequence, so that it has logits to sample from.
+        The last of these tokens stays to be computed by the new sequence, so that it has logits to sample from; or all
+        of them, where nothing can be shared.
         """
-        shared = (num_tokens - 1) // self.block_size
+        shared = (num_tokens - 1) // self.block_size if self._shares else 0
         child = BlockTable(table.cache_salt, table.hashes[: num_tokens // self.block_size], table.content)
         if shared:
             child.block_ids = [block_ids[:shared] for block_ids in table.block_ids]

@@ -1,4 +1,4 @@
-"""How many KV blocks a worker gets, and the longest sequence that they hold."""
+"""How many KV blocks a worker gets beside the states of recurrent layers, and the longest sequence that they hold."""
 
 from __future__ import annotations
 
@@ -41,26 +41,51 @@ def size_kv_cache(spec: KvCacheSpec, cache: CacheOptions, scheduler: SchedulerOp
         StartupError: one sequence of the full length does not fit; names the largest --max-model-len that does.
             Or whole prompts (--no-enable-chunked-prefill) do not fit the token budget.
     """
+    _check_swap(spec, cache)
     if cache.num_gpu_blocks_override is not None:
         size = _overridden(cache.num_gpu_blocks_override, spec)
     else:
-        size = KvCacheSize(
-            min(spec.available_bytes // spec.bytes_per_block, _most(spec, cache, scheduler.max_num_seqs)),
-            spec.max_model_len,
-        )
-        _check_memory(size.num_blocks, spec)
-    if cache.swap_space and not cache.enable_prefix_caching:
-        raise StartupError("--swap-space keeps blocks of the prefix cache: it needs --enable-prefix-caching.")
-    if cache.swap_space and spec.windows != (None,):
-        raise StartupError("--swap-space does not support models with sliding windows; leave it out.")
+        free = _beside_states(spec, scheduler.max_num_seqs)
+        most = _most(spec, cache, scheduler.max_num_seqs)
+        fitting = free // spec.bytes_per_block if spec.bytes_per_block else most
+        size = KvCacheSize(min(fitting, most), spec.max_model_len)
+        _check_memory(size.num_blocks, free, spec)
     sequences = size.num_blocks / _blocks_for(size.max_model_len, spec)
     size = replace(
         size,
         num_tokens=int(sequences * -(-size.max_model_len // spec.block_size) * spec.block_size),
-        num_host_blocks=int(cache.swap_space * 2**30) // spec.bytes_per_block,
+        num_host_blocks=int(cache.swap_space * 2**30) // max(1, spec.bytes_per_block),
     )
     _check_budget(size, spec.max_num_batched_tokens, scheduler)
     return size
+
+
+def _check_swap(spec: KvCacheSpec, cache: CacheOptions) -> None:
+    if cache.swap_space and not cache.enable_prefix_caching:
+        raise StartupError("--swap-space keeps blocks of the prefix cache: it needs --enable-prefix-caching.")
+    if cache.swap_space and spec.windows != (None,):
+        raise StartupError("--swap-space does not support models with sliding windows; leave it out.")
+    if cache.swap_space and spec.state_bytes:
+        raise StartupError("--swap-space does not support models with recurrent layers; leave it out.")
+
+
+def _beside_states(spec: KvCacheSpec, max_num_seqs: int) -> int:
+    """Bytes for blocks.
+
+    Raises:
+        StartupError: states take all that there is.
+    """
+    if spec.state_bytes < spec.available_bytes or not spec.state_bytes:
+        return spec.available_bytes - spec.state_bytes
+    raise StartupError(
+        f"Not enough memory for the states of the model's recurrent layers: those of {max_num_seqs} sequences take "
+        f"{_gib(spec.state_bytes)}, and {_gib(spec.available_bytes)} are free for them and the KV cache. Lower "
+        f"--max-num-seqs, or raise {_memory_option(spec)}."
+    )
+
+
+def _memory_option(spec: KvCacheSpec) -> str:
+    return "--kv-cache-memory-bytes" if spec.device.startswith("cpu") else "--gpu-memory-utilization"
 
 
 def _most(spec: KvCacheSpec, cache: CacheOptions, max_num_seqs: int) -> int:
@@ -89,16 +114,15 @@ def _overridden(num_blocks: int, spec: KvCacheSpec) -> KvCacheSize:
     return KvCacheSize(num_blocks, min(spec.max_model_len, capacity))
 
 
-def _check_memory(num_blocks: int, spec: KvCacheSpec) -> None:
+def _check_memory(num_blocks: int, free: int, spec: KvCacheSpec) -> None:
     capacity = _capacity(num_blocks, spec)
     if capacity >= spec.max_model_len:
         return
     needed = _blocks_for(spec.max_model_len, spec) * spec.bytes_per_block
     fits = f"The largest --max-model-len that fits is {capacity}" if capacity else "Not even one block fits"
-    grow = "--kv-cache-memory-bytes" if spec.device.startswith("cpu") else "--gpu-memory-utilization"
     raise StartupError(
         f"Not enough memory for the KV cache: one sequence of {spec.max_model_len} tokens needs {_gib(needed)} and "
-        f"{_gib(spec.available_bytes)} are free for it. {fits}. Lower --max-model-len, raise {grow}, or spread the "
+        f"{_gib(free)} are free for it. {fits}. Lower --max-model-len, raise {_memory_option(spec)}, or spread the "
         "model over more devices with --tensor-parallel-size."
     )
 

@@ -18,7 +18,7 @@ from engine_svc.layers.linear import qkv_parts
 from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.safetensors_files import Safetensors
-from engine_svc.models.attention import LayerCache
+from engine_svc.models.attention import AnyLayerCache
 from engine_svc.models.config import ModelConfig, ModelFacts, without_windows
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.registry import config_for, is_ours, text_part
@@ -28,8 +28,10 @@ from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.quantization.base import ModelForm
 from engine_svc.quantization.registry import check_dequantized, create_method, settings_of
+from engine_svc.recurrence.base import StateForm, StateShape
+from engine_svc.recurrence.registry import create_recurrence
 from quire.errors import StartupError
-from quire.options.cache import KV_CACHE_DTYPES, CacheOptions
+from quire.options.cache import KV_CACHE_DTYPES, STATE_DTYPES, CacheOptions
 from quire.options.engine import EngineOptions
 from quire.options.kernels import CPU_LEVELS
 from quire.options.model_form import DTYPES, ModelFormOptions
@@ -47,12 +49,17 @@ _E4M3_CAPABILITY = (8, 9)
 _CACHE_DTYPES = registry("--kv-cache-dtype", KV_CACHE_DTYPES, {
     "auto": None, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 })  # fmt: skip
+_STATE_DTYPES = registry("--mamba-cache-dtype", STATE_DTYPES, {
+    "auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+})  # fmt: skip
 
 
 class Model(Protocol):
     """What the runner calls."""
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[AnyLayerCache]
+    ) -> torch.Tensor:
         """See Decoder.forward."""
         ...
 
@@ -71,6 +78,7 @@ class LoadedModel:
     dtype: torch.dtype
     max_model_len: int
     batch_invariant: bool = False  # see Ops and AttentionBackend
+    states: StateForm = StateForm({}, torch.float32, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,7 @@ def check_cache_dtype(name: str, capability: tuple[int, int]) -> None:
         )
 
 
-def check_invariance(ops: Ops, attention: AttentionBackend) -> None:
+def check_invariance(ops: Ops, attention: AttentionBackend, is_recurrent: bool = False) -> None:
     """
     Raises:
         StartupError: what a sequence comes to here depends on others.
@@ -136,6 +144,11 @@ def check_invariance(ops: Ops, attention: AttentionBackend) -> None:
             "--batch-invariant needs an attention backend that rounds prompts and single tokens alike, which "
             f"{attention.name} does not. Leave --attention-backend and --kv-cache-dtype at auto, or leave "
             "--batch-invariant out."
+        )
+    if is_recurrent and not create_recurrence(ops).batch_invariant:
+        raise StartupError(
+            "--batch-invariant needs Quire's own kernels, and recurrent layers have none here: torch's operators run "
+            "them. Leave --batch-invariant out."
         )
 
 
@@ -156,12 +169,17 @@ def _build_ours(
         shape = _shape(heads, dtype, options.cache, device, config.latent is not None, invariant)
         attention = create_backend(options.kernels.attention_backend, shape, kernels)
         if invariant:
-            check_invariance(ops, attention)
+            check_invariance(ops, attention, bool(config.recurrent))
         model = Decoder(config, context, attention, longest)
     except ValueError as error:
         raise StartupError(f"--tensor-parallel-size {groups.layout.tensor}: {error}") from error
-    invariant = ops.batch_invariant and attention.batch_invariant
-    return BuiltModel(model, config, attention, dtype, longest, invariant)
+    invariant = (
+        ops.batch_invariant
+        and attention.batch_invariant
+        and (not config.recurrent or create_recurrence(ops).batch_invariant)
+    )
+    states = _state_form(model.state_shapes(), options.cache, dtype)
+    return BuiltModel(model, config, attention, dtype, longest, invariant, states)
 
 
 def _load_from_transformers(
@@ -205,6 +223,15 @@ def _tensors(source: LoadFormat) -> dict[str, torch.Tensor] | None:
     assert isinstance(source, CheckpointFormat)
     source.names()  # for files that are whole
     return None if isinstance(source, Safetensors) else {name: found[...] for name, found in source.tensors()}
+
+
+def _state_form(shapes: dict[int, StateShape], cache: CacheOptions, dtype: torch.dtype) -> StateForm:
+    convolution = _STATE_DTYPES[cache.mamba_cache_dtype]
+    return StateForm(
+        shapes,
+        convolution_dtype=convolution or dtype,
+        recurrent_dtype=_STATE_DTYPES[cache.mamba_ssm_cache_dtype] or convolution or torch.float32,
+    )
 
 
 def _dtype(own: str, chosen: str) -> torch.dtype:

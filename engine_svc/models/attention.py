@@ -15,6 +15,7 @@ from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.split import Part
 from engine_svc.models.config import ModelConfig
 from engine_svc.ops.base import HeadNorms
+from engine_svc.recurrence.base import LayerState
 
 
 class LayerCache(NamedTuple):
@@ -22,6 +23,9 @@ class LayerCache(NamedTuple):
 
     cache: torch.Tensor
     prepared: Prepared
+
+
+AnyLayerCache = LayerCache | LayerState  # the second is that of a recurrent layer
 
 
 @dataclass(frozen=True)

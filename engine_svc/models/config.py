@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -60,6 +61,50 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MambaConfig:
+    """A selective state space with a rate for each channel and value of its state, in place of attention."""
+
+    channels: int
+    state_size: int
+    taps: int  # tokens that the convolution before it sees
+    rank: int  # time steps are made by way of so many values
+    bias: bool  # of the projections in and out
+    convolution_bias: bool
+    norms: Literal["none", "learned", "plain"] = "none"  # of what time steps, writes and reads are made of
+    norm_epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Config:
+    """One with a rate for each head."""
+
+    heads: int
+    head_dim: int
+    groups: int  # of heads that write and read by the same values
+    state_size: int
+    taps: int
+    bias: bool
+    convolution_bias: bool
+    time_limits: tuple[float, float] = (0.0, math.inf)
+    norm_epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaNetConfig:
+    """Linear attention whose states fade and are corrected by what they know (the gated delta rule)."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    norm_epsilon: float
+
+
+RecurrentConfig = MambaConfig | Mamba2Config | DeltaNetConfig
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """What the engine must know of any model, whoever runs its layers."""
 
@@ -73,6 +118,12 @@ class ModelFacts:
     sliding_windows: tuple[int | None, ...]  # of each layer
     # A sequence may have so many tokens: with more, the model attends to some that it chooses, which is not supported.
     dense_length: int | None = None
+    recurrent: Mapping[int, RecurrentConfig] = field(default_factory=dict)  # by layer: those that do not attend
+
+    @property
+    def attention_windows(self) -> dict[int, int | None]:
+        """Sliding windows by layer, of those that attend."""
+        return {layer: window for layer, window in enumerate(self.sliding_windows) if layer not in self.recurrent}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +160,9 @@ class ModelConfig(ModelFacts):
     temperature: Temperature | None = None  # of layers that do not rotate
     rope_interleaved: bool = False  # neighbouring values are rotated with each other, not those half a head apart
     no_rope_layers: frozenset[int] = frozenset()  # that do not rotate
-    # Of attention and feed-forward. Parallel: one norm before both, which then do not see each other.
-    norm_placement: Literal["before", "after", "around", "parallel"] = "before"
+    # Of attention and feed-forward. Parallel: one norm before both, which then do not see each other. Alone: before the
+    # first, and there is no second.
+    norm_placement: Literal["before", "after", "around", "parallel", "alone"] = "before"
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     latent: LatentConfig | None = None
     # Parts of names in the family's checkpoints that nothing is loaded from: of a model for images, say.

@@ -11,9 +11,10 @@ from engine_svc.attention.base import AttentionBackend
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import EmbeddedRows, VocabParallelEmbedding
 from engine_svc.layers.rotary import rotary_table
-from engine_svc.models.attention import LayerCache, StepInputs
+from engine_svc.models.attention import AnyLayerCache, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder_layer import LAYERS, hidden_norm
+from engine_svc.recurrence.base import StateShape
 
 
 class Decoder(torch.nn.Module):
@@ -53,11 +54,16 @@ class Decoder(torch.nn.Module):
         self._rotary = table(config.rope_parameters)
         self._local_rotary = table(config.local_rope_parameters) if config.local_rope_parameters else None
 
+    def state_shapes(self) -> dict[int, StateShape]:
+        """Of the recurrent layers."""
+        shapes = {index: layer.state_shape for index, layer in enumerate(self.layers)}
+        return {index: shape for index, shape in shapes.items() if isinstance(shape, StateShape)}
+
     def forward(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        caches: Sequence[LayerCache],
+        caches: Sequence[AnyLayerCache],
         embedded: EmbeddedRows | None = None,
     ) -> torch.Tensor:
         """One forward pass over a flat batch.

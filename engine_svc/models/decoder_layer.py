@@ -10,11 +10,16 @@ import torch
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import LayerNorm, RMSNorm
-from engine_svc.models.attention import Attention, LayerCache, StepInputs
-from engine_svc.models.config import ModelConfig
+from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
+from engine_svc.models.config import Mamba2Config, MambaConfig, ModelConfig, RecurrentConfig
+from engine_svc.models.delta_net import DeltaNet
 from engine_svc.models.latent_attention import LatentAttention
+from engine_svc.models.mamba import Mamba
+from engine_svc.models.mamba2 import Mamba2
 from engine_svc.models.mlp import MLP
 from engine_svc.models.moe import SparseMLP
+from engine_svc.models.recurrent import RecurrentLayer
+from engine_svc.recurrence.base import StateShape
 
 
 class DecoderLayer(torch.nn.Module):
@@ -25,11 +30,20 @@ class DecoderLayer(torch.nn.Module):
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__()
         self._ops = context.ops
-        self.self_attn = (
-            LatentAttention(config, config.latent, context.at("self_attn"))
-            if config.latent
-            else Attention(config, context.at("self_attn"), index)
-        )
+        self.state_shape: StateShape | None = None  # of a recurrent layer
+        if index in config.recurrent:
+            self.mixer = _recurrent_layer(config.hidden_size, config.recurrent[index], context.at("mixer"))
+            self.state_shape = self.mixer.state_shape
+        else:
+            self.self_attn = (
+                LatentAttention(config, config.latent, context.at("self_attn"))
+                if config.latent
+                else Attention(config, context.at("self_attn"), index)
+            )
+        for name in self.norms:
+            setattr(self, name, hidden_norm(config, context))
+        if config.norm_placement == "alone":
+            return
         moe = config.moe[index]
         self.mlp = (
             SparseMLP(config, moe, context.at("mlp"))
@@ -39,15 +53,31 @@ class DecoderLayer(torch.nn.Module):
                 context=context.at("mlp"),
             )
         )  # fmt: skip
-        for name in self.norms:
-            setattr(self, name, hidden_norm(config, context))
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
     ) -> torch.Tensor:
         """Both [tokens, hidden_size]; the residual is changed. Returns what is to be added to it."""
-        hidden = self.self_attn(self.input_layernorm(hidden, residual), cache, step)
+        hidden = self._mix(self.input_layernorm(hidden, residual), cache, step)
         return self.mlp(self.post_attention_layernorm(hidden, residual))
+
+    def _mix(self, hidden: torch.Tensor, cache: AnyLayerCache, step: StepInputs) -> torch.Tensor:
+        """[tokens, hidden_size] → the same, in which tokens have seen those before them."""
+        mixer = self.self_attn if self.state_shape is None else self.mixer
+        mixed: torch.Tensor = mixer(hidden, cache, step)
+        return mixed
+
+
+class MixerLayer(DecoderLayer):
+    """No feed-forward layer (Mamba)."""
+
+    norms = ("norm",)
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
+    ) -> torch.Tensor:
+        """See DecoderLayer.forward."""
+        return self._mix(self.norm(hidden, residual), cache, step)
 
 
 class ParallelLayer(DecoderLayer):
@@ -56,11 +86,11 @@ class ParallelLayer(DecoderLayer):
     norms = ("input_layernorm",)
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
     ) -> torch.Tensor:
         """See DecoderLayer.forward."""
         normed = self.input_layernorm(hidden, residual)
-        return self._ops.add(self.self_attn(normed, cache, step), self.mlp(normed))
+        return self._ops.add(self._mix(normed, cache, step), self.mlp(normed))
 
 
 class PostNormLayer(DecoderLayer):
@@ -69,11 +99,11 @@ class PostNormLayer(DecoderLayer):
     norms = ("post_attention_layernorm", "post_feedforward_layernorm")
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
     ) -> torch.Tensor:
         """See DecoderLayer.forward."""
         self._ops.add(residual, hidden)
-        self._ops.add(residual, self.post_attention_layernorm(self.self_attn(residual, cache, step)))
+        self._ops.add(residual, self.post_attention_layernorm(self._mix(residual, cache, step)))
         return self.post_feedforward_layernorm(self.mlp(residual))
 
 
@@ -85,17 +115,26 @@ class SandwichNormLayer(DecoderLayer):
     )  # fmt: skip
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
     ) -> torch.Tensor:
         """See DecoderLayer.forward."""
-        hidden = self.self_attn(self.input_layernorm(hidden, residual), cache, step)
+        hidden = self._mix(self.input_layernorm(hidden, residual), cache, step)
         hidden = self.pre_feedforward_layernorm(self.post_attention_layernorm(hidden), residual)
         return self.post_feedforward_layernorm(self.mlp(hidden))
 
 
 LAYERS: dict[str, type[DecoderLayer]] = {
     "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "parallel": ParallelLayer,
+    "alone": MixerLayer,
 }  # fmt: skip
+
+
+def _recurrent_layer(hidden_size: int, config: RecurrentConfig, context: LayerContext) -> RecurrentLayer:
+    if isinstance(config, MambaConfig):
+        return Mamba(hidden_size, config, context)
+    if isinstance(config, Mamba2Config):
+        return Mamba2(hidden_size, config, context)
+    return DeltaNet(hidden_size, config, context)
 
 
 def hidden_norm(config: ModelConfig, context: LayerContext) -> RMSNorm | LayerNorm:

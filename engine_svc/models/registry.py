@@ -11,6 +11,8 @@ from quire.errors import StartupError
 
 # Architecture of config.json → module with `config_of(config) -> ModelConfig`.
 ARCHITECTURES = {
+    "BambaForCausalLM": "engine_svc.models.bamba",
+    "JambaForCausalLM": "engine_svc.models.jamba",
     "Cohere2ForCausalLM": "engine_svc.models.cohere",
     "CohereForCausalLM": "engine_svc.models.cohere",
     "DeepseekV2ForCausalLM": "engine_svc.models.deepseek",

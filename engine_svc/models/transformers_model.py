@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine_svc.attention.base import AttentionBackend, AttentionOptions
 from engine_svc.layers.embedding import EmbeddedRows
-from engine_svc.models.attention import LayerCache
+from engine_svc.models.attention import AnyLayerCache, LayerCache
 from engine_svc.models.config import ModelFacts
 from engine_svc.models.registry import unsupported
 from quire.errors import StartupError
@@ -129,12 +129,12 @@ class TransformersModel:
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        caches: Sequence[LayerCache],
+        caches: Sequence[AnyLayerCache],
         embedded: EmbeddedRows | None = None,
     ) -> torch.Tensor:
         """See Decoder.forward."""
         ALL_ATTENTION_FUNCTIONS.register(_NAME, self._attend)
-        self._caches = caches
+        self._caches = [cache for cache in caches if isinstance(cache, LayerCache)]
         return self._decode(token_ids, positions, embedded)
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:

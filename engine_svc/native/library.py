@@ -56,6 +56,11 @@ _SIGNATURES = {
         _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER,
         *(_LONG,) * 4, _FLOAT, _LONG, _INT, _FLOAT, _POINTER,
     ),
+    "convolve": (_INT, _INT, *(_POINTER,) * 5, _LONG, _LONG, _POINTER),
+    "scan_channels": (_INT, _INT, *(_POINTER,) * 9, _LONG, _LONG, _POINTER),
+    "scan_heads": (_INT, _INT, *(_POINTER,) * 7, _FLOAT, _FLOAT, *(_POINTER,) * 2, *(_LONG,) * 4, _POINTER),
+    "delta_rule": (_INT, _INT, *(_POINTER,) * 9, *(_LONG,) * 4, _POINTER),
+    "gated_norm": (_INT, *(_POINTER,) * 3, _FLOAT, _INT, *(_LONG,) * 3, _POINTER),
 }  # fmt: skip
 _COUNTS = ("panel", "packed_values", "packed_coded_bytes")  # those that return a number
 

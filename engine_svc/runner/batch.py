@@ -12,6 +12,7 @@ import torch
 from engine_svc.attention.base import AttentionMetadata
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.plan import NewSequence, StepPlan
+from engine_svc.recurrence.base import StateMetadata
 from engine_svc.runner.prompt_embeds import PromptEmbeddings
 from engine_svc.transfer import to_device
 
@@ -23,6 +24,7 @@ class FlatBatch:
     token_ids: torch.Tensor  # int64 [tokens]
     positions: torch.Tensor  # int64 [tokens]
     metadata: list[AttentionMetadata]  # of each group of layers
+    states: StateMetadata
     slots: list[int]  # of each sequence
     query_start: list[int]  # first row of each sequence, and the number of rows
     computed: list[int]  # tokens of each sequence before the step
@@ -95,9 +97,12 @@ class SlotBuffers:
             slot_mapping = self._move(held * self._block_size + positions % self._block_size)
             table = self._move(blocks[slots, :width])
             metadata.append(AttentionMetadata(block_table=table, slot_mapping=slot_mapping, **shared))
+        states = StateMetadata(
+            shared["query_start_loc"], self._move(slots), self._move(computed == 0), shared["query_lens_host"]
+        )
         return FlatBatch(
             self.token_ids.view(-1)[self._move(rows * self.token_ids.shape[1] + positions)], self._move(positions),
-            metadata, slots.tolist(), start.tolist(), computed.tolist(), shared["seq_lens_host"],
+            metadata, states, slots.tolist(), start.tolist(), computed.tolist(), shared["seq_lens_host"],
             int(new[0]) if new.min() == new.max() else None, self._prompt_embeds.rows(plan.scheduled),
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine_svc.attention.base import AttentionMetadata
+from engine_svc.recurrence.base import StateMetadata
 from engine_svc.runner.batch import FlatBatch
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        forward: Callable[[torch.Tensor, torch.Tensor, list[AttentionMetadata]], Forward],
+        forward: Callable[[torch.Tensor, torch.Tensor, list[AttentionMetadata], StateMetadata], Forward],
         sizes: Sequence[int],
         num_groups: int,
         max_model_len: int,
@@ -64,10 +65,13 @@ class DecodeGraphs:
         device: torch.device,
         capture: Capture,
         query_len: int = 1,
+        nobodys_slot: int = 0,
     ) -> None:
         """
         Args:
-            forward: prepares a pass over such inputs (token ids, positions, metadata of each group of layers).
+            nobodys_slot: of the states, for sequences that fill a graph up.
+            forward: prepares a pass over such inputs (token ids, positions, metadata of each group of layers and of
+                states).
             sizes: batch sizes, rising.
             query_len: tokens that every sequence computes in the steps that are recorded.
         """
@@ -89,6 +93,8 @@ class DecodeGraphs:
         self._query_start_loc = torch.arange(most + 1, dtype=torch.int32, device=device) * query_len
         self._block_tables = [buffer(most, blocks) for _ in range(num_groups)]
         self._slot_mappings = [buffer(most * query_len, dtype=torch.int64) for _ in range(num_groups)]
+        self._nobodys = nobodys_slot
+        self._state_slots, self._is_fresh = buffer(most, dtype=torch.int64), buffer(most, dtype=torch.bool)
 
     def record(self, size: int) -> None:
         """Records the graph of a size and the shortest contexts before it is needed."""
@@ -123,6 +129,8 @@ class DecodeGraphs:
             (self._token_ids, batch.token_ids, length, 0),
             (self._positions, batch.positions, length, 0),
             (self._seq_lens, batch.metadata[0].seq_lens, 1, length),
+            (self._state_slots, batch.states.slots, 1, self._nobodys),
+            (self._is_fresh, batch.states.is_fresh, 1, True),
             *(
                 (buffer, each.slot_mapping, length, -1)
                 for buffer, each in zip(self._slot_mappings, batch.metadata, strict=True)
@@ -143,9 +151,15 @@ class DecodeGraphs:
             )
             for table, slots in zip(self._block_tables, self._slot_mappings, strict=True)
         ]  # fmt: skip
-        forward = self._forward(self._token_ids[:tokens], self._positions[:tokens], metadata)
+        states = StateMetadata(
+            self._query_start_loc[: size + 1], self._state_slots[:size], self._is_fresh[:size], [length] * size
+        )
+        forward = self._forward(self._token_ids[:tokens], self._positions[:tokens], metadata, states)
+        slots = self._state_slots.clone()
+        self._state_slots.fill_(self._nobodys)  # recording runs the pass, and states must change once a step
         try:
             self._graphs[size, context] = (*self._capture(forward), forward)
+            self._state_slots.copy_(slots)
         except RuntimeError as error:  # CUDA's errors are
             logger.warning("CUDA graphs are not used, decoding will be slower (--enforce-eager says so too): %s", error)
             self._broken = True

@@ -31,10 +31,12 @@ from engine_svc.plan import (
     TokenMasks,
     Transfers,
 )
+from engine_svc.recurrence.base import LayerState, StateMetadata
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.pending import BegunStep, PendingStep, StepTimer
+from engine_svc.runner.states import StateCache
 from engine_svc.runner.threads import bind_threads
 from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame, sample_rows
@@ -72,7 +74,7 @@ class Runner:
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._batch_invariant = loaded.batch_invariant
         self._token_budget = options.scheduler.max_num_batched_tokens or token_budget(device)
-        self._groups = group_layers(self._facts.sliding_windows)
+        self._groups = group_layers(self._facts.attention_windows)
         self._group_size = max(len(group.layers) for group in self._groups)
         max_num_seqs = options.scheduler.max_num_seqs
         self._buffers = SlotBuffers(
@@ -90,6 +92,8 @@ class Runner:
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
         # One for each layer of a group; the groups' blocks lie side by side in it.
         self._caches: list[torch.Tensor] = []
+        self._state_form = loaded.states
+        self._states: StateCache | None = None
         self._store: BlockStore | None = None
         self._graphs: DecodeGraphs | None = None
 
@@ -99,9 +103,9 @@ class Runner:
         if self._device.type != "cuda":
             return
         blocks = -(-min(self._token_budget, self._max_model_len) // self._attention.shape.block_size)
-        self._allocate(blocks * len(self._groups))
+        self._allocate(blocks * len(self._groups), num_states=1)
         self._warm_up(blocks * len(self._groups))
-        self._caches = []
+        self._caches, self._states = [], None
         torch.cuda.empty_cache()
 
     def spec(self) -> KvCacheSpec:
@@ -121,6 +125,7 @@ class Runner:
             embedding_size=self._facts.hidden_size,
             cpu_kernels=self._cpu_kernels(),
             batch_invariant=self._batch_invariant,
+            state_bytes=self._state_form.bytes_per_sequence * self._options.scheduler.max_num_seqs,
         )
 
     def _cpu_kernels(self) -> str:
@@ -130,20 +135,22 @@ class Runner:
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocates the KV cache and its tier in host memory, warms the kernels up, and on a GPU records graphs."""
-        self._allocate(num_blocks)
+        self._allocate(num_blocks, self._options.scheduler.max_num_seqs)
         if num_host_blocks:
             self.connect(lambda attention, caches: HostMemory(attention, caches, num_host_blocks))
         self._warm_up(num_blocks)
         if self._device.type == "cuda" and isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager:
             self.make_graphs(CudaCapture())
-        self._isolates = self._num_ranks == 1
+        # What layers have done to states cannot be undone: a step with them is not run again.
+        self._isolates = self._num_ranks == 1 and not self._state_form.shapes
 
     def connect(self, make_store: Callable[[AttentionBackend, Sequence[torch.Tensor]], BlockStore]) -> None:
         """Gives the allocated caches to the store of a connector, which moves blocks from now on."""
         self._store = make_store(self._attention, self._caches)
 
-    def _allocate(self, num_blocks: int) -> None:
+    def _allocate(self, num_blocks: int, num_states: int) -> None:
         self._caches = self._attention.allocate(num_blocks, self._group_size)
+        self._states = StateCache(self._state_form, num_states, self._device)
 
     def _warm_up(self, num_blocks: int) -> None:
         """A prefill and a decode over the cache."""
@@ -168,7 +175,7 @@ class Runner:
         sizes = graph_sizes(self._options.kernels.cuda_graph_sizes, self._options.scheduler.max_num_seqs)
         self._graphs = DecodeGraphs(
             self._forward, sizes, len(self._groups), self._max_model_len, self._attention.shape.block_size,
-            self._device, capture, query_len,
+            self._device, capture, query_len, nobodys_slot=self._options.scheduler.max_num_seqs,
         )  # fmt: skip
         for size in sizes:
             if size.bit_count() == 1:
@@ -266,7 +273,7 @@ class Runner:
         """[tokens, hidden_size]; of a graph, only until it runs again."""
         hidden = self._graphs.run(batch) if self._graphs and batch.embedded is None else None
         if hidden is None:
-            hidden = self._forward(batch.token_ids, batch.positions, batch.metadata, batch.embedded)()
+            hidden = self._forward(batch.token_ids, batch.positions, batch.metadata, batch.states, batch.embedded)()
         return hidden
 
     def _forward(
@@ -274,19 +281,22 @@ class Runner:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         metadata: list[AttentionMetadata],
+        states: StateMetadata,
         embedded: EmbeddedRows | None = None,
     ) -> Forward:
         """A forward pass over these inputs, ready to run."""
-        caches = self._layer_caches([self._attention.prepare(each) for each in metadata])
+        caches = self._layer_caches([self._attention.prepare(each) for each in metadata], states)
         return lambda: self._model.forward(token_ids, positions, caches, embedded)
 
-    def _layer_caches(self, prepared: list[Prepared]) -> list[LayerCache]:
+    def _layer_caches(self, prepared: list[Prepared], states: StateMetadata) -> list[LayerCache | LayerState]:
         """For each layer; `prepared` is by group."""
-        by_layer = {
+        by_layer: dict[int, LayerCache | LayerState] = {
             layer: LayerCache(cache, ready)
             for group, ready in zip(self._groups, prepared, strict=True)
             for layer, cache in zip(group.layers, self._caches, strict=False)
         }
+        if self._states is not None:
+            by_layer.update(self._states.layers(states))
         return [by_layer[layer] for layer in range(len(by_layer))]
 
     def _add(self, sequence: NewSequence, failed: dict[int, str]) -> None:

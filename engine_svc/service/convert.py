@@ -125,4 +125,5 @@ def from_model_info(info: ModelInfo) -> common_pb2.ModelInfo:
         prompt_embeds_size=info.prompt_embeds_size,
         cpu_kernels=info.cpu_kernels,
         batch_invariant=info.batch_invariant,
+        state_bytes=info.state_bytes,
     )

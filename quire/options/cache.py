@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.options.base import option
 
+STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
@@ -40,7 +41,19 @@ class CacheOptions:
         "With kv-cache-dtype fp8: scales of keys and values are calculated for each layer at start. Off: 1.",
         affects_output=True,
     )
-    enable_prefix_caching: bool = option(True, "Keeps the KV blocks of finished requests for prompts that begin alike.")
+    mamba_cache_dtype: str = option(
+        "auto", "Type of what the convolutions of recurrent layers keep of each sequence (Mamba and its like): auto is "
+        "the model's own.", choices=STATE_DTYPES, affects_output=True,
+    )  # fmt: skip
+    mamba_ssm_cache_dtype: str = option(
+        "auto", "Type of these layers' states proper: auto is that of mamba-cache-dtype, and float32 where that is "
+        "auto too, for each token adds a little to a state.", choices=STATE_DTYPES, affects_output=True,
+    )  # fmt: skip
+    enable_prefix_caching: bool = option(
+        True,
+        "Keeps the KV blocks of finished requests for prompts that begin alike. Always off for models with recurrent "
+        "layers.",
+    )
     swap_space: float = option(
         0.0, "GiB of host memory, of each rank, for KV blocks that the device's cache has to forget; they are copied "
         "back when a prompt or a preempted request wants them.", minimum=0,

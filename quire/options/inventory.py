@@ -71,8 +71,6 @@ UNIMPLEMENTED = frozenset(
         "lora-dtype",
         "lora-extra-vocab-size",
         "lora-modules",
-        "mamba-cache-dtype",
-        "mamba-ssm-cache-dtype",
         "max-concurrency",
         "max-cpu-loras",
         "max-log-len",

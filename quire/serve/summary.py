@@ -36,6 +36,7 @@ def format_summary(
         "device": f"{model.device}, {model.attention_backend} attention, tensor parallel {model.tensor_parallel_size}",
         "workers": str(workers),
         "KV cache": f"{tokens:,} tokens a worker ({model.num_kv_blocks:,} blocks of {model.block_size})",
+        **({"states": _states(model)} if model.state_bytes else {}),
         "concurrency": f"{concurrency:.1f} x {model.max_model_len:,} tokens a request at full length, "
         f"at most {model.max_num_seqs} sequences",
         "API": f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
@@ -52,6 +53,12 @@ def format_summary(
     width = max(len(name) for name in rows)
     head = click.style(f"Quire {quire.__version__} is ready after {seconds:.1f} s", bold=True)
     return "\n".join([head, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
+
+
+def _states(model: common_pb2.ModelInfo) -> str:
+    """Of recurrent layers."""
+    size = f"{model.state_bytes / 2**20:,.1f} MiB for {model.max_num_seqs} sequences"
+    return f"{size}; no prefix caching, for a state is of a sequence's last token alone"
 
 
 def _example(model: str, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None) -> dict[str, object]:

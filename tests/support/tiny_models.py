@@ -117,6 +117,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
 }
 
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_chunk_size": 16,
+}  # fmt: skip
+# Those whose layers keep states, at least some of them.
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "jamba": (
+        "Jamba",
+        {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+         "expert_layer_offset": 1, "num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 8},
+    ),
+    "bamba": ("Bamba", _MAMBA2 | {"attn_layer_indices": [1]}),
+    "bamba-plain": ("Bamba", _MAMBA2 | {"attn_layer_indices": [0], "mamba_n_groups": 1, "mamba_conv_bias": False,
+                                        "mamba_proj_bias": True}),
+}  # fmt: skip
+
 # Those that run by Transformers' own code.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}),
@@ -144,7 +159,7 @@ LONGROPE: dict[str, Any] = {
 
 def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **changes: Any) -> Path:
     """Saves a float32 model; the same family and changes give the same weights."""
-    name, config = (FAMILIES | MIXTURES | OTHERS)[family]
+    name, config = (FAMILIES | MIXTURES | HYBRIDS | OTHERS)[family]
     torch.manual_seed(0)
     config_class = getattr(transformers, f"{name}Config")
     model = transformers.AutoModelForCausalLM.from_config(config_class(**(_SHAPE | config | changes)))

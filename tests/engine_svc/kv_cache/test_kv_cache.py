@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
+from engine_svc.kv_cache.connectors.host_tier import HostTier
 from engine_svc.kv_cache.events import (
     BlocksRemoved,
     BlocksStored,
@@ -26,9 +27,11 @@ from engine_svc.kv_cache.events import (
     Tier,
     TierRecorder,
 )
+from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.layer_groups import group_layers
 from quire.block_hash import block_key, block_keys
+from quire.options.cache import CacheOptions
 from tests.support.kv_cache import make_manager, take_copies
 
 BLOCK = 4
@@ -102,7 +105,7 @@ def test_a_sliding_window_gives_blocks_back() -> None:
     ],
 )
 def test_layers_are_grouped(windows: tuple[int | None, ...], groups: list[tuple[int | None, int]]) -> None:
-    found = group_layers(windows)
+    found = group_layers(dict(enumerate(windows)))
     assert [(group.window, len(group.layers)) for group in found] == groups
     assert sorted(layer for group in found for layer in group.layers) == list(range(len(windows)))
     assert all(windows[layer] == group.window for group in found for layer in group.layers)
@@ -226,6 +229,21 @@ def test_fork_shares_full_blocks_but_the_last_token(caching: bool, prompt: int, 
     manager.check([child])
     manager.free(child)
     assert manager.num_used_blocks == 0
+
+
+def test_where_layers_keep_states_nothing_is_shared() -> None:
+    facts = KvCacheFacts(num_blocks=8, block_size=BLOCK, max_num_batched_tokens=0, shares_blocks=False)
+    manager, tokens = KvCacheManager(facts, CacheOptions()), list(range(3 * BLOCK))
+    table = computed(manager, tokens)
+    manager.book(table, tokens, len(tokens))
+    assert not manager.fork(table, len(tokens)).held
+    assert not manager.lookup(BlockTable(), [*tokens, 1])
+    manager.free(table)
+    assert not manager.lookup(BlockTable(), [*tokens, 1])
+    assert manager.take_changes() is None
+    manager.check([])
+    with pytest.raises(ValueError, match="not the states"):
+        KvCacheManager(facts, CacheOptions(), HostTier(4))
 
 
 def events(manager: KvCacheManager) -> list[KvEvent]:

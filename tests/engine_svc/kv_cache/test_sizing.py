@@ -55,6 +55,20 @@ def test_layers_with_a_window_need_few_blocks() -> None:
         size(msgspec.structs.replace(spec, available_bytes=114_000), engine_options(swap_space=1.0))
 
 
+def test_states_take_their_memory_first() -> None:
+    assert size(changed(state_bytes=2500), EngineOptions()).num_blocks == 7
+    with pytest.raises(StartupError, match="those of 3 sequences take") as caught:
+        size(changed(state_bytes=10_000), engine_options(max_num_seqs=3))
+    assert "Lower --max-num-seqs, or raise --kv-cache-memory-bytes" in str(caught.value)
+    with pytest.raises(StartupError, match="--swap-space does not support models with recurrent layers"):
+        size(changed(state_bytes=2500), engine_options(swap_space=1.0))
+
+
+def test_where_no_layer_attends_blocks_cost_nothing() -> None:
+    found = size(changed(bytes_per_block=0, available_bytes=10, state_bytes=5), engine_options(max_num_seqs=2))
+    assert found.num_blocks == 4 * 2 * 7
+
+
 def test_no_memory_at_all() -> None:
     with pytest.raises(StartupError, match="Not even one block"):
         size(changed(available_bytes=0), EngineOptions())

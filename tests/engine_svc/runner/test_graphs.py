@@ -52,7 +52,7 @@ def test_sizes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek-v3"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek-v3", "bamba"])
 def test_tokens_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     folder = make_model(tmp_path / family, family)
     prompts = random_prompts(3, 17, 24)

@@ -71,6 +71,8 @@ def bad_prompts() -> list[list[int]]:
         ("gemma2", {}),  # layers with a window and without
         ("mixtral", {}),
         ("deepseek-v3", {}),
+        ("jamba", {}),  # layers that keep states
+        ("bamba", {}),
     ],
 )
 @pytest.mark.parametrize("max_tokens", [0, 30])

@@ -1,0 +1,132 @@
+"""Every implementation of the recurrent operations against formulas in float64, and against itself cut otherwise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine_svc.native.library import kernels
+from engine_svc.recurrence.base import GatedNorm, Recurrence
+from engine_svc.recurrence.native import NativeRecurrence
+from engine_svc.recurrence.plain import PlainRecurrence
+from tests.support.native import every_level
+from tests.support.recurrence import OPERATIONS, Operation, Part, normal
+
+LENGTHS = (9, 1, 1, 33, 2)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+
+
+def sequences(operation: Operation, dtype: torch.dtype) -> list[torch.Tensor]:
+    return [normal(length, operation.size, seed=5 + length, dtype=dtype) for length in LENGTHS]
+
+
+def check_formula(recurrence: Recurrence, operation: Operation, dtype: torch.dtype) -> None:
+    tokens = sequences(operation, dtype)
+    slots = (3, 0, 6, 1, 4)
+    parts = [Part(slot, each) for slot, each in zip(slots, tokens, strict=True)]
+    held = operation.states(torch.float32)
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    for each, found in zip(tokens, operation(recurrence, held, parts), strict=True):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), operation.expected(each.double()), rtol=tolerance, atol=tolerance)
+    for state in held:  # of slots that nobody has, nothing is touched
+        assert state[[2, 5]].isnan().all()
+
+
+def in_pieces(
+    recurrence: Recurrence, operation: Operation, dtype: torch.dtype, stored: torch.dtype
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Each sequence alone and at once; and in pieces, beside others, in other slots."""
+    whole = []
+    for each in sequences(operation, dtype):
+        whole += operation(recurrence, operation.states(stored), [Part(2, each)])
+    held, found = operation.states(stored), [each[:0] for each in whole]
+    done = [0] * len(whole)
+    while any(count < len(each) for count, each in zip(done, whole, strict=True)):
+        parts, who = [], []
+        for index, each in enumerate(sequences(operation, dtype)):
+            step = 1 + (done[index] + index) % 4
+            if done[index] < len(each):
+                parts.append(Part(6 - index, each[done[index] : done[index] + step], is_fresh=not done[index]))
+                who.append(index)
+                done[index] = min(len(each), done[index] + step)
+        for index, output in zip(who, operation(recurrence, held, parts), strict=True):
+            found[index] = torch.cat((found[index], output)) if len(found[index]) else output
+    return whole, found
+
+
+@every_operation
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_plain(operation: Operation, dtype: torch.dtype) -> None:
+    check_formula(PlainRecurrence(), operation, dtype)
+
+
+@every_level
+@every_operation
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_native(operation: Operation, dtype: torch.dtype, level: str) -> None:
+    check_formula(NativeRecurrence(kernels(level)), operation, dtype)
+
+
+@every_operation
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_plain_in_pieces(operation: Operation, stored: torch.dtype) -> None:
+    for whole, found in zip(*in_pieces(PlainRecurrence(), operation, torch.float32, stored), strict=True):
+        torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
+
+
+@every_level
+@every_operation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stored", DTYPES)
+def test_native_in_pieces_bit_for_bit(
+    operation: Operation, level: str, dtype: torch.dtype, stored: torch.dtype
+) -> None:
+    recurrence = NativeRecurrence(kernels(level))
+    assert recurrence.batch_invariant
+    for whole, found in zip(*in_pieces(recurrence, operation, dtype, stored), strict=True):
+        assert torch.equal(whole, found)
+
+
+@every_operation
+def test_states_of_16_bits_are_the_same_in_both(operation: Operation) -> None:
+    """Rounded after each token, and read before."""
+    from tests.support.native import AVAILABLE, fastest_kernels
+
+    if not AVAILABLE:
+        pytest.skip("no kernels")
+    tokens, outputs = sequences(operation, torch.float32), []
+    for recurrence in (PlainRecurrence(), NativeRecurrence(fastest_kernels())):
+        parts = [Part(index, each) for index, each in enumerate(tokens)]
+        outputs.append(operation(recurrence, operation.states(torch.bfloat16), parts))
+    for one, other in zip(*outputs, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def check_norm(recurrence: Recurrence, gates_first: bool, dtype: torch.dtype) -> None:
+    groups, size = 3, 37
+    both = normal(5, 2 * groups * size, seed=1, dtype=dtype)
+    hidden, gates = both.chunk(2, dim=-1)
+    weight = normal(groups * size, seed=2, dtype=dtype)
+    found = recurrence.gated_norm(hidden, gates, GatedNorm(weight, groups, 1e-3, gates_first))
+    wide, opened = hidden.double(), F.silu(gates.double())
+    grouped = (wide * opened if gates_first else wide).view(5, groups, size)
+    normed = F.rms_norm(grouped, (size,), None, 1e-3).flatten(1) * weight.double()
+    expected = normed if gates_first else normed * opened
+    tolerance = 1e-6 if dtype is torch.float32 else 1e-2
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("gates_first", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_plain_norm(gates_first: bool, dtype: torch.dtype) -> None:
+    check_norm(PlainRecurrence(), gates_first, dtype)
+
+
+@every_level
+@pytest.mark.parametrize("gates_first", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_native_norm(level: str, gates_first: bool, dtype: torch.dtype) -> None:
+    check_norm(NativeRecurrence(kernels(level)), gates_first, dtype)

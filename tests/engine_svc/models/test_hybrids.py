@@ -1,0 +1,139 @@
+"""Models whose layers keep states: Transformers' tokens, however the work is cut, and nobody's state is another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from engine_svc.models.decoder import Decoder
+from engine_svc.requests.request import GenerationRequest
+from quire.errors import StartupError
+from tests.engine_svc.models.conftest import ModelFolder
+from tests.support.native import needs_native
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.tiny_models import HYBRIDS, check_greedy, reference_logprobs
+
+PROMPTS = random_prompts(1, 2, 5, 17, 40, 90)
+SHORT = replace(GREEDY, max_tokens=12)
+every_family = pytest.mark.parametrize("family", HYBRIDS)
+
+
+@every_family
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_families(model_folder: ModelFolder, family: str, kernels: str) -> None:
+    """Several at once, the longest in chunks that begin anywhere; and again, with nothing of what was computed."""
+    folder = model_folder(family)
+    with running_engine(folder, max_num_batched_tokens=19, cpu_kernels=kernels) as engine:
+        found = tokens(run(engine, PROMPTS))
+        assert tokens(run(engine, PROMPTS[3:5], SHORT)) == [answer[:12] for answer in found[3:5]]
+        assert engine.load().counters.prefix_cache_queries == 0
+    check_greedy(folder, PROMPTS, found, GREEDY.max_tokens or 0)
+
+
+@every_family
+def test_preempted_ones_are_computed_again(model_folder: ModelFolder, family: str) -> None:
+    folder = model_folder(family)
+    prompts = random_prompts(30, 31, 32, 33, 34)
+    sampling = replace(GREEDY, max_tokens=40)
+    with running_engine(folder, num_blocks=14) as engine:
+        found = tokens(run(engine, prompts, sampling))
+        assert engine.load().counters.preemptions > 0
+    check_greedy(folder, prompts, found, 40)
+
+
+@every_family
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_slots_are_used_again(model_folder: ModelFolder, family: str, steps: int) -> None:
+    """By others than those that were aborted in the middle of their prompts or answers."""
+    folder = model_folder(family)
+    with running_engine(folder, max_num_seqs=2, max_num_batched_tokens=32) as engine:
+        expected = [tokens(run(engine, [prompt], SHORT))[0] for prompt in PROMPTS]
+        for round_ in range(4):
+            for key in range(2):
+                engine.add(2 * round_ + key, GenerationRequest("r", PROMPTS[5 - key], GREEDY))
+            for _ in range(steps):
+                engine.step()
+            for key in range(2):
+                engine.abort(2 * round_ + key)
+            engine.step()
+            assert tokens(run(engine, PROMPTS, SHORT)) == expected
+    check_greedy(folder, PROMPTS, expected, 12)
+
+
+def test_choices_compute_the_prompt_each(model_folder: ModelFolder) -> None:
+    folder = model_folder("bamba", initializer_range=0.1)
+    (prompt,) = random_prompts(50)
+    sampling = replace(GREEDY, temperature=1.0, n=4, seed=7)
+    with running_engine(folder, max_num_batched_tokens=33) as engine:
+        ((*choices,),) = run(engine, [prompt], sampling)
+        ((again,),) = run(engine, [prompt], replace(sampling, n=1))
+        assert engine.load().counters.computed_tokens >= 5 * 50
+    assert len({tuple(choice.token_ids) for choice in choices}) == 4
+    assert again.token_ids == choices[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({}, 1e-4),
+        ({"mamba_cache_dtype": "bfloat16"}, 0.3),
+        pytest.param({"dtype": "bfloat16"}, 0.5, marks=needs_native),
+        pytest.param({"dtype": "float16", "mamba_ssm_cache_dtype": "float16"}, 0.1, marks=needs_native),
+    ],
+)
+@pytest.mark.parametrize("family", ["jamba", "bamba"])
+def test_logprobs(model_folder: ModelFolder, family: str, options: dict[str, Any], tolerance: float) -> None:
+    """Of prompt and answer, against float64 on the same tokens."""
+    changes = {"num_experts_per_tok": 4} if family == "jamba" else {}  # where the choice is close, rounding decides
+    folder = model_folder(family, initializer_range=0.1, **changes)
+    (prompt,) = random_prompts(70)
+    with running_engine(folder, max_num_batched_tokens=32, **options) as engine:
+        ((output,),) = run(engine, [prompt], replace(SHORT, logprobs=0, prompt_logprobs=0))
+    expected = reference_logprobs(folder, prompt + output.token_ids)[:-1]
+    found = torch.tensor([position.logprobs[0] for position in output.prompt_logprobs + output.logprobs])
+    exact = expected.gather(1, torch.tensor((prompt + output.token_ids)[1:])[:, None])[:, 0].float()
+    assert (found - exact).abs().max() < tolerance
+    assert (found - exact).abs().mean() < tolerance / 4
+
+
+@pytest.mark.slow
+@every_family
+def test_on_two_ranks(model_folder: ModelFolder, family: str) -> None:
+    folder = model_folder(family)
+    with running_engine(folder, tensor_parallel_size=2, cpu_threads=1, max_num_batched_tokens=33) as engine:
+        found = tokens(run(engine, PROMPTS, SHORT))
+    check_greedy(folder, PROMPTS, found, 12)
+
+
+def test_a_step_that_raises_is_not_run_again(model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests end: layers before the one that raised have changed their states already. The next ones are well."""
+    folder = model_folder("jamba")
+    with running_engine(folder) as engine:
+        expected = tokens(run(engine, PROMPTS, SHORT))
+        forward, calls = Decoder.forward, []
+
+        def once(*arguments: Any) -> torch.Tensor:
+            calls.append(arguments)
+            if len(calls) == 3:
+                raise RuntimeError("no")
+            return forward(*arguments)
+
+        monkeypatch.setattr(Decoder, "forward", once)
+        for key in range(2):
+            engine.add(key, GenerationRequest("r", PROMPTS[key], SHORT))
+        errors = [delta.error for _ in range(3) for delta in engine.step() if delta.is_final]
+        assert len(errors) == 2
+        assert all("failed while it ran this request" in str(error) for error in errors)
+        assert len(calls) == 3
+        assert tokens(run(engine, PROMPTS, SHORT)) == expected
+
+
+def test_host_memory_is_refused(model_folder: ModelFolder) -> None:
+    with (
+        pytest.raises(StartupError, match="--swap-space does not support models with recurrent layers"),
+        running_engine(model_folder("jamba"), swap_space=1.0),
+    ):
+        pass

@@ -1,0 +1,25 @@
+"""What a worker says of itself when it has started."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from engine_svc.model_info import ModelInfo
+
+INFO = ModelInfo(
+    served_model_names=("tiny",), model="tiny", architecture="TinyForCausalLM", max_model_len=100, vocab_size=160,
+    dtype="float32", device="cpu", block_size=16, num_kv_blocks=25, kv_cache_tokens=400, max_num_seqs=8,
+    max_num_batched_tokens=64, eos_token_ids=(), max_logprobs=20, tensor_parallel_size=1, attention_backend="native",
+    scheduling_policy="fcfs", fingerprint="f",
+)  # fmt: skip
+
+
+def test_the_first_log_line_says_what_fits() -> None:
+    said = INFO.summary()
+    assert "KV cache of 400 tokens, room for 4.00 requests of the full 100 tokens at once" in said
+    assert "states" not in said
+
+
+def test_and_what_states_take_and_cost() -> None:
+    said = dataclasses.replace(INFO, state_bytes=3 * 2**20).summary()
+    assert "the states of its recurrent layers take 3.0 MiB for 8 sequences, and prefix caching is off" in said
