@@ -74,10 +74,11 @@ def _longrope(parameters: Mapping[str, Any], dim: int, max_position: int, length
     """
     original = parameters["original_max_position_embeddings"]
     stretch = parameters.get("factor") or max_position / original
-    attention = parameters.get("attention_factor")
+    kind = "long" if length > original else "short"
+    attention = parameters.get("attention_factor", parameters.get(f"{kind}_mscale"))
     if attention is None:
         attention = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
-    factors = torch.tensor(parameters["long_factor" if length > original else "short_factor"])
+    factors = torch.tensor(parameters[f"{kind}_factor"])
     return _plain(parameters["rope_theta"], dim) / factors, float(attention)
 
 

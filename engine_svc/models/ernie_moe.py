@@ -11,7 +11,7 @@ from engine_svc.models.config import ModelConfig, MoeConfig
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Every `moe_layer_interval`th layer of a range is a mixture."""
+    """Every `moe_layer_interval`th layer of a range is a mixture. What guesses ahead is not loaded."""
     moe = MoeConfig(
         config["moe_num_experts"], config["moe_k"], config["moe_intermediate_size"], renormalize=True, choice_bias=True,
         shared_size=config["moe_intermediate_size"] * (config.get("moe_num_shared_experts") or 0) or None,
@@ -21,4 +21,4 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     mixtures = range(first, (count - 1 if last == -1 else last) + 1)
     layers = tuple(moe if index in mixtures and (index + 1) % step == 0 else None for index in range(count))
     head_dim = config["hidden_size"] // config["num_attention_heads"]
-    return dataclasses.replace(ernie.config_of({"head_dim": head_dim, **config}), moe=layers)
+    return dataclasses.replace(ernie.config_of({"head_dim": head_dim, **config}), moe=layers, ignored_names=(".mtp_",))

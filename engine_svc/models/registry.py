@@ -48,6 +48,7 @@ ARCHITECTURES = {
     "Olmo3ForCausalLM": "engine_svc.models.olmo2",
     "OlmoeForCausalLM": "engine_svc.models.olmoe",
     "Phi3ForCausalLM": "engine_svc.models.phi3",
+    "PhiMoEForCausalLM": "engine_svc.models.phimoe",
     "PhimoeForCausalLM": "engine_svc.models.phimoe",
     "Qwen2ForCausalLM": "engine_svc.models.qwen2",
     "Qwen2MoeForCausalLM": "engine_svc.models.qwen_moe",

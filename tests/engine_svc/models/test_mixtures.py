@@ -19,7 +19,7 @@ from tests.engine_svc.models.test_exactness import check
 from tests.support.native import every_level
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.tiny_mixtures import MIXTURES
-from tests.support.tiny_models import check_greedy
+from tests.support.tiny_models import LONGROPE, check_greedy, reference_tokens
 
 PROMPTS = random_prompts(1, 5, 16, 40)
 # They need more of the operations than others: gates, biases, sinks, chunks, another choice of experts.
@@ -34,6 +34,20 @@ def test_families(model_folder: ModelFolder, family: str) -> None:
 @pytest.mark.parametrize("family", OWN_WAYS)
 def test_in_chunks_by_torch(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), max_num_batched_tokens=33, cpu_kernels="torch", attention_backend="cpu")
+
+
+@pytest.mark.parametrize(("max_model_len", "prompt_tokens", "max_tokens"), [(32, 20, 12), (256, 40, 24)])
+def test_longrope_of_phimoe(model_folder: ModelFolder, max_model_len: int, prompt_tokens: int, max_tokens: int) -> None:
+    """What cosines and sines are times is said for short and for long contexts. By the name that its checkpoints have.
+
+    Of the factors, Transformers takes the short ones whatever the length, unlike the code that came with the model.
+    """
+    rope = LONGROPE | {"short_mscale": 1.1, "long_mscale": 1.4, "short_factor": LONGROPE["long_factor"]}
+    folder = model_folder("phimoe", rope_parameters=rope, architectures=["PhiMoEForCausalLM"])
+    prompts = random_prompts(prompt_tokens)
+    expected = reference_tokens(folder, prompts, max_tokens)
+    with running_engine(folder, max_model_len=max_model_len) as engine:
+        assert tokens(run(engine, prompts, replace(GREEDY, max_tokens=max_tokens))) == expected
 
 
 @pytest.mark.slow
@@ -93,17 +107,20 @@ def test_mxfp4(model_folder: ModelFolder, tmp_path: Path, options: dict[str, Any
     check_greedy(plain, PROMPTS, found, GREEDY.max_tokens or 0)
 
 
-def test_layers_that_guess_ahead_are_not_loaded(model_folder: ModelFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "layer"), [("glm-moe", "layers.3"), ("deepseek-v3.2", "layers.3"), ("ernie-moe", "mtp_block.0")]
+)
+def test_layers_that_guess_ahead_are_not_loaded(
+    model_folder: ModelFolder, tmp_path: Path, family: str, layer: str
+) -> None:
     """GLM's and DeepSeek's checkpoints have one behind the model's own."""
-    folder = shutil.copytree(model_folder("glm-moe"), tmp_path / "model")
+    folder = shutil.copytree(model_folder(family), tmp_path / "model")
     written = load_file(folder / "model.safetensors")
-    extra = {name.replace("layers.2.", "layers.3."): tensor for name, tensor in written.items() if "layers.2." in name}
-    more = {"model.layers.3.eh_proj.weight": torch.ones(64, 128), "model.layers.3.enorm.weight": torch.ones(64)}
-    copies = {name: tensor.clone() for name, tensor in extra.items()}
-    save_file(written | copies | more, folder / "model.safetensors", metadata={"format": "pt"})
+    more = {f"model.{layer}.eh_proj.weight": torch.ones(64, 128), f"model.{layer}.mlp.gate.weight": torch.ones(8, 64)}
+    save_file(written | more, folder / "model.safetensors", metadata={"format": "pt"})
     with running_engine(folder) as engine:
         found = tokens(run(engine, PROMPTS))
-    check_greedy(model_folder("glm-moe"), PROMPTS, found, GREEDY.max_tokens or 0)
+    check_greedy(model_folder(family), PROMPTS, found, GREEDY.max_tokens or 0)
 
 
 @pytest.mark.parametrize(
