@@ -11,6 +11,7 @@ from engine_svc.layers.fused_experts import FusedForm
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice, take
 from engine_svc.layers.split import Part, Split, bias_of, hold, split_parameter, take_all
 from engine_svc.ops.base import ExpertsForm, ExpertsProduct
+from engine_svc.ops.weights import Weight, wide
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,17 @@ class Experts(PackedLayer):
         parameter.loader = load
 
     def pack(self) -> None:
-        """See PackedLayer.pack.
-
-        Raises:
-            ValueError: an expert's gate and up matrices have different forms.
-        """
-        gate_up, down = (take_all(self._held[name]) for name in ("gate_up", "down"))
-        if len(gate_up) > 1:
-            raise ValueError("the experts' gate and up matrices have different forms, which is not supported")
-        self._product = self._context.ops.experts(gate_up[0], down[0], self._form_with_biases())
+        """See PackedLayer.pack."""
+        gate_up, down = (self._take_one(name) for name in ("gate_up", "down"))
+        self._product = self._context.ops.experts(gate_up, down, self._form_with_biases())
         del self._held
+
+    def _take_one(self, name: str) -> Weight:
+        """A weight; gate and up matrices of different forms become plain."""
+        weights = take_all(self._held[name])
+        if len(weights) == 1:
+            return weights[0]
+        return torch.cat([wide(each, self._context.dtype) for each in weights], -2)
 
     def _form_with_biases(self) -> ExpertsForm:
         if not self._shape.bias:

@@ -32,7 +32,7 @@ class _Place:
 
     held: Index  # in the parameter
     alone: Index  # in a checkpoint's tensor of this matrix
-    among: Index  # in a checkpoint's tensor of all matrices
+    among: Index | None  # in a checkpoint's tensor of all matrices; None: it cannot be cut out of one
     alone_shape: Sequence[int]  # of these tensors
     among_shape: Sequence[int]
 
@@ -43,6 +43,8 @@ class Split:
 
     outputs: Mapping[str, Part]  # by name, in the order in which a checkpoint that holds them as one has them
     inputs: Part
+    above: int = 0  # outputs of matrices before these, in a checkpoint that holds them as one with others
+    below: int = 0  # and of those behind
 
     def shape(self, axes: Sequence[Axis]) -> tuple[int, ...]:
         """Of a parameter with these axes."""
@@ -53,7 +55,12 @@ class Split:
 
     def alone(self) -> dict[str, Split]:
         """Each matrix by itself."""
-        return {name: replace(self, outputs={name: part}) for name, part in self.outputs.items()}
+        found, above, total = {}, 0, sum(part.total for part in self.outputs.values())
+        for name, part in self.outputs.items():
+            below = total - above - part.total
+            found[name] = replace(self, outputs={name: part}, above=above, below=below)
+            above += part.total
+        return found
 
     def places(self, axes: Sequence[Axis]) -> dict[str, _Place]:
         """By the matrices' names.
@@ -61,21 +68,31 @@ class Split:
         Raises:
             ValueError: entries would have to be cut in two.
         """
-        found, held, below = {}, 0, 0
+        found, held, above = {}, 0, self.above
         inputs = self.inputs
-        outputs = sum(part.total for part in self.outputs.values())
+        outputs = sum(part.total for part in self.outputs.values()) + self.above + self.below
         for name, part in self.outputs.items():
             totals, mine = (part.total, inputs.total), (inputs.first, inputs.count)
             found[name] = _Place(
                 _index(axes, ((held, part.count), (0, inputs.count)), totals),
                 _index(axes, ((part.first, part.count), mine), totals),
-                _index(axes, ((below + part.first, part.count), mine), totals),
+                self._among(axes, ((above + part.first, part.count), mine), totals),
                 _shape(axes, totals),
                 _shape(axes, (outputs, inputs.total)),
             )
             held += part.count
-            below += part.total
+            above += part.total
         return found
+
+    def _among(
+        self, axes: Sequence[Axis], ranges: tuple[tuple[int, int], ...], totals: tuple[int, int]
+    ) -> Index | None:
+        try:
+            return _index(axes, ranges, totals)
+        except ValueError:
+            if len(self.outputs) > 1:
+                raise
+            return None
 
 
 def _index(axes: Sequence[Axis], ranges: tuple[tuple[int, int], ...], totals: tuple[int, int]) -> Index:
@@ -123,6 +140,8 @@ def split_parameter(spec: ParameterSpec, split: Split, device: torch.device, num
                 parameter.fill(prefix + name, held, source)
             elif matrix:
                 parameter.write(prefix + name, held, source, place.alone, place.alone_shape)
+            elif place.among is None:
+                raise ValueError(f"the part {name} cannot be cut out of a tensor of all parts")
             else:
                 parameter.write(prefix + name, held, source, place.among, place.among_shape)
 
@@ -167,7 +186,8 @@ def hold(
     """
     places = {name: Place(kind, names_in_checkpoints(context.path, name)) for name in split.outputs}
     methods = {name: context.quantization.layer(place) for name, place in places.items()}
-    layer.ignored |= frozenset[str]().union(*(method.ignored for method in methods.values()))
+    wanted = {spec.name for method in methods.values() for spec in method.parameters()}
+    layer.ignored |= frozenset[str]().union(*(method.ignored for method in methods.values())) - wanted
     try:
         return tuple(_held(module, methods, split, context.device, num_experts))
     except ValueError as error:

@@ -6,12 +6,12 @@ import logging
 import math
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
 from engine_svc.layers.context import PackedLayer
-from engine_svc.layers.parameter import LoadedParameter
+from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.loader.names import is_of_another, parameter_name
 from engine_svc.loader.progress import with_progress
 from engine_svc.loader.source import TensorSource
@@ -54,17 +54,20 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool, *, pa
         target, part = parameter_name(name, model.config.module_names)
         if loading.is_ignored(name, target):
             continue
-        target = loading.find(target, part)
-        if target in loading.packed:  # written twice
+        targets = loading.find(target, part)
+        if any(each in loading.packed for each in targets):  # written twice
             continue
-        if target not in loading.parameters:
+        if not targets:
+            if _is_zero_bias(name, source):
+                continue
             raise StartupError(
                 f"{files.get(name, checkpoint.folder)}: the model has no parameter for the checkpoint's {name}."
             )
         try:
-            loading.parameters[target].load(source, part)
+            for each in targets:
+                loading.parameters[each].load(source, part)
             if packs:
-                loading.pack_layer_of(target)
+                loading.pack_layer_of(targets[0])
         except (ValueError, KeyError) as error:
             raise StartupError(f"{files.get(name, checkpoint.folder)}: {name}: {error}") from error
     if missing := [name for name, parameter in loading.parameters.items() if parameter.missing]:
@@ -98,6 +101,11 @@ def load_parameters(model: Decoder, shard: TensorSource, progress: bool) -> None
         loading.pack_layer_of(name)
 
 
+def _is_zero_bias(name: str, source: TensorSlice) -> bool:
+    """Whether it adds nothing: AutoGPTQ gives biases to all layers that it quantizes."""
+    return name.endswith(".bias") and not source[...].any()
+
+
 def is_cache_scale(name: str) -> bool:
     """Whether a tensor of a checkpoint is about a KV cache in 8 bits, not about weights."""
     return _CACHE_SCALE.fullmatch(name) is not None
@@ -112,12 +120,14 @@ class _Loading:
         self._config = model.config
         self._is_tied = model.lm_head is model.embed_tokens
         self._ignored = {path: layer.ignored for path, layer in model.named_modules() if isinstance(layer, PackedLayer)}
-        self._layers = {
-            name: layer
-            for path, layer in model.named_modules()
-            if isinstance(layer, PackedLayer)
-            for name, _ in layer.named_parameters(prefix=path)
-        }
+        self._layers: dict[str, PackedLayer] = {}
+        self._parts: dict[str, list[str]] = {}
+        for path, layer in model.named_modules():
+            for name, _ in layer.named_parameters() if isinstance(layer, PackedLayer) else ():
+                self._layers[f"{path}.{name}"] = layer
+                module, _, kind = name.rpartition(".")
+                whole = ".".join(filter(None, (path, module.rpartition(".")[0], kind)))
+                self._parts.setdefault(whole, []).append(f"{path}.{name}")
 
     def is_ignored(self, name: str, target: str) -> bool:
         """Whether a tensor of a checkpoint says nothing that is to be loaded.
@@ -135,11 +145,13 @@ class _Loading:
             or any(kind in self._ignored.get(layer, ()) for layer in layers)
         )
 
-    def find(self, target: str, part: str) -> str:
-        """A parameter's name; that of a part of it, where the parts of a layer have parameters of their own."""
+    def find(self, target: str, part: str) -> Sequence[str]:
+        """The parameters that a tensor is of: several where the parts of a layer have their own, and the tensor all."""
         path, _, kind = target.rpartition(".")
-        alone = f"{path}.{part.rpartition('.')[2]}.{kind}"
-        return alone if alone in self.parameters or alone in self.packed else target
+        for name in (f"{path}.{part.rpartition('.')[2]}.{kind}", target):
+            if name in self.parameters or name in self.packed:
+                return (name,)
+        return self._parts.get(target, ())
 
     def fill_missing(self, names: Collection[str]) -> None:
         """Gives the parameters that a checkpoint leaves out their defaults.
@@ -147,7 +159,8 @@ class _Loading:
         Args:
             names: of the checkpoint's tensors.
         """
-        present = {self.find(*parameter_name(name, self._config.module_names)) for name in names}
+        module_names = self._config.module_names
+        present = {found for name in names for found in self.find(*parameter_name(name, module_names))}
         for name, parameter in self.parameters.items():
             if name not in present:
                 parameter.fill_missing()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine_svc.quantization.base import ModelForm, QuantizationMethod
 from engine_svc.quantization.unquantized import Unquantized
 from quire.errors import StartupError
 from quire.options.model_form import QUANTIZATIONS
+from quire.options.quantizations import QUANTIZATION_ALIASES, REFUSED_QUANTIZATIONS
 from quire.registry import load_entry, registry
 
 # Loaded by name: what others need is not imported.
 METHODS = registry("--quantization", QUANTIZATIONS, {
     "int8": "engine_svc.quantization.int8:Int8", "mxfp4": "engine_svc.quantization.mxfp4:Mxfp4",
+    "awq": "engine_svc.quantization.awq:Awq", "gptq": "engine_svc.quantization.gptq:Gptq",
 })  # fmt: skip
-# What checkpoints and users call a method that has another name here.
-ALIASES: Mapping[str, str] = {}
 # Pairs of quant_method and model_type whose weights Transformers turns into --dtype's while it loads them.
 DEQUANTIZED = (("mxfp4", "gpt_oss"),)
 
@@ -53,22 +53,27 @@ def create_method(name: str | None, settings: Mapping[str, Any] | None, form: Mo
     if settings is None:
         return Unquantized(form.dtype) if name is None else _method(name).on_load(name, form)
     own = str(settings["quant_method"]).lower()
-    if name is not None and _canonical(name) != _canonical(own):
+    if name is not None and set(_names(name)).isdisjoint(_names(own)):
         raise StartupError(
             f"--quantization {name}: the checkpoint's weights are quantized already, by {own}. Leave it out."
         )
     return _method(own).of_checkpoint(settings, form)
 
 
-def _canonical(name: str) -> str:
-    return ALIASES.get(name, name)
+def _names(name: str) -> Sequence[str]:
+    """Of the methods that it stands for."""
+    return QUANTIZATION_ALIASES.get(name, (name,))
 
 
 def _method(name: str) -> type[QuantizationMethod]:
-    if _canonical(name) not in METHODS:
+    if name in REFUSED_QUANTIZATIONS:
+        raise StartupError(f"Weights quantized by {name} are not supported. {REFUSED_QUANTIZATIONS[name]}")
+    known = _names(name)[0]
+    if known not in METHODS:
         raise StartupError(
-            f"Weights quantized by {name} are not supported. Supported are {', '.join((*METHODS, *ALIASES))}; or take "
-            f"the model's bfloat16 checkpoint, with --quantization int8 if it must be smaller."
+            f"Weights quantized by {name} are not supported. Supported are "
+            f"{', '.join((*METHODS, *QUANTIZATION_ALIASES))}; or take the model's bfloat16 checkpoint, with "
+            "--quantization int8 if it must be smaller."
         )
-    method: type[QuantizationMethod] = load_entry("--quantization", METHODS, _canonical(name))
+    method: type[QuantizationMethod] = load_entry("--quantization", METHODS, known)
     return method

@@ -31,6 +31,7 @@ def option(
     *,
     choices: Sequence[str] = (),
     others: str = "",
+    refused: Mapping[str, str] = {},
     metavar: str = "",
     aliases: Sequence[str] = (),
     variables: Sequence[str] = (),
@@ -47,6 +48,7 @@ def option(
     Args:
         choices: the only values taken, for strings.
         others: what to say to those who want other values.
+        refused: what to say to those who want one of these.
         aliases: further flags, such as `-tp`.
         variables: further environment variables: those that other servers have for it.
         minimum, maximum: bounds of a number, both included.
@@ -57,8 +59,8 @@ def option(
         deprecated: what to say in its place; whoever uses it is warned.
     """
     metadata = {
-        "help": help, "choices": tuple(choices), "others": others, "metavar": metavar, "aliases": tuple(aliases),
-        "variables": tuple(variables),
+        "help": help, "choices": tuple(choices), "others": others, "refused": refused, "metavar": metavar,
+        "aliases": tuple(aliases), "variables": tuple(variables),
         "minimum": minimum, "maximum": maximum, "positional": positional, "secret": secret, "schema": schema,
         "affects_output": affects_output, "deprecated": deprecated,
     }  # fmt: skip

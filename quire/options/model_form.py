@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from quire.options.base import option
+from quire.options.quantizations import QUANTIZATION_ALIASES, REFUSED_QUANTIZATIONS
 
-QUANTIZATIONS = ("int8", "mxfp4")
+QUANTIZATIONS = ("int8", "mxfp4", "awq", "gptq")
 CONFIG_FORMATS = ("hf", "mistral")
 DTYPES = ("bfloat16", "float16", "float32", "half", "float")
 
@@ -58,8 +59,8 @@ class ModelFormOptions:
     )  # fmt: skip
     quantization: str | None = option(
         None, "int8 quantizes the linear layers of any checkpoint while loading it, and their inputs as they come "
-        "(dynamic W8A8, a scale for each output and each token).", aliases=("-q",), choices=QUANTIZATIONS,
-        others="int8 quantizes checkpoints of 16 or 32 bits. Of those that are quantized already, MXFP4's (gpt-oss) "
-        "are read, which needs no option; others (AWQ, GPTQ, FP8, GGUF and more) are not.",
+        "(dynamic W8A8, a scale for each output and each token).", aliases=("-q",),
+        choices=(*QUANTIZATIONS, *QUANTIZATION_ALIASES), refused=REFUSED_QUANTIZATIONS,
+        others="int8 quantizes checkpoints of 16 or 32 bits. Those that are quantized already need no option.",
         affects_output=True,
     )  # fmt: skip

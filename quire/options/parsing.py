@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -45,11 +45,13 @@ class SizedInt(click.ParamType[Any]):
 class Choice(click.Choice[str]):
     """One of some texts; says what else there is to know about all others."""
 
-    def __init__(self, choices: Sequence[str], others: str) -> None:
+    def __init__(self, choices: Sequence[str], others: str, refused: Mapping[str, str]) -> None:
         super().__init__(choices)
-        self._others = others
+        self._others, self._refused = others, refused
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        if value in self._refused:
+            return f"{value!r} is not supported. {self._refused[value]}"
         message = super().get_invalid_choice_message(value, ctx)
         return f"{message} {self._others}" if self._others else message
 
@@ -89,7 +91,7 @@ def click_type(field: OptionField) -> click.ParamType[Any] | type:
     """The click type that parses one value of the option."""
     metadata = field.metadata
     if metadata["choices"]:
-        return Choice(metadata["choices"], metadata["others"])
+        return Choice(metadata["choices"], metadata["others"], metadata["refused"])
     if field.type is dict:
         return JsonObject(metadata["schema"])
     if field.type is int:

@@ -34,10 +34,12 @@ from engine_svc.quantization.registry import create_method
 from engine_svc.quantization.unquantized import PlainLayer
 from tests.support.native import needs_native
 from tests.support.ops import experts_by_definition, make_ops
+from tests.support.quantized import Matrix, awq, gptq
 
 CPU = torch.device("cpu")
 INPUT, OUTPUT, INNER, EXPERTS = 64, 96, 64, 3
 GROUP, PACKED = 16, 8  # of the method below
+IGNORED = ("g_idx",)  # by some methods
 PLACE = Place("linear", ("model.layers.0.mlp.down_proj",))
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 
@@ -74,17 +76,13 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
     return (packed[..., None] >> torch.arange(0, 32, 4) & 15).flatten(-2)
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """A matrix of a checkpoint, and what it stands for: float64 [outputs, inputs]."""
-
-    tensors: Mapping[str, torch.Tensor]
-    meant: torch.Tensor
-
-
 def plain(outputs: int, inputs: int, seed: int, dtype: torch.dtype) -> Matrix:
-    weight = (torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed)) / inputs**0.5).to(dtype)
+    weight = random_weight(outputs, inputs, seed).to(dtype)
     return Matrix({"weight": weight}, weight.double())
+
+
+def random_weight(outputs: int, inputs: int, seed: int) -> torch.Tensor:
+    return torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed)) / inputs**0.5
 
 
 def four_bits(outputs: int, inputs: int, seed: int, dtype: torch.dtype) -> Matrix:
@@ -97,9 +95,40 @@ def four_bits(outputs: int, inputs: int, seed: int, dtype: torch.dtype) -> Matri
     return Matrix({"qweight": qweight, "qzeros": qzeros, "scales": scales, "weight_scale": whole}, meant)
 
 
-# By method: how its checkpoints are made, and how far its products may be from what the weights mean.
-CHECKPOINTS: dict[str, tuple[Callable[[int, int, int, torch.dtype], Matrix], float]] = {
-    "unquantized": (plain, 0.0), "int8": (plain, 0.03), "four bits": (four_bits, 0.0),
+@dataclass(frozen=True)
+class Form:
+    """A form of checkpoints that a method reads, and how far its products may be from what the weights mean."""
+
+    matrix: Callable[[int, int, int, torch.dtype], Matrix]
+    name: str | None = None  # --quantization, of 16 or 32 bits
+    settings: Mapping[str, Any] | None = None  # quantization_config
+    tolerance: float = 0.0
+
+
+def converted(convert: Callable[..., Matrix], options: Mapping[str, Any], **settings: Any) -> Form:
+    """
+    Args:
+        options: of the conversion.
+        settings: the checkpoint's.
+    """
+
+    def matrix(outputs: int, inputs: int, seed: int, dtype: torch.dtype) -> Matrix:
+        found = convert(random_weight(outputs, inputs, seed), **options)
+        return Matrix(found.tensors, found.meant.to(dtype).double())
+
+    return Form(matrix, settings=settings)
+
+
+# By the names of methods, and which of their forms.
+CHECKPOINTS: dict[str, Form] = {
+    "unquantized": Form(plain),
+    "four bits": Form(four_bits),
+    "int8": Form(plain, "int8", tolerance=0.03),
+    "awq": converted(awq, {}, quant_method="awq", bits=4, group_size=GROUP),
+    "gptq": converted(gptq, {}, quant_method="gptq", bits=4, group_size=GROUP),
+    "gptq 8 bits": converted(gptq, {"bits": 8, "less": 0, "symmetric": True}, quant_method="gptq", bits=8,
+                             group_size=GROUP, checkpoint_format="gptq_v2"),
+    "gptq act-order": converted(gptq, {"shuffled": True}, quant_method="gptq", bits=4, group_size=GROUP, desc_act=True),
 }  # fmt: skip
 
 
@@ -112,21 +141,22 @@ class Case:
 
     def context(self, rank: int = 0, world_size: int = 1) -> LayerContext:
         ops, dtype = make_ops(self.ops)
+        form = CHECKPOINTS[self.name]
         if self.name == "four bits":
             method: QuantizationMethod = GroupsOfFourBits()
         else:
-            method = create_method(None if self.name == "unquantized" else self.name, None, ModelForm(ops, dtype))
+            method = create_method(form.name, form.settings, ModelForm(ops, dtype))
         group = ParallelGroup(rank, world_size)
         groups = ParallelGroups(ParallelLayout(tensor=world_size), rank, tensor=group, expert=group)
         return LayerContext(groups, dtype, CPU, ops, method)
 
     def matrix(self, outputs: int, inputs: int, seed: int) -> Matrix:
-        return CHECKPOINTS[self.name][0](outputs, inputs, seed, make_ops(self.ops)[1])
+        return CHECKPOINTS[self.name].matrix(outputs, inputs, seed, make_ops(self.ops)[1])
 
     def check(self, found: torch.Tensor, expected: torch.Tensor) -> None:
         """Each is off by its rounding, and all together by what the method quantises inputs or weights to."""
         error = (found.double() - expected).norm() / expected.norm()
-        assert error <= CHECKPOINTS[self.name][1] + TOLERANCE[make_ops(self.ops)[1]]
+        assert error <= CHECKPOINTS[self.name].tolerance + TOLERANCE[make_ops(self.ops)[1]]
 
 
 every = pytest.mark.parametrize(
@@ -153,12 +183,17 @@ class Slice:
 
 
 def load(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], part: str = "") -> None:
+    """As loader/weights.py does."""
+    held = dict(module.named_parameters())
     for name, tensor in tensors.items():
-        parameter = module.get_parameter(name)
-        assert isinstance(parameter, LoadedParameter)
-        parameter.load(Slice(tensor), part)
-    for parameter in module.parameters():
-        if isinstance(parameter, LoadedParameter):
+        alone = [held[each] for each in (f"{part.rpartition('.')[2]}.{name}", name) if each in held]
+        found = alone[:1] or [parameter for each, parameter in held.items() if each.endswith(f".{name}")]
+        assert found or name in IGNORED
+        for parameter in found:
+            assert isinstance(parameter, LoadedParameter)
+            parameter.load(Slice(tensor), part)
+    for name, parameter in held.items():
+        if isinstance(parameter, LoadedParameter) and name.rpartition(".")[2] not in tensors:
             parameter.fill_missing()
 
 

@@ -20,7 +20,6 @@ from quire.registry import load_entry, load_plugin, registry
     [
         ("dtype", "engine_svc.loader.model:_DTYPES"),
         ("kv_cache_dtype", "engine_svc.loader.model:_CACHE_DTYPES"),
-        ("quantization", "engine_svc.quantization.registry:METHODS"),
         ("attention_backend", "engine_svc.attention.registry:BACKENDS"),
         ("scheduling_policy", "engine_svc.scheduler.policies:POLICIES"),
         ("distributed_executor_backend", "engine_svc.executor.base:EXECUTORS"),

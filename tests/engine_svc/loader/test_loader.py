@@ -131,7 +131,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "architecture": (configured(architectures=["GPTJForCausalLM"]), "GPTJForCausalLM.*Supported: .*LlamaForCausalLM"),
     "no architecture": (configured(architectures=None), "Supported: .*LlamaForCausalLM"),
     "activation": (configured(hidden_act="gelu"), "gelu.*silu"),
-    "quantized": (configured(quantization_config={"quant_method": "awq"}), "awq"),
+    "quantized": (configured(quantization_config={"quant_method": "aqlm"}), "aqlm"),
     "rope": (configured(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}), "spiral.*yarn"),
     "rope field": (configured(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4}), "lack.*original_max"),
     "no weights": (remove("model.safetensors"), "no .*safetensors"),

@@ -1,0 +1,57 @@
+"""Codes of a few bits that a checkpoint packs into numbers of 32, and the weights that whole numbers stand for."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from engine_svc.ops.grids import INT4, INT8
+from engine_svc.ops.weights import CodedWeight
+from engine_svc.quantization.base import Axis
+
+_WORD = 32  # bits
+
+
+def packed_along(side: Axis, bits: int) -> Axis:
+    """Of a parameter whose entries are words of codes along a dimension; those of three bits run over their ends."""
+    shared = math.gcd(_WORD, bits)
+    return Axis(side.along, features=_WORD // shared, entries=bits // shared)
+
+
+def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """int32 [..., words], of codes from the lowest bit on: uint8 [..., codes]."""
+    octets = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return octets
+    eights = octets.unflatten(-1, (-1, bits))  # bytes of eight codes
+    numbers = eights[..., 0].int()
+    for index in range(1, bits):
+        numbers |= eights[..., index].int() << 8 * index
+    codes = torch.empty((*numbers.shape, 8), dtype=torch.uint8, device=words.device)
+    for index in range(8):
+        codes[..., index] = numbers >> bits * index & (1 << bits) - 1
+    return codes.flatten(-2)
+
+
+def whole_numbers(
+    codes: torch.Tensor, zeros: torch.Tensor, scale: torch.Tensor, bits: int, group: int | None,
+    order: torch.Tensor | None = None,
+) -> CodedWeight:  # fmt: skip
+    """The weights (code - zero) * scale, exactly.
+
+    Args:
+        codes: uint8 [..., outputs, inputs], from zero on; may be changed.
+        zeros: uint8 or int32 [..., outputs, groups]
+        scale: [..., outputs, groups], of 16 bits.
+        bits: of a code; one of 2 or 3 becomes one of four.
+        group: inputs of a group; None: all.
+        order: see CodedWeight.
+    """
+    middle = 1 << bits - 1
+    grid = INT8 if bits == 8 else INT4
+    codes += len(grid.values) // 2 - middle
+    away = middle - zeros.float()
+    scale = scale.float().contiguous()
+    offset = (away * scale).contiguous() if away.any() else None
+    return CodedWeight(grid, codes, scale, offset, group or codes.shape[-1], order)

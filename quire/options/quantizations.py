@@ -1,0 +1,26 @@
+"""Further names of forms of weights: those that lead to a method of another name, and those that lead to none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+# Name → methods that read what others mean by it.
+QUANTIZATION_ALIASES: Mapping[str, Sequence[str]] = {
+    "awq_marlin": ("awq",), "gptq_marlin": ("gptq",), "gptqmodel": ("gptq",), "ipex": ("awq", "gptq"),
+    "tpu_int8": ("int8",), "neuron_quant": ("int8",),
+}  # fmt: skip
+
+# Name → why not, and what to use.
+REFUSED_QUANTIZATIONS: Mapping[str, str] = {
+    "aqlm": "AQLM's weights are sums of vectors from learned codebooks, which no kernel here multiplies with. Take the "
+    "model quantized by AWQ or GPTQ, or its 16-bit checkpoint with --quantization int4.",
+    "deepspeedfp": "DeepSpeed's floating-point numbers of 6, 8 and 12 bits are made by its own CUDA library, from "
+    "16-bit weights as they load. Take the model's 16-bit checkpoint, without quantization_config in config.json, and "
+    "--quantization fp8.",
+    "gptq_marlin_24": "These weights are sparse (two of four) and lie as Marlin's 2:4 kernel for NVIDIA GPUs reads "
+    "them. Take a GPTQ checkpoint without sparsity.",
+    "qqq": "QQQ's weights of 4 bits lie as its kernel for NVIDIA GPUs reads them, which multiplies them with inputs of "
+    "8 bits. Take a GPTQ or AWQ checkpoint of 4 bits.",
+    "squeezellm": "SqueezeLLM's weights are looked up in a table of each output's own, which no kernel here does. Take "
+    "the model quantized by AWQ or GPTQ, or its 16-bit checkpoint with --quantization int4.",
+}

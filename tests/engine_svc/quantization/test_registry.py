@@ -1,0 +1,51 @@
+"""Which method a name leads to, and what is said of names that lead to none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine_svc.ops.plain import PlainOps
+from engine_svc.quantization.base import ModelForm
+from engine_svc.quantization.int8 import Int8
+from engine_svc.quantization.registry import METHODS, create_method
+from quire.errors import StartupError
+from quire.options.base import fields_of
+from quire.options.engine import EngineOptions
+from quire.options.quantizations import QUANTIZATION_ALIASES, REFUSED_QUANTIZATIONS
+
+FORM = ModelForm(PlainOps(), torch.float32)
+
+
+def test_names_stand_for_methods() -> None:
+    assert {each for names in QUANTIZATION_ALIASES.values() for each in names} <= METHODS.keys()
+    assert METHODS.keys().isdisjoint({*QUANTIZATION_ALIASES, *REFUSED_QUANTIZATIONS})
+    assert isinstance(create_method("tpu_int8", None, FORM), Int8)
+
+
+@pytest.mark.parametrize("name", REFUSED_QUANTIZATIONS)
+def test_checkpoints_that_no_kernel_reads(name: str) -> None:
+    with pytest.raises(StartupError, match=rf"quantized by {name} are not supported\. .* Take "):
+        create_method(None, {"quant_method": name}, FORM)
+
+
+def test_an_unknown_method() -> None:
+    with pytest.raises(StartupError, match=r"quantized by mystery are not supported\. Supported are .*awq.*bfloat16"):
+        create_method(None, {"quant_method": "mystery"}, FORM)
+
+
+def test_a_checkpoint_of_another_method() -> None:
+    with pytest.raises(StartupError, match=r"--quantization gptq: .*already, by awq\. Leave it out"):
+        create_method("gptq", {"quant_method": "awq"}, FORM)
+
+
+def test_a_method_that_only_reads() -> None:
+    with pytest.raises(StartupError, match="--quantization awq reads checkpoints that are quantized so"):
+        create_method("awq", None, FORM)
+
+
+def test_the_option_takes_what_there_is() -> None:
+    (field,) = [field for field in fields_of(EngineOptions) if field.name == "quantization"]
+    assert set(field.metadata["choices"]) == {*METHODS, *QUANTIZATION_ALIASES}
+    (refused,) = {(*field.metadata["refused"],)}
+    assert set(refused) == REFUSED_QUANTIZATIONS.keys()

@@ -1,0 +1,139 @@
+"""Matrices and models in the forms of quantized checkpoints, by the definitions of these forms."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+# At which place of a word AWQ has each of eight outputs' codes, the lowest first.
+AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of a checkpoint, and what it stands for: [outputs, inputs]."""
+
+    tensors: Mapping[str, torch.Tensor]
+    meant: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A weight as whole numbers: (codes - zeros) * scale."""
+
+    codes: torch.Tensor  # [outputs, inputs]
+    zeros: torch.Tensor  # [outputs, groups]
+    scale: torch.Tensor  # float16 [outputs, groups]
+    places: torch.Tensor  # [inputs], which group each is of
+
+    @property
+    def meant(self) -> torch.Tensor:
+        return (self.codes - self.zeros[:, self.places]).double() * self.scale[:, self.places].double()
+
+
+def rounded(weight: torch.Tensor, bits: int, group: int, *, symmetric: bool = False, shuffled: bool = False) -> Rounded:
+    """Each group's values between its least and its greatest."""
+    inputs = weight.shape[1]
+    places = torch.arange(inputs) // group
+    if shuffled:
+        places = places[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
+    codes, zeros, scales, most = torch.empty(weight.shape, dtype=torch.long), [], [], 2**bits - 1
+    for index in range(int(places.max()) + 1):
+        part = weight[:, places == index].float()
+        low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
+        if symmetric:
+            low, high = -torch.maximum(-low, high), torch.maximum(-low, high)
+        scale = ((high - low) / most).half()
+        zero = torch.full_like(low, 2 ** (bits - 1)) if symmetric else (-low / scale.float()).round()
+        codes[:, places == index] = ((part / scale.float()[:, None]).round() + zero[:, None]).clamp(0, most).long()
+        zeros.append(zero.long())
+        scales.append(scale)
+    return Rounded(codes, torch.stack(zeros, 1), torch.stack(scales, 1), places)
+
+
+def packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """[rows, columns] → int32 [rows, words]: a row's codes one after the other, from the lowest bit on."""
+    stream = (codes[..., None] >> torch.arange(bits) & 1).flatten(1).unflatten(1, (-1, 32))
+    words = (stream << torch.arange(32)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).int().contiguous()
+
+
+def gptq(
+    weight: torch.Tensor, bits: int = 4, group: int = 16, *, less: int = 1, symmetric: bool = False,
+    shuffled: bool = False,
+) -> Matrix:  # fmt: skip
+    """
+    Args:
+        less: what is stored of a zero point, less than it.
+    """
+    found = rounded(weight, bits, group, symmetric=symmetric, shuffled=shuffled)
+    tensors = {
+        "qweight": packed(found.codes, bits).t().contiguous(),
+        "qzeros": packed((found.zeros - less).t() % 2**bits, bits),
+        "scales": found.scale.t().contiguous(),
+        "g_idx": found.places.int(),
+    }
+    return Matrix(tensors, found.meant)
+
+
+def awq(weight: torch.Tensor, group: int = 16) -> Matrix:
+    found = rounded(weight, 4, group)
+    tensors = {
+        "qweight": packed(_interleaved(found.codes.t()), 4), "qzeros": packed(_interleaved(found.zeros.t()), 4),
+        "scales": found.scale.t().contiguous(),
+    }  # fmt: skip
+    return Matrix(tensors, found.meant)
+
+
+def _interleaved(codes: torch.Tensor) -> torch.Tensor:
+    """[rows, outputs]: each eight outputs in AWQ's order."""
+    return codes.unflatten(1, (-1, 8))[..., AWQ_PLACES].flatten(1)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A model in a quantized checkpoint, and in one of the weights that this stands for."""
+
+    packed: Path
+    plain: Path
+
+
+Convert = Callable[[torch.Tensor], Matrix]
+
+
+def quantized_model(
+    original: Path, folder: Path, convert: Convert, settings: Mapping[str, Any], *, skipped: Collection[str] = (),
+    head: bool = False, more: Mapping[str, Convert] = {},
+) -> Quantized:  # fmt: skip
+    """The linear layers of a model, quantized.
+
+    Args:
+        skipped: what modules' names have that stay as they are, beside routers.
+        head: lm_head is quantized too.
+        more: what names of other modules end with, and how they are quantized.
+    """
+    found = Quantized(folder / "packed", folder / "plain")
+    tensors, packed_tensors = load_file(original / "model.safetensors"), {}
+    for name, weight in list(tensors.items()):
+        module, _, kind = name.rpartition(".")
+        chosen = next((each for end, each in more.items() if module.endswith(end)), convert)
+        is_linear = kind == "weight" and weight.dim() == 2 and not module.endswith(("embed_tokens", "gate"))
+        if not is_linear or (module == "lm_head" and not head) or any(each in module for each in skipped):
+            packed_tensors[name] = weight
+            continue
+        matrix = chosen(weight)
+        packed_tensors |= {f"{module}.{each}": tensor for each, tensor in matrix.tensors.items()}
+        tensors[name] = matrix.meant.float().contiguous()
+    for target, held in ((found.plain, tensors), (found.packed, packed_tensors)):
+        shutil.copytree(original, target)
+        save_file(held, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((original / "config.json").read_text()) | {"quantization_config": dict(settings)}
+    (found.packed / "config.json").write_text(json.dumps(config))
+    return found
