@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from engine_svc.native.library import kernels
-from engine_svc.ops.base import Product
+from engine_svc.ops.base import Product, Routing
+from engine_svc.ops.grids import E2M1
 from engine_svc.ops.native import NativeOps
-from engine_svc.ops.plain import quantize_rows
+from engine_svc.ops.plain import PlainOps, quantize_rows
+from engine_svc.ops.weights import CodedWeight
 from tests.support.native import AVAILABLE, every_level, needs_native
 from tests.support.ops import FORMS, experts_by_definition, forms_of_experts
 
@@ -141,6 +143,46 @@ def test_forms_of_experts(level: str, dtype: torch.dtype, name: str) -> None:
     expected = experts_by_definition(hidden, weights, ids, gate_up, down, form)
     assert (product(hidden, weights, ids) - expected).norm() / expected.norm() < 5e-3
     check_batch_invariance(lambda rows: product(hidden[rows], weights[rows], ids[rows]))
+
+
+@every_level
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_of_experts_in_mxfp4(level: str, name: str) -> None:
+    """Bit for bit those of what the codes stand for."""
+    experts, size, inner = 3, 96, 64
+    ops, dtype, random = NativeOps(kernels(level)), torch.bfloat16, torch.Generator().manual_seed(0)
+
+    def coded(outputs: int, inputs: int) -> CodedWeight:
+        codes = torch.randint(16, (experts, outputs, inputs), dtype=torch.uint8, generator=random)
+        powers = torch.randint(-6, -3, (experts, outputs, inputs // 32), generator=random)
+        return CodedWeight(E2M1, codes, torch.exp2(powers.float()), None, 32)
+
+    gate_up, down = coded(2 * inner, size), coded(size, inner)
+    hidden, form = normal(MOST, size, dtype=dtype), forms_of_experts(experts, size, inner, dtype)[name]
+    weights, ids = normal(MOST, experts, dtype=torch.float32, seed=3).softmax(-1).topk(2)
+    expected = ops.experts(gate_up.wide(dtype), down.wide(dtype), form)(hidden, weights, ids)
+    assert ops.experts(gate_up, down, form)(hidden, weights, ids).equal(expected)
+
+
+@every_level
+@pytest.mark.parametrize(
+    ("routing", "with_bias"),
+    [
+        (Routing(3, True), False),
+        (Routing(3, True), True),
+        (Routing(2, False, "sigmoid", scale=2.5), False),
+        (Routing(4, True, "sigmoid", num_groups=4, chosen_groups=2), True),
+        (Routing(2, False, "sparsemixer", near=0.2), False),
+    ],
+    ids=str,
+)
+def test_choose_experts(level: str, routing: Routing, with_bias: bool) -> None:
+    logits, bias = normal(MOST, 16, dtype=torch.float32), normal(16, dtype=torch.float32, seed=1) / 4
+    given = bias if with_bias else None
+    weights, ids = NativeOps(kernels(level)).choose_experts(logits, given, routing)
+    expected = PlainOps().choose_experts(logits, given, routing)
+    assert ids.equal(expected[1])
+    torch.testing.assert_close(weights, expected[0])
 
 
 @every_level
