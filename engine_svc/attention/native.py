@@ -6,7 +6,7 @@ import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape, Prepared
 from engine_svc.memory import zeros_when_touched
-from engine_svc.native.library import TYPES, Kernels
+from engine_svc.native.library import CACHED, TYPES, Kernels
 from quire.errors import StartupError
 
 _UNIT = 16  # what head and block sizes are multiples of
@@ -18,7 +18,7 @@ def suits(shape: AttentionShape, kernels: Kernels | None) -> bool:
     return (
         kernels is not None
         and shape.device.type == "cpu"
-        and shape.dtype == shape.stored
+        and (shape.stored == shape.dtype or shape.stored in CACHED)
         and shape.dtype in TYPES
         and shape.head_dim % _UNIT == shape.block_size % _UNIT == 0
         and shape.head_dim <= _MOST_DIM
@@ -39,11 +39,12 @@ class NativeBackend(AttentionBackend):
         super().__init__(shape, kernels)
         if kernels is None or not suits(shape, kernels):
             raise StartupError(
-                "--attention-backend native needs the C++ kernels of a CPU, a KV cache in the model's type, blocks of "
-                f"a multiple of {_UNIT} tokens and heads of a multiple of {_UNIT} values, {_MOST_DIM} at most; leave "
+                "--attention-backend native needs the C++ kernels of a CPU, blocks of a "
+                f"multiple of {_UNIT} tokens and heads of a multiple of {_UNIT} values, {_MOST_DIM} at most; leave "
                 "it at auto, or choose cpu."
             )
-        self._kernels, self._type = kernels, TYPES[shape.dtype]
+        self._kernels = kernels
+        self._types = TYPES[shape.dtype], CACHED.get(shape.stored, 0)
 
     @property
     def batch_invariant(self) -> bool:
@@ -75,7 +76,7 @@ class NativeBackend(AttentionBackend):
         query, output = _with_heads_together(query), query.new_empty(query.shape)
         sinks = None if options.sinks is None else options.sinks.float()
         self._kernels.attend(
-            self._type, query.data_ptr(), query.stride(0), self._keys(cache), cache[-1].data_ptr(), cache.stride(1),
+            *self._types, query.data_ptr(), query.stride(0), self._keys(cache), cache[-1].data_ptr(), cache.stride(1),
             metadata.block_table.data_ptr(), metadata.block_table.stride(0), metadata.query_start_loc.data_ptr(),
             metadata.seq_lens.data_ptr(), len(metadata.seq_lens_host), output.data_ptr(), shape.num_heads,
             shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale, options.sliding_window or 0,
@@ -87,7 +88,7 @@ class NativeBackend(AttentionBackend):
         """Puts the new keys and values, [tokens, kv_heads, head_dim], into their slots."""
         key, value, shape = _with_heads_together(key), _with_heads_together(value), self.shape
         self._kernels.write_cache(
-            self._type, key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), slot_mapping.data_ptr(),
+            *self._types, key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), slot_mapping.data_ptr(),
             self._keys(cache), cache[-1].data_ptr(), cache.stride(1), len(key), shape.num_kv_heads, shape.head_dim,
             shape.block_size,
         )  # fmt: skip

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine_svc.kernels.eight_bits import widen
+
 
 @triton.jit
 def first_seen(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
@@ -61,7 +63,7 @@ def attend_keys(
         slot = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
         offset = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
         mask = present[:, None] & in_dim[None, :]
-        key = tl.load(cache_ptr + offset, mask=mask, other=0.0).to(query.dtype)
+        key = widen(tl.load(cache_ptr + offset, mask=mask, other=0.0), query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         if SOFTCAP:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # of the hyperbolic tangent
@@ -73,7 +75,7 @@ def attend_keys(
         new_best = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_best[:, None])
         shrink = tl.exp2(best - new_best)
-        value = tl.load(cache_ptr + value_offset + offset, mask=mask, other=0.0).to(query.dtype)
+        value = widen(tl.load(cache_ptr + value_offset + offset, mask=mask, other=0.0), query.dtype)
         result = result * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
         total = total * shrink + tl.sum(weights, axis=1)
         best = new_best

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_svc.kernels.eight_bits import in_bytes, narrow
+
 
 @triton.jit
 def _write_kernel(
@@ -29,9 +31,8 @@ def _write_kernel(
     inside = column < ROW
     key = tl.load(key_ptr + token.to(tl.int64) * key_stride + column, mask=inside)
     value = tl.load(value_ptr + token.to(tl.int64) * value_stride + column, mask=inside)
-    if MOST > 0:
-        key = tl.minimum(tl.maximum(key, -MOST), MOST).to(key_cache_ptr.dtype.element_ty)
-        value = tl.minimum(tl.maximum(value, -MOST), MOST).to(value_cache_ptr.dtype.element_ty)
+    key = narrow(key, key_cache_ptr.dtype.element_ty, MOST)
+    value = narrow(value, value_cache_ptr.dtype.element_ty, MOST)
     tl.store(key_cache_ptr + slot * ROW + column, key, mask=inside)
     tl.store(value_cache_ptr + slot * ROW + column, value, mask=inside)
 
@@ -44,9 +45,9 @@ def write_cache(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slo
         cache: [planes, num_blocks, block_size, num_kv_heads, head_dim]; may be of a type of 8 bits.
         slot_mapping: int64 [num_tokens], block * block_size + offset; below 0, a token is not written.
     """
-    row = key.shape[1] * key.shape[2]
+    row, held = key.shape[1] * key.shape[2], in_bytes(cache)
     _write_kernel[(key.shape[0],)](
-        key, value, cache[0], cache[-1], slot_mapping, key.stride(0), value.stride(0),
+        key, value, held[0], held[-1], slot_mapping, key.stride(0), value.stride(0),
         MOST=torch.finfo(cache.dtype).max if cache.dtype != key.dtype else 0.0,
         ROW=row, ROW_PADDED=triton.next_power_of_2(row),
     )  # fmt: skip

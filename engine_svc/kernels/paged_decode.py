@@ -12,6 +12,7 @@ import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
 from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen
+from engine_svc.kernels.eight_bits import in_bytes
 from engine_svc.kernels.tiles import head_rows, key_rows
 
 PART = 256
@@ -163,7 +164,7 @@ def paged_decode(
     window, dim_padded = options.sliding_window or 0, max(16, triton.next_power_of_2(dim))
     rows = head_rows(group, dim, as_prefill)
     _decode_kernel[(count, num_kv_heads * triton.cdiv(group, rows), num_parts)](
-        query, cache, partial, best, total, block_table, query_start_loc, seq_lens, sequences,
+        query, in_bytes(cache), partial, best, total, block_table, query_start_loc, seq_lens, sequences,
         options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0),
         (len(cache) - 1) * cache.stride(0), num_parts,
         WINDOW=window, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,

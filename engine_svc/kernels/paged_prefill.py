@@ -12,6 +12,7 @@ import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
 from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen
+from engine_svc.kernels.eight_bits import in_bytes
 from engine_svc.kernels.tiles import key_rows, query_rows
 
 
@@ -123,7 +124,7 @@ def paged_prefill(
     num_heads, dim = query.shape[1:]
     block_size, num_kv_heads = cache.shape[2:4]
     _prefill_kernel[(tile_sequences.shape[0], num_heads)](
-        query, cache, output, block_table, query_start_loc, seq_lens, tile_sequences, tile_starts,
+        query, in_bytes(cache), output, block_table, query_start_loc, seq_lens, tile_sequences, tile_starts,
         options.scale, options.softcap or 1.0, options.sinks, query.stride(0),
         block_table.stride(0), (len(cache) - 1) * cache.stride(0),
         WINDOW=options.sliding_window or 0, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,

@@ -44,8 +44,6 @@ _DTYPES = registry("--dtype", DTYPES, {
 })  # fmt: skip
 
 
-# Of GPUs that have the type e4m3: the first are Ada's and Hopper's.
-_E4M3_CAPABILITY = (8, 9)
 _CACHE_DTYPES = registry("--kv-cache-dtype", KV_CACHE_DTYPES, {
     "auto": None, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 })  # fmt: skip
@@ -97,8 +95,6 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
     """
     if options.cache.calculate_kv_scales and options.cache.kv_cache_dtype == "auto":
         raise StartupError("--calculate-kv-scales is about a KV cache in 8 bits: it needs --kv-cache-dtype fp8.")
-    if device.type == "cuda":
-        check_cache_dtype(options.cache.kv_cache_dtype, torch.cuda.get_device_capability(device))
     config = read_model_config(folder, options.form)
     if options.form.model_impl == "transformers" or (options.form.model_impl == "auto" and not is_ours(config)):
         return _load_from_transformers(folder, config, options, groups, device)
@@ -116,18 +112,6 @@ def build_model(folder: Path, options: EngineOptions, groups: ParallelGroups, de
     return _build_ours(read_model_config(folder, options.form), options, groups, device)
 
 
-def check_cache_dtype(name: str, capability: tuple[int, int]) -> None:
-    """
-    Raises:
-        StartupError: a GPU of this compute capability has no such type.
-    """
-    if _CACHE_DTYPES[name] is torch.float8_e4m3fn and capability < _E4M3_CAPABILITY:
-        raise StartupError(
-            f"--kv-cache-dtype {name} is the type e4m3, which GPUs have from compute capability 8.9 on; this one has "
-            f"{capability[0]}.{capability[1]}. --kv-cache-dtype fp8_e5m2 works here."
-        )
-
-
 def check_invariance(ops: Ops, attention: AttentionBackend, is_recurrent: bool = False) -> None:
     """
     Raises:
@@ -142,8 +126,7 @@ def check_invariance(ops: Ops, attention: AttentionBackend, is_recurrent: bool =
     if not attention.batch_invariant:
         raise StartupError(
             "--batch-invariant needs an attention backend that rounds prompts and single tokens alike, which "
-            f"{attention.name} does not. Leave --attention-backend and --kv-cache-dtype at auto, or leave "
-            "--batch-invariant out."
+            f"{attention.name} does not. Leave --attention-backend at auto, or leave --batch-invariant out."
         )
     if is_recurrent and not create_recurrence(ops).batch_invariant:
         raise StartupError(

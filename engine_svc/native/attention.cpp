@@ -64,7 +64,7 @@ std::vector<Task> cut(const Call& call) {
 }
 
 // One task's rows, in the type that they are multiplied in.
-template <class Value, class Stored>
+template <class Value, class Stored, class Cached>
 class Work {
  public:
   Work(const Call& call, const Task& task) : call(call), task(task) {}
@@ -127,13 +127,12 @@ class Work {
   }
 
   void attend(int64_t partition, State& part) {
-    // Nothing is written by way of it.
-    auto *keys = (Stored*)call.keys, *values = (Stored*)call.values;
-    Paged<Stored> cache{keys ? keys + task.head * call.plane : nullptr, values + task.head * call.plane,
+    auto *keys = (const Cached*)call.keys, *values = (const Cached*)call.values;
+    Paged<Stored, Cached> cache{keys ? keys + task.head * call.plane : nullptr, values + task.head * call.plane,
                         call.block_table + task.sequence * call.table_stride, call.block_size, call.dim};
     int64_t at = (task.first_partition() + partition) * PARTITION;
     part.clear();
-    Attention<Type>(task.rows, call.options, cache, (const Input*)scratch().query).attend(at, at + PARTITION, part);
+    Attention<Type, Cached>(task.rows, call.options, cache, (const Input*)scratch().query).attend(at, at + PARTITION, part);
   }
 
   void merge(int64_t partition, const State& part, State& whole) {
@@ -151,7 +150,7 @@ class Work {
   }
 };
 
-template <class Value, class Stored>
+template <class Value, class Stored, class Cached>
 void run_in_parts(const Call& call, const std::vector<Task>& tasks) {
   struct Piece {
     size_t task;
@@ -169,21 +168,21 @@ void run_in_parts(const Call& call, const std::vector<Task>& tasks) {
   }
   std::vector<float> states(size);
   parallel_for(int64_t(pieces.size()), [&](int64_t i) {
-    Work<Value, Stored>(call, tasks[pieces[i].task]).run(pieces[i].partition, states.data() + pieces[i].memory);
+    Work<Value, Stored, Cached>(call, tasks[pieces[i].task]).run(pieces[i].partition, states.data() + pieces[i].memory);
   });
   parallel_for(int64_t(tasks.size()), size > WORTH_A_THREAD,
-               [&](int64_t i) { Work<Value, Stored>(call, tasks[i]).finish(states.data() + memory[i]); });
+               [&](int64_t i) { Work<Value, Stored, Cached>(call, tasks[i]).finish(states.data() + memory[i]); });
 }
 
-template <class Value, class Stored>
+template <class Value, class Stored, class Cached>
 void run(const Call& call) {
   std::vector<Task> tasks = cut(call);
   int64_t cost = 0, partitions = 0;
   for (const Task& task : tasks) cost += task.cost(), partitions = std::max(partitions, task.partitions());
   if (partitions > 1 && int64_t(tasks.size()) < 2 * TASKS_PER_THREAD * threads())
-    return run_in_parts<Value, Stored>(call, tasks);
+    return run_in_parts<Value, Stored, Cached>(call, tasks);
   parallel_for(int64_t(tasks.size()), cost * call.dim > WORTH_A_THREAD,
-               [&](int64_t i) { Work<Value, Stored>(call, tasks[i]).run(); });
+               [&](int64_t i) { Work<Value, Stored, Cached>(call, tasks[i]).run(); });
 }
 
 }  // namespace
@@ -193,12 +192,14 @@ extern "C" {
 // The new tokens of num_seqs sequences: rows query_start[s] to query_start[s + 1] of query, `query_stride` values apart,
 // and of output [tokens, heads, dim], at the last of seq_lens[s] positions. Their keys and values are in the cache,
 // `plane` values between heads; keys is null where values are keys too. dim and block_size are multiples of 16.
-void quire_attend(int type, const void* query, int64_t query_stride, const void* keys, const void* values,
+void quire_attend(int type, int cached, const void* query, int64_t query_stride, const void* keys, const void* values,
                   int64_t plane, const int32_t* block_table, int64_t table_stride, const int32_t* query_start,
                   const int32_t* seq_lens, int64_t num_seqs, void* output, int64_t heads, int64_t kv_heads, int64_t dim,
                   int64_t block_size, float scale, int64_t window, int chunked, float softcap, const float* sinks) {
   Call call{query, query_stride, keys, values, plane, block_table, table_stride, query_start, seq_lens, num_seqs,
             output, heads, kv_heads, dim, block_size, {scale, softcap, window, window && chunked}, sinks};
-  with_type(type, [&](auto value) { run<decltype(value), decltype(value)>(call); });
+  with_type(type, [&](auto value) {
+    with_cached(cached, value, [&](auto stored) { run<decltype(value), decltype(value), decltype(stored)>(call); });
+  });
 }
 }

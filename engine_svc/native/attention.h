@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 
+#include "eight_bits.h"
 #include "paged.h"
 #include "products.h"
 
@@ -100,6 +101,7 @@ struct Scratch {
   alignas(64) float clean[2][UNIT * MOST_DIM];
   alignas(64) float turning[UNIT * MOST_DIM];
   alignas(64) float keys[CHUNK * MOST_DIM];
+  alignas(64) float values[CHUNK * MOST_DIM];  // that are cached in 8 bits
 };
 
 inline Scratch& scratch() {
@@ -114,14 +116,14 @@ inline Floats cap_scores(Floats scores, float softcap) {
 }
 
 // Rows against the cache: `Type` are the groups of its type.
-template <class Type>
+template <class Type, class Cached>
 class Attention {
  public:
   using Stored = typename Type::Stored;
   using Input = typename Type::Input;
 
   // query [rows, dim]
-  Attention(const Rows& rows, const Options& options, const Paged<Stored>& cache, const Input* query)
+  Attention(const Rows& rows, const Options& options, const Paged<Stored, Cached>& cache, const Input* query)
       : rows(rows), options(options), cache(cache), query(query), seen(rows.seen(0, rows.count(), options)) {}
 
   // Adds to the rows' state what they see of positions [begin, end), multiples of CHUNK.
@@ -130,9 +132,10 @@ class Attention {
     if (range.empty()) return;
     find(range.begin / CHUNK * CHUNK);
     for (int64_t start = range.begin / CHUNK * CHUNK; start < range.end; start += CHUNK) {
-      Chunk chunk = upcoming;
+      Chunk<Stored> chunk = take();
       find(std::min(start + CHUNK, (range.end - 1) / CHUNK * CHUNK));
       make_ready(chunk);
+      if constexpr (NARROW) fetch_upcoming();
       int64_t tiles = (rows.count() + most_rows<Type>() - 1) / most_rows<Type>();
       for (int64_t t = 0, row = 0; t < tiles; ++t) {
         int64_t next = (t + 1) * rows.count() / tiles;
@@ -149,18 +152,21 @@ class Attention {
  private:
   using Wide = typename Type::Wide;
 
+  static constexpr bool NARROW = !std::is_same_v<Stored, Cached>;
+
   // Units of CHUNK positions from `start` on; those that the task does not see are like others that it does.
+  template <class Value>
   struct Chunk {
     int64_t start;
-    const Stored *keys[SEGMENTS], *values[SEGMENTS];
+    const Value *keys[SEGMENTS], *values[SEGMENTS];
   };
 
   const Rows& rows;
   const Options& options;
-  const Paged<Stored>& cache;
+  const Paged<Stored, Cached>& cache;
   const Input* query;
   Range seen;
-  Chunk upcoming;
+  Chunk<Cached> upcoming;
   Scratch& memory = scratch();
   int64_t shaped = 0;
 
@@ -173,8 +179,37 @@ class Attention {
     }
   }
 
+  // The chunk that was found, in the type that is multiplied.
+  Chunk<Stored> take() {
+    if constexpr (!NARROW) {
+      return upcoming;
+    } else {
+      Chunk<Stored> chunk{upcoming.start, {}, {}};
+      for (int unit = 0; unit < SEGMENTS; ++unit) {
+        int64_t at = chunk.start + unit * UNIT;
+        if (seen.within(at, at + UNIT).empty()) continue;
+        auto* values = (Stored*)memory.values + unit * UNIT * cache.dim;
+        widen_all(upcoming.values[unit], UNIT * cache.dim, values);
+        chunk.values[unit] = values;
+        if (!cache.keys) continue;
+        auto* keys = (Stored*)memory.keys + unit * UNIT * cache.dim;
+        for (int64_t i = 0; i < cache.dim / Type::GROUP; ++i)
+          widen_all(upcoming.keys[unit] + i * cache.step(), UNIT * Type::GROUP, keys + i * UNIT * Type::GROUP);
+        chunk.keys[unit] = keys;
+      }
+      return chunk;
+    }
+  }
+
+  void fetch_upcoming() {
+    for (int unit = 0; unit < SEGMENTS; ++unit) {
+      for (int64_t i = 0; i < UNIT * cache.dim; i += 64) prefetch(upcoming.values[unit] + i);
+      for (int64_t i = 0; cache.keys && i < cache.dim / Type::GROUP; ++i) prefetch(upcoming.keys[unit] + i * cache.step());
+    }
+  }
+
   // Cleans the values of units that the task sees a part of, and turns values to keys where they are both.
-  void make_ready(Chunk& chunk) {
+  void make_ready(Chunk<Stored>& chunk) {
     for (int unit = 0; unit < SEGMENTS; ++unit) {
       int64_t at = chunk.start + unit * UNIT;
       Range known = seen.within(at, at + UNIT);
@@ -192,7 +227,7 @@ class Attention {
   Input* turned(int unit) { return (Input*)memory.keys + unit * UNIT * cache.dim; }
 
   // Rows [first, last) against a chunk.
-  void attend_tile(const Chunk& chunk, int64_t first, int64_t last, bool fetch, State& state) {
+  void attend_tile(const Chunk<Stored>& chunk, int64_t first, int64_t last, bool fetch, State& state) {
     Range any = rows.seen(first, last, options).within(chunk.start, chunk.start + CHUNK);
     if (any.empty()) return;
 #ifdef __AMX_TILE__
@@ -200,7 +235,10 @@ class Attention {
 #endif
     int begin = int(any.begin - chunk.start) / UNIT, end = int(any.end - chunk.start + UNIT - 1) / UNIT;
     if (cache.keys) {
-      score<Type>(chunk.keys, upcoming.keys, cache.step(), first, last, begin, end, fetch);
+      if constexpr (NARROW)
+        score<Type>(chunk.keys, chunk.keys, UNIT * Type::GROUP, first, last, begin, end, false);
+      else
+        score<Type>(chunk.keys, upcoming.keys, cache.step(), first, last, begin, end, fetch);
     } else {
       const Input* keys[SEGMENTS] = {turned(0), turned(1), turned(2), turned(3)};
       score<Wide>(keys, keys, UNIT * Wide::GROUP, first, last, begin, end, false);
@@ -264,15 +302,16 @@ class Attention {
   }
 
   // The values of units [begin, end) by the tile's weights.
-  void add_values(const Chunk& chunk, int64_t first, int64_t last, int begin, int end, bool fetch, State& state) {
-    Product<Type> product{(Input*)memory.weights + begin * UNIT, CHUNK, {}, {}, fetch, end - begin,
+  void add_values(const Chunk<Stored>& chunk, int64_t first, int64_t last, int begin, int end, bool fetch, State& state) {
+    Product<Type> product{(Input*)memory.weights + begin * UNIT, CHUNK, {}, {}, fetch && !NARROW, end - begin,
                           UNIT / Type::GROUP, cache.dim * Type::GROUP, nullptr, cache.dim, false};
     for (int64_t at = 0, count; at < cache.dim; at += count * LANES) {
       count = most_vectors<Type>(last - first, (cache.dim - at) / LANES);
       for (int unit = begin; unit < end; ++unit)
         for (int v = 0; v < count; ++v) {
           product.from[unit - begin][v] = chunk.values[unit] + (at + v * LANES) * Type::GROUP;
-          product.next[unit - begin][v] = upcoming.values[unit] + (at + v * LANES) * Type::GROUP;
+          if constexpr (!NARROW)
+            product.next[unit - begin][v] = upcoming.values[unit] + (at + v * LANES) * Type::GROUP;
         }
       product.output = state.output + first * cache.dim + at;
       multiply(product, last - first, count);

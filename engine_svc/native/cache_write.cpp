@@ -1,6 +1,8 @@
 // New keys and values to their slots of the paged cache, whose layout paged.h has.
+#include <type_traits>
 #include <vector>
 
+#include "eight_bits.h"
 #include "paged.h"
 #include "parallel.h"
 #include "types.h"
@@ -27,20 +29,30 @@ std::vector<Run> find_runs(const int64_t* slots, int64_t tokens) {
 }
 
 // GROUP values of each token side by side, tokens behind each other.
-template <class Stored>
-void write_keys(const Stored* key, int64_t stride, int64_t tokens, int64_t dim, Stored* to, int64_t step) {
-  constexpr int GROUP = Groups<Stored>::GROUP;
+template <int GROUP, class Cached>
+void write_keys(const Cached* key, int64_t stride, int64_t tokens, int64_t dim, Cached* to, int64_t step) {
   for (int64_t i = 0; i < dim; i += GROUP, to += step)
     for (int64_t t = 0; t < tokens; ++t) std::copy_n(key + t * stride + i, GROUP, to + t * GROUP);
 }
 
 // A token's values, to every GROUP-th place from the one that it has in its group on.
-template <class Stored>
-void write_values(const Stored* value, int64_t stride, int64_t tokens, int64_t within, int64_t dim, Stored* block) {
-  constexpr int GROUP = Groups<Stored>::GROUP;
+template <int GROUP, class Cached>
+void write_values(const Cached* value, int64_t stride, int64_t tokens, int64_t within, int64_t dim, Cached* block) {
   for (int64_t t = 0; t < tokens; ++t, value += stride, ++within) {
-    Stored* to = block + within / GROUP * GROUP * dim + within % GROUP;
+    Cached* to = block + within / GROUP * GROUP * dim + within % GROUP;
     for (int64_t i = 0; i < dim; ++i) to[i * GROUP] = value[i];
+  }
+}
+
+// The rows of a run, as the cache holds them: as they are, or narrowed in memory that is `run`'s.
+template <class Cached, class Value>
+const Cached* as_cached(const Value* rows, int64_t& stride, int64_t tokens, int64_t dim, Cached* run) {
+  if constexpr (std::is_same_v<Cached, Value>) {
+    return rows;
+  } else {
+    for (int64_t t = 0; t < tokens; ++t) narrow_row(rows + t * stride, dim, run + t * dim);
+    stride = dim;
+    return run;
   }
 }
 
@@ -49,25 +61,30 @@ void write_values(const Stored* value, int64_t stride, int64_t tokens, int64_t w
 extern "C" {
 
 // key, value [tokens, kv_heads, dim], tokens `..._stride` values apart; `plane` values between the cache's heads. keys is
-// null where values are keys too.
-void quire_write_cache(int type, const void* key, const void* value, int64_t key_stride, int64_t value_stride,
-                       const int64_t* slots, void* keys, void* values, int64_t plane, int64_t tokens, int64_t kv_heads,
-                       int64_t dim, int64_t block_size) {
+// null where values are keys too. `cached` is as with_cached numbers it.
+void quire_write_cache(int type, int cached, const void* key, const void* value, int64_t key_stride,
+                       int64_t value_stride, const int64_t* slots, void* keys, void* values, int64_t plane,
+                       int64_t tokens, int64_t kv_heads, int64_t dim, int64_t block_size) {
   std::vector<Run> runs = find_runs(slots, tokens);
-  with_type(type, [&](auto stored) {
+  auto write = [&](auto stored, auto in_cache) {
     using Stored = decltype(stored);
+    using Cached = decltype(in_cache);
     constexpr int GROUP = Groups<Stored>::GROUP;
     parallel_for(int64_t(runs.size()), tokens * kv_heads * dim > WORTH_A_THREAD, [&](int64_t i) {
+      Cached memory[std::is_same_v<Cached, Stored> ? 1 : UNIT * MOST_DIM];
       int64_t token = runs[i].first, count = runs[i].last - token, within = slots[token] % block_size;
       for (int64_t head = 0; head < kv_heads; ++head) {
-        int64_t block = head * plane + (slots[token] - within) * dim;
-        if (keys)
-          write_keys((const Stored*)key + token * key_stride + head * dim, key_stride, count, dim,
-                     (Stored*)keys + block + within * GROUP, block_size * GROUP);
-        write_values((const Stored*)value + token * value_stride + head * dim, value_stride, count, within, dim,
-                     (Stored*)values + block);
+        int64_t block = head * plane + (slots[token] - within) * dim, stride = key_stride;
+        if (keys) {
+          auto rows = as_cached((const Stored*)key + token * stride + head * dim, stride, count, dim, memory);
+          write_keys<GROUP>(rows, stride, count, dim, (Cached*)keys + block + within * GROUP, block_size * GROUP);
+        }
+        stride = value_stride;
+        auto rows = as_cached((const Stored*)value + token * stride + head * dim, stride, count, dim, memory);
+        write_values<GROUP>(rows, stride, count, within, dim, (Cached*)values + block);
       }
     });
-  });
+  };
+  with_type(type, [&](auto stored) { with_cached(cached, stored, [&](auto in_cache) { write(stored, in_cache); }); });
 }
 }

@@ -22,6 +22,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 INT8 = 3  # as packing.cpp does
 KINDS = {"plain": 0, "int8": 1, "coded": 2}  # as product.h does
 CODES = {"nibbles": 0, "int8": 1, "e4m3": 2, "e5m2": 3}  # as coded.h does
+CACHED = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}  # as eight_bits.h does; 0 is a cache in the model's type
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}  # as routing.cpp does
 GATES = {"silu": 0, "gelu_tanh": 1, "clamped": 2}  # as activation.h does
 _SIGNATURES = {
@@ -51,9 +52,9 @@ _SIGNATURES = {
     "activate_and_multiply": (_INT, _POINTER, _POINTER, _LONG, _LONG, _INT, _FLOAT, _FLOAT),
     "sample": (_POINTER, _LONG, _LONG, _LONG, *(_POINTER,) * 5),
     "score": (_POINTER, _LONG, _LONG, _LONG, _INT, *(_POINTER,) * 3, _LONG, *(_POINTER,) * 3),
-    "write_cache": (_INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, *(_LONG,) * 5),
+    "write_cache": (_INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, *(_LONG,) * 5),
     "attend": (
-        _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER,
+        _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER,
         *(_LONG,) * 4, _FLOAT, _LONG, _INT, _FLOAT, _POINTER,
     ),
     "convolve": (_INT, _INT, *(_POINTER,) * 5, _LONG, _LONG, _POINTER),

@@ -15,20 +15,21 @@ namespace quire {
 constexpr int UNIT = 16;  // positions: blocks hold a multiple of them, and no unit is in two
 constexpr int64_t MOST_DIM = 576;
 
-// A head's cache, and the blocks of one sequence in it.
-template <class Stored>
+// A head's cache, and the blocks of one sequence in it. `Cached` is what stands there for a value of `Stored`: itself, or 8
+// bits.
+template <class Stored, class Cached>
 struct Paged {
   static constexpr int GROUP = Groups<Stored>::GROUP;
-  Stored *keys, *values;  // keys: null where they are values too
+  const Cached *keys, *values;  // keys: null where they are values too
   const int32_t* blocks;
   int64_t block_size, dim;
 
   int64_t start(int64_t position) const { return blocks[uint32_t(position) / uint32_t(block_size)] * block_size * dim; }
   int64_t within(int64_t position) const { return uint32_t(position) % uint32_t(block_size); }
   // Of the unit that begins at `position`: its first group, and groups of the next ones along dim are `step` behind.
-  const Stored* keys_at(int64_t position) const { return keys + start(position) + within(position) * GROUP; }
+  const Cached* keys_at(int64_t position) const { return keys + start(position) + within(position) * GROUP; }
   int64_t step() const { return block_size * GROUP; }
-  const Stored* values_at(int64_t position) const { return values + start(position) + within(position) * dim; }
+  const Cached* values_at(int64_t position) const { return values + start(position) + within(position) * dim; }
 };
 
 // A unit's values with zeros in place of all but positions [begin, end) of it: what stands there may be anything.

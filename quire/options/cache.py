@@ -32,8 +32,7 @@ class CacheOptions:
         None, "Number of KV blocks, whatever the memory; for tests of preemption.", minimum=1
     )
     kv_cache_dtype: str = option(
-        "auto", "Type of cached keys and values: auto is the model's own, fp8 (e4m3) and the others halve the cache. "
-        "On a CPU, 8 bits run on torch's kernels, which are slower.", choices=KV_CACHE_DTYPES,
+        "auto", "Type of cached keys and values: auto is the model's own, fp8 (e4m3) and the others halve the cache.", choices=KV_CACHE_DTYPES,
         affects_output=True,
     )  # fmt: skip
     calculate_kv_scales: bool = option(

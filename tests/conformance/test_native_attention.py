@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionOptions
+from engine_svc.attention.base import AttentionBackend, AttentionOptions, to_stored
 from engine_svc.native.library import kernels
 from tests.conformance.test_attention import BATCHES, NUM_BLOCKS, Sequence, check_backend, make_backend, metadata_of
 from tests.support.native import every_level
@@ -61,6 +61,43 @@ def test_keys_that_are_values(level: str, dtype: torch.dtype, heads: int, dim: i
         check_backend(backend, BATCHES["mixed"], None, dirt=dirt)
 
 
+every_narrow_type = pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2])
+
+
+@every_level
+@every_type
+@every_narrow_type
+@pytest.mark.parametrize("keys_are_values", [False, True])
+def test_caches_of_8_bits(level: str, dtype: torch.dtype, stored: torch.dtype, keys_are_values: bool) -> None:
+    fields = {"num_heads": 6, "num_kv_heads": 1 if keys_are_values else 2, "head_dim": 48, "dtype": dtype}
+    backend = make_backend("native", level, **fields, keys_are_values=keys_are_values, cache_dtype=stored)
+    assert backend.bytes_per_block(1) == 16 * 48 * (1 if keys_are_values else 4)
+    for window in (None, 12):
+        check_backend(backend, [*BATCHES["mixed"], (150, 130), (70, 1)], window)
+
+
+@every_level
+@every_type
+@every_narrow_type
+def test_numbers_are_rounded_to_8_bits_as_torch_does(level: str, dtype: torch.dtype, stored: torch.dtype) -> None:
+    """A sequence of one token is its value: each is cached and read again."""
+    backend = make_backend("native", level, dtype=dtype, cache_dtype=stored)
+    shape = backend.shape
+    numbers = torch.arange(256, dtype=torch.uint8).view(stored).float().to(dtype)
+    ties = (numbers[1:] + numbers[:-1]) / 2
+    near = torch.cat([ties * factor for factor in (1, 1.001, 0.999)])
+    values = torch.cat((numbers, near, torch.randn(500).to(dtype) * 20, torch.tensor([1e6, -1e6, 1e-9], dtype=dtype)))
+    values = values[values.isfinite()]
+    values = values[: len(values) // shape.head_dim * shape.head_dim].view(-1, 1, shape.head_dim)
+    (cache,) = backend.allocate(NUM_BLOCKS, 1)
+    prepared = backend.prepare(metadata_of([Sequence(0, 1, [3])], torch.device("cpu")))
+    for value in values:
+        query = value.new_zeros(1, shape.num_heads, shape.head_dim)
+        value = value.expand(1, shape.num_kv_heads, -1)
+        found = backend.forward(query, value, value, cache, prepared, AttentionOptions(1.0))
+        assert found[0, 0].equal(to_stored(value[0, 0], stored).to(dtype))
+
+
 @every_level
 @every_type
 @pytest.mark.parametrize("window", [None, 12])
@@ -89,12 +126,16 @@ SPECIALS: dict[str, dict[str, Any]] = {
 
 @every_level
 @every_type
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (12, 4, 80), (17, 1, 48)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "stored"),
+    [(4, 2, 64, None), (12, 4, 80, None), (17, 1, 48, None), (4, 2, 32, torch.float8_e4m3fn)],
+)
 def test_rows_are_the_same_however_they_are_computed(
-    level: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+    level: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, stored: torch.dtype | None
 ) -> None:
     """In one prompt, in chunks of any size, token by token, and beside others: every bit."""
-    backend = make_backend("native", level, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype)
+    fields = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "cache_dtype": stored}
+    backend = make_backend("native", level, **fields)
     for fields in SPECIALS.values():
         whole = _in_cuts(backend, fields, [150])
         for cuts in ([1] * 150, [149, 1], [1, 149], [64, 64, 22], [7] * 21 + [3]):

@@ -22,7 +22,7 @@ from quire.options.parallel import ParallelOptions
 from quire.sampling import SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.engine_options import engine_options
-from tests.support.native import every_level
+from tests.support.native import AVAILABLE, every_level
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import (
     FAMILIES,
@@ -265,7 +265,7 @@ def test_kv_cache_of_8_bits(model_folder: ModelFolder, family: str, dtype: str) 
     folder = model_folder(family)
     expected = reference_tokens(folder, PROMPTS, 24, attn_implementation="rounding")
     assert expected != reference_tokens(folder, PROMPTS, 24)
-    for backend in ("cpu", "reference"):
+    for backend in ("native", "cpu", "reference") if AVAILABLE else ("cpu", "reference"):
         with running_engine(folder, kv_cache_dtype=dtype, attention_backend=backend) as engine:
             assert tokens(run(engine, PROMPTS, replace(GREEDY, max_tokens=24))) == expected
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from engine_svc.loader.model import check_cache_dtype
 from engine_svc.runner.memory import GpuMemory, gpu_budget
 from quire.errors import StartupError
 
@@ -37,16 +36,3 @@ def test_who_holds_what() -> None:
         gpu_budget(memory(free=60, held=18, peak=20), 0.2)
     with pytest.raises(StartupError, match=r"the driver hold 60.0 GiB, and 2.0 GiB are free.* or end what else"):
         gpu_budget(memory(free=2, held=18, peak=20), 0.9)
-
-
-@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
-def test_e4m3_needs_a_gpu_that_has_it(name: str) -> None:
-    check_cache_dtype(name, (8, 9))
-    check_cache_dtype(name, (9, 0))
-    with pytest.raises(StartupError, match=r"this one has 8.0. --kv-cache-dtype fp8_e5m2 works here"):
-        check_cache_dtype(name, (8, 0))
-
-
-@pytest.mark.parametrize("name", ["auto", "fp8_e5m2"])
-def test_other_types_of_caches_run_on_older_gpus(name: str) -> None:
-    check_cache_dtype(name, (8, 0))

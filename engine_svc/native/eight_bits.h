@@ -1,0 +1,59 @@
+// Numbers of 8 bits that stand for those of a wider type, as the cache may hold them.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "vector.h"
+
+namespace quire {
+
+// The nearest of a format's numbers, ties to even, as a byte; what is out of their range becomes the greatest of them.
+// MANTISSA bits, an exponent with BIAS; LEAST is the least number with all bits of precision.
+template <int MANTISSA, int BIAS>
+inline uint8_t narrow(float value, float greatest) {
+  constexpr int DROPPED = 23 - MANTISSA;
+  constexpr uint32_t HALF = (1u << (DROPPED - 1)) - 1;
+  constexpr float LEAST = 1.0f / (1 << (BIAS - 1)), STEPS = float(1 << (BIAS - 1 + MANTISSA)), ROUNDING = 12582912.0f;
+  float size = std::fabs(value);
+  size = size < greatest ? size : greatest;
+  float counted = size * STEPS + ROUNDING;  // below LEAST all numbers are so many steps
+  uint32_t bits, count, sign;
+  std::memcpy(&bits, &size, 4), std::memcpy(&count, &counted, 4), std::memcpy(&sign, &value, 4);
+  uint32_t rounded = (bits + HALF + (bits >> DROPPED & 1) - (uint32_t(127 - BIAS) << 23)) >> DROPPED;
+  return uint8_t((sign >> 24 & 0x80) | (size < LEAST ? count - 0x4b400000u : rounded));
+}
+
+inline e4m3 narrow_to(e4m3, float value) { return {narrow<3, 7>(value, 448.0f)}; }
+inline e5m2 narrow_to(e5m2, float value) { return {narrow<2, 15>(value, 57344.0f)}; }
+
+inline Floats widen(const e4m3* from) { return load(from) * all(256.0f); }
+inline Floats widen(const e5m2* from) { return load(from); }
+
+// `count` values, a multiple of 16, to a type that holds each exactly.
+template <class Byte, class Value>
+inline void widen_all(const Byte* from, int64_t count, Value* to) {
+  for (int64_t i = 0; i < count; i += LANES) store(to + i, widen(from + i));
+}
+
+// A row of values in the type of the cache.
+template <class Byte, class Value>
+inline void narrow_row(const Value* from, int64_t count, Byte* to) {
+  for (int64_t i = 0; i < count; i += LANES) {
+    float wide[LANES];
+    store(wide, load(from + i));
+    for (int lane = 0; lane < LANES; ++lane) to[i + lane] = narrow_to(Byte{}, wide[lane]);
+  }
+}
+
+// Calls `call` with a value of the type that a cache of the type `stored` has: 0 `stored` itself, 1 e4m3, 2 e5m2.
+template <class Stored, class Call>
+void with_cached(int cached, Stored, const Call& call) {
+  switch (cached) {
+    case 0: return call(Stored{});
+    case 1: return call(e4m3{});
+    case 2: return call(e5m2{});
+  }
+}
+
+}  // namespace quire
