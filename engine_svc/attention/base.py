@@ -156,7 +156,7 @@ class AttentionBackend(ABC):
         prepared: Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """As `attend`, with keys and values cached over their scales where `calculate_scales` has been called.
+        """As `attend`, with keys and values cached over their scales where there are any.
 
         Args:
             options: the same object in each call of a layer.
@@ -168,6 +168,16 @@ class AttentionBackend(ABC):
             scales.observe(key, value, torch.finfo(self.shape.stored).max)
         scaled = dataclasses.replace(options, scale=options.scale * scales.key)
         return self.attend(query, key / scales.key, value / scales.value, cache, prepared, scaled) * scales.value
+
+    def use_scales(self, options: AttentionOptions, scales: CacheScales) -> None:
+        """A layer's keys and values are cached over these from now on.
+
+        Args:
+            options: the layer's own object.
+        """
+        if self._scales is None:
+            self._scales = {}
+        self._scales[options] = scales
 
     @contextmanager
     def calculate_scales(self) -> Iterator[None]:

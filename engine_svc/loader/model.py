@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,7 +45,8 @@ _DTYPES = registry("--dtype", DTYPES, {
 
 
 _CACHE_DTYPES = registry("--kv-cache-dtype", KV_CACHE_DTYPES, {
-    "auto": None, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
+    "auto": None, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 })  # fmt: skip
 _STATE_DTYPES = registry("--mamba-cache-dtype", STATE_DTYPES, {
     "auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
@@ -93,9 +94,14 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
     Raises:
         StartupError: the model cannot be read, or is not supported with these options.
     """
-    if options.cache.calculate_kv_scales and options.cache.kv_cache_dtype == "auto":
+    if options.cache.calculate_kv_scales and options.cache.kv_cache_dtype in ("auto", "bfloat16"):
         raise StartupError("--calculate-kv-scales is about a KV cache in 8 bits: it needs --kv-cache-dtype fp8.")
     config = read_model_config(folder, options.form)
+    if options.cache.kv_cache_dtype == "bfloat16" and not _asks_for_8_bits(config):
+        raise StartupError(
+            "--kv-cache-dtype bfloat16 is for models that ask for a KV cache in 8 bits, and this one does not; leave "
+            "it at auto, which is the model's own type."
+        )
     if options.form.model_impl == "transformers" or (options.form.model_impl == "auto" and not is_ours(config)):
         return _load_from_transformers(folder, config, options, groups, device)
     loaded = _build_ours(config, options, groups, device)
@@ -110,6 +116,13 @@ def build_model(folder: Path, options: EngineOptions, groups: ParallelGroups, de
         StartupError: it is not supported with these options.
     """
     return _build_ours(read_model_config(folder, options.form), options, groups, device)
+
+
+def _asks_for_8_bits(config: Mapping[str, Any]) -> bool:
+    """Whether its own KV cache is in 8 bits: the checkpoint says so, or it chooses what it attends to."""
+    settings = config.get("quantization_config") or {}
+    asked = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
+    return bool(config.get("index_topk") or asked)
 
 
 def check_invariance(ops: Ops, attention: AttentionBackend, is_recurrent: bool = False) -> None:
@@ -235,6 +248,7 @@ def _shape(
     keys_are_values: bool = False, batch_invariant: bool = False,
 ) -> AttentionShape:  # fmt: skip
     cache_dtype = _CACHE_DTYPES[cache.kv_cache_dtype]
+    cache_dtype = None if cache_dtype == dtype else cache_dtype
     block_size = cache.block_size or _DEFAULT_BLOCK_SIZE
     return AttentionShape(*heads, block_size, dtype, device, keys_are_values, cache_dtype, batch_invariant)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import time
 from collections.abc import Collection, Sequence
 
@@ -12,6 +11,7 @@ import torch
 
 from engine_svc.layers.context import PackedLayer
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.loader.cache_scales import CheckpointScales, is_cache_scale
 from engine_svc.loader.names import is_of_another, parameter_name
 from engine_svc.loader.progress import with_progress
 from engine_svc.loader.source import TensorSource
@@ -25,10 +25,6 @@ _DEVIATION, _SCALE_DEVIATION, _SCALE_EXPONENT = 0.02, 1e-3, 118
 
 # Left out by some checkpoints and written by others; computed, not loaded.
 _IGNORED = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
-# Of a KV cache in 8 bits, by the modules that make what is cached or that attend.
-_CACHE_SCALE = re.compile(
-    r"(.+\.)?(([qkv]|kv|prob|prob_output|qkv_proj_output|softmax)_(scale|zero_point)|[qkv]_proj\.output_(scale|zero_point))"
-)
 
 
 def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool, *, packs: bool = True) -> None:
@@ -46,10 +42,10 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool, *, pa
     start = time.monotonic()
     loading, files = _Loading(model), checkpoint.names()
     loading.fill_missing(files)
-    if any(is_cache_scale(name) for name in files):
-        logger.info("the checkpoint's scales of a KV cache in 8 bits are not used")
+    scales = CheckpointScales()
     for name, source in with_progress(checkpoint.tensors(), len(files), progress):
         if is_cache_scale(name):
+            scales.take(name, source)
             continue
         target, part = parameter_name(name, model.config.module_names)
         if loading.is_ignored(name, target):
@@ -74,6 +70,7 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool, *, pa
         raise StartupError(
             f"{checkpoint.folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all)."
         )
+    model.use_cache_scales(scales.by_layer)
     logger.info("loaded weights in %.1f s", time.monotonic() - start)
 
 
@@ -104,11 +101,6 @@ def load_parameters(model: Decoder, shard: TensorSource, progress: bool) -> None
 def _is_zero_bias(name: str, source: TensorSlice) -> bool:
     """Whether it adds nothing: AutoGPTQ gives biases to all layers that it quantizes."""
     return name.endswith(".bias") and not source[...].any()
-
-
-def is_cache_scale(name: str) -> bool:
-    """Whether a tensor of a checkpoint is about a KV cache in 8 bits, not about weights."""
-    return _CACHE_SCALE.fullmatch(name) is not None
 
 
 class _Loading:

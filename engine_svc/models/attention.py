@@ -53,7 +53,7 @@ class Attention(torch.nn.Module):
             self.sinks = LoadedParameter((self._heads,), torch.float32, context.device)
             self.sinks.loader = self._load_sinks
         self._first_head = parts["q"].first // config.head_dim
-        self._options = AttentionOptions(
+        self.options = AttentionOptions(
             config.attention_scale, config.sliding_windows[index], config.attention_softcap, self.sinks,
             config.windows_are_chunks and config.sliding_windows[index] is not None,
         )  # fmt: skip
@@ -88,12 +88,12 @@ class Attention(torch.nn.Module):
         query, key = self._rotate(query_key, step).split((self._heads, self._kv_heads), dim=1)
         if step.query_scales is not None and not self._rotates:
             query = (query * step.query_scales).to(query.dtype)
-        output = step.attention.forward(query, key, value, cache.cache, cache.prepared, self._options)
+        output = step.attention.forward(query, key, value, cache.cache, cache.prepared, self.options)
         return self.o_proj(output.reshape(tokens, -1))
 
     def _rotate(self, heads: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """Query and key heads, normed where all have the same weights; may work in place."""
-        table = step.rotary if self._options.sliding_window is None else step.local_rotary
+        table = step.rotary if self.options.sliding_window is None else step.local_rotary
         if not self._rotates:
             table = table[..., :0]
         if self._norms == "rotated":

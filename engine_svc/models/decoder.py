@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from engine_svc.attention.base import AttentionBackend
+from engine_svc.attention.base import AttentionBackend, CacheScales
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import EmbeddedRows, VocabParallelEmbedding
 from engine_svc.layers.rotary import rotary_table
-from engine_svc.models.attention import AnyLayerCache, StepInputs
+from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder_layer import LAYERS, hidden_norm
+from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.recurrence.base import StateShape
+
+logger = logging.getLogger(__name__)
 
 
 class Decoder(torch.nn.Module):
@@ -93,6 +97,21 @@ class Decoder(torch.nn.Module):
             return None
         steps = torch.floor((positions.float() + 1) / temperature.floor)
         return (torch.log1p(steps) * temperature.growth + 1)[:, None, None]
+
+    def use_cache_scales(self, scales: Mapping[int, CacheScales]) -> None:
+        """Has layers cache over a checkpoint's scales, if they cache in 8 bits."""
+        if not scales:
+            return
+        if self._attention.shape.cache_dtype is None:
+            logger.info("the checkpoint's scales of a KV cache in 8 bits are for --kv-cache-dtype fp8, and not used")
+            return
+        for index, layer in enumerate(self.layers):
+            found = scales.get(index, CacheScales())
+            for module in layer.modules():
+                if isinstance(module, Attention):
+                    self._attention.use_scales(module.options, found)
+                elif isinstance(module, LatentAttention):  # what is cached is key and value
+                    self._attention.use_scales(module.options, CacheScales(found.key, found.key))
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """[tokens, hidden_size] → float32 [rows, vocab_size].

@@ -30,7 +30,7 @@ class LatentAttention(torch.nn.Module):
         self._ops = context.ops
         self._latent = latent
         self._heads = context.groups.tensor.divide(config.num_heads, "attention heads")
-        self._options = AttentionOptions(config.attention_scale)
+        self.options = AttentionOptions(config.attention_scale)
         size = latent.plain_dim + latent.rotated_dim
         first = context.groups.tensor.rank * self._heads
         queries = Part(first * size, self._heads * size, config.num_heads * size)
@@ -76,7 +76,7 @@ class LatentAttention(torch.nn.Module):
         self._ops.rotate_pairs(queries[..., latent.plain_dim :], step.rotary, query[..., latent.rank :])
         self.kv_a_layernorm(vectors[:, : latent.rank], output=key[:, 0, : latent.rank])
         self._ops.rotate_pairs(vectors[:, None, latent.rank :], step.rotary, key[..., latent.rank :])
-        output = step.attention.forward(query, key, key, cache.cache, cache.prepared, self._options)
+        output = step.attention.forward(query, key, key, cache.cache, cache.prepared, self.options)
         values = hidden.new_empty((tokens, self._heads, latent.value_dim))
         self.kv_b_proj.to_values(output[..., : latent.rank], values)
         return self.o_proj(values.view(tokens, -1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.options.base import option
 
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class CacheOptions:
         None, "Number of KV blocks, whatever the memory; for tests of preemption.", minimum=1
     )
     kv_cache_dtype: str = option(
-        "auto", "Type of cached keys and values: auto is the model's own, fp8 (e4m3) and the others halve the cache.", choices=KV_CACHE_DTYPES,
+        "auto", "Type of cached keys and values: auto is the model's own, fp8 (e4m3) and the others halve the cache; "
+        "bfloat16 is for models that ask for 8 bits.", choices=KV_CACHE_DTYPES,
         affects_output=True,
     )  # fmt: skip
     calculate_kv_scales: bool = option(

@@ -13,22 +13,24 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from engine_svc.executor.base import create_executor
 from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.loader.cache_scales import is_cache_scale
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.safetensors_files import Safetensors
 from engine_svc.loader.read_ahead import read_ahead
-from engine_svc.loader.weights import is_cache_scale, randomize
+from engine_svc.loader.weights import randomize
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
 from quire.options.load import LoadOptions
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options
-from tests.support.run_engine import random_prompts, run, running_engine, tokens
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import ROPES, check_greedy, make_model
 from tests.support.waiting import eventually
 
@@ -313,7 +315,34 @@ def test_scales_of_a_kv_cache_are_left_out(folder: Path, original: Path, caplog:
     prompts = random_prompts(5)
     with caplog.at_level("INFO"), running_engine(original) as plain, running_engine(folder) as scaled:
         assert tokens(run(plain, prompts)) == tokens(run(scaled, prompts))
-    assert sum("scales of a KV cache in 8 bits are not used" in record.message for record in caplog.records) == 1
+    assert caplog.text.count("scales of a KV cache in 8 bits are for --kv-cache-dtype fp8") == 1
+
+
+@pytest.mark.parametrize("names", ["self_attn.{}_scale", "self_attn.attn.{}_scale", "self_attn.{}_proj.output_scale"])
+def test_a_kv_cache_of_8_bits_takes_the_checkpoints_scales(folder: Path, names: str) -> None:
+    """Keys and values a thousand times as great as usual, which e4m3 ends far below."""
+
+    def enlarge(weights: dict[str, torch.Tensor]) -> None:
+        for name, tensor in weights.items():
+            if name.endswith(("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")):
+                tensor *= 4096
+            if name.endswith(("q_proj.weight", "q_proj.bias", "o_proj.weight")):
+                tensor /= 4096
+
+    def logprobs() -> list[float]:
+        with running_engine(folder, kv_cache_dtype="fp8") as engine:
+            ((output,),) = run(engine, random_prompts(60), replace(GREEDY, max_tokens=1, prompt_logprobs=0))
+        return [position.logprobs[0] for position in output.prompt_logprobs]
+
+    expected = logprobs()
+    change_weights(folder, enlarge)
+    assert logprobs() != pytest.approx(expected, abs=1e-3)
+    paths = [f"model.layers.{layer}.{names.format(part)}" for layer in range(3) for part in "kv"]
+    change_weights(folder, lambda weights: weights.update({path: torch.tensor([4096.0]) for path in paths}))
+    assert logprobs() == pytest.approx(expected, abs=1e-3)
+    change_weights(folder, lambda weights: weights.update({path: torch.zeros(1) for path in paths}))
+    with pytest.raises(StartupError, match=r"_scale is \[0.0\] in the checkpoint; a scale .* is one positive"):
+        logprobs()
 
 
 def test_dummy_weights_of_each_kind() -> None:

@@ -288,6 +288,18 @@ def test_scales_of_the_kv_cache_are_calculated(model_folder: ModelFolder) -> Non
         pass
 
 
+def test_a_cache_in_bfloat16_is_for_models_that_ask_for_8_bits(model_folder: ModelFolder, tmp_path: Path) -> None:
+    folder = model_folder("llama")
+    with pytest.raises(StartupError, match="leave it at auto"), running_engine(folder, kv_cache_dtype="bfloat16"):
+        pass
+    with running_engine(
+        folder, hf_overrides={"index_topk": 2048}, kv_cache_dtype="bfloat16", dtype="bfloat16"
+    ) as engine:
+        found = tokens(run(engine, PROMPTS))
+    with running_engine(folder, dtype="bfloat16") as engine:
+        assert tokens(run(engine, PROMPTS)) == found
+
+
 def test_sharded_checkpoint(model_folder: ModelFolder) -> None:
     folder = model_folder("llama", max_shard_size="50KB")
     assert len(list(folder.glob("*.safetensors"))) > 1

@@ -1,0 +1,48 @@
+"""Scales that a checkpoint has for a KV cache in 8 bits: what keys and values are divided by before they are cached."""
+
+from __future__ import annotations
+
+import re
+
+from engine_svc.attention.base import CacheScales
+from engine_svc.layers.parameter import TensorSlice
+from quire.errors import StartupError
+
+# As calibration tools call them, with those of queries and weights, which nothing here rounds.
+_ANY = re.compile(
+    r"(.+\.)?(([qkv]|kv|prob|prob_output|qkv_proj_output|softmax)_(scale|zero_point)|[qkv]_proj\.output_(scale|zero_point))"
+)
+_USED = re.compile(r"(?:.+\.)?layers\.(\d+)\.(?:.+\.)?(?:(k|v|kv)_scale|([kv])_proj\.output_scale)")
+
+
+def is_cache_scale(name: str) -> bool:
+    """Whether a tensor of a checkpoint is about a KV cache in 8 bits, not about weights."""
+    return _ANY.fullmatch(name) is not None
+
+
+class CheckpointScales:
+    """Those of all layers, as they come."""
+
+    def __init__(self) -> None:
+        self.by_layer: dict[int, CacheScales] = {}
+
+    def take(self, name: str, source: TensorSlice) -> None:
+        """One of them; others than those of keys and values say nothing here.
+
+        Raises:
+            StartupError: it is not a positive number.
+        """
+        found = _USED.fullmatch(name)
+        if found is None:
+            return
+        values = source[...].float()
+        if values.numel() != 1 or not 0 < values.item() < float("inf"):
+            raise StartupError(
+                f"{name} is {values.tolist()} in the checkpoint; a scale of a layer's KV cache is one positive number."
+            )
+        scales = self.by_layer.setdefault(int(found[1]), CacheScales())
+        what = found[2] or found[3]
+        if "k" in what:
+            scales.key = values.item()
+        if "v" in what:
+            scales.value = values.item()
