@@ -9,7 +9,9 @@ from typing import Any
 from engine_svc.config_formats.base import ConfigFormat, read_object
 from engine_svc.config_formats.changes import with_rope
 from engine_svc.config_formats.mistral import from_mistral
+from engine_svc.gguf.config import gguf_config, gguf_weights
 from quire.errors import StartupError
+from quire.gguf.files import is_gguf, read_gguf
 from quire.model_folder import model_folder
 from quire.options.model_form import CONFIG_FORMATS, ModelFormOptions
 from quire.registry import registry
@@ -24,7 +26,7 @@ def read_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
     """As config.json has it.
 
     Args:
-        folder: of the model.
+        folder: of the model; or its file, which then says all, but what is read from --hf-config-path instead.
 
     Raises:
         StartupError: there is none, or it cannot be read.
@@ -38,13 +40,20 @@ def read_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
 def find_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
     """The same; empty where there is none."""
     place = _place(folder, form)
+    found = gguf_config(place) if is_gguf(place) else _in_folder(place, form)
+    if not found:
+        return {}
+    if is_gguf(folder) and place != folder:
+        found |= gguf_weights(read_gguf(folder))
+    return with_rope(found, form.rope_scaling, form.rope_theta) | form.hf_overrides
+
+
+def _in_folder(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
     for name in _names(form):
         try:
-            content = read_object(place / FORMATS[name].file)
+            return FORMATS[name].as_huggingface(read_object(folder / FORMATS[name].file))
         except FileNotFoundError:
             continue
-        config = with_rope(FORMATS[name].as_huggingface(content), form.rope_scaling, form.rope_theta)
-        return config | form.hf_overrides
     return {}
 
 

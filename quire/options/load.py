@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.options.base import option
 
-LOAD_FORMATS = ("auto", "safetensors", "dummy", "pt", "npcache", "mistral", "sharded_state")
+LOAD_FORMATS = ("auto", "safetensors", "dummy", "pt", "npcache", "mistral", "gguf", "sharded_state")
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class LoadOptions:
     load_format: str = option(
         "auto", "How weights are kept: safetensors; pt (files of torch.save, of which tensors alone are read); npcache "
         "(as pt, with copies of numpy, which load faster from then on); mistral (consolidated safetensors beside "
-        "params.json); sharded_state (files for each rank, by `quire save-sharded-state`); dummy (there are none, "
-        "random ones are made); or auto, which takes what the folder has, but no pickles, as files of torch.save are. "
-        "Names that an installed package registers are taken too.",
+        "params.json); gguf (a file of llama.cpp's); sharded_state (files for each rank, by `quire "
+        "save-sharded-state`); dummy (there are none, random ones are made); or auto, which takes what there is, but "
+        "no pickles, as files of torch.save are. Names that an installed package registers are taken too.",
         variables=("VLLM_TEST_FORCE_LOAD_FORMAT",),
     )  # fmt: skip
     pt_load_map_location: str = option(

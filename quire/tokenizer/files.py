@@ -14,8 +14,10 @@ from typing import Any
 import tokenizers
 
 from quire.errors import StartupError
+from quire.gguf.files import is_gguf
 from quire.model_folder import model_folder
 from quire.options.model import ModelOptions
+from quire.tokenizer.gguf import build, gguf_tokenizer
 
 PATTERNS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")
 
@@ -35,7 +37,7 @@ class TokenizerFiles:
 
 
 def tokenizer_folder(options: ModelOptions) -> Path:
-    """The tokenizer's folder, downloaded when it is a hub name.
+    """The tokenizer's folder, downloaded when it is a hub name; or the model's file.
 
     Raises:
         StartupError: there is no such folder, or the hub does not give it.
@@ -46,9 +48,15 @@ def tokenizer_folder(options: ModelOptions) -> Path:
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """
+    Args:
+        folder: of the tokenizer; or a model's file that has it.
+
     Raises:
         StartupError: a file is missing or cannot be parsed.
     """
+    if is_gguf(folder):
+        definition, special_tokens, templates = gguf_tokenizer(folder)
+        return TokenizerFiles(build(definition, folder), definition, {}, special_tokens, templates)
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise StartupError(

@@ -14,6 +14,7 @@ from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import FORMATS, create_format, format_named
 from quire.errors import StartupError
 from quire.options.load import LoadOptions
+from tests.support.gguf_files import write_gguf
 from tests.support.mistral_files import write_mistral
 from tests.support.tiny_models import make_model
 
@@ -28,6 +29,7 @@ WRITERS: dict[str, Callable[[Path, Path], object]] = {
     "auto": lambda file, folder: shutil.copy(file, folder),
     "safetensors": lambda file, folder: shutil.copy(file, folder),
     "mistral": write_consolidated,
+    "gguf": lambda file, folder: write_gguf(make_model(file.parent / "model", "llama-untied"), folder),
     "pt": lambda file, folder: torch.save(load_file(file), folder / "pytorch_model.bin"),
     "npcache": lambda file, folder: torch.save(load_file(file), folder / "pytorch_model.bin"),
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import gguf
 import pytest
 import torch
 
@@ -36,6 +37,7 @@ from tests.support.native import needs_native
 from tests.support.ops import experts_by_definition, make_ops
 from tests.support.quantized import Matrix, awq, gptq
 
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
 CPU = torch.device("cpu")
 INPUT, OUTPUT, INNER, EXPERTS = 64, 96, 64, 3
 GROUP, PACKED = 16, 8  # of the method below
@@ -95,6 +97,11 @@ def four_bits(outputs: int, inputs: int, seed: int, dtype: torch.dtype) -> Matri
     return Matrix({"qweight": qweight, "qzeros": qzeros, "scales": scales, "weight_scale": whole}, meant)
 
 
+def blocks(weight: torch.Tensor) -> Matrix:
+    packed = gguf.quantize(weight.float().numpy(), Q8_0)
+    return Matrix({"weight": torch.from_numpy(packed)}, torch.from_numpy(gguf.dequantize(packed, Q8_0)))
+
+
 @dataclass(frozen=True)
 class Form:
     """A form of checkpoints that a method reads, and how far its products may be from what the weights mean."""
@@ -119,6 +126,16 @@ def converted(convert: Callable[..., Matrix], options: Mapping[str, Any], **sett
     return Form(matrix, settings=settings)
 
 
+class Every(dict[str, str]):
+    """The same for all names."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> str:
+        return "Q8_0"
+
+
 # By the names of methods, and which of their forms.
 CHECKPOINTS: dict[str, Form] = {
     "unquantized": Form(plain),
@@ -129,6 +146,7 @@ CHECKPOINTS: dict[str, Form] = {
     "gptq 8 bits": converted(gptq, {"bits": 8, "less": 0, "symmetric": True}, quant_method="gptq", bits=8,
                              group_size=GROUP, checkpoint_format="gptq_v2"),
     "gptq act-order": converted(gptq, {"shuffled": True}, quant_method="gptq", bits=4, group_size=GROUP, desc_act=True),
+    "gguf": converted(blocks, {}, quant_method="gguf", types=Every()),
 }  # fmt: skip
 
 

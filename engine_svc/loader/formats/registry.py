@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine_svc.loader.formats.base import LoadFormat
 from quire.errors import StartupError
+from quire.gguf.files import is_gguf
 from quire.options.load import LOAD_FORMATS, LoadOptions
 from quire.registry import load_entry, load_plugin, registry
 
@@ -20,6 +21,7 @@ FORMATS = registry(_FLAG, LOAD_FORMATS, {
     "pt": "engine_svc.loader.formats.torch_files:TorchFiles",
     "mistral": "engine_svc.loader.formats.consolidated:Consolidated",
     "sharded_state": "engine_svc.loader.formats.sharded_state:ShardedState",
+    "gguf": "engine_svc.loader.formats.gguf_file:GgufFile",
     "npcache": "engine_svc.loader.formats.npcache:NumpyCache",
 })  # fmt: skip
 
@@ -40,7 +42,7 @@ def format_named(name: str) -> type[LoadFormat]:
 
 
 def create_format(folder: Path, options: LoadOptions) -> LoadFormat:
-    """The format that the options name, for the model in the folder.
+    """The format that the options name, for the model in the folder, or of the file.
 
     Raises:
         StartupError: there is none of that name, or it cannot be used here.
@@ -51,5 +53,7 @@ def create_format(folder: Path, options: LoadOptions) -> LoadFormat:
 
 def _detect(folder: Path) -> str:
     """What `auto` takes."""
+    if is_gguf(folder):
+        return "gguf"
     weights = {file.name.startswith("consolidated") for file in folder.glob("*.safetensors")}
     return "mistral" if weights == {True} and (folder / "params.json").exists() else "safetensors"

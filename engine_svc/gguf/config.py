@@ -1,0 +1,96 @@
+"""A GGUF file's metadata as config.json would say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engine_svc.gguf.architectures import architecture_of
+from engine_svc.gguf.facts import Facts
+from engine_svc.gguf.names import huggingface_names
+from engine_svc.gguf.rotary import head_size, rope_parameters
+from quire.errors import StartupError
+from quire.gguf.files import Gguf, read_gguf
+from quire.gguf.tokens import end_token_ids
+from quire.gguf.types import BF16, F16, PLAIN, READ
+
+_MOST_EXPERTS, _MOST_LAYERS = 4096, 4096
+
+
+def gguf_config(file: Path) -> dict[str, Any]:
+    """
+    Raises:
+        StartupError: the file is broken, or its model is not supported.
+    """
+    model = read_gguf(file)
+    facts = Facts(model)
+    architecture = architecture_of(facts)
+    _check(facts)
+    config = {"architectures": [architecture.huggingface], "model_type": architecture.model_type, **_shape(facts)}
+    return config | architecture.fields(facts) | gguf_weights(model)
+
+
+def gguf_weights(model: Gguf) -> dict[str, Any]:
+    """The fields of config.json that follow from how the file has its weights.
+
+    Raises:
+        StartupError: a tensor has a type that is not read.
+    """
+    modules = architecture_of(Facts(model)).modules
+    types = {}
+    for tensor in model.tensors.values():
+        if tensor.type.name not in READ:
+            raise StartupError(
+                f"{tensor.file}: {tensor.name} is of type {tensor.type.name}, which is not supported; supported are "
+                f"{', '.join(READ)}. Take the model's file of Q2_K, IQ4_XS or Q4_K_M."
+            )
+        if tensor.type not in PLAIN:
+            types[huggingface_names(tensor, modules)[0].removesuffix(".weight")] = tensor.type.name
+    return {
+        "dtype": _dtype(model),
+        "tie_word_embeddings": "output.weight" not in model.tensors,
+        "quantization_config": {"quant_method": "gguf", "types": types},
+    }
+
+
+def _dtype(model: Gguf) -> str:
+    """That of the matrices; bfloat16 where any of them is in blocks."""
+    types = {tensor.type for tensor in model.tensors.values() if len(tensor.shape) > 1}
+    if BF16 in types or not types <= {*PLAIN}:
+        return "bfloat16"
+    return "float16" if F16 in types else "float32"
+
+
+def _check(facts: Facts) -> None:
+    """
+    Raises:
+        StartupError: the model has more of something than it can mean.
+    """
+    for key, most in (("block_count", _MOST_LAYERS), ("expert_count", _MOST_EXPERTS)):
+        found = facts.find(key, 0)
+        if not isinstance(found, int) or not 0 <= found <= most:
+            raise StartupError(
+                f"{facts.model.files[0]}: {facts.architecture}.{key} is {found!r}; at most {most} can be."
+            )
+    if "token_embd.weight" not in facts.model.tensors:
+        raise StartupError(f"{facts.model.files[0]} lacks the tensor token_embd.weight: it is no language model's.")
+
+
+def _shape(facts: Facts) -> dict[str, Any]:
+    heads = facts.need("attention.head_count")
+    return {
+        "vocab_size": facts.model.tensors["token_embd.weight"].shape[0],
+        "hidden_size": facts.need("embedding_length"),
+        "intermediate_size": facts.find("feed_forward_length") or facts.need("expert_feed_forward_length"),
+        "num_hidden_layers": facts.need("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": facts.find("attention.head_count_kv") or heads,
+        "head_dim": head_size(facts),
+        "max_position_embeddings": facts.need("context_length"),
+        "rms_norm_eps": facts.find("attention.layer_norm_rms_epsilon", 1e-6),
+        "rope_parameters": rope_parameters(facts),
+        "attention_bias": facts.has("blk.0.attn_q.bias") or facts.has("blk.0.attn_qkv.bias"),
+        "mlp_bias": facts.has("blk.0.ffn_gate.bias"),
+        "bos_token_id": facts.model.number("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": end_token_ids(facts.model),
+    }

@@ -1,0 +1,78 @@
+"""What a GGUF file says of its model's shape."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import StartupError
+from quire.gguf.files import Gguf
+from quire.gguf.types import F32
+
+_MOST_NUMBERS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The metadata under the name of the model's architecture."""
+
+    model: Gguf
+
+    @property
+    def architecture(self) -> str:
+        """As llama.cpp calls it."""
+        return self.model.text("general.architecture")
+
+    def find(self, key: str, default: Any = None) -> Any:
+        """A number, or what it is in all layers.
+
+        Raises:
+            StartupError: it differs between layers.
+        """
+        found = self.model.metadata.get(f"{self.architecture}.{key}", default)
+        if not isinstance(found, list):
+            return found
+        if not found or any(each != found[0] for each in found):
+            raise StartupError(
+                f"{self.model.files[0]}: {self.architecture}.{key} differs between layers ({found[:8]} …), which is "
+                "not supported."
+            )
+        return found[0]
+
+    def pattern(self, key: str) -> list[bool] | int | None:
+        """What may be a number or a list of true and false for the layers."""
+        found = self.model.metadata.get(f"{self.architecture}.{key}")
+        return [bool(each) for each in found] if isinstance(found, list) else found
+
+    def need(self, key: str) -> Any:
+        """The same as `find`.
+
+        Raises:
+            StartupError: there is none, or it is no number.
+        """
+        found = self.find(key)
+        if not isinstance(found, int | float):
+            raise StartupError(
+                f"{self.model.files[0]}: the metadata's {self.architecture}.{key} is {found!r}; expected a number."
+            )
+        return found
+
+    def has(self, tensor: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return tensor in self.model.tensors
+
+    def numbers(self, tensor: str) -> list[float]:
+        """The values of a short vector.
+
+        Raises:
+            StartupError: it is something else.
+        """
+        found = self.model.tensors[tensor]
+        if found.type != F32 or len(found.shape) != 1 or found.shape[0] > _MOST_NUMBERS:
+            raise StartupError(
+                f"{found.file}: {tensor} is {found.type.name} {list(found.shape)}; expected a vector of F32."
+            )
+        with found.file.open("rb") as opened:
+            opened.seek(found.offset)
+            return list(struct.unpack(f"<{found.shape[0]}f", opened.read(found.num_bytes)))

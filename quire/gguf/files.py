@@ -1,0 +1,117 @@
+"""A model in GGUF: one file, or several that are numbered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import StartupError
+from quire.gguf.header import Header, StoredTensor, read_header
+
+SUFFIX = ".gguf"
+_NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+# Files beside a model that are none of text: of pictures and sound, and of quantisers.
+_OTHERS = re.compile(r"(?i)mmproj|imatrix")
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """A whole model."""
+
+    files: Sequence[Path]
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+
+    def text(self, name: str) -> str:
+        """A text of the metadata; empty where there is none."""
+        found = self.metadata.get(name)
+        return found if isinstance(found, str) else ""
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts of the metadata; empty where there is none."""
+        found = self.metadata.get(name)
+        return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else []
+
+    def number(self, name: str) -> int | None:
+        """A whole number of the metadata, such as a token's id; None where there is none."""
+        found = self.metadata.get(name)
+        return found if isinstance(found, int) else None
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether it names a file of this form, there or not."""
+    return path.suffix == SUFFIX and not path.is_dir()
+
+
+def files_of(file: Path) -> list[Path]:
+    """All files of the model that one of them is of.
+
+    Raises:
+        StartupError: one is missing.
+    """
+    numbered = _NUMBERED.fullmatch(file.name)
+    if numbered is None:
+        files = [file]
+    else:
+        name, _, count = numbered.groups()
+        if not 1 <= int(count) <= 9999:
+            raise StartupError(f"{file}: no model has {count} files.")
+        files = [file.with_name(f"{name}-{index:05}-of-{count}{SUFFIX}") for index in range(1, int(count) + 1)]
+    if missing := [each.name for each in files if not each.is_file()]:
+        raise StartupError(
+            f"{file.parent} is not complete: {', '.join(missing[:3])} is missing, of {len(files)} files that the model "
+            f"has."
+        )
+    return files
+
+
+def read_gguf(file: Path) -> Gguf:
+    """What all files of a model say; the first one's metadata are those of the model.
+
+    Raises:
+        StartupError: a file is missing or broken, or a tensor is in two of them.
+    """
+    files = files_of(file)
+    headers = [read_header(each) for each in files]
+    tensors: dict[str, StoredTensor] = {}
+    for header in headers:
+        for name, tensor in header.tensors.items():
+            if name in tensors:
+                raise StartupError(f"{tensor.file}: {name} is in {tensors[name].file.name} too.")
+            tensors[name] = tensor
+    _check_split(files, headers, tensors)
+    return Gguf(files, headers[0].metadata, tensors)
+
+
+def _check_split(files: Sequence[Path], headers: Sequence[Header], tensors: Mapping[str, StoredTensor]) -> None:
+    """
+    Raises:
+        StartupError: the files are not those of one model, in order.
+    """
+    for index, (file, header) in enumerate(zip(files, headers, strict=True)):
+        told = header.metadata.get("split.no", 0), header.metadata.get("split.count", 0)
+        if told not in ((index, len(files)), (0, 0)):
+            raise StartupError(
+                f"{file} says that it is file {told[0]} of {told[1]}, counted from 0; expected {index} of {len(files)}."
+                " Give files of several parts the names that they had."
+            )
+    expected = headers[0].metadata.get("split.tensors.count", len(tensors))
+    if expected != len(tensors):
+        raise StartupError(f"{files[0]}: the model has {expected} tensors, and {len(tensors)} are in its files.")
+
+
+def model_in(folder: Path) -> Path | None:
+    """The file, or the first of several parts, of the only model of this form in a folder; None where there is none.
+
+    Raises:
+        StartupError: there are several.
+    """
+    found = sorted(file for file in folder.glob(f"*{SUFFIX}") if not _OTHERS.search(file.name))
+    models = [file for file in found if not (part := _NUMBERED.fullmatch(file.name)) or int(part[2]) == 1]
+    if len(models) > 1:
+        names = ", ".join(file.name for file in models[:5])
+        raise StartupError(f"{folder} has {len(models)} models of GGUF: {names}. Name the one that is meant.")
+    return models[0] if models else None

@@ -1,0 +1,39 @@
+"""The vocabulary of a GGUF file."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from quire.gguf.files import Gguf
+
+# Tokens that end an answer in one of the chat formats, and that files seldom name as such.
+_ENDS = frozenset({
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
+    "<|return|>", "<|call|>", "<EOT>", "<|END_OF_TURN_TOKEN|>",
+})  # fmt: skip
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+class TokenKind(IntEnum):
+    """As tokenizer.ggml.token_type numbers them."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+def token_kinds(model: Gguf) -> list[int]:
+    """Of each token; all are normal where the file does not say."""
+    count, found = len(model.texts("tokenizer.ggml.tokens")), model.metadata.get("tokenizer.ggml.token_type")
+    return found if isinstance(found, list) and len(found) == count else [TokenKind.NORMAL] * count
+
+
+def end_token_ids(model: Gguf) -> list[int]:
+    """Those that end an answer: named so by the file, or control tokens that do it in a known chat format."""
+    named = {model.number(f"tokenizer.ggml.{key}") for key in _END_KEYS}
+    tokens = zip(model.texts("tokenizer.ggml.tokens"), token_kinds(model), strict=True)
+    known = {index for index, (text, kind) in enumerate(tokens) if kind == TokenKind.CONTROL and text in _ENDS}
+    return sorted(index for index in named | known if index is not None)

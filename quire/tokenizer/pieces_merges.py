@@ -1,0 +1,28 @@
+"""Merges of a vocabulary of SentencePiece, which says in what order tokens come about and not from which parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+SPACE = "▁"
+
+
+def merges_of_pieces(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """All pairs of tokens that make a token, those of the highest scores first.
+
+    Args:
+        scores: by the tokens' ids.
+    """
+    found = []
+    for text, index in vocabulary.items():
+        pairs = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
+        known = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary]
+        known.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        found += [(scores[index], *pair) for pair in known]
+    found.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
+    return [(left, right) for _, left, right in found]
+
+
+def with_spelled_spaces(vocabulary: Mapping[str, int]) -> dict[str, int]:
+    """The same with tokens that are nothing but spaces as SentencePiece spells them."""
+    return {SPACE * len(text) if text and not text.strip(" ") else text: index for text, index in vocabulary.items()}

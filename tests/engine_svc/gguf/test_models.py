@@ -1,0 +1,218 @@
+"""Models in GGUF say what the same weights say in Transformers: families, types, ranks, and what is wrong."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from engine_svc.config_formats.registry import read_model_config
+from engine_svc.gguf.architectures import ARCHITECTURES
+from engine_svc.loader.formats.registry import create_format
+from quire.errors import StartupError
+from quire.gguf.types import READ
+from quire.options.load import LoadOptions
+from quire.options.model_form import ModelFormOptions
+from quire.sampling import SamplingParameters
+from tests.support.gguf_files import Written, write_gguf, write_metadata
+from tests.support.run_engine import random_prompts, run, running_engine, tokens
+from tests.support.tiny_models import FAMILIES as FAMILY_NAMES
+from tests.support.tiny_models import ROPES, check_greedy, make_model
+
+PROMPTS = random_prompts(3, 25)
+GREEDY = SamplingParameters(temperature=0.0, max_tokens=12, ignore_eos=True)
+# Of the tiny models, those that llama.cpp has; with what differs because files of GGUF cannot say it otherwise.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {}, "llama-untied": {}, "mixtral": {}, "qwen2": {}, "qwen2-moe": {"decoder_sparse_step": 1}, "qwen3": {},
+    "qwen3-moe": {"mlp_only_layers": []}, "gemma": {}, "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {
+        "query_pre_attn_scalar": 32, "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    },
+    "phi3": {}, "phi3-partial": {}, "olmo2": {}, "granite": {}, "cohere": {}, "cohere2": {}, "glm4": {}, "smollm3": {},
+    "seed-oss": {},
+}  # fmt: skip
+# Of a shape that has room for blocks of 256 values.
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 128, "num_hidden_layers": 2, "initializer_range": 0.1}  # fmt: skip
+
+
+def answers(file: Path, **options: Any) -> list[list[int]]:
+    with running_engine(file, **options) as engine:
+        return tokens(run(engine, PROMPTS, GREEDY))
+
+
+def check(written: Written, **options: Any) -> None:
+    check_greedy(written.reference, PROMPTS, answers(written.file, **options), GREEDY.max_tokens)
+
+
+def write(folder: Path, kind_of: Callable[[str], str], family: str = "qwen3", **changes: Any) -> Written:
+    return write_gguf(make_model(folder / "model", family, **(WIDE | changes)), folder / "gguf", kind_of)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(tmp_path: Path, family: str) -> None:
+    """Weights and configuration are the very ones that were written."""
+    written = write_gguf(make_model(tmp_path / "model", family, **FAMILIES[family]), tmp_path / "gguf")
+    check_greedy(tmp_path / "model", PROMPTS, answers(written.file), GREEDY.max_tokens)
+
+
+def test_every_architecture_is_here() -> None:
+    tried = {FAMILY_NAMES[family][0] for family in FAMILIES}
+    assert {each.huggingface for each in ARCHITECTURES.values()} == {
+        f"{name.removesuffix('Text')}ForCausalLM" for name in tried
+    }
+
+
+@pytest.mark.parametrize("scaling", ["linear", "yarn", "llama3"])
+def test_rotary_scalings(tmp_path: Path, scaling: str) -> None:
+    model = make_model(tmp_path / "model", "llama", rope_parameters=ROPES[scaling])
+    check_greedy(model, PROMPTS, answers(write_gguf(model, tmp_path / "gguf").file), GREEDY.max_tokens)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K"])
+def test_types(tmp_path: Path, kind: str) -> None:
+    """Embeddings included, which are the head too."""
+    check(write(tmp_path, lambda name: kind))
+
+
+def test_all_types_in_one_file(tmp_path: Path) -> None:
+    kinds = itertools.cycle(READ)
+    check(write(tmp_path, lambda name: next(kinds), tie_word_embeddings=False))
+
+
+def mixed(name: str) -> str:
+    """As llama.cpp's Q4_K_M: more bits where it matters, so that parts of a layer differ."""
+    return (
+        "Q6_K" if name in ("output.weight", "token_embd.weight") or "attn_v" in name or "1.ffn_down" in name else "Q4_K"
+    )
+
+
+@pytest.mark.parametrize(("family", "changes"), [
+    ("llama", {}), ("qwen3", {"tie_word_embeddings": False}), ("phi3", {}),
+    ("qwen3-moe", {"mlp_only_layers": [], "moe_intermediate_size": 256}),
+    ("mixtral", {}),
+])  # fmt: skip
+def test_mixed_types(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+    check(write(tmp_path, mixed, family, **changes))
+
+
+def test_experts_of_different_types(tmp_path: Path) -> None:
+    """In one file's layers: the first one's down projections have more bits."""
+    check(write(tmp_path, lambda name: "Q6_K" if "0.ffn_down_exps" in name else "Q4_K", "mixtral"))
+
+
+def test_over_ranks(tmp_path: Path) -> None:
+    """Ranks have whole blocks each."""
+    check(write(tmp_path, mixed, "mixtral", intermediate_size=512), tensor_parallel_size=2)
+
+
+def test_a_folder_with_one_file(tmp_path: Path) -> None:
+    written = write(tmp_path, lambda name: "Q8_0")
+    shutil.move(written.reference, tmp_path / "reference")
+    check(Written(written.file.parent, tmp_path / "reference"))
+    check(Written(written.file.parent, tmp_path / "reference"), load_format="gguf", quantization="gguf")
+
+
+def test_a_file_in_parts(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", "qwen3", **WIDE)
+    written = write_gguf(model, tmp_path / "gguf", mixed, tensors_in_a_part=9)
+    assert written.file.name == "model-00001-of-00003.gguf"
+    check(written)
+    (last,) = written.file.parent.glob("*-00003-of-*")
+    last.unlink()
+    with pytest.raises(StartupError, match=r"model-00003-of-00003\.gguf is missing, of 3 files"):
+        answers(written.file)
+
+
+def test_a_configuration_from_elsewhere(tmp_path: Path) -> None:
+    """Tensors keep their types, and the file says whether the head is the embedding."""
+    written = write(tmp_path, mixed)
+    config = json.loads((written.reference / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "config.json").write_text(json.dumps(config))
+    check(written, hf_config_path=str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [
+    ("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("Q4_K", "bfloat16"),
+])  # fmt: skip
+def test_the_type_that_auto_takes(tmp_path: Path, kind: str, dtype: str) -> None:
+    file = write(tmp_path, lambda name: kind).file
+    assert read_model_config(file, ModelFormOptions())["dtype"] == dtype
+
+
+def test_where_answers_end(tmp_path: Path) -> None:
+    """At the tokens that the file names, and at control tokens that end a turn in a known format."""
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "<|im_end|>", "</s>", "<|eot_id|>", "<|endoftext|>"],
+        "tokenizer.ggml.token_type": [1, 3, 3, 4, 3], "tokenizer.ggml.eos_token_id": 2,
+    }  # fmt: skip
+    file = write_gguf(make_model(tmp_path / "model", "llama"), tmp_path / "gguf", extra=metadata).file
+    assert read_model_config(file, ModelFormOptions())["eos_token_id"] == [1, 2, 4]
+
+
+def test_families_that_are_not_read(tmp_path: Path) -> None:
+    file = write_metadata(tmp_path / "m.gguf", {}, "mamba")
+    with pytest.raises(StartupError, match=r"m\.gguf: the architecture 'mamba' is not read.*llama.*safetensors"):
+        read_model_config(file, ModelFormOptions())
+
+
+def test_types_that_are_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(1)
+    writer.add_embedding_length(256)
+    writer.add_head_count(4)
+    writer.add_feed_forward_length(256)
+    writer.add_context_length(64)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 256), np.float32))
+    writer.add_tensor("blk.0.attn_q.weight", np.zeros((8, 66), np.uint8), raw_dtype=gguf.GGMLQuantizationType.IQ2_XXS)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(StartupError, match=r"m\.gguf: blk\.0\.attn_q\.weight is of type IQ2_XXS.*Take .*Q4_K_M"):
+        read_model_config(file, ModelFormOptions())
+
+
+def test_metadata_that_are_missing(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(file, "qwen3")
+    writer.add_tensor("token_embd.weight", np.zeros((8, 256), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(StartupError, match=r"m\.gguf: the metadata's qwen3\.attention\.head_count is None; expected"):
+        read_model_config(file, ModelFormOptions())
+
+
+def test_a_tensor_too_many_or_too_few(tmp_path: Path) -> None:
+    """Both are named with the file."""
+    model = make_model(tmp_path / "model", "llama")
+    file = write_gguf(model, tmp_path / "gguf").file
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"blk.1.attn_output.weight", b"blk.1.attn_unknown.weight"[:24]))
+    with pytest.raises(StartupError, match=r"model\.gguf: the model has no parameter for .*blk\.1\.attn_unknown"):
+        answers(file)
+    file.write_bytes(content.replace(b"llama.block_count\x04\0\0\0\x03", b"llama.block_count\x04\0\0\0\x04"))
+    with pytest.raises(StartupError, match=r"model\.gguf: the checkpoint lacks layers\.3\."):
+        answers(file)
+
+
+def test_formats_of_folders_do_not_read_it(tmp_path: Path) -> None:
+    file = write_gguf(make_model(tmp_path / "model", "llama"), tmp_path / "gguf").file
+    with pytest.raises(StartupError, match=r"no .*safetensors"):
+        create_format(file, LoadOptions(load_format="safetensors")).files()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StartupError, match=r"--load-format gguf: .*empty has no \*\.gguf file"):
+        create_format(tmp_path / "empty", LoadOptions(load_format="gguf"))
