@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.fused_experts import FusedForm
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice, take
-from engine_svc.layers.split import Part, Split, bias_of, hold, split_parameter, take_all
+from engine_svc.layers.split import Part, Split, bias_of, features_together, hold, split_parameter, take_all
 from engine_svc.ops.base import ExpertsForm, ExpertsProduct
 from engine_svc.ops.weights import Weight, wide
 
@@ -36,9 +37,7 @@ class Experts(PackedLayer):
         super().__init__()
         self._context, self._shape, self._form = context, shape, form
         self._product: ExpertsProduct | None = None
-        group = context.groups.expert
-        share = group.divide(shape.size, "features of an expert")
-        mine, whole = Part(group.rank * share, share, shape.size), Part(0, shape.hidden_size, shape.hidden_size)
+        mine, whole = _features(shape.size, context), Part(0, shape.hidden_size, shape.hidden_size)
         splits = {"gate_up": Split({"gate": mine, "up": mine}, whole), "down": Split({"down": whole}, mine)}
         self._held = {}
         for name, split in splits.items():
@@ -101,3 +100,24 @@ class Experts(PackedLayer):
         """
         assert self._product is not None
         return self._context.groups.expert.all_reduce(self._product(hidden, weights, expert_ids))
+
+
+def _features(size: int, context: LayerContext) -> Part:
+    """This rank's of those inside an expert. Those that share a scale, say, stay together: some ranks may have more than
+    others.
+
+    Raises:
+        ValueError: there are more ranks than such groups.
+    """
+    together = math.lcm(
+        features_together(context, "experts", "gate", "outputs"),
+        features_together(context, "experts", "down", "inputs"),
+    )
+    unit = together if size % together == 0 else 1
+    group = context.groups.expert
+    if size // unit < group.world_size:
+        raise ValueError(
+            f"the {size} features of an expert, by {unit}, cannot be divided among {group.world_size} ranks"
+        )
+    first, last = (rank * (size // unit) // group.world_size * unit for rank in (group.rank, group.rank + 1))
+    return Part(first, last - first, size)

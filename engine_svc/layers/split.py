@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -152,6 +153,13 @@ def split_parameter(spec: ParameterSpec, split: Split, device: torch.device, num
 def bias_of(dtype: torch.dtype) -> ParameterSpec:
     """That of a matrix's outputs, of whatever form the matrix is."""
     return ParameterSpec("bias", dtype, (OUTPUTS,))
+
+
+def features_together(context: LayerContext, kind: PlaceKind, part: str, along: Literal["outputs", "inputs"]) -> int:
+    """How many features of a matrix share entries of its parameters, and must stay on one rank."""
+    method = context.quantization.layer(Place(kind, names_in_checkpoints(context.path, part)))
+    axes = [axis for spec in method.parameters() for axis in spec.axes]
+    return math.lcm(*(axis.features for axis in axes if axis.along == along and not axis.whole))
 
 
 @dataclass(frozen=True)
