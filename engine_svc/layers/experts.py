@@ -103,8 +103,8 @@ class Experts(PackedLayer):
 
 
 def _features(size: int, context: LayerContext) -> Part:
-    """This rank's of those inside an expert. Those that share a scale, say, stay together: some ranks may have more than
-    others.
+    """This rank's part of those inside an expert. Those that share a scale, say, stay together, so that some ranks may
+    have more than others.
 
     Raises:
         ValueError: there are more ranks than such groups.
