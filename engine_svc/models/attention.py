@@ -79,17 +79,19 @@ class Attention(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
-        tokens = hidden.shape[0]
         projected = self.qkv_proj(hidden)
         if self._norms in ("each", "all"):
             self._normalise(projected)
-        heads = projected.view(tokens, -1, self._head_dim)
+        return self.o_proj(self._attend(projected.view(len(hidden), -1, self._head_dim), cache, step))
+
+    def _attend(self, heads: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
+        """Queries, keys and values [tokens, all heads, head_dim] → [tokens, query heads * head_dim]."""
         query_key, value = heads.split((self._heads + self._kv_heads, self._kv_heads), dim=1)
         query, key = self._rotate(query_key, step).split((self._heads, self._kv_heads), dim=1)
         if step.query_scales is not None and not self._rotates:
             query = (query * step.query_scales).to(query.dtype)
         output = step.attention.forward(query, key, value, cache.cache, cache.prepared, self.options)
-        return self.o_proj(output.reshape(tokens, -1))
+        return output.flatten(1)
 
     def _rotate(self, heads: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """Query and key heads, normed where all have the same weights; may work in place."""

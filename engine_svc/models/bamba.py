@@ -29,7 +29,7 @@ def mamba2_config(config: Mapping[str, Any]) -> Mamba2Config:
     """As Bamba and Granite write it."""
     heads, head_dim = config.get("mamba_n_heads", 128), config.get("mamba_d_head", "auto")
     size = config.get("mamba_expand", 2) * config["hidden_size"]
-    least, most = (_number(each) for each in config.get("time_step_limit") or (0.0, math.inf))
+    least, most = (number(each) for each in config.get("time_step_limit") or (0.0, math.inf))
     return Mamba2Config(
         heads=heads, head_dim=size // heads if head_dim == "auto" else head_dim,
         groups=config.get("mamba_n_groups", 1), state_size=config.get("mamba_d_state", 256),
@@ -39,6 +39,6 @@ def mamba2_config(config: Mapping[str, Any]) -> Mamba2Config:
     )  # fmt: skip
 
 
-def _number(value: float | Mapping[str, str]) -> float:
+def number(value: float | Mapping[str, str]) -> float:
     """Transformers writes what JSON has no number for as {"__float__": "Infinity"}."""
     return float(value["__float__"]) if isinstance(value, Mapping) else float(value)

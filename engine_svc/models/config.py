@@ -156,6 +156,7 @@ class ModelConfig(ModelFacts):
     # Weightless: each head, in layers that rotate.
     qk_norm: Literal["none", "head", "rotated", "each", "all", "weightless"] = "none"
     attention_sinks: bool = False  # see AttentionOptions
+    gates_attention: bool = False  # a gate for each value of its output
     windows_are_chunks: bool = False
     temperature: Temperature | None = None  # of layers that do not rotate
     rope_interleaved: bool = False  # neighbouring values are rotated with each other, not those half a head apart

@@ -13,6 +13,7 @@ from engine_svc.layers.norm import LayerNorm, RMSNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import Mamba2Config, MambaConfig, ModelConfig, RecurrentConfig
 from engine_svc.models.delta_net import DeltaNet
+from engine_svc.models.gated_attention import GatedAttention
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mamba import Mamba
 from engine_svc.models.mamba2 import Mamba2
@@ -35,11 +36,7 @@ class DecoderLayer(torch.nn.Module):
             self.mixer = _recurrent_layer(config.hidden_size, config.recurrent[index], context.at("mixer"))
             self.state_shape = self.mixer.state_shape
         else:
-            self.self_attn = (
-                LatentAttention(config, config.latent, context.at("self_attn"))
-                if config.latent
-                else Attention(config, context.at("self_attn"), index)
-            )
+            self.self_attn = _attention(config, context.at("self_attn"), index)
         for name in self.norms:
             setattr(self, name, hidden_norm(config, context))
         if config.norm_placement == "alone":
@@ -127,6 +124,12 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "parallel": ParallelLayer,
     "alone": MixerLayer,
 }  # fmt: skip
+
+
+def _attention(config: ModelConfig, context: LayerContext, index: int) -> Attention | LatentAttention:
+    if config.latent:
+        return LatentAttention(config, config.latent, context)
+    return (GatedAttention if config.gates_attention else Attention)(config, context, index)
 
 
 def _recurrent_layer(hidden_size: int, config: RecurrentConfig, context: LayerContext) -> RecurrentLayer:

@@ -11,17 +11,21 @@ from engine_svc.models.config import ModelConfig, MoeConfig
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Every `decoder_sparse_step`th layer is a mixture, but for `mlp_only_layers`; Qwen2 shares one more expert."""
+    """Qwen2 shares one more expert."""
     family = qwen3 if config["architectures"][0] == "Qwen3MoeForCausalLM" else qwen2
+    moe = mixtures(config, shares_expert=family is qwen2, renormalize=bool(config.get("norm_topk_prob")))
+    return dataclasses.replace(family.config_of(config), moe=moe)
+
+
+def mixtures(config: Mapping[str, Any], shares_expert: bool, renormalize: bool) -> tuple[MoeConfig | None, ...]:
+    """Of each layer: every `decoder_sparse_step`th is a mixture, but for `mlp_only_layers`."""
     # Transformers 5 writes Qwen3's number under another name.
     count = config.get("num_experts") or config["num_local_experts"]
     moe = MoeConfig(
-        count, config["num_experts_per_tok"], config["moe_intermediate_size"],
-        bool(config.get("norm_topk_prob")), config["shared_expert_intermediate_size"] if family is qwen2 else None,
-        shared_gate=family is qwen2,
+        count, config["num_experts_per_tok"], config["moe_intermediate_size"], renormalize,
+        config["shared_expert_intermediate_size"] if shares_expert else None, shared_gate=shares_expert,
     )  # fmt: skip
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-    layers = tuple(
+    return tuple(
         moe if index not in dense and (index + 1) % step == 0 else None for index in range(config["num_hidden_layers"])
     )
-    return dataclasses.replace(family.config_of(config), moe=layers)

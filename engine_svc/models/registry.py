@@ -12,7 +12,12 @@ from quire.errors import StartupError
 # Architecture of config.json → module with `config_of(config) -> ModelConfig`.
 ARCHITECTURES = {
     "BambaForCausalLM": "engine_svc.models.bamba",
+    "FalconMambaForCausalLM": "engine_svc.models.pure_mamba",
+    "GraniteMoeHybridForCausalLM": "engine_svc.models.granite_hybrid",
     "JambaForCausalLM": "engine_svc.models.jamba",
+    "Mamba2ForCausalLM": "engine_svc.models.pure_mamba",
+    "MambaForCausalLM": "engine_svc.models.pure_mamba",
+    "Qwen3NextForCausalLM": "engine_svc.models.qwen3_next",
     "Cohere2ForCausalLM": "engine_svc.models.cohere",
     "CohereForCausalLM": "engine_svc.models.cohere",
     "DeepseekV2ForCausalLM": "engine_svc.models.deepseek",

@@ -44,6 +44,7 @@ _SIGNATURES = {
     "rms_norm": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _FLOAT),
     "layer_norm": (_INT, _POINTER, _LONG, *(_POINTER,) * 4, _LONG, _LONG, _LONG, _FLOAT),
     "add": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG),
+    "gate": (_INT, _POINTER, _POINTER, _LONG, _LONG),
     "softcap": (_POINTER, _LONG, _LONG, _LONG, _FLOAT),
     "scale": (_POINTER, _LONG, _LONG, _LONG, _FLOAT),
     "rotate_pairs": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *(_LONG,) * 5),

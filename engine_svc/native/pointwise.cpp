@@ -187,6 +187,21 @@ void quire_add(int type, void* to, const void* values, const float* gates, int64
   });
 }
 
+// values times the sigmoid of gates, both [rows, size].
+void quire_gate(int type, void* values, const void* gates, int64_t rows, int64_t size) {
+  with_type(type, [=](auto value) {
+    using Value = decltype(value);
+    parallel_for(rows, rows * size > WORTH_A_THREAD, [=](int64_t row) {
+      Value* to = (Value*)values + row * size;
+      const Value* gate = (const Value*)gates + row * size;
+      for (int64_t i = 0; i < size; i += LANES) {
+        Floats one_and_power = all(1.0f) + exponential(zero() - load(gate + i, size - i));
+        store(to + i, load(to + i, size - i) / one_and_power, size - i);
+      }
+    });
+  });
+}
+
 // logits [rows, size] become cap * tanh(logit / cap).
 void quire_softcap(float* logits, int64_t stride, int64_t rows, int64_t size, float cap) {
   parallel_for(rows, rows * size > WORTH_A_THREAD, [=](int64_t row) {

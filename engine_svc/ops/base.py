@@ -148,6 +148,10 @@ class Ops(ABC):
         """
 
     @abstractmethod
+    def gate(self, values: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Values times the sigmoid of their gates, in place; returns them. Both [tokens, size], contiguous."""
+
+    @abstractmethod
     def softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """float32 [rows, vocabulary] becomes cap * tanh(logits / cap), in place."""
 

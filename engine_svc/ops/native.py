@@ -108,6 +108,11 @@ class NativeOps(Ops):
         self.kernels.add(TYPES[total.dtype], total.data_ptr(), values.data_ptr(), pointer(gates), *total.shape)
         return total
 
+    def gate(self, values: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """See Ops.gate."""
+        self.kernels.gate(TYPES[values.dtype], values.data_ptr(), gates.data_ptr(), *values.shape)
+        return values
+
     def softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """See Ops.softcap."""
         self.kernels.softcap(logits.data_ptr(), logits.stride(0), *logits.shape, cap)

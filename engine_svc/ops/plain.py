@@ -91,6 +91,10 @@ class PlainOps(Ops):
         """See Ops.add."""
         return total.add_(values if gates is None else values * gates.sigmoid().to(values.dtype))
 
+    def gate(self, values: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """See Ops.gate."""
+        return values.mul_(gates.float().sigmoid().to(values.dtype))
+
     def softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """See Ops.softcap."""
         return logits.div_(cap).tanh_().mul_(cap)

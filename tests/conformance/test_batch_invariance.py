@@ -104,6 +104,7 @@ OPERATIONS: dict[str, Callable[[Ops, torch.dtype], Operation]] = {
 ON_A_CPU = OPERATIONS | {
     "rotate pairs": rotate_pairs, "choose experts": choose_experts,
     "add": lambda ops, dtype: lambda hidden: ops.add(hidden.clone() * 3, hidden, hidden[:, :1].float().contiguous()),
+    "gate": lambda ops, dtype: lambda hidden: ops.gate(hidden.clone() * 3, hidden),
     "scale": lambda ops, dtype: lambda hidden: ops.scale(hidden.float() * 2, 0.3),
     "softcap": lambda ops, dtype: lambda hidden: ops.softcap(hidden.float() * 40, 30.0),
 }  # fmt: skip

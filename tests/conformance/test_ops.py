@@ -104,6 +104,16 @@ def test_add(name: str, is_gated: bool) -> None:
     close(total, expected, dtype)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@every
+def test_gate(name: str, dtype: torch.dtype) -> None:
+    ops, _ = make_ops(name)
+    values, gates = normal(7, 72, dtype=dtype), normal(7, 72, dtype=dtype, seed=1) * 20
+    expected = values.double() * gates.double().sigmoid()
+    assert ops.gate(values, gates) is values
+    close(values, expected, dtype)
+
+
 @every
 def test_softcap(name: str) -> None:
     ops, _ = make_ops(name)

@@ -120,6 +120,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 _MAMBA2: dict[str, Any] = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_chunk_size": 16,
 }  # fmt: skip
+_GRANITE: dict[str, Any] = {
+    "shared_intermediate_size": 48, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
+    "attention_multiplier": 0.3,
+}  # fmt: skip
 # Those whose layers keep states, at least some of them.
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": (
@@ -130,6 +134,21 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": ("Bamba", _MAMBA2 | {"attn_layer_indices": [1]}),
     "bamba-plain": ("Bamba", _MAMBA2 | {"attn_layer_indices": [0], "mamba_n_groups": 1, "mamba_conv_bias": False,
                                         "mamba_proj_bias": True}),
+    "granite-hybrid": ("GraniteMoeHybrid", _MAMBA2 | _GRANITE | {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 4,
+    }),
+    "granite-hybrid-dense": ("GraniteMoeHybrid", _MAMBA2 | _GRANITE | {
+        "layer_types": ["full_attention", "linear_attention", "linear_attention"], "num_local_experts": 0,
+        "position_embedding_type": "rope",
+    }),
+    "qwen3-next": ("Qwen3Next", {
+        "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 12, "linear_value_head_dim": 20, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1],
+    }),
+    "mamba": ("Mamba", {"state_size": 8}),
+    "falcon-mamba": ("FalconMamba", {"state_size": 8}),
+    "mamba2": ("Mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 16}),
 }  # fmt: skip
 
 # Those that run by Transformers' own code.

@@ -22,7 +22,7 @@ every_family = pytest.mark.parametrize("family", HYBRIDS)
 
 
 @every_family
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("kernels", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
 def test_families(model_folder: ModelFolder, family: str, kernels: str) -> None:
     """Several at once, the longest in chunks that begin anywhere; and again, with nothing of what was computed."""
     folder = model_folder(family)
@@ -33,7 +33,7 @@ def test_families(model_folder: ModelFolder, family: str, kernels: str) -> None:
     check_greedy(folder, PROMPTS, found, GREEDY.max_tokens or 0)
 
 
-@every_family
+@pytest.mark.parametrize("family", ["jamba", "bamba", "qwen3-next"])
 def test_preempted_ones_are_computed_again(model_folder: ModelFolder, family: str) -> None:
     folder = model_folder(family)
     prompts = random_prompts(30, 31, 32, 33, 34)
@@ -44,7 +44,7 @@ def test_preempted_ones_are_computed_again(model_folder: ModelFolder, family: st
     check_greedy(folder, prompts, found, 40)
 
 
-@every_family
+@pytest.mark.parametrize("family", ["jamba", "granite-hybrid", "qwen3-next"])
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_slots_are_used_again(model_folder: ModelFolder, family: str, steps: int) -> None:
     """By others than those that were aborted in the middle of their prompts or answers."""
@@ -84,10 +84,11 @@ def test_choices_compute_the_prompt_each(model_folder: ModelFolder) -> None:
         pytest.param({"dtype": "float16", "mamba_ssm_cache_dtype": "float16"}, 0.1, marks=needs_native),
     ],
 )
-@pytest.mark.parametrize("family", ["jamba", "bamba"])
+@pytest.mark.parametrize("family", ["jamba", "bamba", "qwen3-next"])
 def test_logprobs(model_folder: ModelFolder, family: str, options: dict[str, Any], tolerance: float) -> None:
     """Of prompt and answer, against float64 on the same tokens."""
-    changes = {"num_experts_per_tok": 4} if family == "jamba" else {}  # where the choice is close, rounding decides
+    experts = {"jamba": 4, "qwen3-next": 6}.get(family)  # all of them: where the choice is close, rounding decides
+    changes = {"num_experts_per_tok": experts} if experts else {}
     folder = model_folder(family, initializer_range=0.1, **changes)
     (prompt,) = random_prompts(70)
     with running_engine(folder, max_num_batched_tokens=32, **options) as engine:
@@ -100,7 +101,7 @@ def test_logprobs(model_folder: ModelFolder, family: str, options: dict[str, Any
 
 
 @pytest.mark.slow
-@every_family
+@pytest.mark.parametrize("family", ["jamba", "bamba", "bamba-plain", "qwen3-next", "falcon-mamba"])
 def test_on_two_ranks(model_folder: ModelFolder, family: str) -> None:
     folder = model_folder(family)
     with running_engine(folder, tensor_parallel_size=2, cpu_threads=1, max_num_batched_tokens=33) as engine:

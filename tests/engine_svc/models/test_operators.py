@@ -19,8 +19,9 @@ from tests.support.run_engine import GREEDY, random_prompts, run, running_engine
 DOCUMENT = Path(__file__).parents[3] / "docs" / "performance.md"
 # Names of memory, or memory itself: nothing is computed.
 NO_WORK = {
-    "alias", "contiguous", "detach", "detach_", "empty", "empty_like", "flatten", "lift_fresh", "new_empty", "reshape",
-    "resolve_conj", "resolve_neg", "select", "slice", "split", "split_with_sizes", "to", "unbind", "unsqueeze", "view",
+    "alias", "chunk", "contiguous", "detach", "detach_", "empty", "empty_like", "flatten", "lift_fresh", "new_empty",
+    "reshape", "resolve_conj", "resolve_neg", "select", "slice", "split", "split_with_sizes", "to", "unbind",
+    "unflatten", "unsqueeze", "view",
 }  # fmt: skip
 
 
@@ -73,6 +74,9 @@ def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         "deepseek-v2-plain",
         "deepseek-v3",
         "granite",
+        "jamba",
+        "granite-hybrid",
+        "qwen3-next",
         "glm4",
         "cohere-norms",
         "cohere2",

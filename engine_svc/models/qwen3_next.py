@@ -1,0 +1,36 @@
+"""Qwen3-Next (Alibaba 2025): gated delta nets, gated attention in every fourth layer, mixtures of many experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models.config import DeltaNetConfig, ModelConfig, base_config, rope_parameters
+from engine_svc.models.qwen_moe import mixtures
+
+
+def config_of(config: Mapping[str, Any]) -> ModelConfig:
+    """Every fourth layer attends, unless its type says otherwise; a quarter of each head is rotated."""
+    layers = range(config["num_hidden_layers"])
+    parameters, bias = rope_parameters(config), bool(config.get("attention_bias"))
+    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 0.25))
+    interval = config.get("full_attention_interval", 4)
+    types = config.get("layer_types") or [
+        "linear_attention" if (index + 1) % interval else "full_attention" for index in layers
+    ]
+    delta_net = _delta_net(config)
+    return base_config(
+        dict(config) | {"rope_parameters": parameters},
+        head_dim=config.get("head_dim") or 256, qkv_bias=bias, output_bias=bias, qk_norm="head", norm_offset=1.0,
+        gates_attention=True, recurrent={index: delta_net for index in layers if types[index] == "linear_attention"},
+        moe=mixtures(config, shares_expert=True, renormalize=bool(config.get("norm_topk_prob", True))),
+        ignored_names=("mtp.",),  # which guess ahead
+    )  # fmt: skip
+
+
+def _delta_net(config: Mapping[str, Any]) -> DeltaNetConfig:
+    return DeltaNetConfig(
+        key_heads=config.get("linear_num_key_heads", 16), value_heads=config.get("linear_num_value_heads", 32),
+        key_dim=config.get("linear_key_head_dim", 128), value_dim=config.get("linear_value_head_dim", 128),
+        taps=config.get("linear_conv_kernel_dim", 4), norm_epsilon=config.get("rms_norm_eps", 1e-6),
+    )  # fmt: skip
