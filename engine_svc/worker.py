@@ -77,6 +77,8 @@ class EngineWorker:
 
     def _build(self) -> Engine:
         """Runs in the engine's thread, as all calls of the executor do."""
+        if self._options.cache.kv_sharing_fast_prefill:
+            logger.warning("--kv-sharing-fast-prefill has no effect: prompts are computed as they are without it")
         try:
             folder = weights_folder(self._model, self._options.load)
             read_ahead(create_format(folder, self._options.load))

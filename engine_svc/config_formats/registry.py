@@ -12,6 +12,7 @@ from engine_svc.config_formats.mistral import from_mistral
 from engine_svc.gguf.config import gguf_config, gguf_weights
 from quire.errors import StartupError
 from quire.gguf.files import is_gguf, read_gguf
+from quire.hub import Hub, Wanted
 from quire.model_folder import model_folder
 from quire.options.model_form import CONFIG_FORMATS, ModelFormOptions
 from quire.registry import registry
@@ -58,7 +59,7 @@ def _in_folder(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
 
 
 def _place(folder: Path, form: ModelFormOptions) -> Path:
-    return model_folder(form.hf_config_path, None, None, ("*.json",)) if form.hf_config_path else folder
+    return model_folder(Wanted(form.hf_config_path, patterns=("*.json",)), Hub()) if form.hf_config_path else folder
 
 
 def _names(form: ModelFormOptions) -> Sequence[str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from engine_svc.loader.formats.registry import format_named
 from quire.gguf.files import model_in
+from quire.hub import Wanted
 from quire.model_folder import model_folder
 from quire.options.load import LoadOptions
 from quire.options.model import ModelOptions
 
 _CONFIGURATION = ("*.json",)
+# All weights a second time, in Mistral's own layout.
+_DOUBLES = "consolidated*"
 
 
 def weights_folder(model: ModelOptions, load: LoadOptions) -> Path:
@@ -19,6 +24,13 @@ def weights_folder(model: ModelOptions, load: LoadOptions) -> Path:
     Raises:
         StartupError: there is no such folder, or the hub does not give the model.
     """
-    patterns = (*format_named(load.load_format).patterns, *_CONFIGURATION)
-    found = model_folder(model.model, model.revision, model.download_dir, patterns)
+    # `**/` is any number of folders, also none; the hub takes it for one at least.
+    ignored = (*load.ignore_patterns, *(pattern.replace("**/", "") for pattern in load.ignore_patterns))
+    patterns: Sequence[str] = (*format_named(load.load_format).patterns, *_CONFIGURATION)
+    wanted = Wanted(model.model, model.revision, patterns, ignored)
+    if load.load_format == "auto":
+        folder = model_folder(replace(wanted, ignored=(*ignored, _DOUBLES)), model.hub)
+        if folder.is_file() or any(folder.glob("*.safetensors")):
+            return folder
+    found = model_folder(wanted, model.hub)
     return (model_in(found) or found) if load.load_format == "gguf" and found.is_dir() else found

@@ -218,7 +218,7 @@ def _tensors(source: LoadFormat) -> dict[str, torch.Tensor] | None:
     """
     assert isinstance(source, CheckpointFormat)
     source.names()  # for files that are whole
-    return None if isinstance(source, Safetensors) else {name: found[...] for name, found in source.tensors()}
+    return None if type(source) is Safetensors else {name: found[...].clone() for name, found in source.tensors()}
 
 
 def _state_form(shapes: dict[int, StateShape], cache: CacheOptions, dtype: torch.dtype) -> StateForm:

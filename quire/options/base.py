@@ -39,6 +39,7 @@ def option(
     maximum: float | None = None,
     positional: bool = False,
     secret: bool = False,
+    bare: str = "",
     schema: type[msgspec.Struct] | None = None,
     affects_output: bool = False,
     deprecated: str = "",
@@ -54,6 +55,7 @@ def option(
         minimum, maximum: bounds of a number, both included.
         positional: may also be given without its flag, as the command's argument.
         secret: never shown in help, logs or process titles; handed to child processes by environment.
+        bare: what the flag without a value stands for.
         schema: keys of a JSON object, which is a `dict`; without one it may have any.
         affects_output: the same request may get other tokens with another value: part of a worker's fingerprint.
         deprecated: what to say in its place; whoever uses it is warned.
@@ -61,7 +63,8 @@ def option(
     metadata = {
         "help": help, "choices": tuple(choices), "others": others, "refused": refused, "metavar": metavar,
         "aliases": tuple(aliases), "variables": tuple(variables),
-        "minimum": minimum, "maximum": maximum, "positional": positional, "secret": secret, "schema": schema,
+        "minimum": minimum, "maximum": maximum, "positional": positional, "secret": secret, "bare": bare,
+        "schema": schema,
         "affects_output": affects_output, "deprecated": deprecated,
     }  # fmt: skip
     if isinstance(default, (list, dict)):

@@ -54,6 +54,9 @@ class CacheOptions:
         "Keeps the KV blocks of finished requests for prompts that begin alike. Always off for models with recurrent "
         "layers.",
     )
+    kv_sharing_fast_prefill: bool = option(
+        False, "Of no effect, as in vLLM, and said so at start: prompts are computed as they are without it."
+    )
     swap_space: float = option(
         0.0, "GiB of host memory, of each rank, for KV blocks that the device's cache has to forget; they are copied "
         "back when a prompt or a preempted request wants them.", minimum=0,

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from quire.options.base import ENVIRONMENT_PREFIX, OptionField, OptionGroup, build, fields_of, groups_of
 from quire.options.config_file import load_config_file
-from quire.options.inventory import UNIMPLEMENTED
+from quire.options.inventory import REASONS, UNIMPLEMENTED
 from quire.options.parsing import click_option
 
 _OWN_NAMES = ("--config", "QUIRE_CONFIG", "-h", "--help")
@@ -77,7 +77,8 @@ class OptionsCommand(click.Command):
 
     def _check_implemented(self, name: str, shown: str, ctx: click.Context) -> None:
         if name.replace("_", "-") in UNIMPLEMENTED and name.replace("-", "_") not in self._fields:
-            raise click.UsageError(f"{shown} is an option of vLLM that Quire does not implement; leave it out.", ctx)
+            reason = REASONS.get(name.replace("_", "-"), "Leave it out.")
+            raise click.UsageError(f"{shown} is an option of vLLM that Quire does not implement. {reason}", ctx)
 
     def _read_config(self, ctx: click.Context, parameter: click.Parameter, path: str | None) -> None:
         if path:

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+# Why, of those that will stay refused.
+REASONS = {
+    "trust-remote-code": (
+        "The code of a repository is never run here: whoever can write there could do anything on this machine. The "
+        "families of Quire and of the Transformers library need none; leave it out."
+    ),
+    "code-revision": "The code of a repository is never run here, whatever its revision; leave it out.",
+}
+
 UNIMPLEMENTED = frozenset(
     [
         "additional-config",
@@ -57,12 +66,9 @@ UNIMPLEMENTED = frozenset(
         "h11-max-header-count",
         "h11-max-incomplete-event-size",
         "headless",
-        "hf-token",
-        "ignore-patterns",
         "interleave-mm-strings",
         "io-processor-plugin",
         "kv-events-config",
-        "kv-sharing-fast-prefill",
         "kv-transfer-config",
         "limit-mm-per-prompt",
         "log-config-file",
@@ -105,7 +111,6 @@ UNIMPLEMENTED = frozenset(
         "quantization-param-path",
         "ray-workers-use-nsight",
         "runner",
-        "safetensors-load-strategy",
         "scheduler-cls",
         "scheduler-delay-factor",
         "show-hidden-metrics-for-version",

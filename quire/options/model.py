@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.hub import STORED_LOGIN, Hub
 from quire.model_folder import DEMO_MODEL
 from quire.options.base import option
 
@@ -16,12 +17,20 @@ class ModelOptions:
 
     model: str = option(
         DEMO_MODEL,
-        "Folder of the model, or its name on the Hugging Face hub. Default: the small one in the box.",
+        "Folder of the model, or its name on the Hugging Face hub, or s3://BUCKET/PATH. Default: the small one in the "
+        "box.",
         positional=True,
         metavar="PATH|NAME",
     )
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")
     download_dir: str | None = option(None, "Folder for downloaded models; the Hugging Face cache when unset.")
+    hf_token: str | None = option(
+        None, "Token for private and gated models of the Hugging Face hub; without a value, the login that `hf auth "
+        "login` has stored. Default: HF_TOKEN, or that login.", secret=True, bare=STORED_LOGIN,
+    )  # fmt: skip
+    use_modelscope: bool = option(
+        False, "Downloads models from ModelScope in place of the Hugging Face hub.", variables=("VLLM_USE_MODELSCOPE",)
+    )
     tokenizer: str | None = option(
         None, "Folder of the tokenizer, or its name on the Hugging Face hub. Default: the model's.", metavar="PATH|NAME"
     )
@@ -36,6 +45,11 @@ class ModelOptions:
     served_model_name: tuple[str, ...] = option(
         (), "Names under which the API serves the model; the first is the one in answers. Default: the model's own."
     )
+
+    @property
+    def hub(self) -> Hub:
+        """Where the model is downloaded from."""
+        return Hub(self.download_dir, self.hf_token, self.use_modelscope)
 
     @property
     def served_names(self) -> tuple[str, ...]:

@@ -54,7 +54,8 @@ class ModelFormOptions:
     hf_overrides: dict[str, Any] = option({}, "Changes to the model's config.json, as JSON.", affects_output=True)
     model_impl: str = option(
         "auto", "Who runs the layers: quire, or transformers, that library's own code (any causal decoder; slower), "
-        "or auto: quire for its own families and transformers for others.", choices=("auto", "quire", "transformers"),
+        "or auto: quire for its own families and transformers for others. vllm is another name of quire.",
+        choices=("auto", "quire", "vllm", "transformers"), others="terratorch's models are not for text.",
         affects_output=True,
     )  # fmt: skip
     quantization: str | None = option(

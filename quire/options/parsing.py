@@ -111,6 +111,8 @@ def click_option(field: OptionField) -> click.Option:
     }  # fmt: skip
     if field.type is bool:
         return Parameter([f"{field.flag}/--no-{field.flag[2:]}"], **common)
+    if metadata["bare"]:
+        common |= {"is_flag": False, "flag_value": metadata["bare"]}
     return Parameter(
         [*metadata["aliases"], field.flag],
         type=click_type(field),

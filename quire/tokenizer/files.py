@@ -15,6 +15,7 @@ import tokenizers
 
 from quire.errors import StartupError
 from quire.gguf.files import is_gguf
+from quire.hub import Wanted
 from quire.model_folder import model_folder
 from quire.options.model import ModelOptions
 from quire.tokenizer.gguf import build, gguf_tokenizer
@@ -43,7 +44,7 @@ def tokenizer_folder(options: ModelOptions) -> Path:
         StartupError: there is no such folder, or the hub does not give it.
     """
     revision = options.tokenizer_revision or (None if options.tokenizer else options.revision)
-    return model_folder(options.tokenizer_name, revision, options.download_dir, PATTERNS)
+    return model_folder(Wanted(options.tokenizer_name, revision, PATTERNS), options.hub)
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:

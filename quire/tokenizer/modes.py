@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import StartupError
+from quire.extras import needed
 from quire.options.model import TOKENIZER_MODES, ModelOptions
 from quire.registry import load_plugin, registry
 from quire.tokenizer.files import TokenizerFiles, read_tokenizer_files, tokenizer_folder
@@ -54,12 +55,8 @@ def _slow(place: TokenizerPlace) -> TokenizerFiles:
 def _mistral(place: TokenizerPlace) -> TokenizerFiles:
     from quire.tokenizer.tekken import read_tekken
 
-    try:
+    with needed("--tokenizer-mode mistral", "mistral-common", "mistral"):
         import mistral_common  # noqa: F401  (writes conversations, in another process)
-    except ImportError as error:
-        raise StartupError(
-            f"--tokenizer-mode mistral needs the package mistral-common ({error}): pip install 'quire[mistral]'."
-        ) from error
     return read_tekken(Path(place.folder))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tensorizer import TensorSerializer
 
 from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import FORMATS, create_format, format_named
@@ -24,10 +25,19 @@ def write_consolidated(file: Path, folder: Path) -> None:
     write_mistral(load_file(file), {"num_attention_heads": 4, "num_key_value_heads": 4}, folder)
 
 
+def write_tensorizer(file: Path, folder: Path) -> None:
+    serializer = TensorSerializer(str(folder / "model.tensors"))
+    serializer.write_state_dict(load_file(file))
+    serializer.close()
+
+
 # Format → puts tensors that lie in a file of safetensors into a folder as that format keeps them.
 WRITERS: dict[str, Callable[[Path, Path], object]] = {
     "auto": lambda file, folder: shutil.copy(file, folder),
     "safetensors": lambda file, folder: shutil.copy(file, folder),
+    "fastsafetensors": lambda file, folder: shutil.copy(file, folder),
+    "runai_streamer": lambda file, folder: shutil.copy(file, folder),
+    "tensorizer": write_tensorizer,
     "mistral": write_consolidated,
     "gguf": lambda file, folder: write_gguf(make_model(file.parent / "model", "llama-untied"), folder),
     "pt": lambda file, folder: torch.save(load_file(file), folder / "pytorch_model.bin"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -62,6 +63,12 @@ class LoadFormat(ABC):
             return msgspec.convert(given, cls.extra_config)
         except ValueError as error:
             raise StartupError(f"{flag} for --load-format {options.load_format}: {error}") from error
+
+    def found(self, pattern: str) -> list[Path]:
+        """The folder's files of that name, in order, without those of --ignore-patterns."""
+        ignored = self.options.ignore_patterns
+        files = sorted(self.folder.glob(pattern))
+        return [file for file in files if not any(fnmatch(file.name, pattern) for pattern in ignored)]
 
     @abstractmethod
     def files(self) -> Sequence[Path]:

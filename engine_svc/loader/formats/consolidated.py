@@ -58,7 +58,7 @@ class Consolidated(Safetensors):
 
     def files(self) -> Sequence[Path]:
         """See LoadFormat.files."""
-        files = shard_files(self.folder, self.index) or sorted(self.folder.glob("consolidated*.safetensors"))
+        files = shard_files(self.folder, self.index) or self.found("consolidated*.safetensors")
         if not files:
             raise StartupError(f"{self.folder} has no consolidated*.safetensors weights.")
         return files

@@ -22,6 +22,10 @@ FORMATS = registry(_FLAG, LOAD_FORMATS, {
     "mistral": "engine_svc.loader.formats.consolidated:Consolidated",
     "sharded_state": "engine_svc.loader.formats.sharded_state:ShardedState",
     "gguf": "engine_svc.loader.formats.gguf_file:GgufFile",
+    "tensorizer": "engine_svc.loader.formats.tensorizer_file:Tensorizer",
+    "runai_streamer": "engine_svc.loader.formats.runai_files:RunaiStreamer",
+    "runai_streamer_sharded": "engine_svc.loader.formats.runai_files:RunaiStreamerSharded",
+    "fastsafetensors": "engine_svc.loader.formats.fastsafetensors_files:FastSafetensors",
     "npcache": "engine_svc.loader.formats.npcache:NumpyCache",
 })  # fmt: skip
 

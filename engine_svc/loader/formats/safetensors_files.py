@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.shards import shard_files, tensor_files
@@ -31,7 +31,7 @@ class Safetensors(CheckpointFormat):
 
     def files(self) -> Sequence[Path]:
         """See LoadFormat.files."""
-        files = shard_files(self.folder, self.index) or _without_doubles(sorted(self.folder.glob("*.safetensors")))
+        files = shard_files(self.folder, self.index) or _without_doubles(self.found("*.safetensors"))
         if not files:
             pickled = any(file for pattern in _PICKLES for file in self.folder.glob(pattern))
             raise StartupError(f"{self.folder} has no *.safetensors weights.{_HINT if pickled else ''}")
@@ -47,10 +47,9 @@ class Safetensors(CheckpointFormat):
 
     def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
         """See TensorSource.tensors."""
+        read = _whole if self.options.safetensors_load_strategy == "eager" else _mapped
         for file in self.files():
-            with opened(file) as tensors:
-                for name in tensors.keys():  # noqa: SIM118  (no mapping)
-                    yield name, tensors.get_slice(name)
+            yield from read(file)
 
 
 def _without_doubles(files: list[Path]) -> list[Path]:
@@ -63,6 +62,23 @@ def _names_in(file: Path) -> list[str]:
         return list(tensors.keys())
 
 
+def _mapped(file: Path) -> Iterator[tuple[str, TensorSlice]]:
+    with opened(file) as tensors:
+        for name in tensors.keys():  # noqa: SIM118  (no mapping)
+            yield name, tensors.get_slice(name)
+
+
+def _whole(file: Path) -> Iterator[tuple[str, TensorSlice]]:
+    from safetensors.torch import load
+
+    from engine_svc.loader.held import HeldTensor
+
+    with failures_told(file):
+        tensors = load(file.read_bytes())
+    for name, tensor in tensors.items():
+        yield name, HeldTensor(tensor)
+
+
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[Any]:
     """safetensors' reader of a file.
@@ -70,12 +86,19 @@ def opened(file: Path) -> Iterator[Any]:
     Raises:
         StartupError: it cannot be read.
     """
+    with failures_told(file), safe_open(file, framework="pt") as reader:
+        yield reader
+
+
+@contextlib.contextmanager
+def failures_told(file: Path) -> Iterator[None]:
+    """
+    Raises:
+        StartupError: what is done here with a file of safetensors fails.
+    """
     try:
-        with safe_open(file, framework="pt") as reader:
-            yield reader
+        yield
     except OSError as error:
         raise StartupError(f"{file} cannot be read: {error}") from error
-    except Exception as error:
-        if type(error).__name__ != "SafetensorError":
-            raise
+    except SafetensorError as error:
         raise StartupError(f"{file} is not a valid safetensors file: {error}") from error

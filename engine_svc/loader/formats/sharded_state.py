@@ -40,7 +40,7 @@ class ShardedState(LoadFormat):
 
     def files(self) -> Sequence[Path]:
         """Those of all ranks."""
-        files = [file for file in sorted(self.folder.glob("*.safetensors")) if self._rank_of(file) is not None]
+        files = [file for file in self.found("*.safetensors") if self._rank_of(file) is not None]
         if not files:
             raise StartupError(
                 f"{self.folder} has no files {self._pattern}. `quire save-sharded-state` writes them; their names may "
@@ -62,7 +62,11 @@ class ShardedState(LoadFormat):
                 f"{count - 1}. Save them anew for as many ranks, or run as many as they were saved for."
             )
         own = [file for file in files if self._rank_of(file) == groups.rank]
-        load_parameters(model, _Shard(self.folder, own), self.options.use_tqdm_on_load and groups.rank == 0)
+        load_parameters(model, self.shard(own), self.options.use_tqdm_on_load and groups.rank == 0)
+
+    def shard(self, files: Sequence[Path]) -> Shard:
+        """The parameters in a rank's files."""
+        return Shard(self.folder, files)
 
     @property
     def _pattern(self) -> str:
@@ -75,24 +79,24 @@ class ShardedState(LoadFormat):
         return int(found["rank"]) if found else None
 
 
-class _Shard(TensorSource):
+class Shard(TensorSource):
     """One rank's parameters, by the names that they have in the model."""
 
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
         self.folder = folder
-        self._files = files
+        self.files = files
 
     def names(self) -> Mapping[str, Path]:
         """See TensorSource.names."""
         found: dict[str, Path] = {}
-        for file in self._files:
+        for file in self.files:
             with opened(file) as tensors:
                 found |= dict.fromkeys(tensors.keys(), file)
         return found
 
     def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
         """See TensorSource.tensors."""
-        for file in self._files:
+        for file in self.files:
             with opened(file) as tensors:
                 for name in tensors.keys():  # noqa: SIM118  (no mapping)
                     yield name, tensors.get_slice(name)

@@ -37,7 +37,7 @@ class TorchFiles(CheckpointFormat):
         if found := shard_files(self.folder, _INDEX):
             return found
         for pattern in ("*.bin", "*.pt", "*.pth"):
-            if found := [file for file in sorted(self.folder.glob(pattern)) if not file.name.startswith(_OTHERS)]:
+            if found := [file for file in self.found(pattern) if not file.name.startswith(_OTHERS)]:
                 return found
         raise StartupError(f"{self.folder} has no *.bin, *.pt or *.pth weights.")
 

@@ -190,6 +190,13 @@ def test_without_a_sliding_window_the_context_is_as_long_as_one(tmp_path: Path, 
         load(folder, disable_sliding_window=True, max_model_len=200)
 
 
+def test_vllm_is_a_name_of_our_own_code(folder: Path) -> None:
+    assert load(folder, model_impl="vllm").architecture == "LlamaForCausalLM"
+    change_config(folder, lambda config: config.update(architectures=["OPTForCausalLM"], model_type="opt"))
+    with pytest.raises(StartupError, match="OPTForCausalLM"):
+        load(folder, model_impl="vllm")
+
+
 def test_models_without_a_sliding_window_stay_as_they_are(folder: Path) -> None:
     assert load(folder, disable_sliding_window=True).max_model_len == load(folder).max_model_len == 512
 

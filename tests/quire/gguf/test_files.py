@@ -11,6 +11,7 @@ import pytest
 from quire.errors import StartupError
 from quire.gguf.files import files_of, model_in, read_gguf
 from quire.gguf.place import chosen_file, split_name
+from quire.hub import Hub, Wanted
 from quire.model_folder import check_path, model_folder
 
 
@@ -66,17 +67,17 @@ def test_no_part_is_invented(tmp_path: Path) -> None:
 def test_the_only_model_of_a_folder(tmp_path: Path, parts: list[Path]) -> None:
     (tmp_path / "mmproj-F16.gguf").touch()
     assert model_in(tmp_path) == parts[0]
-    assert model_folder(str(tmp_path), None, None, ()) == parts[0]
+    assert model_folder(Wanted(str(tmp_path)), Hub()) == parts[0]
     write(tmp_path / "other.gguf")
     with pytest.raises(StartupError, match=r"2 models of GGUF: m-00001-of-00002.gguf, other.gguf"):
         model_in(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    assert model_folder(str(tmp_path), None, None, ()) == tmp_path
+    assert model_folder(Wanted(str(tmp_path)), Hub()) == tmp_path
 
 
 def test_a_file_is_a_model(parts: list[Path]) -> None:
     check_path(str(parts[0]))
-    assert model_folder(str(parts[0]), None, None, ()) == parts[0]
+    assert model_folder(Wanted(str(parts[0])), Hub()) == parts[0]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -171,6 +171,23 @@ def test_what_kubernetes_sets_for_a_service_of_that_name_is_no_port() -> None:
     assert "not an integer" in Parsed({"server": GrpcServerOptions}).run(env={"QUIRE_PORT": "http"}).output
 
 
+def test_a_flag_that_needs_no_value() -> None:
+    def token(*arguments: str) -> str | None:
+        parsed = Parsed({"model": ModelOptions})
+        result = parsed.run(*arguments, env={"HF_TOKEN": "unread"})
+        assert result.exit_code == 0, result.output
+        found = parsed.values["model"]
+        assert isinstance(found, ModelOptions)
+        assert "hf_secret" not in repr(found.hub)
+        _, environment = to_arguments(found)  # for a child process, whose arguments others can see
+        assert environment.get("QUIRE_HF_TOKEN") == found.hf_token
+        return found.hf_token
+
+    assert token() is None
+    assert token("m", "--hf-token", "hf_secret") == token("--hf-token=hf_secret", "m") == "hf_secret"
+    assert token("m", "--hf-token") == token("--hf-token", "--revision", "main") == "login"
+
+
 def test_a_variable_that_names_a_flag_that_quire_lacks_is_refused() -> None:
     output = refuse(env={"QUIRE_ENABLE_LORA": "1"})
     assert "QUIRE_ENABLE_LORA is an option of vLLM that Quire does not implement" in output
@@ -216,6 +233,8 @@ def test_a_missing_config_file_is_named() -> None:
         (("--overrides", "[1]"), ("not a JSON object",)),
         (("--nonsense",), ("--nonsense",)),
         (("--cpu-offload-gb", "1"), ("option of vLLM", "does not implement")),
+        (("--trust-remote-code",), ("option of vLLM", "The code of a repository is never run here")),
+        (("--code-revision", "main"), ("option of vLLM", "The code of a repository is never run here")),
         (("--no-enable-lora",), ("option of vLLM",)),
     ],
 )

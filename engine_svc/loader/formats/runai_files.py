@@ -1,0 +1,88 @@
+"""`--load-format runai_streamer` and `runai_streamer_sharded`: safetensors by Run:ai's streamer, many reads at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from engine_svc.loader.formats.safetensors_files import Safetensors, failures_told
+from engine_svc.loader.formats.sharded_state import PATTERN, Shard, ShardedState
+from quire.extras import needed
+
+if TYPE_CHECKING:
+    from engine_svc.layers.parameter import TensorSlice
+
+
+class Extra(msgspec.Struct):
+    """What --model-loader-extra-config may have; the streamer's own where it is None."""
+
+    concurrency: int | None = None  # reads at once
+    memory_limit: int | None = None  # bytes of its buffer; -1 for as many as the files have, 0 for one tensor's
+
+    def apply(self) -> None:
+        """Tells the streamer, which asks the environment."""
+        for name, value in (("CONCURRENCY", self.concurrency), ("MEMORY_LIMIT", self.memory_limit)):
+            if value is not None:
+                os.environ[f"RUNAI_STREAMER_{name}"] = str(value)
+
+
+class ShardedExtra(Extra):
+    """And the names of the files."""
+
+    pattern: str = PATTERN
+
+
+class RunaiStreamer(Safetensors):
+    """See LoadFormat."""
+
+    extra_config: ClassVar[type[msgspec.Struct]] = Extra
+
+    def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
+        """See TensorSource.tensors."""
+        self.names()  # the streamer dies of broken files
+        return streamed(self.files(), self.extra, self.options.load_format)
+
+
+class RunaiStreamerSharded(ShardedState):
+    """See LoadFormat."""
+
+    extra_config: ClassVar[type[msgspec.Struct]] = ShardedExtra
+
+    def shard(self, files: Sequence[Path]) -> Shard:
+        """See ShardedState.shard."""
+        return _StreamedShard(self.folder, files, self.extra, self.options.load_format)
+
+
+class _StreamedShard(Shard):
+    def __init__(self, folder: Path, files: Sequence[Path], extra: Extra, name: str) -> None:
+        super().__init__(folder, files)
+        self._extra = extra
+        self._name = name
+
+    def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
+        """See TensorSource.tensors."""
+        return streamed(self.files, self._extra, self._name)
+
+
+def streamed(files: Sequence[Path], extra: Extra, name: str) -> Iterator[tuple[str, TensorSlice]]:
+    """The tensors of files of safetensors, in the order in which they arrive.
+
+    Args:
+        name: of the format, for messages.
+
+    Raises:
+        StartupError: the package is not there, or the files cannot be read.
+    """
+    with needed(f"--load-format {name}", "runai-model-streamer", "runai"):
+        from runai_model_streamer import SafetensorsStreamer
+    from engine_svc.loader.held import HeldTensor
+
+    extra.apply()
+    with failures_told(files[0].parent), SafetensorsStreamer() as streamer:
+        streamer.stream_files([str(file) for file in files])
+        for tensor_name, tensor in streamer.get_tensors():
+            yield tensor_name, HeldTensor(tensor)

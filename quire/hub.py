@@ -1,0 +1,141 @@
+"""Models from elsewhere: the Hugging Face hub, ModelScope, and S3."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quire.errors import StartupError
+from quire.extras import needed
+
+# The value of --hf-token that stands for the login that `hf auth login` has stored.
+STORED_LOGIN = "login"
+S3 = "s3://"
+# As vLLM has them, and as AWS's tools read them.
+_S3_VARIABLES = {
+    "S3_ACCESS_KEY_ID": "AWS_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY": "AWS_SECRET_ACCESS_KEY",
+    "S3_ENDPOINT_URL": "AWS_ENDPOINT_URL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Files of a model."""
+
+    name: str
+    revision: str | None = None
+    patterns: Sequence[str] = ()  # of those that are needed, such as "*.safetensors"
+    ignored: Sequence[str] = ()  # and of those among them that are not
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where models are downloaded from, and to.
+
+    Attributes:
+        folder: where they are kept; the Hugging Face cache, or ModelScope's, when None.
+        token: of the Hugging Face hub; None: HF_TOKEN or the stored login, where there are any.
+        use_modelscope: takes ModelScope in place of the Hugging Face hub.
+    """
+
+    folder: str | None = None
+    token: str | None = field(default=None, repr=False)
+    use_modelscope: bool = False
+
+    def fetch(self, wanted: Wanted) -> Path:
+        """The model's folder, with these files; those that are there already are not read again.
+
+        Raises:
+            StartupError: the model cannot be had; says why and what to do.
+        """
+        if wanted.name.startswith(S3):
+            return self._from_s3(wanted)
+        return self._from_modelscope(wanted) if self.use_modelscope else self._from_huggingface(wanted)
+
+    def _from_huggingface(self, wanted: Wanted) -> Path:
+        # Slow to import, and not needed for folders.
+        from huggingface_hub import snapshot_download
+
+        from quire.download_bar import DownloadBar
+
+        try:
+            folder = snapshot_download(
+                wanted.name, revision=wanted.revision, cache_dir=self.folder, allow_patterns=[*wanted.patterns],
+                ignore_patterns=[*wanted.ignored], tqdm_class=DownloadBar,
+                token=True if self.token == STORED_LOGIN else self.token,
+            )  # fmt: skip
+        except Exception as error:
+            raise StartupError(_explained(wanted, self.token, error)) from error
+        return Path(folder)
+
+    def _from_modelscope(self, wanted: Wanted) -> Path:
+        with needed("--use-modelscope", "modelscope", "modelscope"):
+            from modelscope.hub.snapshot_download import snapshot_download
+        try:
+            folder = snapshot_download(
+                wanted.name, revision=wanted.revision, cache_dir=self.folder, allow_patterns=[*wanted.patterns],
+                ignore_patterns=[*wanted.ignored] or None,
+            )  # fmt: skip
+        except Exception as error:
+            raise StartupError(f"No model {wanted.name}: ModelScope did not give it ({error}).") from error
+        return Path(folder)
+
+    def _from_s3(self, wanted: Wanted) -> Path:
+        """By the package of runai_streamer, with the variables S3_* or AWS_*."""
+        with needed(f"--model {wanted.name}", "runai-model-streamer-s3", "runai"):
+            from runai_model_streamer import pull_files
+        cache = Path(self.folder or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "quire")
+        folder = cache / f"s3-{hashlib.sha256(wanted.name.encode()).hexdigest()[:16]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for ours, theirs in _S3_VARIABLES.items():
+            if value := os.environ.get(ours):
+                os.environ.setdefault(theirs, value)
+        try:
+            ignored = [*wanted.ignored, *(f"*/{pattern}" for pattern in wanted.ignored)]  # of keys, or of names
+            pull_files(wanted.name, str(folder), [*wanted.patterns], ignored)
+        except Exception as error:
+            raise StartupError(f"No model {wanted.name}: the storage did not give it ({error}).") from error
+        return folder
+
+
+def _explained(wanted: Wanted, token: str | None, error: Exception) -> str:
+    """What went wrong with the Hugging Face hub, and what to do about it."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        LocalTokenNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    page, given = f"{constants.ENDPOINT}/{wanted.name}", "--hf-token, the variable HF_TOKEN, or `hf auth login`"
+    offline = isinstance(error, LocalEntryNotFoundError) and constants.HF_HUB_OFFLINE
+    match error:
+        case LocalTokenNotFoundError():
+            why = "no login is stored. Make one with `hf auth login`, or give a token: --hf-token TOKEN"
+        case GatedRepoError():
+            why = f"it is gated. Accept its licence at {page}, and give the token of that account: {given}"
+        case RevisionNotFoundError():
+            why = f"it has no revision {wanted.revision}. See the branches and tags at {page}"
+        case RepositoryNotFoundError():
+            why = (
+                "the hub has none of that name, or does not show it to you. Check the name; for a private one, give a "
+                f"token that may read it: {given}"
+            )
+        case _ if offline:
+            why = (
+                "it is not in the cache, not all of it at least, and HF_HUB_OFFLINE allows no download. Download it "
+                "once without that, or name a folder"
+            )
+        case HfHubHTTPError() if getattr(error.response, "status_code", 0) == 401:
+            why = f"the token is not valid. Give another: {given}"
+        case LocalEntryNotFoundError():
+            why = f"{constants.ENDPOINT} cannot be reached, and it is not in the cache, not all of it at least"
+        case _:
+            why = "there is no such folder, and the hub did not give it"
+    return f"No model {wanted.name}: {why}. ({str(error).strip().splitlines()[0][:300]})"
