@@ -18,7 +18,9 @@ namespace quire {
 constexpr int64_t CHUNK = 128;  // inputs
 constexpr int64_t MOST_SPANS = 8;
 
-enum Codes { NIBBLES, INT8_CODES, E4M3_CODES, E5M2_CODES };
+// E4M3_TABLES is e4m3 by spans of 64 inputs at least, without offsets, all of whose numbers but zeros are normal ones of
+// bfloat16 when they are scaled: see coded_amx.h.
+enum Codes { NIBBLES, INT8_CODES, E4M3_CODES, E5M2_CODES, E4M3_TABLES };
 
 // As the caller describes a weight.
 struct CodedForm {
@@ -54,21 +56,25 @@ using CodedGroups = Coded<typename Groups<Value>::Wide>;
 struct Scales {
   alignas(LINE) float scale[MOST_SPANS][PANEL], offset[MOST_SPANS][PANEL];
 
-  explicit Scales(const CodedForm& form)
+  // Numbers may be loaded `raised` higher than they are, which offsets take back, where the form has none.
+  explicit Scales(const CodedForm& form, float raised = 0)
       : scale_type(form.scale_type), offset_type(form.offset_type), count(form.scales()),
-        scale_bytes(form.scale_bytes(scale_type)), bytes(scale_bytes + form.scale_bytes(offset_type)) {
+        scale_bytes(form.scale_bytes(scale_type)), bytes(scale_bytes + form.scale_bytes(offset_type)), raised(raised) {
     if (offset_type < 0) std::memset(offset, 0, count * sizeof(float));
   }
   // Returns where the codes begin.
   const char* read(const char* chunk) {
     widen(chunk, scale_type, scale[0]);
     if (offset_type >= 0) widen(chunk + scale_bytes, offset_type, offset[0]);
+    if (raised)
+      for (int64_t i = 0; i < count; i += LANES) store(offset[0] + i, load(scale[0] + i) * all(-raised));
     return chunk + bytes;
   }
 
  private:
   int scale_type, offset_type;
   int64_t count, scale_bytes, bytes;
+  float raised;
 
   void widen(const char* from, int type, float* to) const {
     with_type(type, [=](auto value) {
@@ -136,6 +142,7 @@ void widen_codes(const char* codes, const Scales& scales, const CodedForm& form,
   switch (form.codes) {
     case NIBBLES: return widen_nibbles<Wide>(codes, scales, form, begin, end, to);
     case INT8_CODES: return widen_bytes<Wide, int8_t>(codes, scales, form, begin, end, to);
+    case E4M3_TABLES:
     case E4M3_CODES: return widen_bytes<Wide, e4m3>(codes, scales, form, begin, end, to);
     case E5M2_CODES: return widen_bytes<Wide, e5m2>(codes, scales, form, begin, end, to);
   }

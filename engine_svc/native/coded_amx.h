@@ -30,6 +30,7 @@ constexpr int64_t LINES = 4;
 
 template <int SPAN>
 struct NibbleRows {
+  static constexpr float RAISED_BY = 0;
   static void widen(const char* codes, const Scales& scales, Table grid, int64_t first, bf16* to) {
     Ints low = _mm512_set1_epi16(15), high = _mm512_set1_epi16(16);
     Ints high_half = _mm512_inserti64x4(all_ints(0), _mm256_set1_epi16(16), 1);
@@ -53,8 +54,24 @@ struct NibbleRows {
   }
 };
 
+// int8 that are loaded RAISED higher, without a conversion: matrix registers share the port of every second one.
+struct RaisedInt8 {
+  int8_t value;
+};
+constexpr float RAISED = 32768 + 128;
+
+inline Floats load(const RaisedInt8* from) {
+  Ints places = _mm512_set_epi8(
+      -1, -1, 15, -1, -1, -1, 14, -1, -1, -1, 13, -1, -1, -1, 12, -1, -1, -1, 11, -1, -1, -1, 10, -1, -1, -1, 9, -1, -1,
+      -1, 8, -1, -1, -1, 7, -1, -1, -1, 6, -1, -1, -1, 5, -1, -1, -1, 4, -1, -1, -1, 3, -1, -1, -1, 2, -1, -1, -1, 1, -1,
+      -1, -1, 0, -1);
+  Ints spread = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)from)), places);
+  return _mm512_castsi512_ps(_mm512_xor_si512(spread, all_ints(0x47008000)));  // 2^15 and what is in its lower bits
+}
+
 template <class Code, int SPAN>
 struct ByteRows {
+  static constexpr float RAISED_BY = std::is_same_v<Code, RaisedInt8> ? RAISED : 0;
   static void widen(const char* codes, const Scales& scales, Table, int64_t first, bf16* to) {
 #pragma GCC unroll 4
     for (int64_t n = first; n < first + LINES; ++n) {
@@ -76,6 +93,65 @@ void widen_chunk(const char* chunk, Scales& scales, Table grid, bf16* to) {
   for (int64_t n = 0; n < PANEL; n += LINES) Rows::widen(codes, scales, grid, n, to);
 }
 
+// Numbers of e4m3 as they are loaded (a 256th of them): those of the exponents 1, 2 and 3 and, as if it were one like
+// them, 0, eight each; and the subnormal ones that 0 really stands for.
+struct E4m3Numbers {
+  alignas(LINE) float values[3 * LANES] = {};
+
+  E4m3Numbers() {
+    for (int i = 0; i < 32; ++i) values[i] = float(8 + i % 8) * float(1 << i / 8) / float(1 << 18);
+    for (int i = 0; i < 8; ++i) values[32 + i] = float(i) / float(1 << 17);
+  }
+};
+inline const E4m3Numbers E4M3_NUMBERS;
+
+// E4M3_TABLES: the five lowest bits of a code say which number it is but for its sign and a power of 16, which are added to
+// the rounded one's bits. Words have the codes of two tiles' inputs.
+template <int SPAN>
+struct E4m3Rows {
+  static constexpr float RAISED_BY = 0;
+
+  struct Tables {
+    Floats scale;
+    Ints normal;
+
+    Tables(const Scales& scales, int64_t n, int64_t span)
+        : scale(all(scales.scale[span][n])), normal(round_both(numbers(0), numbers(1))) {}
+    // The codes are the lower bytes of words.
+    Ints look_up(Ints codes) const { return _mm512_permutexvar_epi16(codes, normal); }
+    Ints look_up_subnormal(Ints codes, Ints found) const {
+      __mmask32 which = _mm512_testn_epi16_mask(codes, _mm512_set1_epi16(0x78));
+      return _mm512_mask_permutexvar_epi16(found, which, codes, _mm512_castsi256_si512(narrow_bf16(numbers(2))));
+    }
+
+   private:
+    Floats numbers(int i) const { return load(E4M3_NUMBERS.values + i * LANES) * scale; }
+  };
+
+  static void widen(const char* codes, const Scales& scales, Table, int64_t first, bf16* to) {
+    Ints nibbles = _mm512_set1_epi8(15), upper = _mm512_set1_epi16(int16_t(0xff00)), exponent = _mm512_set1_epi8(0x78);
+    Ints powers = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 2, 2, 4, 4, 6, 6, -128, -128, -126, -126, -124, -124, -122, -122));
+    for (int64_t n = first; n < first + LINES; ++n) {
+      prefetch_far(codes + n * CHUNK + AHEAD_BYTES), prefetch_far(codes + n * CHUNK + AHEAD_BYTES + LINE);
+      Tables tables(scales, n, 0);
+#pragma GCC unroll 2
+      for (int64_t k = 0; k < CHUNK; k += 2 * TILE_INPUTS) {
+        if (k && k % SPAN == 0) tables = Tables(scales, n, k / SPAN);
+        Ints both = _mm512_loadu_si512(codes + n * CHUNK + k);
+        Ints power = _mm512_shuffle_epi8(powers, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibbles));
+        Ints others = _mm512_srli_epi16(both, 8);
+        Ints low = tables.look_up(both), high = tables.look_up(others);
+        if (__builtin_expect(_mm512_testn_epi8_mask(both, exponent), 0))  // there are few
+          low = tables.look_up_subnormal(both, low), high = tables.look_up_subnormal(others, high);
+        low = _mm512_add_epi16(low, _mm512_slli_epi16(power, 8));
+        high = _mm512_add_epi16(high, _mm512_and_si512(power, upper));
+        _mm512_store_si512(to + k * PANEL + n * TILE_INPUTS, low);
+        _mm512_store_si512(to + (k + TILE_INPUTS) * PANEL + n * TILE_INPUTS, high);
+      }
+    }
+  }
+};
+
 // Calls `call` with what widens a form's codes.
 template <class Call>
 void with_rows(const CodedForm& form, const Call& call) {
@@ -83,9 +159,13 @@ void with_rows(const CodedForm& form, const Call& call) {
     constexpr int SPAN = decltype(span)::value;
     switch (form.codes) {
       case NIBBLES: return call(NibbleRows<SPAN>{});
-      case INT8_CODES: return call(ByteRows<int8_t, SPAN>{});
+      case INT8_CODES:
+        // 32896 times a scale of 16 bits is exact, and so is the whole.
+        if (form.offset_type < 0 && form.scale_type != 0) return call(ByteRows<RaisedInt8, SPAN>{});
+        return call(ByteRows<int8_t, SPAN>{});
       case E4M3_CODES: return call(ByteRows<e4m3, SPAN>{});
       case E5M2_CODES: return call(ByteRows<e5m2, SPAN>{});
+      case E4M3_TABLES: return call(E4m3Rows<std::max(SPAN, 64)>{});
     }
   };
   switch (form.span) {
@@ -198,7 +278,7 @@ template <class Rows>
 void sum_strip(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t count, int64_t index, float* sums) {
   alignas(LINE) bf16 wide[2][WIDE_CHUNK];
   Table grid = table(call.form->grid);
-  Scales scales(*call.form);
+  Scales scales(*call.form, Rows::RAISED_BY);
   const bf16* input = call.input + first * call.stride;
   const char* chunk = call.panel(index);
   widen_chunk<Rows>(chunk, scales, grid, wide[0]);
@@ -243,7 +323,7 @@ template <class Rows>
 void sum_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
   alignas(LINE) bf16 wide[BLOCK_CHUNKS * WIDE_CHUNK];
   Table grid = table(call.form->grid);
-  Scales scales(*call.form);
+  Scales scales(*call.form, Rows::RAISED_BY);
   const char* chunk = call.panel(index);
   for (int64_t begin = 0, bytes = call.form->chunk_bytes(); begin < call.steps; begin += BLOCK_CHUNKS * CHUNK) {
     int64_t chunks = std::min(BLOCK_CHUNKS, (call.steps - begin) / CHUNK);

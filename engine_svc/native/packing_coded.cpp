@@ -30,7 +30,9 @@ char* pack_scales(const char* from, const CodedForm& form, int64_t width, int64_
 // Codes [CHUNK] of one output, where the n-th of a panel has its place. Those of 8 bits become the bytes of numbers.
 template <bool IN_ROWS>
 void pack_codes(const uint8_t* from, const CodedForm& form, int64_t n, char* to) {
-  if (form.codes != NIBBLES) {
+  if (IN_ROWS && form.codes == E4M3_TABLES) {
+    for (int64_t k = 0; k < CHUNK; ++k) to[n * CHUNK + k / 64 * 64 + k % 32 * 2 + k / 32 % 2] = char(from[k]);
+  } else if (form.codes != NIBBLES) {
     uint8_t sign = form.codes == INT8_CODES ? 0x80 : 0;
     for (int64_t k = 0; k < CHUNK; ++k) to[IN_ROWS ? n * CHUNK + k : k * PANEL + n] = char(from[k] ^ sign);
   } else if (IN_ROWS) {

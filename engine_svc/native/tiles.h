@@ -19,7 +19,10 @@ struct alignas(64) TileShapes {
     rows[tile] = uint8_t(tile_rows);
     bytes[tile] = uint16_t(row_bytes);
   }
-  void use() const { _tile_loadconfig(this); }
+  void use() const {
+    __asm__ volatile("" : : "r"(this) : "memory");  // a compiler may think that only the first bytes of it are read
+    _tile_loadconfig(this);
+  }
 };
 
 // The compiler takes loads and stores of tiles for arithmetic: what it wrote has to be in memory before the first, and

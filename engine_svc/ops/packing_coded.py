@@ -15,6 +15,8 @@ from engine_svc.ops.weights import CodedWeight
 _CHUNK = 128  # inputs, as coded.h has it
 _SPANS = (128, 64, 32, 16)  # of inputs that share a scale
 _LOADED_AS = {"e4m3": 256.0}  # what 1 stands for where the kernels load a grid's numbers as smaller ones
+_COMPUTED = ("int8", "e4m3", "e5m2")  # grids of 8 bits
+_PLAIN_SCALES = (2.0**-100, 2.0**100)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def packable(weight: CodedWeight) -> bool:
 
     A grid of 4 bits may be any; one of 8 bits has to be computed, not looked up. Groups are of multiples of 16 inputs.
     """
-    known = weight.grid.bits == 4 or weight.grid.name in CODES
+    known = weight.grid.bits == 4 or weight.grid.name in _COMPUTED
     return known and (weight.group % _SPANS[-1] == 0 or weight.group >= weight.shape[-1])
 
 
@@ -65,13 +67,23 @@ def pack_coded(kernels: Kernels, weight: CodedWeight, dtype: torch.dtype) -> Pac
     assert scale is not None
     scale = _narrow(scale * _LOADED_AS.get(weight.grid.name, 1.0))
     offset = None if offset is None else _narrow(offset)
-    kind = CODES["nibbles" if weight.grid.bits == 4 else weight.grid.name]
     packed = PackedCoded(
-        torch.empty(0), dtype, kind, span, TYPES[scale.dtype],
+        torch.empty(0), dtype, CODES[_kind(weight, span)], span, TYPES[scale.dtype],
         -1 if offset is None else TYPES[offset.dtype], torch.tensor(weight.grid.values),
         None if weight.order is None else weight.order.reshape(count, inputs).contiguous(),
     )  # fmt: skip
     return _fill(kernels, packed, codes, scale, offset)
+
+
+def _kind(weight: CodedWeight, span: int) -> str:
+    """See CODES."""
+    if weight.grid.bits == 4:
+        return "nibbles"
+    if weight.grid.name == "e4m3" and weight.offset is None and span >= 64:
+        sizes = weight.scale.abs()
+        if bool(((sizes >= _PLAIN_SCALES[0]) & (sizes <= _PLAIN_SCALES[1])).all()):
+            return "e4m3 by tables"
+    return weight.grid.name
 
 
 def _fill(
