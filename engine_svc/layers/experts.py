@@ -58,7 +58,7 @@ class Experts(PackedLayer):
             if part:
                 load_one(source, part)
                 return
-            if source.get_shape()[0] != shape.count:
+            if list(source.get_shape()[:1]) != [shape.count]:
                 raise ValueError(
                     f"shape {list(source.get_shape())} in the checkpoint does not fit {shape.count} experts"
                 )

@@ -27,9 +27,11 @@ class FusedForm:
             is_plain: it is a weight of 16 or 32 bits.
         """
         found: TensorSlice = _One(source, index)
-        if len(found.get_shape()) > 2:
+        # Of another number of dimensions, it is left as it is for the error to tell.
+        dimensions = len(found.get_shape())
+        if dimensions == 3:
             found = _Joined(found)
-        if self.transposed and is_plain:
+        if self.transposed and is_plain and dimensions == 2:
             found = _Transposed(found)
         return _TakenApart(found) if self.interleaved and is_gate_up else found
 

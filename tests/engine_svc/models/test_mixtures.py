@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +177,22 @@ def test_contexts_that_sparse_attention_would_choose_from_are_refused(model_fold
     check_greedy(folder, [PROMPTS[-1]], found, 64 - len(PROMPTS[-1]))
 
 
-@pytest.mark.parametrize("family", ["gpt-oss", "llama4"])
-def test_all_experts_of_a_tensor_are_there(model_folder: ModelFolder, tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "change", "words"),
+    [
+        ("gpt-oss", lambda weight: weight[:3], r"shape \[3, .* does not fit 4 experts"),
+        ("llama4", lambda weight: weight[..., :9], r"down_proj: .*\[9, 32\].*\[64, 32\]"),
+        ("llama4", lambda weight: weight[0, 0, 0], r"shape \[\] .* does not fit 4 experts"),
+        ("gpt-oss", lambda weight: weight[:, None, None], r"down_proj: .*\[1, 1, 64, 64\]"),
+    ],
+)
+def test_tensors_of_all_experts_have_their_shape(
+    model_folder: ModelFolder, tmp_path: Path, family: str, change: Callable[[torch.Tensor], torch.Tensor], words: str
+) -> None:
     folder = shutil.copytree(model_folder(family), tmp_path / "model")
     written = load_file(folder / "model.safetensors")
     name = next(name for name in written if name.endswith("experts.down_proj"))
-    written[name] = written[name][:3].contiguous()
+    written[name] = change(written[name]).contiguous()
     save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(StartupError, match=r"down_proj: shape \[3, .* does not fit 4 experts"), running_engine(folder):
+    with pytest.raises(StartupError, match=words), running_engine(folder):
         pass
