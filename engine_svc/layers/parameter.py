@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import torch
 
-
-class TensorSlice(Protocol):
-    """A tensor of a checkpoint that is read as far as it is indexed (safetensors' slices)."""
-
-    def get_shape(self) -> Sequence[int]:
-        """Its shape."""
-        ...
-
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        """The part of it that `index` names."""
-        ...
-
+from engine_svc.quantization.source import TensorSlice as TensorSlice
 
 # (checkpoint tensor, which of the parameter's shards it is) → writes this rank's part.
 Load = Callable[[TensorSlice, str], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from engine_svc.native.library import choose_kernels
 from engine_svc.ops.base import Ops
 from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
-from engine_svc.quantization.base import ModelForm
+from engine_svc.quantization.base import ModelForm, QuantizationMethod
 from engine_svc.quantization.registry import check_dequantized, create_method, settings_of
 from engine_svc.recurrence.base import StateForm, StateShape
 from engine_svc.recurrence.registry import create_recurrence
@@ -148,17 +148,32 @@ def check_invariance(ops: Ops, attention: AttentionBackend, is_recurrent: bool =
         )
 
 
+def _quantization(config: Mapping[str, Any], options: EngineOptions, form: ModelForm) -> QuantizationMethod:
+    """The method of the checkpoint, or the one by which its weights are quantized as they load.
+
+    Raises:
+        StartupError: they cannot be.
+    """
+    name, settings = options.form.quantization, settings_of(config)
+    if name is not None and (wanted := settings_of(options.form.hf_overrides)):
+        settings, form = None, replace(form, wanted=wanted)
+    is_asked = options.load.load_format == "bitsandbytes"
+    if is_asked and "bitsandbytes" not in (name, None if settings is None else settings["quant_method"]):
+        raise StartupError("--load-format bitsandbytes goes with --quantization bitsandbytes: give both, or neither.")
+    return create_method(name, settings, form)
+
+
 def _build_ours(
     raw_config: dict[str, Any], options: EngineOptions, groups: ParallelGroups, device: torch.device
 ) -> BuiltModel:
     raw = text_part(raw_config)
-    config, settings = config_for(raw), settings_of(raw)
+    config = config_for(raw)
     dtype, longest = _dtype(config.dtype, options.form.dtype), _max_model_len(config, options.form)
     config = without_windows(config) if options.form.disable_sliding_window else config
     kernels = choose_kernels(options.kernels.cpu_kernels, device)
     invariant = options.kernels.batch_invariant is True
     ops = create_ops(kernels, dtype, device, invariant)
-    method = create_method(options.form.quantization, settings, ModelForm(ops, dtype))
+    method = _quantization(raw, options, ModelForm(ops, dtype))
     context = LayerContext(groups, dtype, device, ops, method)
     try:
         heads = _heads(config, groups.tensor)

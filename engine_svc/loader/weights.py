@@ -40,10 +40,11 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool, *, pa
         StartupError: the checkpoint lacks a parameter, has one the model does not know, or has one of another shape.
     """
     start = time.monotonic()
-    loading, files = _Loading(model), checkpoint.names()
+    loading, method = _Loading(model), model.quantization
+    files = {method.adapted_name(name): file for name, file in checkpoint.names().items()}
     loading.fill_missing(files)
     scales = CheckpointScales()
-    for name, source in with_progress(checkpoint.tensors(), len(files), progress):
+    for name, source in with_progress(method.adapted(checkpoint.tensors), len(files), progress):
         if is_cache_scale(name):
             scales.take(name, source)
             continue

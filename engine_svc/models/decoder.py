@@ -29,6 +29,7 @@ class Decoder(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.quantization = context.quantization
         self._attention = attention
         self._ops = context.ops
         size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings

@@ -7,14 +7,15 @@ hands them back for a weight. What a method does not say stays the layer's own: 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from engine_svc.ops.base import Ops
 from engine_svc.ops.weights import Weight
+from engine_svc.quantization.source import Tensors
 from quire.errors import StartupError
 
 
@@ -107,6 +108,8 @@ class ModelForm:
 
     ops: Ops
     dtype: torch.dtype  # of inputs and outputs
+    # What the user says in config.json's words of how weights are to be quantized as they load.
+    wanted: Mapping[str, Any] = field(default_factory=dict)
 
 
 class QuantizationMethod(ABC):
@@ -135,6 +138,21 @@ class QuantizationMethod(ABC):
             f"--quantization {name} reads checkpoints that are quantized so, and this one is not. Take one that is, "
             "or --quantization int8, which quantizes any while loading it."
         )
+
+    def adapted_name(self, name: str) -> str:
+        """What `adapted` calls a checkpoint's tensor."""
+        return name
+
+    def adapted(self, tensors: Callable[[], Tensors]) -> Tensors:
+        """A checkpoint's tensors, such as parameters can take their parts of: with a dimension for each of their axes.
+
+        Args:
+            tensors: goes through all of the checkpoint's, each time that it is called.
+
+        Raises:
+            StartupError: they are not in the form that the configuration says.
+        """
+        return tensors()
 
     @abstractmethod
     def layer(self, place: Place) -> LayerMethod:

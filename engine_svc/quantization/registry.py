@@ -17,6 +17,7 @@ METHODS = registry("--quantization", QUANTIZATIONS, {
     "int8": "engine_svc.quantization.int8:Int8", "mxfp4": "engine_svc.quantization.mxfp4:Mxfp4",
     "awq": "engine_svc.quantization.awq:Awq", "gptq": "engine_svc.quantization.gptq:Gptq",
     "gguf": "engine_svc.quantization.gguf:Gguf",
+    "bitsandbytes": "engine_svc.quantization.bitsandbytes:BitsAndBytes",
 })  # fmt: skip
 # Pairs of quant_method and model_type whose weights Transformers turns into --dtype's while it loads them.
 DEQUANTIZED = (("mxfp4", "gpt_oss"),)

@@ -9,7 +9,7 @@ from quire.options.base import option
 
 LOAD_FORMATS = (
     "auto", "safetensors", "fastsafetensors", "runai_streamer", "tensorizer", "pt", "npcache", "mistral", "gguf",
-    "sharded_state", "runai_streamer_sharded", "dummy",
+    "bitsandbytes", "sharded_state", "runai_streamer_sharded", "dummy",
 )  # fmt: skip
 
 
@@ -21,9 +21,10 @@ class LoadOptions:
         "auto", "How weights are kept, or what reads them: safetensors; fastsafetensors, runai_streamer and tensorizer "
         "(by the packages of these names); pt (files of torch.save, of which tensors alone are read); npcache (as pt, "
         "with copies of numpy, which load faster from then on); mistral (consolidated safetensors beside params.json); "
-        "gguf (a file of llama.cpp's); sharded_state and runai_streamer_sharded (files for each rank, by `quire "
-        "save-sharded-state`); dummy (there are none, random ones are made); or auto, which takes what there is, but "
-        "no pickles, as files of torch.save are. Names that an installed package registers are taken too. See "
+        "gguf (a file of llama.cpp's); bitsandbytes (as safetensors, for --quantization bitsandbytes); sharded_state "
+        "and runai_streamer_sharded (files for each rank, by `quire save-sharded-state`); dummy (there are none, "
+        "random ones are made); or auto, which takes what there is, but no pickles, as files of torch.save are. Names "
+        "that an installed package registers are taken too. See "
         "docs/loading.md.",
         variables=("VLLM_TEST_FORCE_LOAD_FORMAT",),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from quire.options.base import option
 from quire.options.quantizations import QUANTIZATION_ALIASES, REFUSED_QUANTIZATIONS
 
-QUANTIZATIONS = ("int8", "mxfp4", "awq", "gptq", "gguf")
+QUANTIZATIONS = ("int8", "mxfp4", "awq", "gptq", "gguf", "bitsandbytes")
 CONFIG_FORMATS = ("hf", "mistral")
 DTYPES = ("bfloat16", "float16", "float32", "half", "float")
 

@@ -35,7 +35,7 @@ from engine_svc.quantization.registry import create_method
 from engine_svc.quantization.unquantized import PlainLayer
 from tests.support.native import needs_native
 from tests.support.ops import experts_by_definition, make_ops
-from tests.support.quantized import Matrix, awq, gptq
+from tests.support.quantized import Matrix, awq, gptq, llm_int8, nf4
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 CPU = torch.device("cpu")
@@ -145,6 +145,9 @@ CHECKPOINTS: dict[str, Form] = {
     "gptq": converted(gptq, {}, quant_method="gptq", bits=4, group_size=GROUP),
     "gptq 8 bits": converted(gptq, {"bits": 8, "less": 0, "symmetric": True}, quant_method="gptq", bits=8,
                              group_size=GROUP, checkpoint_format="gptq_v2"),
+    "bitsandbytes": Form(plain, "bitsandbytes", tolerance=0.2),
+    "bitsandbytes nf4": converted(nf4, {}, quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    "bitsandbytes 8 bits": converted(llm_int8, {}, quant_method="bitsandbytes", load_in_8bit=True),
     "gptq act-order": converted(gptq, {"shuffled": True}, quant_method="gptq", bits=4, group_size=GROUP, desc_act=True),
     "gguf": converted(blocks, {}, quant_method="gguf", types=Every()),
 }  # fmt: skip

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine_svc.ops.grids import NF4
+
 # At which place of a word AWQ has each of eight outputs' codes, the lowest first.
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -95,6 +97,22 @@ def awq(weight: torch.Tensor, group: int = 16) -> Matrix:
 def _interleaved(codes: torch.Tensor) -> torch.Tensor:
     """[rows, outputs]: each eight outputs in AWQ's order."""
     return codes.unflatten(1, (-1, 8))[..., AWQ_PLACES].flatten(1)
+
+
+def nf4(weight: torch.Tensor) -> Matrix:
+    """By bitsandbytes' grid, as its method shows a checkpoint's tensors to parameters: with runs of 32 inputs."""
+    grid = torch.tensor(NF4.values)
+    greatest = weight.unflatten(1, (-1, 32)).abs().amax(-1)
+    scale = greatest.repeat_interleave(32, 1)
+    codes = (weight[..., None] / scale[..., None] - grid).abs().argmin(-1).to(torch.uint8)
+    tensors = {"weight": codes[:, ::2] << 4 | codes[:, 1::2], "absmax": greatest}
+    return Matrix(tensors, grid[codes.long()].double() * scale.double())
+
+
+def llm_int8(weight: torch.Tensor) -> Matrix:
+    greatest = weight.abs().amax(1)
+    values = (weight * (127 / greatest)[:, None]).round().to(torch.int8)
+    return Matrix({"weight": values, "SCB": greatest}, values.double() * (greatest / 127).double()[:, None])
 
 
 @dataclass(frozen=True)

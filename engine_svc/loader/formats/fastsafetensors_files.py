@@ -21,7 +21,7 @@ class FastSafetensors(Safetensors):
             from fastsafetensors import fastsafe_open
         import torch
 
-        from engine_svc.loader.held import HeldTensor
+        from engine_svc.quantization.source import HeldTensor
 
         device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
         self.names()  # for files that are whole

@@ -54,7 +54,7 @@ class GgufFile(CheckpointFormat):
 
     def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
         """See TensorSource.tensors."""
-        from engine_svc.loader.held import HeldTensor
+        from engine_svc.quantization.source import HeldTensor
 
         files = {file: _mapped(file) for file in self.files()}
         for names, stored in self._named():

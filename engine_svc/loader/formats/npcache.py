@@ -131,7 +131,7 @@ def _read(folder: Path, copies: _Copies) -> Iterator[tuple[str, TensorSlice]]:
     import numpy as np
     import torch
 
-    from engine_svc.loader.held import HeldTensor
+    from engine_svc.quantization.source import HeldTensor
 
     for name, copy in copies.tensors.items():
         try:

@@ -19,6 +19,7 @@ FORMATS = registry(_FLAG, LOAD_FORMATS, {
     "safetensors": "engine_svc.loader.formats.safetensors_files:Safetensors",
     "dummy": "engine_svc.loader.formats.dummy:Dummy",
     "pt": "engine_svc.loader.formats.torch_files:TorchFiles",
+    "bitsandbytes": "engine_svc.loader.formats.safetensors_files:Safetensors",
     "mistral": "engine_svc.loader.formats.consolidated:Consolidated",
     "sharded_state": "engine_svc.loader.formats.sharded_state:ShardedState",
     "gguf": "engine_svc.loader.formats.gguf_file:GgufFile",

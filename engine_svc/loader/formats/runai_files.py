@@ -79,7 +79,7 @@ def streamed(files: Sequence[Path], extra: Extra, name: str) -> Iterator[tuple[s
     """
     with needed(f"--load-format {name}", "runai-model-streamer", "runai"):
         from runai_model_streamer import SafetensorsStreamer
-    from engine_svc.loader.held import HeldTensor
+    from engine_svc.quantization.source import HeldTensor
 
     extra.apply()
     with failures_told(files[0].parent), SafetensorsStreamer() as streamer:

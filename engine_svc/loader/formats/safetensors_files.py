@@ -71,7 +71,7 @@ def _mapped(file: Path) -> Iterator[tuple[str, TensorSlice]]:
 def _whole(file: Path) -> Iterator[tuple[str, TensorSlice]]:
     from safetensors.torch import load
 
-    from engine_svc.loader.held import HeldTensor
+    from engine_svc.quantization.source import HeldTensor
 
     with failures_told(file):
         tensors = load(file.read_bytes())

@@ -51,7 +51,7 @@ class Tensorizer(CheckpointFormat):
 
     def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
         """See TensorSource.tensors."""
-        from engine_svc.loader.held import HeldTensor
+        from engine_svc.quantization.source import HeldTensor
 
         with self._opened() as opened:
             for name in opened:

@@ -49,7 +49,7 @@ class TorchFiles(CheckpointFormat):
 
     def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
         """See TensorSource.tensors."""
-        from engine_svc.loader.held import HeldTensor
+        from engine_svc.quantization.source import HeldTensor
 
         location = _map_location(self.options.pt_load_map_location)
         for file in self.files():

@@ -1,0 +1,286 @@
+"""bitsandbytes: four bits looked up in NF4 or FP4 (Dettmers et al. 2023), or eight bits by output (LLM.int8()).
+
+Of four bits, a checkpoint has the codes of a matrix one after the other, the first of two in a byte's upper half, and
+the greatest value of each block of them: themselves, or as codes of eight bits with blocks of their own. What is read
+keeps 16-bit inputs. So it does of eight bits: what LLM.int8() does for a few outlying inputs, here all get.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from engine_svc.ops.grids import FP4, INT8, NF4
+from engine_svc.ops.weights import CodedWeight, Grid, Weight
+from engine_svc.quantization.base import (
+    INPUTS,
+    OUTPUTS,
+    Axis,
+    LayerMethod,
+    ModelForm,
+    Parameters,
+    ParameterSpec,
+    Place,
+    QuantizationMethod,
+)  # fmt: skip
+from engine_svc.quantization.settings import Settings, names, one_of
+from engine_svc.quantization.source import HeldTensor, Tensors, TensorSlice
+from engine_svc.quantization.unquantized import PlainLayer
+from quire.errors import StartupError
+
+_GRIDS = {"nf4": NF4, "fp4": FP4}
+# Inputs whose greatest value a parameter has one of: blocks are as long or longer, and may begin within a row.
+_RUN = 32
+_BLOCK = 64
+_STATE = "quant_state.bitsandbytes__"
+# Modules that choose, which are computed in 16 bits, whatever they are in the checkpoint.
+_ROUTERS = ("gate", "shared_expert_gate", "router")
+
+
+@dataclass(frozen=True)
+class CodesLayer(LayerMethod):
+    """See LayerMethod. Codes of four bits."""
+
+    grid: Grid
+
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        """See LayerMethod.parameters."""
+        return (
+            ParameterSpec("weight", torch.uint8, (OUTPUTS, Axis("inputs", features=2))),
+            ParameterSpec("absmax", torch.float32, (OUTPUTS, Axis("inputs", features=_RUN))),
+        )
+
+    def weight(self, parameters: Parameters) -> Weight:
+        """See LayerMethod.weight."""
+        codes, scale, group = _halves(parameters["weight"]), parameters["absmax"], _RUN
+        while group < _BLOCK and scale.shape[-1] % 2 == 0 and torch.equal(scale[..., ::2], scale[..., 1::2]):
+            scale, group = scale[..., ::2].contiguous(), 2 * group
+        return CodedWeight(self.grid, codes, scale, None, group)
+
+
+@dataclass(frozen=True)
+class BytesLayer(LayerMethod):
+    """See LayerMethod. Whole numbers of eight bits, of which 127 stands for an output's greatest value."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"weight_format"})
+
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        """See LayerMethod.parameters."""
+        return (
+            ParameterSpec("weight", torch.int8, (OUTPUTS, INPUTS)),
+            ParameterSpec("SCB", torch.float32, (OUTPUTS,)),
+        )
+
+    def weight(self, parameters: Parameters) -> Weight:
+        """See LayerMethod.weight."""
+        return _of_bytes(parameters["weight"], parameters["SCB"])
+
+
+@dataclass(frozen=True)
+class OnLoadLayer(LayerMethod):
+    """See LayerMethod. Weights of 16 or 32 bits become codes of four bits, or whole numbers of eight."""
+
+    dtype: torch.dtype
+    grid: Grid | None
+
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        """See LayerMethod.parameters."""
+        return PlainLayer(self.dtype).parameters()
+
+    def weight(self, parameters: Parameters) -> Weight:
+        """See LayerMethod.weight."""
+        weight = parameters["weight"].float()
+        if self.grid is not None:
+            return _nearest(weight, self.grid)
+        greatest = weight.abs().amax(-1)
+        inverse = torch.where(greatest > 0, 127 / greatest, 0)
+        return _of_bytes((weight * inverse[..., None]).round_().to(torch.int8), greatest)
+
+
+def _halves(octets: torch.Tensor) -> torch.Tensor:
+    """Both codes of each byte, the upper first."""
+    return torch.stack((octets >> 4, octets & 15), -1).flatten(-2)
+
+
+def _of_bytes(values: torch.Tensor, greatest: torch.Tensor) -> CodedWeight:
+    return CodedWeight(INT8, values.view(torch.uint8) ^ 128, greatest[..., None] / 127, None, values.shape[-1])
+
+
+def _nearest(weight: torch.Tensor, grid: Grid) -> CodedWeight:
+    """By blocks of a row."""
+    inputs = weight.shape[-1]
+    missing = -inputs % _BLOCK
+    blocks = torch.nn.functional.pad(weight, (0, missing)).unflatten(-1, (-1, _BLOCK))
+    scale = blocks.abs().amax(-1)
+    inverse = torch.where(scale > 0, 1 / scale, 0)
+    values, places = torch.tensor(grid.values, device=weight.device).sort()
+    between = (values[1:] + values[:-1]) / 2
+    codes = torch.bucketize(blocks * inverse[..., None], between)
+    codes = places.to(torch.uint8)[codes].flatten(-2)[..., :inputs].contiguous()
+    return CodedWeight(grid, codes, scale, None, _BLOCK)
+
+
+@dataclass(frozen=True)
+class BitsAndBytes(QuantizationMethod):
+    """See QuantizationMethod."""
+
+    form: ModelForm
+    grid: Grid | None  # None: eight bits
+    ignored: Sequence[str]  # modules
+    has_head: bool  # the output layer is quantized too
+    is_on_load: bool
+
+    @classmethod
+    def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> BitsAndBytes:
+        """See QuantizationMethod.of_checkpoint."""
+        return cls._of(settings, form, is_on_load=False)
+
+    @classmethod
+    def on_load(cls, name: str, form: ModelForm) -> BitsAndBytes:
+        """See QuantizationMethod.on_load. NF4, unless the user wants another."""
+        return cls._of({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", **form.wanted}, form, is_on_load=True)
+
+    @classmethod
+    def _of(cls, settings: Settings, form: ModelForm, *, is_on_load: bool) -> BitsAndBytes:
+        keys = ("load_in_8bit", "_load_in_8bit")
+        is_bytes = any(one_of(settings, key, (True, False, None), False) for key in keys)
+        grid = None if is_bytes else _GRIDS[one_of(settings, "bnb_4bit_quant_type", _GRIDS, "fp4")]
+        skipped = "llm_int8_skip_modules"
+        has_head = settings.get(skipped) is not None and not is_on_load
+        return cls(form, grid, names(settings, skipped), has_head, is_on_load)
+
+    def layer(self, place: Place) -> LayerMethod:
+        """See QuantizationMethod.layer."""
+        is_quantized = place.kind in ("linear", "experts") or (place.kind == "head" and self.has_head)
+        if not is_quantized or place.is_any_of(self.ignored):
+            return PlainLayer(self.form.dtype)
+        if self.is_on_load:
+            return OnLoadLayer(self.form.dtype, self.grid)
+        return BytesLayer() if self.grid is None else CodesLayer(self.grid)
+
+    def adapted_name(self, name: str) -> str:
+        """See QuantizationMethod.adapted_name."""
+        return name.replace(".weight.absmax", ".absmax")
+
+    def adapted(self, tensors: Callable[[], Tensors]) -> Tensors:
+        """See QuantizationMethod.adapted."""
+        if self.is_on_load:
+            yield from tensors()
+            return
+        states, router_scales = _states(tensors()), _router_scales(tensors())
+        for name, source in tensors():
+            module, _, kind = name.rpartition(".")
+            if module in router_scales and kind == "weight" and self.grid is None:
+                yield name, HeldTensor(_of_bytes(source[...], router_scales[module]).wide(self.form.dtype))
+            elif module in states and kind == "weight":
+                yield name, self._codes(name, source, states[module], router_scales.get(module))
+            elif kind == "absmax" and (state := states.get(module.removesuffix(".weight"))):
+                if module.removesuffix(".weight") not in router_scales:
+                    yield self.adapted_name(name), HeldTensor(_checked(name, state.greatest, source[...]))
+            elif module not in router_scales and ".weight." not in name:
+                yield name, source
+
+    def _codes(self, name: str, source: TensorSlice, state: _State, router_scale: torch.Tensor | None) -> TensorSlice:
+        if self.grid is None or self.grid is not _GRIDS.get(state.quant_type):
+            raise StartupError(f"{name} has codes of {state.quant_type}, and the configuration says otherwise.")
+        codes = _checked(name, state.codes, source[...])
+        if router_scale is None:
+            return HeldTensor(codes)
+        greatest = _checked(name, state.greatest, router_scale)
+        return HeldTensor(CodedWeight(self.grid, _halves(codes), greatest, None, _RUN).wide(self.form.dtype))
+
+
+def _checked(name: str, change: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        return change(tensor)
+    except ValueError as error:
+        raise StartupError(f"{name}: {error}") from error
+
+
+def _router_scales(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """By module."""
+    found = {}
+    for name, source in tensors:
+        module = name.removesuffix(".weight.absmax").removesuffix(".SCB")
+        if module != name and module.rpartition(".")[2] in _ROUTERS:
+            found[module] = source[...].clone()
+    return found
+
+
+@dataclass(frozen=True)
+class _State:
+    """What is beside a matrix's codes."""
+
+    quant_type: str
+    outputs: int
+    inputs: int
+    block: int
+    nested_block: int
+    nested_offset: float
+    nested_absmax: torch.Tensor | None = None
+    nested_quant_map: torch.Tensor | None = None
+
+    def codes(self, octets: torch.Tensor) -> torch.Tensor:
+        """uint8 [outputs, inputs / 2], two in each, of all in a row, in numbers of any type.
+
+        Raises:
+            ValueError: they do not fit the matrix.
+        """
+        found = octets.contiguous().view(torch.uint8)
+        if 2 * found.numel() != self.outputs * self.inputs or self.inputs % 2:
+            raise ValueError(f"{found.numel()} bytes are not codes of {self.outputs} times {self.inputs} weights")
+        return found.view(self.outputs, -1)
+
+    def greatest(self, absmax: torch.Tensor) -> torch.Tensor:
+        """float32 [outputs, runs of inputs], of those of blocks.
+
+        Raises:
+            ValueError: they do not fit the matrix.
+        """
+        if math.gcd(self.inputs, self.block) % _RUN:
+            raise ValueError(
+                f"blocks of {self.block} values do not fit rows of {self.inputs}, which are no multiple of {_RUN}"
+            )
+        runs = self.outputs * self.inputs // _RUN
+        if absmax.numel() != -(-self.outputs * self.inputs // self.block):
+            raise ValueError(
+                f"{absmax.numel()} blocks of {self.block} are not {self.outputs} times {self.inputs} values"
+            )
+        values = self._widened(absmax.flatten())
+        return values.repeat_interleave(self.block // _RUN)[:runs].view(self.outputs, -1)
+
+    def _widened(self, absmax: torch.Tensor) -> torch.Tensor:
+        if self.nested_absmax is None or self.nested_quant_map is None:
+            return absmax.float()
+        scale = self.nested_absmax.float().repeat_interleave(self.nested_block)[: len(absmax)]
+        return self.nested_quant_map.float()[absmax.long()] * scale + self.nested_offset
+
+
+def _states(tensors: Tensors) -> dict[str, _State]:
+    """By module."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, source in tensors:
+        module, _, kind = name.partition(".weight.")
+        if kind.startswith(_STATE):
+            found.setdefault(module, {}).update(_described(name, source[...]))
+        elif kind in ("nested_absmax", "nested_quant_map"):
+            found.setdefault(module, {})[kind] = source[...].clone()
+    return {module: _State(**state) for module, state in found.items() if "quant_type" in state}
+
+
+def _described(name: str, octets: torch.Tensor) -> dict[str, Any]:
+    try:
+        state = json.loads(bytes(octets.tolist()))
+        outputs, inputs = state["shape"]
+        return {
+            "quant_type": str(state["quant_type"]), "outputs": int(outputs), "inputs": int(inputs),
+            "block": int(state["blocksize"]), "nested_block": int(state.get("nested_blocksize", 1)),
+            "nested_offset": float(state.get("nested_offset", 0.0)),
+        }  # fmt: skip
+    except (ValueError, KeyError, TypeError) as error:
+        raise StartupError(f"{name} does not describe a matrix of codes: {type(error).__name__}: {error}.") from error
