@@ -25,7 +25,7 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: serve test test-fast test-slow test-lm-eval test-arm clients lint format protos docs bench bench-compare bench-gpu bench-router-fleet bench-router-simulation lock clean
+.PHONY: serve test test-fast test-slow test-lm-eval test-arm clients lint format protos docs models bench bench-compare bench-gpu bench-router-fleet bench-router-simulation lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -73,6 +73,10 @@ endif
 # Writes the reference page of all options.
 docs: $(VENV)/.installed
 	$(BIN)/python -m quire.docs > docs/options.md
+
+# Writes the page of all models; those that ARGS names are tried again.
+models: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.support.model_zoo.page $(ARGS)
 
 # Against vLLM's CPU build in the virtual environment PEER, and llama.cpp's server in LLAMA: docs/performance.md
 bench-compare: $(VENV)/.installed

@@ -27,7 +27,7 @@ def read_object(path: Path) -> dict[str, Any]:
         StartupError: it cannot be read, or is something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
@@ -35,3 +35,8 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise StartupError(f"{path} cannot be read: it is no JSON object.")
     return content
+
+
+def _special_float(content: dict[str, Any]) -> dict[str, Any] | float:
+    """Transformers writes infinity, which JSON lacks, as `{"__float__": "Infinity"}`."""
+    return float(content["__float__"]) if content.keys() == {"__float__"} else content

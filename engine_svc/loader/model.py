@@ -216,13 +216,14 @@ def _load_from_transformers(
     dtype = _dtype(config.get("dtype") or config.get("torch_dtype") or "float32", options.form.dtype)
     model = TransformersModel(folder, config, dtype, device, progress, lambda: _tensors(source))
     heads, facts = model.heads(), model.facts()
-    model.attention = create_backend(
+    attention = create_backend(
         options.kernels.attention_backend,
         _shape((heads.num_heads, heads.num_kv_heads, heads.head_dim), dtype, options.cache, device),
         choose_kernels(options.kernels.cpu_kernels, device),
     )
+    model.attend_by(attention)
     longest = _max_model_len(facts, options.form)
-    return LoadedModel(model, facts, model.attention, dtype, longest)
+    return LoadedModel(model, facts, attention, dtype, longest)
 
 
 def _tensors(source: LoadFormat) -> dict[str, torch.Tensor] | None:

@@ -14,12 +14,20 @@ from engine_svc.models.config import (
     sliding_windows,
 )
 
+# What the configurations of Gemma 3 that sees images leave out.
+_GEMMA3: dict[str, Any] = {
+    "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "query_pre_attn_scalar": 256, "max_position_embeddings": 131072, "rope_theta": 1e6, "sliding_window": 4096,
+}  # fmt: skip
+
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """Gemma 2 caps its scores and logits; Gemma 3 norms its heads, and rotates more slowly in layers without window."""
     if config["architectures"][0] == "GemmaForCausalLM":
         return base_config(config, **_common(config))
     is_gemma3 = config["architectures"][0] == "Gemma3ForCausalLM"
+    if is_gemma3:
+        config = {**_GEMMA3, **config}
     return base_config(
         one_rotation(config),
         sliding_windows=sliding_windows(config, (config.get("sliding_window_pattern") or 6) if is_gemma3 else 2),

@@ -66,6 +66,7 @@ ARCHITECTURES = {
 
 # Of models that see images too, by architecture and kind of text model: the latter's architecture, which runs alone.
 TEXT_MODELS = {
+    ("Gemma3ForConditionalGeneration", "gemma3_text"): "Gemma3ForCausalLM",
     ("KimiK25ForConditionalGeneration", "deepseek_v3"): "DeepseekV3ForCausalLM",
     ("KimiK25ForConditionalGeneration", "kimi_k2"): "DeepseekV3ForCausalLM",
     ("Llama4ForConditionalGeneration", "llama4_text"): "Llama4ForCausalLM",
@@ -88,14 +89,10 @@ def is_ours(config: Mapping[str, Any]) -> bool:
     return any(name in ARCHITECTURES for name in text_part(config).get("architectures") or ())
 
 
-def unsupported(config: Mapping[str, Any]) -> StartupError:
+def unsupported(config: Mapping[str, Any], reason: str) -> StartupError:
     """What to raise for a model that nobody here can run."""
     asked = ", ".join(config.get("architectures") or ()) or "none"
-    return StartupError(
-        f"The model's architecture ({asked}) is not supported. Supported: {', '.join(ARCHITECTURES)}; and, with "
-        "--model-impl auto or transformers, causal decoders of the Transformers library that use its attention "
-        "interface, with full or sliding-window attention."
-    )
+    return StartupError(f"The model's architecture ({asked}) is not supported: {reason}. docs/models.md has what is.")
 
 
 def config_for(config: Mapping[str, Any]) -> ModelConfig:
@@ -106,7 +103,7 @@ def config_for(config: Mapping[str, Any]) -> ModelConfig:
     """
     name = next((name for name in config.get("architectures") or () if name in ARCHITECTURES), None)
     if name is None:
-        raise unsupported(config)
+        raise unsupported(config, "Quire has no code of its own for it, which --model-impl quire asks for")
     try:
         result: ModelConfig = importlib.import_module(ARCHITECTURES[name]).config_of(
             {**config, "architectures": [name]}

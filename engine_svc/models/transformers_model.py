@@ -8,48 +8,43 @@ between run as that library wrote them: slower, on one rank, without our kernels
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers
-from transformers.modeling_outputs import MoeModelOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from engine_svc.attention.base import AttentionBackend, AttentionOptions
+from engine_svc.attention.base import AttentionBackend
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.models.attention import AnyLayerCache, LayerCache
 from engine_svc.models.config import ModelFacts
+from engine_svc.models.paged_interface import NAME, WATCHED, Heads, PagedInterface
 from engine_svc.models.registry import unsupported
 from quire.errors import StartupError
 from quire.supervised import Stage, report
 
 logger = logging.getLogger(__name__)
 
-_NAME = "quire-paged"
-# What layers pass to an attention function: what ours obeys, and what says nothing new to it.
-_OBEYED = {"scaling", "sliding_window", "softcap", "s_aux"}
-_SILENT = {"cache_position", "dropout", "is_causal", "output_attentions", "position_ids", "use_cache"}
+# Of layers, where the configuration names them.
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Of configurations, that are about text.
+_TEXT_PARTS = {"attn_config", "ffn_config", "text_config"}
+_DRAFTERS = {"gemma4_assistant", "gemma4_unified_assistant"}
+# How the parameters of a language model are called among those of others, and by itself.
+_NAMES_AMONG_OTHERS = {
+    r"^(model\.language_model|language_model\.model)\.": "model.", r"^language_model\.lm_head\.": "lm_head.",
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Heads:
-    """What a layer's attention is called with."""
+class _Output(BaseModelOutputWithPast):
+    """What a decoder puts out; of all that some decoders have beside hidden states, nothing."""
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int  # of queries and keys; values may be smaller
-
-
-@dataclass
-class _Output(MoeModelOutputWithPast):
-    """What a decoder puts out, with the one field that others have and mixtures of experts do not."""
-
-    cross_attentions: tuple[torch.Tensor, ...] | None = None
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
 
 
 class _Given(torch.nn.Module):
@@ -62,9 +57,7 @@ class _Given(torch.nn.Module):
 
 
 class TransformersModel:
-    """The same calls as Decoder's, once `attention` is set."""
-
-    attention: AttentionBackend
+    """The same calls as Decoder's, once it has a backend to attend by."""
 
     def __init__(
         self,
@@ -87,42 +80,37 @@ class TransformersModel:
         """
         config = _read(raw)
         report(Stage.LOADING)
-        ALL_ATTENTION_FUNCTIONS.register(_NAME, self._probe)
+        self._interface = PagedInterface()
+        self._interface.watch()
         if not progress:
             transformers.utils.logging.disable_progress_bar()
         self._model = _load(folder, config, dtype, read_tensors()).eval().to(device)
+        self._decoder = _decoder_of(self._model)
         self._given = _Given()
-        self._decoder = self._replace_decoder(self._given)
-        self._heads: dict[int, Heads] = {}
-        self._windows: dict[int, int | None] = {}  # by layer
-        self._options: dict[int, AttentionOptions] = {}
-        self._caches: Sequence[LayerCache] = ()
-        with torch.inference_mode():
-            self._decode(torch.zeros(2, dtype=torch.int64, device=device), torch.arange(2, device=device))
+        self._put_in_place_of_decoder(self._given)
+        self._first_position = _first_position(self._decoder)
+        self._try(device)
 
     def heads(self) -> Heads:
-        """Those of every layer.
+        """Those of the cache; see PagedInterface.heads."""
+        return self._interface.heads()
 
-        Raises:
-            StartupError: they differ.
-        """
-        found = set(self._heads.values())
-        if len(found) != 1:
-            raise StartupError(f"The model's layers have {len(found)} kinds of attention heads; supported is one.")
-        return found.pop()
+    def attend_by(self, attention: AttentionBackend) -> None:
+        """Sets the backend, whose heads are those of `heads`."""
+        self._interface.attention = attention
 
     def facts(self) -> ModelFacts:
         """What the rest of the engine must know of the model."""
-        config = self._model.config
+        config = self._model.config.get_text_config()
         return ModelFacts(
             architecture=type(self._model).__name__,
             dtype=str(self._model.dtype).removeprefix("torch."),
             vocab_size=config.vocab_size,
             hidden_size=self._decoder.get_input_embeddings().weight.shape[-1],
-            num_layers=len(self._heads),
-            max_position_embeddings=config.max_position_embeddings,
+            num_layers=len(self._interface.windows),
+            max_position_embeddings=config.max_position_embeddings - self._first_position,
             rope_parameters=getattr(config, "rope_parameters", None) or {},
-            sliding_windows=tuple(self._windows[layer] for layer in sorted(self._windows)),
+            sliding_windows=tuple(self._interface.windows),
         )
 
     def forward(
@@ -133,8 +121,7 @@ class TransformersModel:
         embedded: EmbeddedRows | None = None,
     ) -> torch.Tensor:
         """See Decoder.forward."""
-        ALL_ATTENTION_FUNCTIONS.register(_NAME, self._attend)
-        self._caches = [cache for cache in caches if isinstance(cache, LayerCache)]
+        self._interface.begin([cache for cache in caches if isinstance(cache, LayerCache)])
         return self._decode(token_ids, positions, embedded)
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -145,80 +132,63 @@ class TransformersModel:
         logits: torch.Tensor = self._model(input_ids=ids).logits[0].float()
         return logits
 
+    @torch.inference_mode()
+    def _try(self, device: torch.device) -> None:
+        """
+        Raises:
+            StartupError: two tokens do not go through.
+        """
+        try:
+            self._decode(torch.zeros(2, dtype=torch.int64, device=device), torch.arange(2, device=device))
+        except StartupError:
+            raise
+        except Exception as error:
+            raise StartupError(f"Transformers' {type(self._model).__name__} does not run: {error}") from error
+        self._model.config._attn_implementation = NAME
+
     def _decode(
         self, token_ids: torch.Tensor, positions: torch.Tensor, embedded: EmbeddedRows | None = None
     ) -> torch.Tensor:
         inputs = {"input_ids": token_ids[None]}
         if embedded is not None:
             inputs = {"inputs_embeds": embedded.put(self._decoder.get_input_embeddings()(token_ids))[None]}
-        output = self._decoder(**inputs, position_ids=positions[None], use_cache=False)
+        output = self._decoder(**inputs, position_ids=positions[None] + self._first_position, use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
-    def _replace_decoder(self, stand_in: torch.nn.Module) -> Any:
-        decoder = self._model.get_decoder()
-        path = next(name for name, module in self._model.named_modules() if module is decoder)
+    def _put_in_place_of_decoder(self, stand_in: torch.nn.Module) -> None:
+        path = next(name for name, module in self._model.named_modules() if module is self._decoder)
         parent, _, name = path.rpartition(".")
         setattr(self._model.get_submodule(parent), name, stand_in)
-        return decoder
-
-    def _probe(
-        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **named: Any
-    ) -> tuple[torch.Tensor, None]:
-        """Attends to nothing; notes the layer's heads, and whether it wants anything that ours does not know."""
-        unknown = sorted(name for name, given in named.items() if given is not None and name not in _OBEYED | _SILENT)
-        if unknown or value.shape[-1] > query.shape[-1] or named.get("is_causal") is False:
-            wants = ", ".join(unknown) or "attention that is not causal, or values longer than keys"
-            raise StartupError(f"{type(module).__name__} cannot use paged attention: it wants {wants}.")
-        self._heads[module.layer_idx] = Heads(query.shape[1], key.shape[1], query.shape[-1])
-        self._windows[module.layer_idx] = named.get("sliding_window")
-        return query[..., : value.shape[-1]].transpose(1, 2), None
-
-    def _attend(
-        self,
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        scaling: float | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        s_aux: torch.Tensor | None = None,
-        **_: Any,
-    ) -> tuple[torch.Tensor, None]:
-        """Transformers' attention function: [1, heads, tokens, dim] each → [1, tokens, heads, dim], no weights."""
-        dim, value_dim = query.shape[-1], value.shape[-1]
-        scale = dim**-0.5 if scaling is None else scaling
-        options = self._options.setdefault(module.layer_idx, AttentionOptions(scale, sliding_window, softcap, s_aux))
-        flat = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, F.pad(value, (0, dim - value_dim)))]
-        cache, prepared = self._caches[module.layer_idx]
-        output = self.attention.forward(flat[0], flat[1], flat[2], cache, prepared, options)
-        return output[None, ..., :value_dim], None
 
 
 def _load(
     folder: Path, config: transformers.PretrainedConfig, dtype: torch.dtype, tensors: Mapping[str, torch.Tensor] | None
 ) -> Any:
-    """The model with all of its weights.
+    """The model of text, with all of its weights.
 
     Raises:
         StartupError: the checkpoint lacks some, or they do not fit.
     """
-    model_class = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    text = config.get_text_config()
+    is_part = text is not config
+    if is_part:
+        logger.info("%s: only the language model is loaded, which takes text alone", folder)
+        text.tie_word_embeddings = config.tie_word_embeddings
     try:
-        model, told = model_class.from_pretrained(
-            folder if tensors is None else None, config=config, dtype=dtype, attn_implementation=_NAME,
+        model, told = transformers.AutoModelForCausalLM._model_mapping[type(text)].from_pretrained(
+            folder if tensors is None else None, config=text, dtype=dtype, attn_implementation=WATCHED,
             use_safetensors=True, local_files_only=True, state_dict=tensors, output_loading_info=True,
-            ignore_mismatched_sizes=True,
+            ignore_mismatched_sizes=True, key_mapping=_NAMES_AMONG_OTHERS if is_part else None,
         )  # fmt: skip
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise StartupError(f"Transformers cannot load {folder}: {error}") from error
     for name, found, expected in told["mismatched_keys"]:
         raise StartupError(f"{folder}: {name}: shape {list(found)} in the checkpoint does not fit {list(expected)}")
     if missing := sorted(told["missing_keys"]):  # they would be random
         raise StartupError(f"{folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all).")
-    if unknown := sorted(told["unexpected_keys"]):
+    unknown = sorted(told["unexpected_keys"])
+    if unknown and not is_part:
         logger.warning("%s: the model has no parameter for %s (%d in all)", folder, unknown[0], len(unknown))
     return model
 
@@ -231,18 +201,45 @@ def _read(raw: Mapping[str, Any]) -> transformers.PretrainedConfig:
     """
     try:
         config = transformers.CONFIG_MAPPING[raw.get("model_type", "")].from_dict(dict(raw))
-    except (KeyError, ValueError, TypeError) as error:
-        raise unsupported(raw) from error
+    except KeyError as error:
+        raise unsupported(raw, f"Transformers {transformers.__version__} has no such type of model") from error
+    except Exception as error:  # their classes check their fields, by exceptions of many kinds
+        raise StartupError(f"Transformers does not take the model's configuration: {error}") from error
     if getattr(config, "quantization_config", None):  # see quantization.registry
         config.quantization_config["dequantize"] = True
-    model_class = transformers.AutoModelForCausalLM._model_mapping.get(type(config), None)
-    types = set(getattr(config, "layer_types", None) or ())
-    if (
-        model_class is None
-        or model_class.__name__ not in (config.architectures or ())
-        or config.is_encoder_decoder
-        or not model_class._supports_attention_backend
-        or types - _LAYER_TYPES
-    ):
-        raise unsupported(raw)
+    if reason := _obstacle(config):
+        raise unsupported(raw, reason)
     return config
+
+
+def _obstacle(config: transformers.PretrainedConfig) -> str | None:
+    """What keeps a model from paged attention, as far as it shows before the weights are loaded."""
+    if config.is_encoder_decoder or type(config).is_encoder_decoder:
+        return "it is an encoder with a decoder, or the decoder of one"
+    if config.model_type in _DRAFTERS:
+        return "it drafts for another model"
+    text = config.get_text_config()
+    parts = sorted(set(type(config).sub_configs) - _TEXT_PARTS)
+    text_class = transformers.AutoModelForCausalLM._model_mapping.get(type(text), None)
+    if parts and (text_class is None or text is config):
+        return f"its language model is none by itself ({', '.join(parts)})"
+    if text_class is None or (text is config and text_class.__name__ not in (config.architectures or ())):
+        return f"for Transformers, models of the type {config.model_type} are no causal language models"
+    others = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
+    if others:
+        return f"its layers' types ({', '.join(sorted(others))}) keep more than keys and values, or choose among them"
+    if not hasattr(sys.modules[text_class.__module__], "ALL_ATTENTION_FUNCTIONS"):
+        return "its layers do not call Transformers' attention interface"
+    return None
+
+
+def _decoder_of(model: Any) -> Any:
+    """All but the output layer, which some call their decoder."""
+    found = model.get_decoder()
+    return found if hasattr(found, "get_input_embeddings") else model.base_model
+
+
+def _first_position(decoder: torch.nn.Module) -> int:
+    """RoBERTa's positions begin behind that of padding."""
+    embeddings: Any = getattr(decoder, "embeddings", None)
+    return embeddings.padding_idx + 1 if hasattr(embeddings, "create_position_ids_from_input_ids") else 0

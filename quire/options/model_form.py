@@ -55,7 +55,9 @@ class ModelFormOptions:
     model_impl: str = option(
         "auto", "Who runs the layers: quire, or transformers, that library's own code (any causal decoder; slower), "
         "or auto: quire for its own families and transformers for others. vllm is another name of quire.",
-        choices=("auto", "quire", "vllm", "transformers"), others="terratorch's models are not for text.",
+        choices=("auto", "quire", "vllm", "transformers"),
+        others="terratorch runs models of satellite images, which neither read nor write the text that Quire serves: "
+        "run them by TerraTorch itself.",
         affects_output=True,
     )  # fmt: skip
     quantization: str | None = option(

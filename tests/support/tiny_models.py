@@ -157,6 +157,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "do_layer_norm_before": True}),
     "opt-projected": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
     "starcoder2": ("Starcoder2", {"sliding_window": 16}),
+    "diffllama": ("DiffLlama", {}),  # whose layers attend twice
 }  # fmt: skip
 
 ROPES: dict[str, dict[str, Any]] = {

@@ -52,6 +52,11 @@ def test_another_folders(folder: Path, tmp_path_factory: pytest.TempPathFactory)
         read(folder, hf_config_path="/nowhere")
 
 
+def test_infinity_as_transformers_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, {"__float__": "Infinity"}]}')
+    assert read(tmp_path) == {"time_step_limit": [0.0, float("inf")]}
+
+
 def test_what_params_say(folder: Path) -> None:
     assert read(folder) == {
         "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 3,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,14 @@ def test_other_quantized_weights_are_refused(model_folder: ModelFolder, tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "aqlm"}}))
     with pytest.raises(StartupError, match="quantized by aqlm"), running_engine(tmp_path):
         pass
+
+
+def test_internlm3_by_the_names_of_its_own_code(model_folder: ModelFolder, tmp_path: Path) -> None:
+    folder = shutil.copytree(model_folder("internlm3"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    bias = {"qkv_bias": config.pop("attention_bias"), "bias": config.pop("mlp_bias")}
+    (folder / "config.json").write_text(json.dumps(config | bias | {"architectures": ["InternLM3ForCausalLM"]}))
+    check(folder)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen3-moe"])

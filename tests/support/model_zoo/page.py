@@ -1,0 +1,92 @@
+"""Writes the page of all models, docs/models.md: `python -m tests.support.model_zoo.page`.
+
+Types of models that have become native are told as such, and those that are named behind it are tried again; `all`
+tries all, which takes two minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import transformers
+
+from tests.support.model_zoo.configurations import MODEL_TYPES, NATIVE
+from tests.support.model_zoo.names import NAMES
+from tests.support.model_zoo.walk import Outcome, walk
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+_HEAD = """# Models
+
+Which of the architectures of Transformers {version} that generate text run here, and how:
+
+* **native**: by Quire's own layers and kernels, with everything that Quire can do.
+* **Transformers**: by that library's code with Quire's paged attention (`--model-impl transformers`, or `auto`, which
+  chooses it for these). Batching, chunked prefill and the prefix cache are those of native models; tensor parallelism,
+  `--quantization`, `--batch-invariant` and the kernels of `--cpu-kernels` are not there, and steps are slower.
+* **refused**: the start fails and says why. Most of these keep a state that is not keys and values, or write out their
+  attention in their layers instead of calling Transformers' attention interface.
+
+Models that take images or sounds beside text run as their language model alone, if Transformers has that as a model by
+itself. The code of a checkpoint is never run, so models that exist as such code only (InternLM 2, ChatGLM 3, Baichuan,
+the first Qwen) are refused.
+
+A tiny random model of each type is run in the tests, longer than its windows and in chunks, and says the tokens that
+Transformers says. `make models` makes this page from the result.
+
+| architecture | `model_type` | known as | runs |
+|---|---|---|---|
+"""
+
+
+def page(outcomes: Mapping[str, Outcome]) -> str:
+    """As Markdown: a row for each architecture and way of running.
+
+    Args:
+        outcomes: by type of model.
+    """
+    rows: dict[tuple[str, Outcome], list[str]] = {
+        (name, Outcome("native")): [] for name in NATIVE - set(MODEL_TYPES.values())
+    }
+    for model_type, outcome in outcomes.items():
+        rows.setdefault((MODEL_TYPES[model_type], outcome), []).append(model_type)
+    head = _HEAD.format(version=".".join(transformers.__version__.split(".")[:2]))
+    ordered = sorted(rows.items(), key=lambda row: (row[0][0].lower(), row[1]))
+    return head + "".join(_row(name, types, outcome) for (name, outcome), types in ordered)
+
+
+def outcomes_of(text: str) -> dict[str, Outcome]:
+    """What a page says, by type of model."""
+    found = {}
+    for line in text.partition("|---|---|---|---|\n")[2].splitlines():
+        _, types, _, runs = line.strip("| ").split(" | ")
+        way, _, reason = runs.partition(": ")
+        outcome = Outcome("native" if "native" in way else "refused" if "refused" in way else "Transformers", reason)
+        found |= {model_type: outcome for model_type in types.replace("`", "").split(", ") if model_type}
+    return found
+
+
+def _row(name: str, types: list[str], outcome: Outcome) -> str:
+    way = "**native**" if outcome.way == "native" else outcome.way
+    runs = f"{way}: {outcome.reason}" if outcome.reason else way
+    shown = ", ".join(f"`{each}`" for each in sorted(types))
+    return f"| {name} | {shown} | {NAMES.get(name, '')} | {runs} |\n"
+
+
+def _walk_all(model_types: Iterable[str]) -> dict[str, Outcome]:
+    found = {}
+    for model_type in model_types:
+        with tempfile.TemporaryDirectory() as folder:
+            found[model_type] = walk(model_type, Path(folder))
+        print(model_type, found[model_type].way, file=sys.stderr)
+    return found
+
+
+if __name__ == "__main__":
+    before = outcomes_of(PAGE.read_text(encoding="utf-8"))
+    native = {name for name in MODEL_TYPES if MODEL_TYPES[name] in NATIVE}
+    asked = set(MODEL_TYPES) if sys.argv[1:] == ["all"] else set(sys.argv[1:])
+    again = asked | native | {name for name in MODEL_TYPES if name not in before or before[name].way == "native"}
+    PAGE.write_text(page(before | _walk_all(sorted(again))), encoding="utf-8")
