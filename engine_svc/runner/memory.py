@@ -12,12 +12,16 @@ from quire.options.cache import CacheOptions
 
 _CPU_SHARE = 0.1
 _CPU_MOST = 4 * 2**30
+_CPU_STATES_SHARE = 0.5  # of the free memory, at most: what of it is touched are the slots that sequences have had
 # Of a GPU's memory: left where others leave no more, for CUDA graphs and the workspaces of libraries.
 _SPARE = 1 / 64
 
 
-def kv_cache_bytes(options: CacheOptions, device: torch.device) -> int:
-    """Bytes for the KV cache of one rank, once weights are loaded and a largest step has run.
+def kv_cache_bytes(options: CacheOptions, device: torch.device, state_bytes: int = 0) -> int:
+    """Bytes for the KV cache of one rank and for states, once weights are loaded and a largest step has run.
+
+    Args:
+        state_bytes: of recurrent layers. A CPU's default is for them and the KV cache beside them.
 
     Raises:
         StartupError: nothing is left.
@@ -25,7 +29,8 @@ def kv_cache_bytes(options: CacheOptions, device: torch.device) -> int:
     if options.kv_cache_memory_bytes is not None:
         return options.kv_cache_memory_bytes
     if device.type == "cpu":
-        return min(_CPU_MOST, int(_CPU_SHARE * free_host_bytes()))
+        free = free_host_bytes()
+        return min(_CPU_MOST, int(_CPU_SHARE * free)) + min(state_bytes, int(_CPU_STATES_SHARE * free))
     free, total = torch.cuda.mem_get_info(device)
     # What torch keeps for reuse is ours; its peak is what a largest step needs besides the cache.
     held, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)

@@ -110,6 +110,7 @@ class Runner:
 
     def spec(self) -> KvCacheSpec:
         """What the control side must know."""
+        state_bytes = self._state_form.bytes_per_sequence * self._options.scheduler.max_num_seqs
         return KvCacheSpec(
             architecture=self._facts.architecture,
             dtype=str(self._dtype).removeprefix("torch."),
@@ -117,7 +118,7 @@ class Runner:
             vocab_size=self._facts.vocab_size,
             max_model_len=self._max_model_len,
             bytes_per_block=self._attention.bytes_per_block(self._group_size),
-            available_bytes=kv_cache_bytes(self._options.cache, self._device),
+            available_bytes=kv_cache_bytes(self._options.cache, self._device, state_bytes),
             attention_backend=self._attention.name,
             block_size=self._attention.shape.block_size,
             max_num_batched_tokens=self._token_budget,
@@ -125,7 +126,7 @@ class Runner:
             embedding_size=self._facts.hidden_size,
             cpu_kernels=self._cpu_kernels(),
             batch_invariant=self._batch_invariant,
-            state_bytes=self._state_form.bytes_per_sequence * self._options.scheduler.max_num_seqs,
+            state_bytes=state_bytes,
         )
 
     def _cpu_kernels(self) -> str:

@@ -29,8 +29,8 @@ from tests.support.tiny_models import HYBRIDS
 TYPES: list[dict[str, Any]] = [
     {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}, {"dtype": "float16"}, {"dtype": "float32"},
 ]  # fmt: skip
-# Windows and soft caps, experts, compressed attention, sinks, states with experts and without.
-FAMILIES = ("llama", "gemma2", "mixtral", "deepseek-v3", "gpt-oss", "jamba", "bamba")
+# Windows and soft caps, experts, compressed attention, sinks, states of each kind.
+FAMILIES = ("llama", "gemma2", "mixtral", "deepseek-v3", "gpt-oss", "jamba", "bamba", "qwen3-next")
 TOKENS = 12
 HIDDEN_SIZE = 64
 # What comes to a sequence alone, and beside it: all of these are compared, bit for bit.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from engine_svc.runner.memory import GpuMemory, gpu_budget
+from engine_svc.runner.memory import GpuMemory, gpu_budget, kv_cache_bytes
 from quire.errors import StartupError
+from quire.options.cache import CacheOptions
 
 GIB = 2**30
 
@@ -36,3 +38,12 @@ def test_who_holds_what() -> None:
         gpu_budget(memory(free=60, held=18, peak=20), 0.2)
     with pytest.raises(StartupError, match=r"the driver hold 60.0 GiB, and 2.0 GiB are free.* or end what else"):
         gpu_budget(memory(free=2, held=18, peak=20), 0.9)
+
+
+def test_on_a_cpu_states_have_room_beside_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine_svc.runner.memory.free_host_bytes", lambda: 20 * GIB)
+    cpu = torch.device("cpu")
+    assert kv_cache_bytes(CacheOptions(), cpu) == 2 * GIB
+    assert kv_cache_bytes(CacheOptions(), cpu, state_bytes=7 * GIB) == 9 * GIB
+    assert kv_cache_bytes(CacheOptions(), cpu, state_bytes=70 * GIB) == 12 * GIB
+    assert kv_cache_bytes(CacheOptions(kv_cache_memory_bytes=GIB), cpu, state_bytes=7 * GIB) == GIB
