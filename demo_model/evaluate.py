@@ -1,22 +1,30 @@
-"""Scores a model on held-out prompts, greedily: `python -m demo_model.evaluate FOLDER`."""
+"""Scores a model on held-out prompts, greedily: `python -m demo_model.evaluate FOLDER`, or as a server answers them."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any, Protocol
 
+import httpx
 import torch
 import transformers
 
 from demo_model.corpus import arithmetic, guide, json_objects, lists, memory, tools
 from demo_model.corpus.example import Probe
+from demo_model.corpus.mix import examples
+from demo_model.dataset import Encoded, Encoder
 
 _SEED = 123_456_789  # no training seed
 _MAX_TOKENS = 128
 _BATCH = 64
+_CONVERSATIONS = 400  # of which the perplexity is taken
+_TIMEOUT_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -48,45 +56,111 @@ def probes() -> dict[str, tuple[float, list[Probe]]]:
     }
 
 
-class Answers:
-    """Greedy answers by Transformers, in batches."""
+class Answers(Protocol):
+    """A model that answers, greedily and in batches."""
 
-    def __init__(self, folder: Path) -> None:
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+    def texts(self, prompts: list[str]) -> list[tuple[str, bool]]:
+        """(text, whether it ended by itself) of each."""
+        ...
+
+    def logprobs(self, token_ids: list[int]) -> list[float]:
+        """What each token but the first has, behind those before it."""
+        ...
+
+
+class OfTransformers:
+    """By Transformers, in float32."""
+
+    def __init__(self, folder: Path, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
         self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
-    def all(self, some: list[Probe]) -> Iterator[tuple[str, bool]]:
-        """(text, whether it ended by itself) of each."""
-        for start in range(0, len(some), _BATCH):
-            yield from self._batch(some[start : start + _BATCH])
-
-    def _batch(self, some: list[Probe]) -> Iterator[tuple[str, bool]]:
-        prompts = [
-            self._tokenizer.apply_chat_template(
-                list(probe.messages), tools=list(probe.tools) or None, add_generation_prompt=True, tokenize=False
-            )
-            for probe in some
-        ]
+    def texts(self, prompts: list[str]) -> list[tuple[str, bool]]:
+        """See Answers.texts."""
         inputs = self._tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
         with torch.inference_mode():
             outputs = self._model.generate(
                 inputs.input_ids, attention_mask=inputs.attention_mask, max_new_tokens=_MAX_TOKENS, do_sample=False
             )
-        for row in outputs[:, inputs.input_ids.shape[1] :]:
-            ended = bool((row == self._tokenizer.eos_token_id).any())
-            yield self._tokenizer.decode(row, skip_special_tokens=True).strip(), ended
+        rows = outputs[:, inputs.input_ids.shape[1] :]
+        return [
+            (self._tokenizer.decode(row, skip_special_tokens=True), bool((row == self._tokenizer.eos_token_id).any()))
+            for row in rows
+        ]
+
+    def logprobs(self, token_ids: list[int]) -> list[float]:
+        """See Answers.logprobs."""
+        inputs = torch.tensor([token_ids])
+        with torch.inference_mode():
+            found = self._model(inputs).logits[0, :-1].log_softmax(-1)
+        return [float(value) for value in found.gather(-1, inputs[0, 1:, None])[:, 0]]
 
 
-def evaluate(folder: Path) -> list[Score]:
+class OfServer:
+    """By a server of OpenAI's interface, which runs the model in whatever form."""
+
+    def __init__(self, url: str) -> None:
+        """
+        Args:
+            url: as clients have it, such as http://127.0.0.1:8000/v1.
+        """
+        self._url = url
+
+    def texts(self, prompts: list[str]) -> list[tuple[str, bool]]:
+        """See Answers.texts."""
+        choices = self._complete(prompt=prompts, max_tokens=_MAX_TOKENS)
+        return [(choice["text"], choice["finish_reason"] == "stop") for choice in choices]
+
+    def logprobs(self, token_ids: list[int]) -> list[float]:
+        """See Answers.logprobs."""
+        (choice,) = self._complete(prompt=token_ids, max_tokens=1, prompt_logprobs=0)
+        found = zip(token_ids[1:], choice["prompt_logprobs"][1:], strict=True)
+        return [float(position[str(token)]["logprob"]) for token, position in found]
+
+    def _complete(self, **fields: Any) -> list[dict[str, Any]]:
+        """In the order of the prompts."""
+        body = {"temperature": 0, "add_special_tokens": False, **fields}
+        response = httpx.post(f"{self._url}/completions", json=body, timeout=_TIMEOUT_SECONDS)
+        choices: list[dict[str, Any]] = response.raise_for_status().json()["choices"]
+        return sorted(choices, key=lambda choice: choice["index"])
+
+
+def answer(answers: Answers, tokenizer: Any, some: list[Probe]) -> Iterator[tuple[str, bool]]:
+    """(text, whether it ended by itself) of each."""
+    for start in range(0, len(some), _BATCH):
+        prompts = [
+            tokenizer.apply_chat_template(
+                list(probe.messages), tools=list(probe.tools) or None, add_generation_prompt=True, tokenize=False
+            )
+            for probe in some[start : start + _BATCH]
+        ]
+        for text, ended in answers.texts(prompts):
+            yield text.strip(), ended
+
+
+def evaluate(answers: Answers, tokenizer: Any) -> list[Score]:
     """The scores of all kinds."""
-    answers, scores = Answers(folder), []
+    scores = []
     for kind, (goal, some) in probes().items():
-        judged = [(probe, text, ended) for probe, (text, ended) in zip(some, answers.all(some), strict=True)]
+        found = answer(answers, tokenizer, some)
+        judged = [(probe, text, ended) for probe, (text, ended) in zip(some, found, strict=True)]
         wrong = [(probe, text) for probe, text, _ in judged if not probe.judge(text)]
         misses = tuple((str(probe.messages[-1]["content"]), text) for probe, text in wrong[:5])
         ended = sum(done for _, _, done in judged)
         scores.append(Score(kind, goal, len(some), len(some) - len(wrong), ended, misses))
     return scores
+
+
+def perplexity(answers: Answers, tokenizer: Any) -> float:
+    """Of the assistant's tokens in held-out conversations."""
+    held_out = Encoder(tokenizer).encode(list(islice(examples(_SEED, late=True), _CONVERSATIONS)))
+    logprobs = [value for one in held_out for value in _learned(one, answers)]
+    return math.exp(-sum(logprobs) / len(logprobs))
+
+
+def _learned(conversation: Encoded, answers: Answers) -> list[float]:
+    found = answers.logprobs(conversation.token_ids.tolist())
+    return [value for value, learned in zip(found, conversation.learned[1:], strict=True) if learned]
 
 
 def table(scores: list[Score]) -> str:
@@ -101,10 +175,14 @@ def table(scores: list[Score]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--url", help="of a server that has the model, such as http://127.0.0.1:8000/v1")
     parser.add_argument("--misses", action="store_true", help="shows some wrong answers of each kind")
     arguments = parser.parse_args()
-    scores = evaluate(arguments.folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.folder, padding_side="left")
+    answers = OfServer(arguments.url) if arguments.url else OfTransformers(arguments.folder, tokenizer)
+    scores = evaluate(answers, tokenizer)
     print(table(scores))
+    print(f"\nPerplexity of the assistant's tokens in held-out conversations: {perplexity(answers, tokenizer):.4f}")
     if arguments.misses:
         for score in scores:
             for prompt, text in score.misses:

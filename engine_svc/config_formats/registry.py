@@ -22,6 +22,8 @@ FORMATS = registry("--config-format", CONFIG_FORMATS, {
     "mistral": ConfigFormat("params.json", from_mistral),
 })  # fmt: skip
 
+_MODEL_OPTIMIZER = "hf_quant_config.json"
+
 
 def read_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
     """As config.json has it.
@@ -52,10 +54,18 @@ def find_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
 def _in_folder(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
     for name in _names(form):
         try:
-            return FORMATS[name].as_huggingface(read_object(folder / FORMATS[name].file))
+            return _with_quantization(FORMATS[name].as_huggingface(read_object(folder / FORMATS[name].file)), folder)
         except FileNotFoundError:
             continue
     return {}
+
+
+def _with_quantization(config: dict[str, Any], place: Path) -> dict[str, Any]:
+    """With what Model Optimizer writes to a file of its own."""
+    path = place / _MODEL_OPTIMIZER
+    if config.get("quantization_config") or not path.is_file():
+        return config
+    return config | {"quantization_config": {"quant_method": "modelopt", **read_object(path)}}
 
 
 def _place(folder: Path, form: ModelFormOptions) -> Path:

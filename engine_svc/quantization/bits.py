@@ -7,7 +7,7 @@ import math
 import torch
 
 from engine_svc.ops.grids import INT4, INT8
-from engine_svc.ops.weights import CodedWeight
+from engine_svc.ops.weights import CodedWeight, Weight
 from engine_svc.quantization.base import Axis
 
 _WORD = 32  # bits
@@ -55,3 +55,39 @@ def whole_numbers(
     scale = scale.float().contiguous()
     offset = (away * scale).contiguous() if away.any() else None
     return CodedWeight(grid, codes, scale, offset, group or codes.shape[-1], order)
+
+
+def in_groups(
+    codes: torch.Tensor, zeros: torch.Tensor, scale: torch.Tensor, bits: int, group: int, places: torch.Tensor,
+    dtype: torch.dtype,
+) -> Weight:  # fmt: skip
+    """As `whole_numbers`, of inputs in groups in no order (act-order).
+
+    Of some of a matrix's inputs, groups may have different numbers of them: these become a plain weight.
+
+    Args:
+        zeros, scale: of all groups of the matrix.
+        places: [..., inputs], which group each is of; below zero for the usual order.
+        dtype: of a plain weight.
+
+    Raises:
+        ValueError: an input is of a group that does not exist.
+    """
+    inputs, places = codes.shape[-1], places.long()
+    if (places < 0).all():
+        if scale.shape[-1] != -(-inputs // group):
+            raise ValueError("it does not say which inputs are of which group, so that they cannot be divided")
+        return whole_numbers(codes, zeros, scale, bits, group)
+    if places.min() < 0 or places.max() >= scale.shape[-1]:
+        raise ValueError(f"g_idx names groups {places.min()} to {places.max()}, of {scale.shape[-1]} that there are")
+    sorted_places, order = places.sort(dim=-1, stable=True)
+    firsts = sorted_places[..., ::group]
+    if not torch.equal(sorted_places, firsts.repeat_interleave(group, -1)[..., :inputs]):
+        each = places[..., None, :].expand(codes.shape)
+        return ((codes - zeros.int().gather(-1, each)) * scale.gather(-1, each)).to(dtype)
+    mine = firsts[..., None, :].expand(*scale.shape[:-1], firsts.shape[-1])
+    zeros, scale = zeros.gather(-1, mine), scale.gather(-1, mine)
+    if torch.equal(places, sorted_places):
+        return whole_numbers(codes, zeros, scale, bits, group)
+    codes = codes.gather(-1, order[..., None, :].expand(codes.shape))
+    return whole_numbers(codes, zeros, scale, bits, group, order)

@@ -22,7 +22,7 @@ from engine_svc.quantization.base import (
     Place,
     QuantizationMethod,
 )  # fmt: skip
-from engine_svc.quantization.bits import packed_along, unpacked, whole_numbers
+from engine_svc.quantization.bits import in_groups, packed_along, unpacked, whole_numbers
 from engine_svc.quantization.settings import Settings, group_size, names, one_of
 from engine_svc.quantization.unquantized import PlainLayer
 from quire.errors import StartupError
@@ -89,27 +89,8 @@ class OrderedGptqLayer(GptqLayer):
         Raises:
             ValueError: an input is of a group that does not exist.
         """
-        codes, zeros, scale = self.numbers(parameters)
-        places = parameters["g_idx"].long()
-        in_order = (torch.arange(places.shape[-1], device=places.device) // self.group).expand(places.shape)
-        if (places < 0).all() or torch.equal(places, in_order):
-            return whole_numbers(codes, zeros, scale, self.bits, self.group)
-        if places.min() < 0 or places.max() >= scale.shape[-1]:
-            raise ValueError(
-                f"g_idx names groups {places.min()} to {places.max()}, of {scale.shape[-1]} that there are"
-            )
-        sorted_places, order = places.sort(dim=-1, stable=True)
-        if not torch.equal(sorted_places, in_order):
-            return self._wide(codes, zeros, scale, places)
-        codes = codes.gather(-1, order[..., None, :].expand(codes.shape))
-        return whole_numbers(codes, zeros, scale, self.bits, self.group, order)
-
-    def _wide(
-        self, codes: torch.Tensor, zeros: torch.Tensor, scale: torch.Tensor, places: torch.Tensor
-    ) -> torch.Tensor:
-        """A plain weight: this rank has parts of groups, of any number of inputs each."""
-        one_a_group = places[..., None, :].expand(codes.shape)
-        return ((codes - zeros.gather(-1, one_a_group)) * scale.gather(-1, one_a_group)).to(self.dtype)
+        assert self.group is not None
+        return in_groups(*self.numbers(parameters), self.bits, self.group, parameters["g_idx"], self.dtype)
 
 
 @dataclass(frozen=True)

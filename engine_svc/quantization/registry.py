@@ -14,7 +14,11 @@ from quire.registry import load_entry, registry
 
 # Loaded by name: what others need is not imported.
 METHODS = registry("--quantization", QUANTIZATIONS, {
-    "int8": "engine_svc.quantization.int8:Int8", "mxfp4": "engine_svc.quantization.mxfp4:Mxfp4",
+    "int8": "engine_svc.quantization.int8:Int8", "int4": "engine_svc.quantization.int4:Int4",
+    "experts_int8": "engine_svc.quantization.experts_int8:ExpertsInt8", "fp8": "engine_svc.quantization.fp8:Fp8",
+    "compressed-tensors": "engine_svc.quantization.compressed_tensors:CompressedTensors",
+    "modelopt": "engine_svc.quantization.modelopt:ModelOpt", "quark": "engine_svc.quantization.quark:Quark",
+    "fbgemm_fp8": "engine_svc.quantization.fbgemm_fp8:FbgemmFp8", "mxfp4": "engine_svc.quantization.mxfp4:Mxfp4",
     "awq": "engine_svc.quantization.awq:Awq", "gptq": "engine_svc.quantization.gptq:Gptq",
     "gguf": "engine_svc.quantization.gguf:Gguf",
     "bitsandbytes": "engine_svc.quantization.bitsandbytes:BitsAndBytes",

@@ -8,7 +8,10 @@ from typing import Any, ClassVar
 from quire.options.base import option
 from quire.options.quantizations import QUANTIZATION_ALIASES, REFUSED_QUANTIZATIONS
 
-QUANTIZATIONS = ("int8", "mxfp4", "awq", "gptq", "gguf", "bitsandbytes")
+QUANTIZATIONS = (
+    "int8", "int4", "fp8", "experts_int8", "compressed-tensors", "modelopt", "quark", "fbgemm_fp8", "mxfp4", "awq",
+    "gptq", "gguf", "bitsandbytes",
+)  # fmt: skip
 CONFIG_FORMATS = ("hf", "mistral")
 DTYPES = ("bfloat16", "float16", "float32", "half", "float")
 
@@ -61,9 +64,11 @@ class ModelFormOptions:
         affects_output=True,
     )  # fmt: skip
     quantization: str | None = option(
-        None, "int8 quantizes the linear layers of any checkpoint while loading it, and their inputs as they come "
-        "(dynamic W8A8, a scale for each output and each token).", aliases=("-q",),
+        None, "What to quantize a checkpoint of 16 or 32 bits to while loading it: int8 (the linear layers, and their "
+        "inputs as they come: W8A8), fp8, int4 (groups of 128) or bitsandbytes (NF4; all three the linear layers' "
+        "weights), or experts_int8 (the experts' weights alone). Checkpoints that are quantized, by these or the "
+        "others, need no option. docs/quantization.md has a table.", aliases=("-q",),
         choices=(*QUANTIZATIONS, *QUANTIZATION_ALIASES), refused=REFUSED_QUANTIZATIONS,
-        others="int8 quantizes checkpoints of 16 or 32 bits. Those that are quantized already need no option.",
+        others="Those that are quantized already need no option.",
         affects_output=True,
     )  # fmt: skip

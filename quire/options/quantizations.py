@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 # Name → methods that read what others mean by it.
 QUANTIZATION_ALIASES: Mapping[str, Sequence[str]] = {
     "awq_marlin": ("awq",), "gptq_marlin": ("gptq",), "gptqmodel": ("gptq",), "ipex": ("awq", "gptq"),
-    "tpu_int8": ("int8",), "neuron_quant": ("int8",),
+    "tpu_int8": ("int8",), "neuron_quant": ("int8",), "modelopt_fp4": ("modelopt",), "modelopt_fp8": ("modelopt",),
 }  # fmt: skip
 
 # Name → why not, and what to use.

@@ -36,12 +36,13 @@ from engine_svc.quantization.unquantized import PlainLayer
 from tests.support.native import needs_native
 from tests.support.ops import experts_by_definition, make_ops
 from tests.support.quantized import Matrix, awq, gptq, llm_int8, nf4
+from tests.support.quantized_floats import float4, float8, int8, words
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 CPU = torch.device("cpu")
 INPUT, OUTPUT, INNER, EXPERTS = 64, 96, 64, 3
 GROUP, PACKED = 16, 8  # of the method below
-IGNORED = ("g_idx",)  # by some methods
+IGNORED = ("g_idx", "input_scale", "input_scale_ub", "weight_shape")  # by some methods
 PLACE = Place("linear", ("model.layers.0.mlp.down_proj",))
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 
@@ -112,7 +113,9 @@ class Form:
     tolerance: float = 0.0
 
 
-def converted(convert: Callable[..., Matrix], options: Mapping[str, Any], **settings: Any) -> Form:
+def converted(
+    convert: Callable[..., Matrix], options: Mapping[str, Any], tolerance: float = 0.0, **settings: Any
+) -> Form:
     """
     Args:
         options: of the conversion.
@@ -123,7 +126,7 @@ def converted(convert: Callable[..., Matrix], options: Mapping[str, Any], **sett
         found = convert(random_weight(outputs, inputs, seed), **options)
         return Matrix(found.tensors, found.meant.to(dtype).double())
 
-    return Form(matrix, settings=settings)
+    return Form(matrix, settings=settings, tolerance=tolerance)
 
 
 class Every(dict[str, str]):
@@ -136,11 +139,62 @@ class Every(dict[str, str]):
         return "Q8_0"
 
 
-# By the names of methods, and which of their forms.
+def compressed(
+    convert: Callable[..., Matrix], options: Mapping[str, Any], kind: str, tolerance: float = 0.0,
+    inputs: Mapping[str, Any] | None = None, **weights: Any,
+) -> Form:  # fmt: skip
+    """Of compressed-tensors; the settings are those of weights."""
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}
+    return converted(
+        convert, options, tolerance, quant_method="compressed-tensors", format=kind, config_groups=groups, ignore=[]
+    )
+
+
+# By the names of methods, and which of their forms; those behind a comma are only computed by plain operations.
 CHECKPOINTS: dict[str, Form] = {
     "unquantized": Form(plain),
     "four bits": Form(four_bits),
     "int8": Form(plain, "int8", tolerance=0.03),
+    "int4": Form(plain, "int4", tolerance=0.2),
+    "experts_int8": Form(plain, "experts_int8", tolerance=0.02),
+    "fp8 on load": Form(plain, "fp8", tolerance=0.06),
+    "fp8": converted(float8, {"inputs": "input_scale"}, quant_method="fp8", activation_scheme="static"),
+    "fp8, channels": converted(float8, {"block": (1, 1 << 20)}, quant_method="fp8", activation_scheme="dynamic"),
+    "fp8, blocks": converted(float8, {"block": (8, GROUP), "scale": "weight_scale_inv"}, quant_method="fp8",
+                            activation_scheme="dynamic", weight_block_size=[8, GROUP]),
+    "fbgemm_fp8": converted(float8, {"block": (1, 1 << 20), "inputs": "input_scale_ub"}, quant_method="fbgemm_fp8"),
+    "modelopt": converted(float8, {"inputs": "input_scale"}, quant_method="modelopt", quant_algo="FP8"),
+    "modelopt, channels": converted(float8, {"block": (1, 1 << 20), "flat": True}, quant_method="modelopt",
+                                   quantization={"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}),
+    "modelopt, nvfp4": converted(float4, {"group": 16, "name": "weight", "factor": "weight_scale_2"},
+                                quant_method="modelopt", quant_algo="NVFP4"),
+    "quark": converted(float8, {}, quant_method="quark", global_quant_config={
+        "weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}}),
+    "quark, int8": converted(int8, {"flat": True}, 0.03, quant_method="quark", global_quant_config={
+        "weight": {"dtype": "int8", "qscheme": "per_channel"}, "input_tensors": {"dtype": "int8"}}),
+    "quark, int8 weights": converted(int8, {"whole": True}, quant_method="quark", global_quant_config={
+        "weight": {"dtype": "int8", "qscheme": "per_tensor"}}),
+    "quark, fp4": converted(float4, {"group": 32, "name": "weight"}, quant_method="quark", global_quant_config={
+        "weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}}),
+    "compressed-tensors": compressed(words, {"bits": 4, "group": GROUP}, "pack-quantized", num_bits=4,
+                                     strategy="group", group_size=GROUP),
+    "compressed-tensors, zeros": compressed(words, {"bits": 4, "group": GROUP, "symmetric": False}, "pack-quantized",
+                                           num_bits=4, strategy="group", group_size=GROUP, symmetric=False),
+    "compressed-tensors, act-order": compressed(
+        words, {"bits": 4, "group": GROUP, "symmetric": False, "shuffled": True}, "pack-quantized", num_bits=4,
+        strategy="group", group_size=GROUP, symmetric=False, actorder="group"),
+    "compressed-tensors, W8A16": compressed(words, {"bits": 8, "group": None}, "pack-quantized", strategy="channel"),
+    "compressed-tensors, naive": compressed(int8, {}, "naive-quantized", strategy="channel"),
+    "compressed-tensors, W8A8": compressed(int8, {}, "int-quantized", 0.03, {"num_bits": 8, "type": "int"},
+                                          strategy="channel"),
+    "compressed-tensors, fp8": compressed(float8, {}, "float-quantized", type="float", strategy="tensor"),
+    "compressed-tensors, fp8 blocks": compressed(float8, {"block": (8, GROUP)}, "float-quantized", type="float",
+                                                strategy="block", block_structure=[8, GROUP]),
+    "compressed-tensors, nvfp4": compressed(
+        float4, {"group": 16, "name": "weight_packed", "factor": "weight_global_scale", "divides": True},
+        "nvfp4-pack-quantized", num_bits=4, type="float", group_size=16, strategy="tensor_group"),
+    "compressed-tensors, mxfp4": compressed(float4, {"group": 32, "name": "weight_packed"}, "mxfp4-pack-quantized",
+                                           num_bits=4, type="float", group_size=32, strategy="group"),
     "awq": converted(awq, {}, quant_method="awq", bits=4, group_size=GROUP),
     "gptq": converted(gptq, {}, quant_method="gptq", bits=4, group_size=GROUP),
     "gptq 8 bits": converted(gptq, {"bits": 8, "less": 0, "symmetric": True}, quant_method="gptq", bits=8,
@@ -185,7 +239,7 @@ every = pytest.mark.parametrize(
     [
         pytest.param(Case(name, ops), id=f"{name}-{ops}", marks=[needs_native] if ops == "native" else [])
         for name in CHECKPOINTS
-        for ops in ("plain", "native")
+        for ops in (("plain",) if "," in name else ("plain", "native"))
     ],
 )
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from demo_model.evaluate import Answers, probes
+from demo_model.evaluate import OfTransformers, answer, probes
 from tests.support.run_engine import GREEDY, run, running_engine, tokens
 
 pytestmark = pytest.mark.slow
@@ -60,6 +60,8 @@ def test_a_few_of_each_score(kind: str) -> None:
     """The card has the whole table; a few prompts of each kind show that these are the weights it is about."""
     goal, some = probes()[kind]
     chosen = some[:: max(1, len(some) // 30)]
-    answers = Answers(FOLDER / "quire-demo").all(chosen)
+    folder = FOLDER / "quire-demo"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+    answers = answer(OfTransformers(folder, tokenizer), tokenizer, chosen)
     right = sum(probe.judge(text) for probe, (text, _) in zip(chosen, answers, strict=True))
     assert right / len(chosen) >= goal - 0.1

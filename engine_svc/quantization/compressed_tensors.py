@@ -1,0 +1,128 @@
+"""compressed-tensors: what LLM Compressor writes, groups of modules with a form each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine_svc.quantization.base import LayerMethod, ModelForm, Place, QuantizationMethod
+from engine_svc.quantization.float4 import mxfp4, nvfp4
+from engine_svc.quantization.float8 import Float8Layer
+from engine_svc.quantization.integers import Int8Layer, IntegersLayer, PackedIntegersLayer
+from engine_svc.quantization.modules import Modules, modules
+from engine_svc.quantization.scales import CHANNEL, TENSOR, Scales
+from engine_svc.quantization.settings import Settings, group_size, names, one_of
+from engine_svc.quantization.unquantized import PlainLayer
+from quire.errors import StartupError
+
+_PACKED, _FLOATS = "pack-quantized", ("float-quantized", "naive-quantized")
+_INTEGERS = ("int-quantized", "naive-quantized")
+_FORMATS = (_PACKED, "int-quantized", *_FLOATS, "nvfp4-pack-quantized", "mxfp4-pack-quantized", "dense")
+_STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+
+
+@dataclass(frozen=True)
+class CompressedTensors(QuantizationMethod):
+    """See QuantizationMethod."""
+
+    groups: Sequence[tuple[Modules, LayerMethod]]
+    ignored: Modules
+    plain: PlainLayer
+
+    @classmethod
+    def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> CompressedTensors:
+        """See QuantizationMethod.of_checkpoint."""
+        _refuse(settings)
+        groups = settings.get("config_groups")
+        if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
+            raise StartupError(f"quantization_config: config_groups is {groups!r}, not groups by their names.")
+        found = []
+        for name, group in groups.items():
+            said = {"format": settings.get("format")} | {key: value for key, value in group.items() if value}
+            try:
+                found.append((modules(names(group, "targets")), _layer(said, form)))
+            except StartupError as error:
+                raise StartupError(f"{error} (config_groups.{name})") from error
+        return cls(tuple(found), modules(names(settings, "ignore")), PlainLayer(form.dtype))
+
+    def layer(self, place: Place) -> LayerMethod:
+        """See QuantizationMethod.layer. A group that names a module goes before one that has its class."""
+        if self.ignored.have(place) or self.ignored.have_class_of(place):
+            return self.plain
+        for is_meant in (Modules.have, Modules.have_class_of):
+            for targets, method in self.groups:
+                if is_meant(targets, place):
+                    return method
+        return self.plain
+
+
+def _refuse(settings: Settings) -> None:
+    """What changes weights or inputs beside quantization.
+
+    Raises:
+        StartupError: there is such.
+    """
+    sparse = settings.get("sparsity_config") or {}
+    if sparse.get("format", "dense") != "dense":
+        raise StartupError(
+            f"quantization_config: sparsity_config has the format {sparse['format']!r}; sparse weights are not "
+            "supported. Take a checkpoint that is quantized and not sparse."
+        )
+    if (settings.get("transform_config") or {}).get("config_groups"):
+        raise StartupError(
+            "quantization_config: transform_config rotates inputs and weights, which is not supported. Take a "
+            "checkpoint without transforms."
+        )
+
+
+def _layer(group: Settings, form: ModelForm) -> LayerMethod:
+    """
+    Raises:
+        StartupError: a group's weights have a form that is not supported.
+    """
+    weights, kind = group.get("weights"), one_of(group, "format", _FORMATS, _PACKED)
+    if kind == "dense" or weights is None:
+        return PlainLayer(form.dtype)
+    if kind == "nvfp4-pack-quantized":
+        return nvfp4("weight_packed", "weight_global_scale", divides=True)
+    if kind == "mxfp4-pack-quantized":
+        return mxfp4("weight_packed")
+    if one_of(weights, "type", ("int", "float"), "int") == "float":
+        one_of(group, "format", _FLOATS, None)
+        one_of(weights, "num_bits", (8,), 8)
+        return Float8Layer(_scales(weights))
+    return _integers(group, weights, kind, form)
+
+
+def _integers(group: Settings, weights: Settings, kind: str, form: ModelForm) -> LayerMethod:
+    bits, symmetric = weights.get("num_bits", 8), one_of(weights, "symmetric", (True, False), True)
+    scales = _scales(weights)
+    if kind == _PACKED:
+        bits = one_of(weights, "num_bits", (2, 4, 8), 8)
+        if scales.outputs != 1:
+            one_of(weights, "symmetric", (True,), True)
+        ordered = weights.get("actorder") in ("group", True) and scales.inputs is not None
+        return PackedIntegersLayer(bits, scales, symmetric, ordered, form.dtype)
+    one_of(group, "format", _INTEGERS, None)
+    bits = one_of(weights, "num_bits", (4, 8), 8)
+    inputs = group.get("input_activations") or {}
+    if inputs.get("num_bits") == 8 and inputs.get("type") == "int" and bits == 8 and symmetric and not scales.inputs:
+        return Int8Layer(scales)
+    return IntegersLayer(bits, scales, symmetric)
+
+
+def _scales(weights: Settings) -> Scales:
+    size = group_size({"group_size": weights.get("group_size") or -1}, "group_size", -1)
+    implied = "group" if size else "channel" if weights.get("group_size") == -1 else "tensor"
+    strategy = one_of({"strategy": weights.get("strategy") or implied}, "strategy", _STRATEGIES, None)
+    if strategy == "block":
+        block = weights.get("block_structure")
+        if not (isinstance(block, list) and len(block) == 2 and all(type(each) is int and each > 0 for each in block)):
+            raise StartupError(f"quantization_config: block_structure is {block!r}, not a block's [outputs, inputs].")
+        return Scales(*block)
+    if strategy in ("group", "tensor_group"):
+        if size is None:
+            raise StartupError("quantization_config: group_size is missing, of weights with a scale for each group.")
+        return Scales(1, size)
+    return TENSOR if strategy == "tensor" else CHANNEL

@@ -1,0 +1,65 @@
+"""fp8: E4M3 weights of checkpoints, as DeepSeek-V3 and others have them, and of any checkpoint while it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine_svc.ops.weights import Weight
+from engine_svc.quantization.base import LayerMethod, ModelForm, Parameters, Place, QuantizationMethod
+from engine_svc.quantization.float8 import Float8Layer
+from engine_svc.quantization.rounding import to_float8
+from engine_svc.quantization.scales import TENSOR, Scales
+from engine_svc.quantization.settings import names, one_of
+from engine_svc.quantization.unquantized import PlainLayer
+from quire.errors import StartupError
+
+_SCHEMES = ("static", "dynamic")  # of inputs
+_NAMES = ("weight_scale", "weight_scale_inv")
+
+
+@dataclass(frozen=True)
+class RoundedLayer(PlainLayer):
+    """Plain in the checkpoint."""
+
+    def weight(self, parameters: Parameters) -> Weight:
+        """See LayerMethod.weight."""
+        return to_float8(parameters["weight"])
+
+
+@dataclass(frozen=True)
+class Fp8(QuantizationMethod):
+    """See QuantizationMethod."""
+
+    quantized: LayerMethod
+    plain: PlainLayer
+    ignored: Sequence[str] = ()  # modules
+
+    @classmethod
+    def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> Fp8:
+        """See QuantizationMethod.of_checkpoint."""
+        one_of(settings, "activation_scheme", _SCHEMES, "dynamic")
+        one_of(settings, "fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+        ignored = (*names(settings, "ignored_layers"), *names(settings, "modules_to_not_convert"))
+        return cls(Float8Layer(_scales(settings.get("weight_block_size")), _NAMES), PlainLayer(form.dtype), ignored)
+
+    @classmethod
+    def on_load(cls, name: str, form: ModelForm) -> Fp8:
+        """See QuantizationMethod.on_load."""
+        return cls(RoundedLayer(form.dtype), PlainLayer(form.dtype))
+
+    def layer(self, place: Place) -> LayerMethod:
+        """See QuantizationMethod.layer."""
+        is_quantized = place.kind in ("linear", "experts") and not place.is_any_of(self.ignored)
+        return self.quantized if is_quantized else self.plain
+
+
+def _scales(block: Any) -> Scales:
+    """By blocks [outputs, inputs]; without, a matrix has one, or each of its outputs."""
+    if block is None:
+        return TENSOR
+    sizes = block if isinstance(block, list) else []
+    if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise StartupError(f"quantization_config: weight_block_size is {block!r}, not a block's [outputs, inputs].")
+    return Scales(sizes[0], sizes[1])

@@ -1,0 +1,54 @@
+"""modelopt: what NVIDIA's Model Optimizer writes, in E4M3 or in four bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from engine_svc.quantization.base import LayerMethod, ModelForm, Place, QuantizationMethod
+from engine_svc.quantization.float4 import nvfp4
+from engine_svc.quantization.float8 import Float8Layer
+from engine_svc.quantization.modules import Modules, modules
+from engine_svc.quantization.scales import FLAT_CHANNEL, TENSOR
+from engine_svc.quantization.settings import Settings, names, one_of
+from engine_svc.quantization.unquantized import PlainLayer
+
+_MIXED = "MIXED_PRECISION"
+_LAYERS: Mapping[str, LayerMethod] = MappingProxyType({
+    "FP8": Float8Layer(TENSOR),
+    "FP8_PER_CHANNEL_PER_TOKEN": Float8Layer(FLAT_CHANNEL),
+    "NVFP4": nvfp4("weight", "weight_scale_2", divides=False),
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelOpt(QuantizationMethod):
+    """See QuantizationMethod."""
+
+    plain: PlainLayer
+    ignored: Modules
+    quantized: LayerMethod | None  # what is not ignored; None: what `named` says
+    named: Sequence[tuple[Modules, LayerMethod]]
+
+    @classmethod
+    def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> ModelOpt:
+        """See QuantizationMethod.of_checkpoint."""
+        # Of hf_quant_config.json, where it says all in one of its parts.
+        said: Settings = settings.get("quantization") or settings
+        algorithm = one_of(said, "quant_algo", (*_LAYERS, _MIXED), None)
+        ignored = modules([*names(said, "ignore"), *names(said, "exclude_modules")])
+        if algorithm != _MIXED:
+            return cls(PlainLayer(form.dtype), ignored, _LAYERS[algorithm], ())
+        listed = said.get("quantized_layers") or {}
+        named = [(modules([name]), _LAYERS[one_of(each, "quant_algo", _LAYERS, None)]) for name, each in listed.items()]
+        return cls(PlainLayer(form.dtype), ignored, None, tuple(named))
+
+    def layer(self, place: Place) -> LayerMethod:
+        """See QuantizationMethod.layer."""
+        if place.kind == "embedding" or self.ignored.have(place):
+            return self.plain
+        if self.quantized is not None:
+            return self.quantized
+        return next((method for named, method in self.named if named.have(place)), self.plain)

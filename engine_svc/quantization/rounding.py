@@ -1,0 +1,83 @@
+"""Weights of 16 or 32 bits to codes, while they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from engine_svc.ops.grids import E4M3, INT4, INT8
+from engine_svc.ops.weights import CodedWeight, Grid
+
+_CHUNK = 1 << 16  # weights that are in float32 at once: as many as stay in a processor's cache
+_E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
+# What the greatest weight of a group becomes, before it is cut to 8: a finer step for all others may be worth it, or a
+# coarser one if there is about as great a weight on the other side, where codes end at 7.
+_INT4_ENDS = (8.0, 7.3, 8.7, 9.4)
+
+# float32 [groups, group] → codes uint8 [groups, group], and float32 [groups], what 1 stands for
+_Round = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def to_float8(weight: torch.Tensor) -> CodedWeight:
+    """[..., outputs, inputs], with a scale for each output."""
+    return _coded(weight, weight.shape[-1], E4M3, _to_float8)
+
+
+def to_int8(weight: torch.Tensor, group: int | None = None) -> CodedWeight:
+    """[..., outputs, inputs], with a scale for each output, or for so many inputs of it."""
+    return _coded(weight, group or weight.shape[-1], INT8, _to_int8)
+
+
+def to_int4(weight: torch.Tensor, group: int) -> CodedWeight:
+    """[..., outputs, inputs], with a scale for each output and group of inputs: of a few, that of the least error."""
+    return _coded(weight, group, INT4, _to_int4)
+
+
+def _coded(weight: torch.Tensor, group: int, grid: Grid, to_codes: _Round) -> CodedWeight:
+    """Row by row, as many at once as a chunk has."""
+    *many, inputs = weight.shape
+    group = min(group, inputs)
+    rows, groups = weight.reshape(-1, inputs), -(-inputs // group)
+    codes = torch.empty((len(rows), inputs), dtype=torch.uint8, device=weight.device)
+    scale = torch.empty((len(rows), groups), device=weight.device)
+    for first in range(0, len(rows), step := max(1, _CHUNK // inputs)):
+        part = slice(first, first + step)
+        padded = F.pad(rows[part].float(), (0, groups * group - inputs)).view(-1, group)
+        found, steps = to_codes(padded)
+        codes[part] = found.view(-1, groups * group)[:, :inputs]
+        scale[part] = steps.view(-1, groups)
+    return CodedWeight(grid, codes.view(weight.shape), scale.view(*many, groups), None, group)
+
+
+def _to_float8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = groups.abs().amax(-1) / _E4M3_MAX
+    return (groups * _inverse(scale)).to(torch.float8_e4m3fn).view(torch.uint8), scale
+
+
+def _to_int8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = groups.abs().amax(-1) / 127
+    return (groups * _inverse(scale)).round_().add_(128).to(torch.uint8), scale
+
+
+def _to_int4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """With given codes q, the scale w*q / q*q has the least error: so much less than w*w as (w*q)^2 / q*q."""
+    extremes = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    best, scale = groups.new_full((len(groups),), -1.0), groups.new_zeros(len(groups))
+    codes = torch.zeros_like(groups)
+    for end in _INT4_ENDS:
+        steps = (groups * _inverse(extremes[:, 0] / -end)).round_().clamp_(-8, 7)
+        products, squares = (groups * steps).sum(-1), steps.square().sum(-1)
+        found = products * _inverse(squares)[:, 0]
+        better = found * products > best
+        best = torch.where(better, found * products, best)
+        scale = torch.where(better, found, scale)
+        codes = torch.where(better[:, None], steps, codes)
+    # So exact as codes of four bits need it, in half of the bytes.
+    return codes.add_(8).to(torch.uint8), scale.bfloat16().float()
+
+
+def _inverse(steps: torch.Tensor) -> torch.Tensor:
+    """[groups] → [groups, 1]; nothing for nothing."""
+    return torch.where(steps != 0, 1 / steps, 0)[:, None]
