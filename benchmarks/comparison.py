@@ -5,17 +5,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 SHARED = "shared"  # the load of prompts that begin alike
 TOKENS, FIRST, BETWEEN = "output tok/s", "TTFT ms", "TPOT ms"
 START, MEMORY = "start s", "memory MiB"
 FIGURES = (TOKENS, FIRST, BETWEEN)
-VLLM, LLAMA = "vLLM", "llama.cpp"
+VLLM, LLAMA, OWN = "vLLM", "llama.cpp", "Quire bfloat16"
 # Peer → load (or any other) → figure → goal: tokens at least so many times the peer's, times at most.
-_GOALS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+Goals: TypeAlias = Mapping[str, Mapping[str, Mapping[str, float]]]
+_GOALS: Goals = {
     VLLM: {"": {TOKENS: 1.5, FIRST: 0.6}},
     LLAMA: {"1": {TOKENS: 1.0, FIRST: 0.5}, "": {TOKENS: 1.3, FIRST: 0.5}},
 }
+# What stands in the name of a form of ours → the form of llama.cpp's that it is compared with.
+_LLAMA_FORMS = {"Q4_K_M": "Q4_K_M", "int4": "Q4_K_M", "Q8_0": "Q8_0", "int8": "Q8_0", "": "BF16"}
 
 
 @dataclass(frozen=True)
@@ -29,19 +33,29 @@ class Measure:
     value: float
 
 
-def report(measures: Sequence[Measure]) -> str:
+def report(measures: Sequence[Measure], goals: Goals = _GOALS) -> str:
     """Two tables of medians as Markdown: each server under each load, and what each takes to start and to run.
 
     Beside a figure stand the ratios to the peers' in the same rounds; one that misses its goal names it.
     """
     medians = _medians(measures)
     cases = list(dict.fromkeys((found.shape, found.load, found.server) for found in measures if found.load))
-    peers = [peer for peer in (VLLM, LLAMA) if any(server.startswith(peer) for _, _, server in cases)]
+    peers = [peer for peer in goals if any(server.startswith(peer) for _, _, server in cases)]
     heads = ["shape", "load", "server", *FIGURES, *(f"{name} / {peer}'s" for peer in peers for name in (TOKENS, FIRST))]
     lines = [_row(heads), "|---" * len(heads) + "|"]
     for shape, load, server in sorted(cases, key=lambda case: (case[0], case[1].zfill(9))):
         own = [f"{medians[shape, load, name, server]:.1f}" for name in FIGURES]
-        lines.append(_row([shape, load, server, *own, *_ratios(medians, peers, shape, load, server)]))
+        lines.append(
+            _row(
+                [
+                    shape,
+                    load,
+                    server,
+                    *own,
+                    *_ratios(medians, {peer: goals[peer] for peer in peers}, shape, load, server),
+                ]
+            )
+        )
     lines += ["", _row(["shape", "server", START, MEMORY]), "|---|---|---|---|"]
     for shape, server in dict.fromkeys((shape, server) for shape, _, server in cases):
         weights = (f"{medians[shape, '', name, server]:.1f}" for name in (START, MEMORY))
@@ -57,23 +71,25 @@ def _medians(measures: Sequence[Measure]) -> dict[tuple[str, str, str, str], flo
 
 
 def _ratios(
-    medians: Mapping[tuple[str, str, str, str], float], peers: Sequence[str], shape: str, load: str, server: str
+    medians: Mapping[tuple[str, str, str, str], float], goals: Goals, shape: str, load: str, server: str
 ) -> Iterator[str]:
-    for peer in peers:
-        other = f"{LLAMA} {'Q8_0' if 'int8' in server else 'BF16'}" if peer == LLAMA else peer
-        goals = _GOALS[peer].get(load, _GOALS[peer][""])
+    form = next(theirs for ours, theirs in _LLAMA_FORMS.items() if ours in server)
+    for peer, wanted in goals.items():
+        other = f"{LLAMA} {form}" if peer == LLAMA else peer
         for name in (TOKENS, FIRST):
             theirs = medians.get((shape, load, name, other))
-            is_peer = server.startswith((VLLM, LLAMA))
+            is_peer = server.startswith((VLLM, LLAMA)) or server == other
             yield (
                 ""
                 if is_peer or theirs is None
-                else _judged(medians[shape, load, name, server] / theirs, goals[name], name == TOKENS)
+                else _judged(
+                    medians[shape, load, name, server] / theirs, wanted.get(load, wanted[""]).get(name), name == TOKENS
+                )
             )
 
 
-def _judged(ratio: float, goal: float, is_more_better: bool) -> str:
-    is_met = ratio >= goal if is_more_better else ratio <= goal
+def _judged(ratio: float, goal: float | None, is_more_better: bool) -> str:
+    is_met = goal is None or (ratio >= goal if is_more_better else ratio <= goal)
     return f"{ratio:.2f}" if is_met else f"{ratio:.2f} (goal {'≥' if is_more_better else '≤'} {goal})"
 
 

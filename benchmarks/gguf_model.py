@@ -1,13 +1,15 @@
 """A benchmark's model for llama.cpp: `python benchmarks/gguf_model.py FOLDER TARGET --type BF16`.
 
-Runs in llama.cpp's virtual environment, for the package `gguf`, so it imports nothing else of ours. It knows the dense
-shapes of `benchmarks.models`, Llama and Qwen3.
+Runs in llama.cpp's virtual environment, for the packages `gguf` and `llama-cpp-python`, so it imports nothing else of
+ours. It knows the dense shapes of `benchmarks.models`, Llama and Qwen3.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ _LAYER_TENSORS = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
+# Mixtures of types, which llama.cpp's own quantizer makes of a file.
+_MIXTURES = {"Q4_K_M": "LLAMA_FTYPE_MOSTLY_Q4_K_M"}
 _OTHER_TENSORS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -112,21 +116,49 @@ def byte_of(character: str) -> bytes:
     return bytes([code if code < 256 else others[code - 256]])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("target", type=Path)
-    parser.add_argument("--type", choices=["BF16", "Q8_0"], default="BF16")
-    arguments = parser.parse_args()
-    config = json.loads((arguments.folder / "config.json").read_text(encoding="utf-8"))
-    writer = gguf.GGUFWriter(arguments.target, _ARCHITECTURES[config["architectures"][0]])
+def write(folder: Path, target: Path, kind: str) -> None:
+    """All of the model with its matrices as one type."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    writer = gguf.GGUFWriter(target, _ARCHITECTURES[config["architectures"][0]])
     add_parameters(writer, config)
-    add_tokenizer(writer, arguments.folder, config["vocab_size"])
-    add_tensors(writer, arguments.folder, config, arguments.type)
+    add_tokenizer(writer, folder, config["vocab_size"])
+    add_tensors(writer, folder, config, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def quantize(source: Path, target: Path, mixture: str) -> None:
+    """By llama.cpp's library.
+
+    Raises:
+        RuntimeError: it fails.
+    """
+    import llama_cpp
+
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype, settings.nthread = getattr(llama_cpp, _MIXTURES[mixture]), os.cpu_count() or 1
+    if code := llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(settings)):
+        raise RuntimeError(f"llama.cpp did not quantize {source} to {mixture}: {code}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--type", choices=["BF16", "Q8_0", *_MIXTURES], default="BF16")
+    arguments = parser.parse_args()
+    target, kind = arguments.target, arguments.type
+    unfinished = target.with_suffix(".unfinished")
+    if kind in _MIXTURES:
+        wide = target.with_suffix(".wide")
+        write(arguments.folder, wide, "BF16")
+        quantize(wide, unfinished, kind)
+        wide.unlink()
+    else:
+        write(arguments.folder, unfinished, kind)
+    unfinished.rename(target)
 
 
 if __name__ == "__main__":

@@ -60,23 +60,33 @@ def vllm(virtual_environment: Path, model: Path, port: int, arguments: Sequence[
 
 
 def llama(virtual_environment: Path, model: Path, port: int, form: str, streams: int, context: int) -> Server:
-    """llama.cpp's own server, as many streams side by side as are asked for; its model is made once beside ours.
+    """llama.cpp's own server, as many streams side by side as are asked for.
 
     Args:
-        form: of its weights, BF16 or Q8_0.
+        form: see `gguf_file`.
         context: tokens of each stream.
+    """
+    command = [
+        str(virtual_environment / "bin" / "llama-server"), "--model", str(gguf_file(virtual_environment, model, form)),
+        "--alias", "bench",
+        "--port", str(port), "--parallel", str(streams), "--ctx-size", str(streams * context), "--threads",
+        str(os.cpu_count()), "--no-webui",
+    ]  # fmt: skip
+    return Server(f"llama.cpp {form}", command, {}, port)
+
+
+def gguf_file(virtual_environment: Path, model: Path, form: str) -> Path:
+    """The model in GGUF, made once beside ours.
+
+    Args:
+        form: of its weights, BF16, Q8_0 or Q4_K_M.
     """
     target = model / f"{form}.gguf"
     if not target.exists():
         converter = Path(__file__).parent / "gguf_model.py"
         command = [str(virtual_environment / "bin" / "python"), str(converter), str(model), str(target), "--type", form]
         subprocess.run(command, check=True)
-    command = [
-        str(virtual_environment / "bin" / "llama-server"), "--model", str(target), "--alias", "bench",
-        "--port", str(port), "--parallel", str(streams), "--ctx-size", str(streams * context), "--threads",
-        str(os.cpu_count()), "--no-webui",
-    ]  # fmt: skip
-    return Server(f"llama.cpp {form}", command, {}, port)
+    return target
 
 
 @contextmanager

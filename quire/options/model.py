@@ -17,8 +17,8 @@ class ModelOptions:
 
     model: str = option(
         DEMO_MODEL,
-        "Folder of the model, or its name on the Hugging Face hub, or s3://BUCKET/PATH. Default: the small one in the "
-        "box.",
+        "Folder of the model, or a .gguf file; or its name on the Hugging Face hub (OWNER/NAME, or "
+        "OWNER/NAME:FILE.gguf); or s3://BUCKET/PATH. Default: the small one in the box.",
         positional=True,
         metavar="PATH|NAME",
     )

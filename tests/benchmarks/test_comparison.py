@@ -1,6 +1,6 @@
 """What the comparison of servers prints."""
 
-from benchmarks.comparison import FIGURES, FIRST, MEMORY, SHARED, START, TOKENS, Measure, report
+from benchmarks.comparison import FIGURES, FIRST, LLAMA, MEMORY, OWN, SHARED, START, TOKENS, Measure, report
 
 
 def measures(server: str, tokens: float, first: float, load: str = "8") -> list[Measure]:
@@ -33,3 +33,16 @@ def test_loads_stand_in_order_and_rounds_give_medians() -> None:
     lines = report(rounds).splitlines()[2:6]
     assert [line.split(" | ")[1] for line in lines] == ["1", "8", "32", SHARED]
     assert all(line.split(" | ")[3] == "2.0" for line in lines)
+
+
+def test_forms_of_weights_have_goals_of_their_own() -> None:
+    """Each is beside llama.cpp's file of as many bits, and beside our own 16 bits."""
+    goals = {LLAMA: {"1": {TOKENS: 1.0}, "": {TOKENS: 1.5}}, OWN: {"": {}}}
+    peers = measures("llama.cpp Q8_0", 10, 10) + measures("llama.cpp Q4_K_M", 20, 10) + measures(OWN, 8, 10)
+    forms = ("Quire Q8_0", "Quire int8", "Quire int4", "Quire Q4_K_M")
+    table = report(peers + [found for form in forms for found in measures(form, 16, 20)], goals)
+    assert row(table, "Quire Q8_0")[-4:] == ["1.60", "2.00", "2.00", "2.00"]
+    assert row(table, "Quire int8")[-4:] == ["1.60", "2.00", "2.00", "2.00"]
+    assert row(table, "Quire Q4_K_M")[-4:] == ["0.80 (goal ≥ 1.5)", "2.00", "2.00", "2.00"]
+    assert row(table, "Quire int4")[-4:] == ["0.80 (goal ≥ 1.5)", "2.00", "2.00", "2.00"]
+    assert row(table, OWN)[-4:] == ["", "", "", ""]

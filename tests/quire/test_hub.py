@@ -12,6 +12,7 @@ import huggingface_hub.constants
 import pytest
 
 from engine_svc.loader.folder import weights_folder
+from engine_svc.loader.formats.registry import create_format
 from quire.errors import StartupError
 from quire.hub import Hub, Wanted
 from quire.options.load import LoadOptions
@@ -29,7 +30,10 @@ REPOSITORIES = {
     "org/gated": Repository({"main": FILES}, "gated"),
     "org/private": Repository({"main": FILES}, "private"),
     "org/mistral": Repository({"main": {"params.json": b"{}", "consolidated.safetensors": b"weights"}}),
-}
+    "org/gguf": Repository({"main": {
+        "m-Q8_0.gguf": LARGE, "m-Q4_K_M-00001-of-00002.gguf": b"one", "m-Q4_K_M-00002-of-00002.gguf": b"two",
+    }}),
+}  # fmt: skip
 ALL = ("*.safetensors", "*.json")
 
 
@@ -174,3 +178,22 @@ def test_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert all("Credential=my-key/" in each for each in asked)
     with pytest.raises(StartupError, match="No model s3://bucket/m: the storage did not give it"):
         Hub(str(tmp_path)).fetch(Wanted("s3://bucket/m", None, ALL))
+
+
+@pytest.mark.parametrize("name", ["Q4_K_M", "m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00002-of-00002.gguf"])
+def test_one_model_of_a_repository_in_gguf(hub: FakeHub, tmp_path: Path, name: str) -> None:
+    """All of its parts, and no file of another type."""
+    model = ModelOptions(model=f"org/gguf:{name}", download_dir=str(tmp_path))
+    file = weights_folder(model, LoadOptions())
+    assert file.name == "m-Q4_K_M-00001-of-00002.gguf"
+    assert names(file.parent) == {file.name, "m-Q4_K_M-00002-of-00002.gguf"}
+    with pytest.raises(StartupError, match=r"org/gguf:Q2_K: the repository has no file \*Q2_K\*\.gguf"):
+        weights_folder(ModelOptions(model="org/gguf:Q2_K", download_dir=str(tmp_path)), LoadOptions())
+
+
+def test_a_repository_in_gguf_without_a_file(hub: FakeHub, tmp_path: Path) -> None:
+    """Nothing is downloaded that might not be meant."""
+    model = ModelOptions(model="org/gguf", download_dir=str(tmp_path))
+    folder = weights_folder(model, options := LoadOptions(load_format="gguf"))
+    with pytest.raises(StartupError, match=r"name the file that is meant: OWNER/NAME:FILE\.gguf"):
+        create_format(folder, options)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class GgufFile(CheckpointFormat):
     """Gives the tensors the names, their rows the order, and norms the values, of Hugging Face's layout."""
 
-    patterns: ClassVar[Sequence[str]] = ("*.gguf",)
+    # Repositories have files of a dozen types beside each other: which one is meant has to be said.
+    patterns: ClassVar[Sequence[str]] = ()
 
     def __init__(self, folder: Path, options: LoadOptions) -> None:
         """
@@ -41,7 +42,10 @@ class GgufFile(CheckpointFormat):
         super().__init__(folder, options)
         found = folder if is_gguf(folder) else model_in(folder)
         if found is None:
-            raise StartupError(f"--load-format gguf: {folder} has no *.gguf file.")
+            raise StartupError(
+                f"--load-format gguf: {folder} has no *.gguf file. Of a repository on a hub, name the file that is "
+                "meant: OWNER/NAME:FILE.gguf, or OWNER/NAME:Q4_K_M."
+            )
         self._file = found
 
     def files(self) -> Sequence[Path]:
