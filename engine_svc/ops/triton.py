@@ -6,9 +6,12 @@ on that number, the products are Triton's too.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from engine_svc.kernels import activation as activation_kernels
+from engine_svc.kernels.coded import coded_product
 from engine_svc.kernels.experts import add_choices, grouped_product, sort_by_expert
 from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
@@ -22,29 +25,55 @@ from engine_svc.ops.base import (
     HeadsProduct,
     Product,
 )
+from engine_svc.ops.grids import INT8
+from engine_svc.ops.packing_triton import pack_codes
 from engine_svc.ops.plain import PlainOps
-from engine_svc.ops.weights import Weight
+from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
+
+
+class StackProduct(Protocol):
+    """A product of each row with its own expert's matrix."""
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        sorted_rows: tuple[torch.Tensor, torch.Tensor],
+        num_rows: int,
+        divisor: int,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As engine_svc.kernels.experts.grouped_product."""
+        ...
 
 
 class TritonOps(PlainOps):
     """See Ops."""
 
+    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> Product:
+        """See Ops.matrix."""
+        if not isinstance(weight, CodedWeight):
+            return super().matrix(weight, bias)
+        packed = pack_codes(weight)
+
+        def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+            return coded_product(hidden, packed, bias, wide=wide)
+
+        return product
+
     def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""
-        if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):
-            return super().experts(gate_up, down, form)
-        count = gate_up.shape[0]
+        count, first, second = gate_up.shape[0], _stack_product(gate_up), _stack_product(down)
 
         def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
             tokens, chosen = expert_ids.shape
-            rows, experts = sort_by_expert(expert_ids, count)
+            rows = sort_by_expert(expert_ids, count)
             sharing = chosen  # rows that read the same inputs
             if form.weighs_inputs:
                 hidden = (hidden[:, None] * weights[..., None]).to(hidden.dtype).flatten(0, 1)
                 weights, sharing = torch.ones_like(weights), 1
-            both = grouped_product(hidden, gate_up, rows, experts, tokens * chosen, sharing, form.gate_up_bias)
+            both = first(hidden, rows, tokens * chosen, sharing, form.gate_up_bias)
             active = self.activate_and_multiply(both, form.activation)
-            results = grouped_product(active, down, rows, experts, tokens * chosen, 1, form.down_bias)
+            results = second(active, rows, tokens * chosen, 1, form.down_bias)
             return add_choices(results.view(tokens, chosen, -1), weights)
 
         return product
@@ -103,3 +132,35 @@ class InvariantTritonOps(TritonOps):
             output.copy_(fixed_product(hidden, weight))
 
         return product
+
+
+def _stack_product(weight: Weight) -> StackProduct:
+    """A product with [experts, outputs, inputs]; experts of int8 have inputs as they are."""
+    if isinstance(weight, torch.Tensor):
+        plain = weight
+
+        def plain_product(
+            hidden: torch.Tensor,
+            sorted_rows: tuple[torch.Tensor, torch.Tensor],
+            num_rows: int,
+            divisor: int,
+            bias: torch.Tensor | None,
+        ) -> torch.Tensor:
+            return grouped_product(hidden, plain, *sorted_rows, num_rows, divisor, bias)
+
+        return plain_product
+    if isinstance(weight, Int8Weight):
+        codes = (weight.values.to(torch.int16) + 128).to(torch.uint8)
+        weight = CodedWeight(INT8, codes, weight.scale[..., None], None, weight.shape[-1])
+    packed = pack_codes(weight)
+
+    def coded(
+        hidden: torch.Tensor,
+        sorted_rows: tuple[torch.Tensor, torch.Tensor],
+        num_rows: int,
+        divisor: int,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return coded_product(hidden, packed, bias, sorted_rows=sorted_rows, num_rows=num_rows, divisor=divisor)
+
+    return coded

@@ -11,11 +11,14 @@ from safetensors.torch import load_file
 
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.registry import create_backend
-from engine_svc.ops.triton import InvariantTritonOps
+from engine_svc.ops.grids import E2M1, E4M3, E5M2, INT4, INT8
+from engine_svc.ops.triton import InvariantTritonOps, TritonOps
+from engine_svc.ops.weights import Grid
 from engine_svc.requests.request import GenerationRequest
 from quire.prompt_embeds import PromptEmbeds
 from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
 from tests.conformance.test_batch_invariance import OPERATIONS, SHAPES, check_attention, check_rows, options_of
+from tests.engine_svc.kernels.test_coded import coded
 from tests.engine_svc.kernels.test_sampling import check_draws
 from tests.engine_svc.models.test_batch_invariance import TYPES
 from tests.engine_svc.models.test_batch_invariance import check as check_requests
@@ -84,6 +87,17 @@ def test_prompt_embeds(tmp_path: Path, eager: bool) -> None:
 def test_caches_of_8_bits(dtype: torch.dtype) -> None:
     shape = AttentionShape(8, 2, 64, BLOCK_SIZE, torch.bfloat16, torch.device("cuda"), cache_dtype=dtype)
     check_backend(create_backend("triton", shape, None), BATCHES["mixed"], None)
+
+
+@pytest.mark.parametrize("grid", [INT4, INT8, E2M1, E4M3, E5M2], ids=lambda grid: grid.name)
+@pytest.mark.parametrize(("group", "rows"), [(32, 1), (128, 70)])
+def test_products_with_codes(grid: Grid, group: int, rows: int) -> None:
+    with torch.device("cuda"):
+        weight = coded(grid, 200, 384, group=group, with_offset=True, ordered=True)
+    hidden = torch.randn(rows, 384, device="cuda", dtype=torch.bfloat16)
+    found = TritonOps().matrix(weight, None)(hidden, wide=True).double()
+    expected = hidden.double() @ weight.wide(torch.bfloat16).double().T
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("size", [5, 300, 5000])

@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from engine_svc.kernels import cache_write, experts, matrix, paged_decode, paged_prefill, sampling, tiles
+from engine_svc.kernels import cache_write, coded, experts, matrix, paged_decode, paged_prefill, sampling, tiles
 
 element, cached = sys.argv[1:]
 capability = 80 if cached == "u8" else 90  # bytes are for GPUs that have no e4m3
@@ -78,6 +78,28 @@ for kernel, constants, options in products if element == cached else ():
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert compiled.metadata.shared <= 96 * 1024, (kernel.__name__, compiled.metadata.shared)
     print(kernel.__name__, element, compiled.metadata.shared)
+
+kinds = [(0, 8.0, True, 128), (0, 128.0, False, 16), (1, 0.0, False, 128), (2, 0.0, False, 64), (3, 0.0, True, 32)]
+for kind, zero, nibbles, group in kinds if element == "bf16" and cached in ("bf16", "u8") else ():
+    for given in (False, True):
+        flags = {"OFFSET": given, "ORDER": given, "BIAS": given, "SORTED": given}
+        constants = {"KIND": kind, "ZERO": zero, "NIBBLES": nibbles, "GROUP": group, **flags,
+                     "TILE_M": coded.TILE_M, "TILE_N": coded._TILE_N, "TILE_K": coded._TILE_K}
+        if not given:
+            constants |= dict.fromkeys(("offset_ptr", "order_ptr", "bias_ptr", "row_ptr", "expert_ptr"))
+        if kind != 3:
+            constants["table_ptr"] = None
+        types = {"code_ptr": "*u8", "scale_ptr": "*fp32", "offset_ptr": "*fp32", "table_ptr": "*fp32",
+                 "order_ptr": "*i64", "row_ptr": "*i32", "expert_ptr": "*i32"}
+        signature = {
+            name: "constexpr" if name in constants else types.get(name, "*" + element) if name.endswith("_ptr")
+            else "i32" for name in coded._coded_kernel.arg_names
+        }
+        source = ASTSource(fn=coded._coded_kernel, signature=signature, constexprs=constants)
+        target = GPUTarget("cuda", capability, 32)
+        compiled = triton.compile(source, target=target, options={"num_warps": 4, "num_stages": 2})
+        assert compiled.metadata.shared <= 96 * 1024, compiled.metadata.shared
+        print("coded", kind, group, given, compiled.metadata.shared)
 
 pointers = ("logits", "temperature", "top_k", "top_p", "min_p", "noise", "token_ids")
 for unused in ((), ("top_k_ptr",), ("top_k_ptr", "top_p_ptr", "min_p_ptr")) if element == "fp32" else ():

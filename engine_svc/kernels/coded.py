@@ -1,0 +1,178 @@
+"""Products with weights in codes of 4 or 8 bits, which are widened tile by tile: a matrix, or one of each row's expert.
+
+What is read of a weight is its codes and scales. Sums are over the inputs from first to last in one program, in tiles
+of one shape: what a row comes to depends on the row and the weight alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from engine_svc.kernels.eight_bits import widen
+
+TILE_M = 16
+_TILE_N = 64
+_TILE_K = 64
+# How the numbers of a grid come from codes: less a number; as bytes of a type; out of a table.
+WHOLE, AS_E4M3, AS_E5M2, LOOKED_UP = (tl.constexpr(kind) for kind in range(4))
+
+
+@dataclass(frozen=True)
+class PackedCodes:
+    """A weight as the kernel reads it; the first dimension is of experts, one for a matrix."""
+
+    kind: int  # WHOLE, AS_E4M3, AS_E5M2 or LOOKED_UP
+    zero: int  # the code of 0, of WHOLE
+    has_nibbles: bool
+    codes: torch.Tensor  # uint8 [experts, outputs, bytes], with 4 bits two inputs in each, the first one in the lower
+    scale: torch.Tensor  # float32 [experts, outputs, groups]
+    offset: torch.Tensor | None  # the same
+    order: torch.Tensor | None  # int64 [experts, inputs]
+    table: torch.Tensor | None  # float32 [16 or 256], where numbers are looked up
+    group: int
+    inputs: int
+
+
+@triton.jit
+def _widen_codes(codes, table_ptr, KIND: tl.constexpr, ZERO: tl.constexpr):
+    """float32, the numbers of a grid."""
+    if KIND == WHOLE:
+        found = codes.to(tl.float32) - ZERO
+    elif KIND == AS_E4M3:
+        found = widen(codes, tl.float32)
+    elif KIND == AS_E5M2:
+        found = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        found = tl.load(table_ptr + codes.to(tl.int32))
+    return found
+
+
+@triton.jit
+def _coded_kernel(
+    input_ptr,
+    code_ptr,
+    scale_ptr,
+    offset_ptr,
+    order_ptr,
+    table_ptr,
+    bias_ptr,
+    output_ptr,
+    row_ptr,
+    expert_ptr,
+    num_rows,
+    outputs,
+    size,
+    row_bytes,
+    groups,
+    divisor,
+    input_stride,
+    KIND: tl.constexpr,
+    ZERO: tl.constexpr,
+    NIBBLES: tl.constexpr,
+    GROUP: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ORDER: tl.constexpr,
+    BIAS: tl.constexpr,
+    SORTED: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr,
+):
+    """One program per tile of rows and of outputs: output[row] = weight[expert] @ input[row // divisor] + bias[expert].
+
+    SORTED: rows and the expert of a tile are given; else they are all in order, of one matrix.
+    """
+    tile = tl.program_id(0)
+    if SORTED:
+        expert = tl.load(expert_ptr + tile).to(tl.int64)
+        if expert < 0:
+            return
+        row = tl.load(row_ptr + tile * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
+    else:
+        expert = tl.full([], 0, tl.int64)
+        row = tile * TILE_M + tl.arange(0, TILE_M).to(tl.int64)
+    present = row < num_rows
+    column = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
+    within = column < outputs
+    weight_row = expert * outputs + column
+    sums = tl.zeros([TILE_M, TILE_N], tl.float32)
+    for begin in range(0, size, TILE_K):
+        k = begin + tl.arange(0, TILE_K)
+        inside = k < size
+        place = tl.load(order_ptr + expert * size + k, mask=inside, other=0) if ORDER else k
+        values = tl.load(
+            input_ptr + (row // divisor)[:, None] * input_stride + place[None, :],
+            mask=present[:, None] & inside[None, :],
+            other=0.0,
+        )
+        if NIBBLES:
+            byte = begin // 2 + tl.arange(0, TILE_K // 2)
+            packed = tl.load(
+                code_ptr + weight_row[:, None] * row_bytes + byte[None, :],
+                mask=within[:, None] & (byte < row_bytes)[None, :],
+                other=0,
+            )
+            codes = tl.reshape(tl.join(packed & 15, packed >> 4), (TILE_N, TILE_K))
+        else:
+            codes = tl.load(
+                code_ptr + weight_row[:, None] * row_bytes + k[None, :], mask=within[:, None] & inside[None, :], other=0
+            )
+        weight = _widen_codes(codes, table_ptr, KIND, ZERO)
+        # Where a tile is of one group, a number for each output.
+        if GROUP % TILE_K == 0:
+            group = weight_row[:, None] * groups + begin // GROUP
+            known = within[:, None]
+        else:
+            group = weight_row[:, None] * groups + (k // GROUP)[None, :]
+            known = within[:, None] & inside[None, :]
+        weight *= tl.load(scale_ptr + group, mask=known, other=0.0)
+        if OFFSET:
+            weight += tl.load(offset_ptr + group, mask=known, other=0.0)
+        sums += tl.dot(values, tl.trans(weight.to(values.dtype)), input_precision="ieee")
+    if BIAS:
+        sums += tl.load(bias_ptr + weight_row, mask=within, other=0.0).to(tl.float32)[None, :]
+    mask = present[:, None] & within[None, :]
+    result = sums.to(output_ptr.dtype.element_ty)
+    tl.store(output_ptr + row[:, None] * outputs + column[None, :], result, mask=mask)
+
+
+def coded_product(
+    hidden: torch.Tensor,
+    weight: PackedCodes,
+    bias: torch.Tensor | None = None,
+    *,
+    wide: bool = False,
+    sorted_rows: tuple[torch.Tensor, torch.Tensor] | None = None,
+    num_rows: int | None = None,
+    divisor: int = 1,
+) -> torch.Tensor:
+    """Each row times the matrix, or its own expert's.
+
+    Args:
+        hidden: [num_rows / divisor, size]: row r reads its row r // divisor. Values of a row are contiguous.
+        bias: [experts, outputs] or [outputs], contiguous.
+        wide: float32 comes out, else the type of `hidden`.
+        sorted_rows: of sort_by_expert; None for one matrix.
+        num_rows: None for as many as `hidden` has.
+
+    Returns:
+        [num_rows, outputs]
+    """
+    outputs = weight.codes.shape[1]
+    rows = len(hidden) if num_rows is None else num_rows
+    output = hidden.new_empty((rows, outputs), dtype=torch.float32 if wide else hidden.dtype)
+    row, expert = sorted_rows or (None, None)
+    tiles = triton.cdiv(rows, TILE_M) if expert is None else expert.shape[0]
+    group = weight.group if weight.scale.shape[-1] > 1 else triton.cdiv(weight.inputs, _TILE_K) * _TILE_K
+    _coded_kernel[(tiles, triton.cdiv(outputs, _TILE_N))](
+        hidden, weight.codes, weight.scale, weight.offset, weight.order, weight.table, bias, output, row, expert, rows,
+        outputs, weight.inputs, weight.codes.shape[-1], weight.scale.shape[-1], divisor, hidden.stride(0),
+        KIND=weight.kind, ZERO=weight.zero, NIBBLES=weight.has_nibbles,
+        GROUP=group, OFFSET=weight.offset is not None, ORDER=weight.order is not None, BIAS=bias is not None,
+        SORTED=expert is not None, TILE_M=TILE_M, TILE_N=_TILE_N, TILE_K=_TILE_K, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return output

@@ -1,0 +1,35 @@
+"""Weights in codes as Triton's kernel reads them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from engine_svc.kernels.coded import AS_E4M3, AS_E5M2, LOOKED_UP, WHOLE, PackedCodes
+from engine_svc.ops.grids import E4M3, E5M2, INT4, INT8
+from engine_svc.ops.weights import CodedWeight
+
+_KINDS = {INT4: WHOLE, INT8: WHOLE, E4M3: AS_E4M3, E5M2: AS_E5M2}
+
+
+def pack_codes(weight: CodedWeight) -> PackedCodes:
+    """A matrix [outputs, inputs], or those of experts [experts, outputs, inputs]."""
+    inputs, has_nibbles = weight.shape[-1], weight.grid.bits == 4
+    codes = weight.codes.reshape(-1, *weight.shape[-2:])
+    if has_nibbles:
+        even, odd = codes[..., 0::2], codes[..., 1::2]
+        codes = even | F.pad(odd, (0, even.shape[-1] - odd.shape[-1])) << 4
+    groups = weight.scale.reshape(len(codes), codes.shape[1], -1).contiguous()
+    kind = _KINDS.get(weight.grid, LOOKED_UP)
+    return PackedCodes(
+        kind=int(kind),
+        zero=int(-weight.grid.values[0]) if kind == WHOLE else 0,
+        has_nibbles=has_nibbles,
+        codes=codes.contiguous(),
+        scale=groups,
+        offset=None if weight.offset is None else weight.offset.reshape(groups.shape).contiguous(),
+        order=None if weight.order is None else weight.order.reshape(len(codes), inputs).contiguous(),
+        table=torch.tensor(weight.grid.values, device=codes.device) if kind == LOOKED_UP else None,
+        group=weight.group,
+        inputs=inputs,
+    )

@@ -1,0 +1,67 @@
+"""Products with codes by Triton, against the same with what the codes stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine_svc.kernels.coded import coded_product
+from engine_svc.ops.base import Ops
+from engine_svc.ops.grids import E2M1, E4M3, E5M2, INT4, INT8
+from engine_svc.ops.packing_triton import pack_codes
+from engine_svc.ops.triton import InvariantTritonOps, TritonOps
+from engine_svc.ops.weights import CodedWeight, Grid
+from tests.support.ops import experts_by_definition
+
+GRIDS = [INT4, INT8, E2M1, E4M3, E5M2]
+
+
+def coded(
+    grid: Grid, *shape: int, group: int = 16, with_offset: bool = False, ordered: bool = False, seed: int = 0
+) -> CodedWeight:
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
+    finite = torch.tensor([code for code, value in enumerate(grid.values) if abs(value) < 1e3], dtype=torch.uint8)
+    codes = finite[torch.randint(len(finite), shape, generator=generator)]
+    size = sum(abs(value) for value in grid.values if abs(value) < 1e3) / len(finite)
+    groups = -(-shape[-1] // group)
+    scale = (torch.rand((*shape[:-1], groups), generator=generator) + 0.5) / size / shape[-1] ** 0.5
+    offset = torch.randn(scale.shape, generator=generator) / 100 if with_offset else None
+    orders = [torch.randperm(shape[-1], generator=generator) for _ in range(shape[0] if len(shape) == 3 else 1)]
+    order = torch.stack(orders) if len(shape) == 3 else orders[0]
+    return CodedWeight(grid, codes, scale, offset, group, order if ordered else None)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
+@pytest.mark.parametrize(
+    ("outputs", "size", "group", "with_offset", "ordered"),
+    [(64, 64, 64, False, False), (70, 131, 16, True, False), (8, 256, 128, True, True), (3, 50, 50, False, True)],
+)
+@pytest.mark.parametrize("rows", [1, 18])
+def test_matrix(grid: Grid, outputs: int, size: int, group: int, with_offset: bool, ordered: bool, rows: int) -> None:
+    weight = coded(grid, outputs, size, group=group, with_offset=with_offset, ordered=ordered)
+    hidden, bias = torch.randn(rows, size + 3)[:, :size], torch.randn(outputs)
+    found = coded_product(hidden, pack_codes(weight), bias, wide=True)
+    expected = hidden.double() @ weight.wide(torch.float32).double().T + bias.double()
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    half = TritonOps().matrix(weight, None)(hidden.half())
+    assert half.dtype == torch.float16
+    torch.testing.assert_close(half.double(), expected - bias.double(), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("ops", [TritonOps(), InvariantTritonOps()], ids=["fastest", "invariant"])
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_experts(ops: Ops, grid: Grid, ordered: bool) -> None:
+    """Of which one stack may be in codes and the other as it is, or in int8."""
+    experts, chosen, size, inner, tokens = 4, 2, 48, 40, 9
+    gate_up = coded(grid, experts, 2 * inner, size, with_offset=True, ordered=ordered)
+    down = coded(grid, experts, size, inner, ordered=ordered, seed=1)
+    hidden = torch.randn(tokens, size)
+    weights, ids = torch.randn(tokens, experts).softmax(-1).topk(chosen)
+    wide_up, wide_down = gate_up.wide(torch.float32), down.wide(torch.float32)
+    expected = experts_by_definition(hidden, weights, ids, wide_up, wide_down)
+    for first, second in ((gate_up, down), (gate_up, wide_down), (wide_up, down)):
+        found = ops.experts(first, second)(hidden, weights, ids)
+        torch.testing.assert_close(found.double(), expected.double(), atol=1e-5, rtol=1e-4)
+    found = ops.experts(ops.quantize_rows(wide_up), ops.quantize_rows(wide_down))(hidden, weights, ids)
+    assert (found - expected).norm() / expected.norm() < 0.03
