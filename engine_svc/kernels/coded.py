@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 
 from engine_svc.kernels.eight_bits import widen
+from engine_svc.kernels.experts import TILE_M, SortedRows
 
-TILE_M = 16
-_TILE_N = 64
-_TILE_K = 64
+TILE_N = 64
+TILE_K = 64
 # How the numbers of a grid come from codes: less a number; as bytes of a type; out of a table.
 WHOLE, AS_E4M3, AS_E5M2, LOOKED_UP = (tl.constexpr(kind) for kind in range(4))
 
@@ -36,6 +36,11 @@ class PackedCodes:
     group: int
     inputs: int
 
+    @property
+    def outputs(self) -> int:
+        """Of each matrix."""
+        return self.codes.shape[1]
+
 
 @triton.jit
 def _widen_codes(codes, table_ptr, KIND: tl.constexpr, ZERO: tl.constexpr):
@@ -49,6 +54,19 @@ def _widen_codes(codes, table_ptr, KIND: tl.constexpr, ZERO: tl.constexpr):
     else:
         found = tl.load(table_ptr + codes.to(tl.int32))
     return found
+
+
+@triton.jit
+def _load_codes(start, begin, row_bytes, within, NIBBLES: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr):
+    """[TILE_N, TILE_K] from input `begin` on, of rows of bytes that begin at `start`."""
+    if NIBBLES:
+        byte = begin // 2 + tl.arange(0, TILE_K // 2)
+        packed = tl.load(start[:, None] + byte[None, :], mask=within[:, None] & (byte < row_bytes)[None, :], other=0)
+        codes = tl.reshape(tl.join(packed & 15, packed >> 4), (TILE_N, TILE_K))
+    else:
+        byte = begin + tl.arange(0, TILE_K)
+        codes = tl.load(start[:, None] + byte[None, :], mask=within[:, None] & (byte < row_bytes)[None, :], other=0)
+    return codes
 
 
 @triton.jit
@@ -109,18 +127,7 @@ def _coded_kernel(
             mask=present[:, None] & inside[None, :],
             other=0.0,
         )
-        if NIBBLES:
-            byte = begin // 2 + tl.arange(0, TILE_K // 2)
-            packed = tl.load(
-                code_ptr + weight_row[:, None] * row_bytes + byte[None, :],
-                mask=within[:, None] & (byte < row_bytes)[None, :],
-                other=0,
-            )
-            codes = tl.reshape(tl.join(packed & 15, packed >> 4), (TILE_N, TILE_K))
-        else:
-            codes = tl.load(
-                code_ptr + weight_row[:, None] * row_bytes + k[None, :], mask=within[:, None] & inside[None, :], other=0
-            )
+        codes = _load_codes(code_ptr + weight_row * row_bytes, begin, row_bytes, within, NIBBLES, TILE_N, TILE_K)
         weight = _widen_codes(codes, table_ptr, KIND, ZERO)
         # Where a tile is of one group, a number for each output.
         if GROUP % TILE_K == 0:
@@ -141,38 +148,49 @@ def _coded_kernel(
 
 
 def coded_product(
-    hidden: torch.Tensor,
-    weight: PackedCodes,
-    bias: torch.Tensor | None = None,
-    *,
-    wide: bool = False,
-    sorted_rows: tuple[torch.Tensor, torch.Tensor] | None = None,
-    num_rows: int | None = None,
-    divisor: int = 1,
+    hidden: torch.Tensor, weight: PackedCodes, bias: torch.Tensor | None = None, wide: bool = False
 ) -> torch.Tensor:
-    """Each row times the matrix, or its own expert's.
+    """Each row times the matrix.
 
     Args:
-        hidden: [num_rows / divisor, size]: row r reads its row r // divisor. Values of a row are contiguous.
-        bias: [experts, outputs] or [outputs], contiguous.
+        hidden: [rows, size], values of a row contiguous.
+        bias: [outputs]
         wide: float32 comes out, else the type of `hidden`.
-        sorted_rows: of sort_by_expert; None for one matrix.
-        num_rows: None for as many as `hidden` has.
 
     Returns:
-        [num_rows, outputs]
+        [rows, outputs]
     """
-    outputs = weight.codes.shape[1]
-    rows = len(hidden) if num_rows is None else num_rows
-    output = hidden.new_empty((rows, outputs), dtype=torch.float32 if wide else hidden.dtype)
-    row, expert = sorted_rows or (None, None)
-    tiles = triton.cdiv(rows, TILE_M) if expert is None else expert.shape[0]
-    group = weight.group if weight.scale.shape[-1] > 1 else triton.cdiv(weight.inputs, _TILE_K) * _TILE_K
-    _coded_kernel[(tiles, triton.cdiv(outputs, _TILE_N))](
-        hidden, weight.codes, weight.scale, weight.offset, weight.order, weight.table, bias, output, row, expert, rows,
-        outputs, weight.inputs, weight.codes.shape[-1], weight.scale.shape[-1], divisor, hidden.stride(0),
-        KIND=weight.kind, ZERO=weight.zero, NIBBLES=weight.has_nibbles,
-        GROUP=group, OFFSET=weight.offset is not None, ORDER=weight.order is not None, BIAS=bias is not None,
-        SORTED=expert is not None, TILE_M=TILE_M, TILE_N=_TILE_N, TILE_K=_TILE_K, num_warps=4, num_stages=2,
-    )  # fmt: skip
+    output = hidden.new_empty((len(hidden), weight.outputs), dtype=torch.float32 if wide else hidden.dtype)
+    _multiply(hidden, weight, bias, output, None, 1)
     return output
+
+
+def grouped_coded_product(
+    hidden: torch.Tensor, weight: PackedCodes, rows: SortedRows, divisor: int, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Each row times its own expert's matrix; as grouped_product."""
+    output = hidden.new_empty((rows.num_rows, weight.outputs))
+    _multiply(hidden, weight, bias, output, rows, divisor)
+    return output
+
+
+def _multiply(
+    hidden: torch.Tensor,
+    weight: PackedCodes,
+    bias: torch.Tensor | None,
+    output: torch.Tensor,
+    rows: SortedRows | None,
+    divisor: int,
+) -> None:
+    count, outputs = output.shape
+    row, expert = (None, None) if rows is None else (rows.row, rows.expert)
+    tiles = triton.cdiv(count, TILE_M) if expert is None else len(expert)
+    groups = weight.scale.shape[-1]
+    _coded_kernel[(tiles, triton.cdiv(outputs, TILE_N))](
+        hidden, weight.codes, weight.scale, weight.offset, weight.order, weight.table, bias, output, row, expert,
+        count, outputs, weight.inputs, weight.codes.shape[-1], groups, divisor, hidden.stride(0),
+        KIND=weight.kind, ZERO=weight.zero, NIBBLES=weight.has_nibbles,
+        GROUP=weight.group if groups > 1 else triton.cdiv(weight.inputs, TILE_K) * TILE_K,
+        OFFSET=weight.offset is not None, ORDER=weight.order is not None, BIAS=bias is not None,
+        SORTED=rows is not None, TILE_M=TILE_M, TILE_N=TILE_N, TILE_K=TILE_K, num_warps=4, num_stages=2,
+    )  # fmt: skip

@@ -6,6 +6,8 @@ follows from the shapes alone, so nothing is copied to the host.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -64,15 +66,19 @@ def _grouped_kernel(
     tl.store(output_ptr + row[:, None] * outputs + column[None, :], result, mask=mask)
 
 
-def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which rows each tile computes.
+class SortedRows(NamedTuple):
+    """Which rows each tile computes."""
+
+    row: torch.Tensor  # int32 [tiles * TILE_M], the row at each place, or `num_rows` where there is none
+    expert: torch.Tensor  # int32 [tiles], of each tile, or -1 where there is none
+    num_rows: int
+
+
+def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> SortedRows:
+    """Rows in tiles of one expert each.
 
     Args:
         expert_ids: int64 [tokens, chosen]; row t * chosen + c is the c-th choice of token t.
-
-    Returns:
-        int32 [tiles * TILE_M], the row at each place, or the number of rows where there is none; int32 [tiles], the
-        expert of each tile, or -1 where there is none.
     """
     flat = expert_ids.flatten()
     num_rows, device = flat.numel(), flat.device
@@ -88,33 +94,30 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Te
     rows[place] = order.to(torch.int32)
     first = torch.arange(tiles, device=device) * TILE_M
     experts = torch.searchsorted(end, first, right=True).to(torch.int32)
-    return rows, torch.where(first < end[-1], experts, -1)
+    return SortedRows(rows, torch.where(first < end[-1], experts, -1), num_rows)
 
 
 def grouped_product(
     hidden: torch.Tensor,
     weight: torch.Tensor,
-    rows: torch.Tensor,
-    experts: torch.Tensor,
-    num_rows: int,
+    rows: SortedRows,
     divisor: int,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Each row times its own expert's matrix.
 
     Args:
-        hidden: [num_rows / divisor, size], contiguous: row r reads its row r // divisor.
+        hidden: [rows / divisor, size], contiguous: row r reads its row r // divisor.
         weight: [experts, outputs, size], contiguous.
-        rows, experts: of sort_by_expert.
         bias: [experts, outputs], contiguous.
 
     Returns:
-        [num_rows, outputs]
+        [rows, outputs]
     """
     outputs, size = weight.shape[1:]
-    output = hidden.new_empty((num_rows, outputs))
-    _grouped_kernel[(experts.shape[0], triton.cdiv(outputs, _TILE_N))](
-        hidden, weight, bias, output, rows, experts, num_rows, outputs, size, divisor,
+    output = hidden.new_empty((rows.num_rows, outputs))
+    _grouped_kernel[(len(rows.expert), triton.cdiv(outputs, _TILE_N))](
+        hidden, weight, bias, output, rows.row, rows.expert, rows.num_rows, outputs, size, divisor,
         BIAS=bias is not None, TILE_M=TILE_M, TILE_N=_TILE_N, TILE_K=_TILE_K, num_warps=4,
     )  # fmt: skip
     return output

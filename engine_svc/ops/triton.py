@@ -6,13 +6,11 @@ on that number, the products are Triton's too.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from engine_svc.kernels import activation as activation_kernels
-from engine_svc.kernels.coded import coded_product
-from engine_svc.kernels.experts import add_choices, grouped_product, sort_by_expert
+from engine_svc.kernels.coded import PackedCodes, coded_product, grouped_coded_product
+from engine_svc.kernels.experts import SortedRows, add_choices, grouped_product, sort_by_expert
 from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
 from engine_svc.kernels.rotary import rotate
@@ -31,21 +29,6 @@ from engine_svc.ops.plain import PlainOps
 from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
 
 
-class StackProduct(Protocol):
-    """A product of each row with its own expert's matrix."""
-
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        sorted_rows: tuple[torch.Tensor, torch.Tensor],
-        num_rows: int,
-        divisor: int,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """As engine_svc.kernels.experts.grouped_product."""
-        ...
-
-
 class TritonOps(PlainOps):
     """See Ops."""
 
@@ -62,7 +45,7 @@ class TritonOps(PlainOps):
 
     def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""
-        count, first, second = gate_up.shape[0], _stack_product(gate_up), _stack_product(down)
+        count, first, second = gate_up.shape[0], _stacked(gate_up), _stacked(down)
 
         def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
             tokens, chosen = expert_ids.shape
@@ -71,9 +54,9 @@ class TritonOps(PlainOps):
             if form.weighs_inputs:
                 hidden = (hidden[:, None] * weights[..., None]).to(hidden.dtype).flatten(0, 1)
                 weights, sharing = torch.ones_like(weights), 1
-            both = first(hidden, rows, tokens * chosen, sharing, form.gate_up_bias)
+            both = _each_by_its_own(hidden, first, rows, sharing, form.gate_up_bias)
             active = self.activate_and_multiply(both, form.activation)
-            results = second(active, rows, tokens * chosen, 1, form.down_bias)
+            results = _each_by_its_own(active, second, rows, 1, form.down_bias)
             return add_choices(results.view(tokens, chosen, -1), weights)
 
         return product
@@ -134,33 +117,21 @@ class InvariantTritonOps(TritonOps):
         return product
 
 
-def _stack_product(weight: Weight) -> StackProduct:
-    """A product with [experts, outputs, inputs]; experts of int8 have inputs as they are."""
-    if isinstance(weight, torch.Tensor):
-        plain = weight
-
-        def plain_product(
-            hidden: torch.Tensor,
-            sorted_rows: tuple[torch.Tensor, torch.Tensor],
-            num_rows: int,
-            divisor: int,
-            bias: torch.Tensor | None,
-        ) -> torch.Tensor:
-            return grouped_product(hidden, plain, *sorted_rows, num_rows, divisor, bias)
-
-        return plain_product
+def _stacked(weight: Weight) -> torch.Tensor | PackedCodes:
+    """[experts, outputs, inputs] as kernels read it. Experts of int8 have inputs as they are."""
     if isinstance(weight, Int8Weight):
         codes = (weight.values.to(torch.int16) + 128).to(torch.uint8)
         weight = CodedWeight(INT8, codes, weight.scale[..., None], None, weight.shape[-1])
-    packed = pack_codes(weight)
+    return pack_codes(weight) if isinstance(weight, CodedWeight) else weight
 
-    def coded(
-        hidden: torch.Tensor,
-        sorted_rows: tuple[torch.Tensor, torch.Tensor],
-        num_rows: int,
-        divisor: int,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        return coded_product(hidden, packed, bias, sorted_rows=sorted_rows, num_rows=num_rows, divisor=divisor)
 
-    return coded
+def _each_by_its_own(
+    hidden: torch.Tensor,
+    stack: torch.Tensor | PackedCodes,
+    rows: SortedRows,
+    divisor: int,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    if isinstance(stack, PackedCodes):
+        return grouped_coded_product(hidden, stack, rows, divisor, bias)
+    return grouped_product(hidden, stack, rows, divisor, bias)

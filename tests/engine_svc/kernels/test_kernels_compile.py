@@ -84,7 +84,7 @@ for kind, zero, nibbles, group in kinds if element == "bf16" and cached in ("bf1
     for given in (False, True):
         flags = {"OFFSET": given, "ORDER": given, "BIAS": given, "SORTED": given}
         constants = {"KIND": kind, "ZERO": zero, "NIBBLES": nibbles, "GROUP": group, **flags,
-                     "TILE_M": coded.TILE_M, "TILE_N": coded._TILE_N, "TILE_K": coded._TILE_K}
+                     "TILE_M": coded.TILE_M, "TILE_N": coded.TILE_N, "TILE_K": coded.TILE_K}
         if not given:
             constants |= dict.fromkeys(("offset_ptr", "order_ptr", "bias_ptr", "row_ptr", "expert_ptr"))
         if kind != 3:
