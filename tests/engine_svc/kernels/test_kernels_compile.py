@@ -18,7 +18,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from engine_svc.kernels import cache_write, coded, experts, matrix, paged_decode, paged_prefill, sampling, tiles
+from engine_svc.kernels import activation, cache_write, coded, experts, matrix, sampling, tiles
+from engine_svc.kernels import paged_decode, paged_prefill
 
 element, cached = sys.argv[1:]
 capability = 80 if cached == "u8" else 90  # bytes are for GPUs that have no e4m3
@@ -29,7 +30,8 @@ if (element, cached) != ("bf16", "bf16"):  # what the others add: their types, a
 for group, dim, block_size, window, kv_heads in shapes:
     tile_n = tiles.key_rows(dim, dtype)
     padded = triton.next_power_of_2(dim)
-    common = {"WINDOW": window, "DIM": dim, "DIM_PADDED": padded, "SOFTCAP": window > 0, "SINKS": window > 0}
+    common = {"WINDOW": window, "DIM": dim, "DIM_PADDED": padded, "SOFTCAP": window > 0, "SINKS": window > 0,
+              "CHUNKED": window == 1024}
     paged = {"GROUP": group, "KV_HEADS": kv_heads, "BLOCK_SIZE": block_size, "TILE_N": tile_n}
     kernels = [
         *((paged_prefill._prefill_kernel, common | paged | {"TILE_M": tiles.query_rows(dim), "PART_KEYS": part})
@@ -66,11 +68,19 @@ products = [
      {"BIAS": bias, "TILE_M": matrix.TILE_M, "TILE_N": matrix.TILE_N, "TILE_K": matrix.inner_tile(dtype), "BAND": 8},
      {"num_warps": 4, "num_stages": 3})
     for bias in (False, True)
-] + [(experts._add_kernel, {"CHOSEN": 4, "COLUMNS": 1024}, {"num_warps": 4})]
+] + [
+    (experts._grouped_kernel,
+     {"BIAS": bias, "TILE_M": experts.TILE_M, "TILE_N": experts._TILE_N, "TILE_K": experts._TILE_K}, {"num_warps": 4})
+    for bias in (False, True)
+] + [(experts._add_kernel, {"CHOSEN": 4, "COLUMNS": 1024}, {"num_warps": 4})] + [
+    (activation._activate_kernel, {"SIZE": 2880, "COLUMNS": 1024, "GELU": gelu, "CLAMPED": clamped}, {"num_warps": 4})
+    for gelu, clamped in ((False, False), (True, False), (False, True))
+]
 for kernel, constants, options in products if element == cached else ():
     signature = {
         name: "constexpr" if name in constants
         else "*fp32" if kernel is experts._add_kernel and name == "weight_ptr"
+        else "fp32" if name in ("slope", "limit") else "*i32" if name in ("row_ptr", "expert_ptr")
         else "*" + element if name.endswith("_ptr") else "i32"
         for name in kernel.arg_names
     }
