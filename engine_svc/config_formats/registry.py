@@ -48,7 +48,7 @@ def find_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
         return {}
     if is_gguf(folder) and place != folder:
         found |= gguf_weights(read_gguf(folder))
-    return with_rope(found, form.rope_scaling, form.rope_theta) | form.hf_overrides
+    return _checked(folder, with_rope(found, form.rope_scaling, form.rope_theta) | form.hf_overrides)
 
 
 def _in_folder(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
@@ -66,6 +66,13 @@ def _with_quantization(config: dict[str, Any], place: Path) -> dict[str, Any]:
     if config.get("quantization_config") or not path.is_file():
         return config
     return config | {"quantization_config": {"quant_method": "modelopt", **read_object(path)}}
+
+
+def _checked(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise StartupError(f"{folder}: architectures is {names!r}; expected a list of names.")
+    return config
 
 
 def _place(folder: Path, form: ModelFormOptions) -> Path:

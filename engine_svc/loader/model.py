@@ -247,6 +247,12 @@ def _state_form(shapes: dict[int, StateShape], cache: CacheOptions, dtype: torch
 
 
 def _dtype(own: str, chosen: str) -> torch.dtype:
+    """
+    Raises:
+        StartupError: the model's own is none that it can be computed in.
+    """
+    if chosen == "auto" and own not in _DTYPES:
+        raise StartupError(f"The model's type is {own!r}; choose one of {', '.join(_DTYPES)} with --dtype.")
     return _DTYPES[own if chosen == "auto" else chosen]
 
 

@@ -234,6 +234,9 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     if any(isinstance(value, Mapping) for value in found.values()):
         raise StartupError("rope_parameters that differ between layers are not supported.")
     found.setdefault("rope_type", found.pop("type", "default"))
+    for name, value in found.items():
+        if name != "rope_type" and isinstance(value, str):
+            raise StartupError(f"rope_parameters has the {name} {value!r}, which is not a number.")
     found.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     return found
 

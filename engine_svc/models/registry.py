@@ -84,6 +84,13 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
+# Far beyond any model: what a slip or a hostile file asks for would take all memory.
+_MOST = {
+    "num_layers": 2_000, "vocab_size": 2**27, "hidden_size": 2**20, "num_heads": 2**16, "num_kv_heads": 2**16,
+    "head_dim": 2**16, "max_position_embeddings": 2**31,
+}  # fmt: skip
+
+
 def is_ours(config: Mapping[str, Any]) -> bool:
     """Whether the model is of a family with an implementation here."""
     return any(name in ARCHITECTURES for name in text_part(config).get("architectures") or ())
@@ -110,4 +117,18 @@ def config_for(config: Mapping[str, Any]) -> ModelConfig:
         )
     except KeyError as error:
         raise StartupError(f"config.json lacks {error}, which {name} needs.") from error
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError) as error:
+        raise StartupError(f"config.json has a value that {name} cannot have: {error}.") from error
+    _check_sizes(result)
     return result
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    """
+    Raises:
+        StartupError: one is no whole number, or none that a model has.
+    """
+    for name, most in _MOST.items():
+        size = getattr(config, name)
+        if not isinstance(size, int) or not 1 <= size <= most:
+            raise StartupError(f"config.json: {name} is {size!r}; expected a whole number from 1 to {most:,}.")

@@ -126,16 +126,43 @@ def only_pickles(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
-NORM = "model.norm.weight"
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+NORM, QUERY = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (remove("config.json"), r"no model folder.*config\.json"),
     "no JSON": (write("config.json", "{"), r"config\.json cannot be read"),
-    "architecture": (configured(architectures=["GPTJForCausalLM"]), "GPTJForCausalLM.*Supported: .*LlamaForCausalLM"),
-    "no architecture": (configured(architectures=None), "Supported: .*LlamaForCausalLM"),
+    "architecture": (configured(architectures=["GPTJForCausalLM"]), r"GPTJForCausalLM.*docs/models\.md"),
+    "no architecture": (configured(architectures=None), r"not supported: .*docs/models\.md"),
     "activation": (configured(hidden_act="gelu"), "gelu.*silu"),
     "quantized": (configured(quantization_config={"quant_method": "aqlm"}), "aqlm"),
     "rope": (configured(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}), "spiral.*yarn"),
     "rope field": (configured(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4}), "lack.*original_max"),
+    "sizes": (configured(hidden_size="x"), "hidden_size is 'x'; expected a whole number"),
+    "no layers": (configured(num_hidden_layers=-1), "num_layers is -1; expected a whole number from 1 to 2,000"),
+    "too many layers": (configured(num_hidden_layers=10**7), "num_layers is 10000000"),
+    "null": (configured(num_hidden_layers=None), "LlamaForCausalLM cannot have"),
+    "no heads": (configured(num_attention_heads=0), "num_heads is 0"),
+    "vocabulary": (configured(vocab_size=-5), "vocab_size is -5"),
+    "positions": (configured(max_position_embeddings="many"), "max_position_embeddings is 'many'"),
+    "type": (configured(dtype="strange"), "type is 'strange'; choose one of .*bfloat16"),
+    "names": (configured(architectures=[["x"]]), "expected a list of names"),
+    "rope list": (configured(rope_parameters=[1]), "LlamaForCausalLM cannot have"),
+    "rope text": (
+        configured(rope_parameters={"rope_type": "linear", "factor": "a", "rope_theta": 1e4}), "factor 'a'.*not a num",
+    ),
+    "more rows": (weights(lambda tensors: tensors.update({QUERY: tensors[QUERY].repeat(2, 1)})),
+                  rf"model\.safetensors: {QUERY}: shape \[128, 64\] in the checkpoint, expected \[64, 64\]"),
+    "other numbers": (weights(lambda tensors: tensors.update({QUERY: tensors[QUERY].long()})),
+                      rf"model\.safetensors: {QUERY}: type int64 in the checkpoint, expected float32"),
+    "truncated": (lambda folder: truncate(folder / "model.safetensors"), r"model\.safetensors is not a valid safeten"),
+    "no index": (write("model.safetensors.index.json", "[1]"), "is no index of a checkpoint"),
+    "index of others": (
+        write("model.safetensors.index.json", '{"weight_map": {"a": "model.safetensors"}}'),
+        r"model\.safetensors lacks the tensor a, which model\.safetensors\.index\.json says is in it",
+    ),
     "no weights": (remove("model.safetensors"), "no .*safetensors"),
     "pickles": (only_pickles, "pickles"),
     "not safetensors": (write("model.safetensors", "x" * 100), "not a valid safetensors"),
