@@ -99,6 +99,7 @@ class DeltaNetConfig:
     value_dim: int
     taps: int
     norm_epsilon: float
+    headwise: bool  # checkpoints have what goes with a key head side by side
 
 
 RecurrentConfig = MambaConfig | Mamba2Config | DeltaNetConfig

@@ -12,7 +12,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import LayerNorm, RMSNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import Mamba2Config, MambaConfig, ModelConfig, RecurrentConfig
-from engine_svc.models.delta_net import DeltaNet
+from engine_svc.models.delta_net import DeltaNet, HeadwiseDeltaNet
 from engine_svc.models.gated_attention import GatedAttention
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mamba import Mamba
@@ -137,7 +137,7 @@ def _recurrent_layer(hidden_size: int, config: RecurrentConfig, context: LayerCo
         return Mamba(hidden_size, config, context)
     if isinstance(config, Mamba2Config):
         return Mamba2(hidden_size, config, context)
-    return DeltaNet(hidden_size, config, context)
+    return (HeadwiseDeltaNet if config.headwise else DeltaNet)(hidden_size, config, context)
 
 
 def hidden_norm(config: ModelConfig, context: LayerContext) -> RMSNorm | LayerNorm:

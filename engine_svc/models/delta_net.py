@@ -1,4 +1,4 @@
-"""The gated delta net (Yang, Kautz, Hatamizadeh 2024), as Qwen3-Next has it."""
+"""The gated delta net (Yang, Kautz, Hatamizadeh 2024), as Qwen3-Next and Qwen3.5 have it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,10 @@ class DeltaNet(RecurrentLayer):
         """
         super().__init__()
         self._recurrence = create_recurrence(context.ops)
-        group, served = context.groups.tensor, config.value_heads // config.key_heads
-
-        def of_heads(size: int) -> Part:
-            return even_part(group, config.key_heads, size, "key heads of a delta net")
-
-        values, heads, keys = of_heads(served * config.value_dim), of_heads(served), of_heads(config.key_dim)
-        self._key_heads, self._epsilon = of_heads(1).count, config.norm_epsilon
-        # A checkpoint has what goes with a key head side by side: query, key, values, gates.
-        self._sizes = (config.key_dim, config.key_dim, served * config.value_dim, served * config.value_dim)
-        self.in_proj_qkvz = ColumnParallelLinear(
-            hidden_size, {"": of_heads(sum(self._sizes))}, bias=False, context=context.at("in_proj_qkvz")
-        )
-        self.in_proj_ba = ColumnParallelLinear(
-            hidden_size, {"": of_heads(2 * served)}, bias=False, context=context.at("in_proj_ba")
-        )
+        self._group, self._config, self._epsilon = context.groups.tensor, config, config.norm_epsilon
+        values, keys = self._of_heads(self._served * config.value_dim), self._of_heads(config.key_dim)
+        heads = self._of_heads(self._served)
+        self._add_projections(hidden_size, context)
         self.conv1d = ChannelConvolution([keys, keys, values], config.taps, bias=False, context=context)
         self.A_log = rows_parameter([heads], (heads.count,), context, rates)
         self.dt_bias = rows_parameter([heads], (heads.count,), context)
@@ -56,17 +45,54 @@ class DeltaNet(RecurrentLayer):
             (config.taps - 1, self.conv1d.channels), (heads.count, config.key_dim, config.value_dim)
         )
 
+    @property
+    def _served(self) -> int:
+        """Value heads of each key head."""
+        return self._config.value_heads // self._config.key_heads
+
+    def _of_heads(self, size: int) -> Part:
+        """So many rows of each key head."""
+        return even_part(self._group, self._config.key_heads, size, "key heads of a delta net")
+
+    def _add_projections(self, hidden_size: int, context: LayerContext) -> None:
+        values, keys = self._of_heads(self._served * self._config.value_dim), self._of_heads(self._config.key_dim)
+        parts: dict[str, dict[str, Part]] = {
+            "in_proj_qkv": {"q": keys, "k": keys, "v": values}, "in_proj_z": {"": values},
+            "in_proj_b": {"": self._of_heads(self._served)}, "in_proj_a": {"": self._of_heads(self._served)},
+        }  # fmt: skip
+        for name, part in parts.items():
+            self.add_module(name, ColumnParallelLinear(hidden_size, part, bias=False, context=context.at(name)))
+
+    def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What is convolved (queries, keys, values), gates, strengths and time steps, of each token."""
+        return self.in_proj_qkv(hidden), self.in_proj_z(hidden), self.in_proj_b(hidden), self.in_proj_a(hidden)
+
     def forward(self, hidden: torch.Tensor, state: LayerState, step: StepInputs) -> torch.Tensor:
         """See RecurrentLayer.forward."""
-        tokens = len(hidden)
-        parts = self.in_proj_qkvz(hidden).view(tokens, self._key_heads, -1).split(self._sizes, dim=-1)
-        mixed, gates = torch.cat([part.flatten(1) for part in parts[:3]], dim=-1), parts[3].flatten(1)
-        scalars = self.in_proj_ba(hidden).view(tokens, self._key_heads, -1).chunk(2, dim=-1)
-        strengths, steps = (part.flatten(1) for part in scalars)
+        mixed, gates, strengths, steps = self._project(hidden)
         mixed = self._recurrence.convolve(mixed, self.conv1d.filters(), state)
         query, key, value = mixed.split(self._convolved, dim=-1)
         inputs = DeltaInputs(query, key, value, steps, strengths)
-        parameters = DeltaParameters(self.A_log, self.dt_bias)
-        output = self._recurrence.delta_rule(inputs, parameters, state)
+        output = self._recurrence.delta_rule(inputs, DeltaParameters(self.A_log, self.dt_bias), state)
         norm = GatedNorm(self.norm.weight, len(self.A_log), self._epsilon, gates_first=False)
         return self.out_proj(self._recurrence.gated_norm(output, gates, norm))
+
+
+class HeadwiseDeltaNet(DeltaNet):
+    """One whose checkpoints have what goes with a key head side by side."""
+
+    def _add_projections(self, hidden_size: int, context: LayerContext) -> None:
+        config = self._config
+        values = self._served * config.value_dim
+        self._sizes = (config.key_dim, config.key_dim, values, values)
+        for name, size in (("in_proj_qkvz", sum(self._sizes)), ("in_proj_ba", 2 * self._served)):
+            parts = {"": self._of_heads(size)}
+            self.add_module(name, ColumnParallelLinear(hidden_size, parts, bias=False, context=context.at(name)))
+
+    def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See DeltaNet."""
+        heads = self._of_heads(1).count
+        *mixed, gates = self.in_proj_qkvz(hidden).view(len(hidden), heads, -1).split(self._sizes, dim=-1)
+        strengths, steps = self.in_proj_ba(hidden).view(len(hidden), heads, -1).chunk(2, dim=-1)
+        together = torch.cat([part.flatten(1) for part in mixed], dim=-1)
+        return together, gates.flatten(1), strengths.flatten(1), steps.flatten(1)

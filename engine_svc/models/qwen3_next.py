@@ -1,11 +1,11 @@
-"""Qwen3-Next (Alibaba 2025): gated delta nets, gated attention in every fourth layer, mixtures of many experts."""
+"""Qwen3-Next (Alibaba 2025) and Qwen3.5 (2026, text): gated delta nets, gated attention in every fourth layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import DeltaNetConfig, ModelConfig, base_config, rope_parameters
+from engine_svc.models.config import DeltaNetConfig, ModelConfig, MoeConfig, base_config, rope_parameters
 from engine_svc.models.qwen_moe import mixtures
 
 
@@ -19,12 +19,14 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         "linear_attention" if (index + 1) % interval else "full_attention" for index in layers
     ]
     delta_net = _delta_net(config)
+    moe: tuple[MoeConfig | None, ...] = (None,) * len(layers)
+    if config.get("num_experts") or config.get("num_local_experts"):
+        moe = mixtures(config, shares_expert=True, renormalize=bool(config.get("norm_topk_prob", True)))
     return base_config(
-        dict(config) | {"rope_parameters": parameters},
+        {"intermediate_size": 0, **config, "rope_parameters": parameters},
         head_dim=config.get("head_dim") or 256, qkv_bias=bias, output_bias=bias, qk_norm="head", norm_offset=1.0,
         gates_attention=True, recurrent={index: delta_net for index in layers if types[index] == "linear_attention"},
-        moe=mixtures(config, shares_expert=True, renormalize=bool(config.get("norm_topk_prob", True))),
-        ignored_names=("mtp.",),  # which guess ahead
+        moe=moe, ignored_names=("mtp.", "visual."),  # of layers that guess ahead, and that see
     )  # fmt: skip
 
 
@@ -33,4 +35,5 @@ def _delta_net(config: Mapping[str, Any]) -> DeltaNetConfig:
         key_heads=config.get("linear_num_key_heads", 16), value_heads=config.get("linear_num_value_heads", 32),
         key_dim=config.get("linear_key_head_dim", 128), value_dim=config.get("linear_value_head_dim", 128),
         taps=config.get("linear_conv_kernel_dim", 4), norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        headwise=config["architectures"][0] == "Qwen3NextForCausalLM",
     )  # fmt: skip

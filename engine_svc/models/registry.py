@@ -12,12 +12,6 @@ from quire.errors import StartupError
 # Architecture of config.json → module with `config_of(config) -> ModelConfig`.
 ARCHITECTURES = {
     "BambaForCausalLM": "engine_svc.models.bamba",
-    "FalconMambaForCausalLM": "engine_svc.models.pure_mamba",
-    "GraniteMoeHybridForCausalLM": "engine_svc.models.granite_hybrid",
-    "JambaForCausalLM": "engine_svc.models.jamba",
-    "Mamba2ForCausalLM": "engine_svc.models.pure_mamba",
-    "MambaForCausalLM": "engine_svc.models.pure_mamba",
-    "Qwen3NextForCausalLM": "engine_svc.models.qwen3_next",
     "Cohere2ForCausalLM": "engine_svc.models.cohere",
     "CohereForCausalLM": "engine_svc.models.cohere",
     "DeepseekV2ForCausalLM": "engine_svc.models.deepseek",
@@ -27,6 +21,7 @@ ARCHITECTURES = {
     "Ernie4_5ForCausalLM": "engine_svc.models.ernie",
     "Ernie4_5_MoeForCausalLM": "engine_svc.models.ernie_moe",
     "Exaone4ForCausalLM": "engine_svc.models.exaone4",
+    "FalconMambaForCausalLM": "engine_svc.models.pure_mamba",
     "FlexOlmoForCausalLM": "engine_svc.models.olmoe",
     "Gemma2ForCausalLM": "engine_svc.models.gemma",
     "Gemma3ForCausalLM": "engine_svc.models.gemma",
@@ -39,13 +34,17 @@ ARCHITECTURES = {
     "GptOssForCausalLM": "engine_svc.models.gpt_oss",
     "GraniteForCausalLM": "engine_svc.models.granite",
     "GraniteMoeForCausalLM": "engine_svc.models.granite_moe",
+    "GraniteMoeHybridForCausalLM": "engine_svc.models.granite_hybrid",
     "GraniteMoeSharedForCausalLM": "engine_svc.models.granite_moe",
     "HeliumForCausalLM": "engine_svc.models.helium",
     "HunYuanDenseV1ForCausalLM": "engine_svc.models.hunyuan",
     "HunYuanMoEV1ForCausalLM": "engine_svc.models.hunyuan_moe",
     "InternLM3ForCausalLM": "engine_svc.models.internlm3",
+    "JambaForCausalLM": "engine_svc.models.jamba",
     "Llama4ForCausalLM": "engine_svc.models.llama4",
     "LlamaForCausalLM": "engine_svc.models.llama",
+    "Mamba2ForCausalLM": "engine_svc.models.pure_mamba",
+    "MambaForCausalLM": "engine_svc.models.pure_mamba",
     "MiniMaxM2ForCausalLM": "engine_svc.models.minimax_m2",
     "MistralForCausalLM": "engine_svc.models.mistral",
     "MixtralForCausalLM": "engine_svc.models.mixtral",
@@ -59,6 +58,9 @@ ARCHITECTURES = {
     "Qwen2MoeForCausalLM": "engine_svc.models.qwen_moe",
     "Qwen3ForCausalLM": "engine_svc.models.qwen3",
     "Qwen3MoeForCausalLM": "engine_svc.models.qwen_moe",
+    "Qwen3NextForCausalLM": "engine_svc.models.qwen3_next",
+    "Qwen3_5ForCausalLM": "engine_svc.models.qwen3_next",
+    "Qwen3_5MoeForCausalLM": "engine_svc.models.qwen3_next",
     "SeedOssForCausalLM": "engine_svc.models.seed_oss",
     "SmolLM3ForCausalLM": "engine_svc.models.smollm3",
 }
@@ -71,6 +73,8 @@ TEXT_MODELS = {
     ("KimiK25ForConditionalGeneration", "kimi_k2"): "DeepseekV3ForCausalLM",
     ("Llama4ForConditionalGeneration", "llama4_text"): "Llama4ForCausalLM",
     ("Mistral3ForConditionalGeneration", "mistral"): "MistralForCausalLM",
+    ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"): "Qwen3_5ForCausalLM",
+    ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"): "Qwen3_5MoeForCausalLM",
 }
 
 

@@ -120,6 +120,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 _MAMBA2: dict[str, Any] = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_chunk_size": 16,
 }  # fmt: skip
+_DELTA_NET: dict[str, Any] = {
+    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12, "linear_value_head_dim": 20,
+}  # fmt: skip
 _GRANITE: dict[str, Any] = {
     "shared_intermediate_size": 48, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
     "attention_multiplier": 0.3,
@@ -141,10 +145,13 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "layer_types": ["full_attention", "linear_attention", "linear_attention"], "num_local_experts": 0,
         "position_embedding_type": "rope",
     }),
-    "qwen3-next": ("Qwen3Next", {
-        "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-        "linear_key_head_dim": 12, "linear_value_head_dim": 20, "num_experts": 6, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1],
+    "qwen3-next": ("Qwen3Next", _DELTA_NET | {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": [1],
+    }),
+    "qwen3.5": ("Qwen3_5Text", _DELTA_NET),
+    "qwen3.5-moe": ("Qwen3_5MoeText", _DELTA_NET | {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
     }),
     "mamba": ("Mamba", {"state_size": 8}),
     "falcon-mamba": ("FalconMamba", {"state_size": 8}),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 
 from engine_svc.models.decoder import Decoder
 from engine_svc.requests.request import GenerationRequest
@@ -130,6 +134,24 @@ def test_a_step_that_raises_is_not_run_again(model_folder: ModelFolder, monkeypa
         assert all("failed while it ran this request" in str(error) for error in errors)
         assert len(calls) == 3
         assert tokens(run(engine, PROMPTS, SHORT)) == expected
+
+
+def test_the_text_model_of_one_that_sees_images(model_folder: ModelFolder, tmp_path: Path) -> None:
+    """As Qwen3.5's checkpoints have it, with layers that see and one that guesses ahead."""
+    folder = shutil.copytree(model_folder("qwen3.5-moe"), tmp_path / "model")
+    written = load_file(folder / "model.safetensors")
+    renamed = {
+        name.replace("model.", "model.language_model.") if "lm_head" not in name else name: tensor
+        for name, tensor in written.items()
+    }
+    more = {"model.visual.blocks.0.norm1.weight": torch.ones(8), "mtp.layers.0.input_layernorm.weight": torch.ones(8)}
+    save_file(renamed | more, folder / "model.safetensors", metadata={"format": "pt"})
+    text = json.loads((folder / "config.json").read_text()) | {"architectures": None}
+    config = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with running_engine(folder) as engine:
+        found = tokens(run(engine, PROMPTS, SHORT))
+    check_greedy(model_folder("qwen3.5-moe"), PROMPTS, found, 12)
 
 
 def test_host_memory_is_refused(model_folder: ModelFolder) -> None:
