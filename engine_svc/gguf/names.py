@@ -18,6 +18,8 @@ _MODULES = {
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }  # fmt: skip
+# That are no module's.
+_ALONE = {"attn_sinks.weight": "self_attn.sinks"}
 # Tensors of all experts.
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -40,4 +42,5 @@ def huggingface_names(tensor: StoredTensor, modules: Mapping[str, str]) -> list[
     if layer[2] in _EXPERTS:
         return [f"{prefix}.mlp.experts.{index}.{_EXPERTS[layer[2]]}.{kind}" for index in range(tensor.shape[0])]
     module = modules.get(layer[2]) or _MODULES.get(layer[2])
-    return [f"{prefix}.{module}.{kind}" if module else tensor.name]
+    found = f"{module}.{kind}" if module else _ALONE.get(f"{layer[2]}.{kind}")
+    return [f"{prefix}.{found}" if found else tensor.name]

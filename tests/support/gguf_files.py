@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ _FAMILIES: dict[str, tuple[gguf.MODEL_ARCH, bool, float]] = {
     "gemma": (gguf.MODEL_ARCH.GEMMA, False, 1.0),
     "gemma2": (gguf.MODEL_ARCH.GEMMA2, False, 1.0),
     "gemma3_text": (gguf.MODEL_ARCH.GEMMA3, False, 1.0),
+    "gpt_oss": (gguf.MODEL_ARCH.GPT_OSS, False, 0.0),
     "phi3": (gguf.MODEL_ARCH.PHI3, False, 0.0),
     "olmo2": (gguf.MODEL_ARCH.OLMO2, False, 0.0),
     "granite": (gguf.MODEL_ARCH.GRANITE, True, 0.0),
@@ -88,9 +90,11 @@ def write_gguf(
         parts = name.split(".")
         if "experts" in parts:
             index = int(parts[parts.index("experts") + 1])
-            stacks.setdefault(f"blk.{parts[2]}.{_EXPERTS[parts[-2]]}.weight", {})[index] = (name, values)
+            stacks.setdefault(f"blk.{parts[2]}.{_EXPERTS[parts[-2]]}.{parts[-1]}", {})[index] = (name, values)
             continue
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.endswith("sinks"):
+            theirs = f"{theirs}.weight"
         assert theirs is not None, name
         if name.endswith("norm.weight"):
             values = values + np.float32(offset)
@@ -105,7 +109,7 @@ def write_gguf(
         )
     for theirs, stack in stacks.items():
         experts = [stack[index] for index in range(len(stack))]
-        kind = kind_of(theirs)
+        kind = kind_of(theirs) if theirs.endswith("weight") else "F32"
         found = [_packed(values, kind, 1000 * index + len(meant)) for index, (_, values) in enumerate(experts)]
         writer.add_tensor(theirs, np.stack([packed for packed, _ in found]), raw_dtype=Type[kind])
         meant |= {name: torch.from_numpy(each) for (name, _), (_, each) in zip(experts, found, strict=True)}
@@ -123,7 +127,20 @@ def write_gguf(
 
 
 def _tensors(folder: Path) -> list[tuple[str, torch.Tensor]]:
-    return sorted(load_file(folder / "model.safetensors").items())
+    """Experts one by one."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if "experts.gate_up_proj" not in name and not re.search(r"experts\.down_proj(_bias)?$", name):
+            found[name] = tensor
+            continue
+        # gpt-oss: gate's and up's outputs take turns, and stand behind the inputs.
+        stem, _, kind = name.removesuffix("_bias").rpartition(".")
+        parts = {"gate_proj": tensor[..., ::2], "up_proj": tensor[..., 1::2]} if kind[0] == "g" else {kind: tensor}
+        for part, values in parts.items():
+            for index, each in enumerate(values):
+                end = "bias" if name.endswith("_bias") else "weight"
+                found[f"{stem}.{index}.{part}.{end}"] = each.mT.contiguous() if end == "weight" else each.contiguous()
+    return sorted(found.items())
 
 
 def _side_by_side(values: np.ndarray, heads: int) -> np.ndarray:
@@ -172,6 +189,8 @@ def _add_metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], extra: Map
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_vocab_size(config["vocab_size"])
+    if config["model_type"] == "gpt_oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
     if get("layer_norm_eps"):
         writer.add_layer_norm_eps(config["layer_norm_eps"])
     else:

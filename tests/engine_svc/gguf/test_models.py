@@ -23,7 +23,8 @@ from quire.options.model_form import ModelFormOptions
 from quire.sampling import SamplingParameters
 from tests.support.gguf_files import Written, write_gguf, write_metadata
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
-from tests.support.tiny_models import FAMILIES as FAMILY_NAMES
+from tests.support.tiny_mixtures import MIXTURES
+from tests.support.tiny_models import FAMILIES as DENSE
 from tests.support.tiny_models import ROPES, check_greedy, make_model
 
 PROMPTS = random_prompts(3, 25)
@@ -31,7 +32,8 @@ GREEDY = SamplingParameters(temperature=0.0, max_tokens=12, ignore_eos=True)
 # Of the tiny models, those that llama.cpp has; with what differs because files of GGUF cannot say it otherwise.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {}, "llama-untied": {}, "mixtral": {}, "qwen2": {}, "qwen2-moe": {"decoder_sparse_step": 1}, "qwen3": {},
-    "qwen3-moe": {"mlp_only_layers": []}, "gemma": {}, "gemma2": {"query_pre_attn_scalar": 16},
+    "qwen3-moe": {"mlp_only_layers": []}, "gpt-oss": {"swiglu_limit": 7.0}, "gemma": {},
+    "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {
         "query_pre_attn_scalar": 32, "num_hidden_layers": 6,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
@@ -65,7 +67,7 @@ def test_every_family(tmp_path: Path, family: str) -> None:
 
 
 def test_every_architecture_is_here() -> None:
-    tried = {FAMILY_NAMES[family][0] for family in FAMILIES}
+    tried = {(DENSE | MIXTURES)[family][0] for family in FAMILIES}
     assert {each.huggingface for each in ARCHITECTURES.values()} == {
         f"{name.removesuffix('Text')}ForCausalLM" for name in tried
     }
