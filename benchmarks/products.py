@@ -66,6 +66,8 @@ def _coded(grid: Grid, group: int, dtype: torch.dtype, has_offset: bool = False)
     def make(found: Kernels, shape: tuple[int, int]) -> PackedWeight:
         groups = (shape[0], -(-shape[1] // group))
         codes = torch.randint(len(grid.values), shape, dtype=torch.uint8)
+        if grid is E4M3:  # whose small numbers are as rare as they are in weights
+            codes = (torch.randn(shape) * 100).to(torch.float8_e4m3fn).view(torch.uint8)
         scale, offset = torch.rand(groups).half().float() / 256, torch.rand(groups) / 32 if has_offset else None
         return pack_coded(found, CodedWeight(grid, codes, scale, offset, group), dtype)
 

@@ -295,6 +295,52 @@ void sum_strip(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t c
   store_sums(sums, sums + SQUARE, sums + 2 * SQUARE, sums + 3 * SQUARE);
 }
 
+// The same of half a panel with two strips, the first of which is whole.
+template <class Rows>
+void add_strips_and_widen(const bf16* first, const bf16* second, int64_t count, int64_t half, const bf16* wide,
+                          const char* codes, const Scales& scales, Table grid, bf16* next) {
+  wide += half * 2 * TILE_STEP;
+  for (int64_t i = 0, n = half * PANEL / 2; i < CHUNK_TILES; ++i, n += 2 * LINES, wide += PANEL * TILE_INPUTS) {
+    _tile_loadd(4, wide, LINE);
+    _tile_loadd(6, first, LINE);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(5, wide + TILE_STEP, LINE);
+    _tile_dpbf16ps(1, 5, 6);
+    Rows::widen(codes, scales, grid, n, next);
+    _tile_loadd(7, second, 4 * count);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+    Rows::widen(codes, scales, grid, n + LINES, next);
+    first += TILE_INPUTS * STRIP, second += TILE_INPUTS * count;
+  }
+}
+
+// A strip and `count` rows of another.
+template <class Rows>
+void sum_two_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t count, int64_t index, float* sums) {
+  alignas(LINE) bf16 wide[2][WIDE_CHUNK];
+  Table grid = table(call.form->grid);
+  Scales scales(*call.form, Rows::RAISED_BY);
+  int64_t last = call.steps / CHUNK - 1, bytes = call.form->chunk_bytes();
+  shape_strips(STRIP, count);
+  for (int64_t half = 0; half < 2; ++half) {
+    const bf16 *one = call.input + first * call.stride, *other = one + STRIP * call.stride;
+    const char *chunk = call.panel(index), *codes = scales.read(chunk);
+    float *to = sums + half * 2 * SQUARE, *others = to + STRIP * PANEL;
+    for (int64_t n = 0; n < PANEL / 2; n += LINES) Rows::widen(codes, scales, grid, half * PANEL / 2 + n, wide[0]);
+    load_sums(to, to, to, to, true);
+    for (int64_t i = 0; i < last; ++i, one += CHUNK * STRIP, other += CHUNK * count) {
+      codes = scales.read(chunk += bytes);
+      tile_fence();
+      add_strips_and_widen<Rows>(one, other, count, half, wide[i % 2], codes, scales, grid, wide[1 - i % 2]);
+    }
+    tile_fence();
+    add_strips(one, other, count, wide[last % 2] + half * 2 * TILE_STEP, CHUNK_TILES);
+    store_sums(to, to + SQUARE, others, others + SQUARE);
+    tile_fence();
+  }
+}
+
 // What a block of inputs, `tiles` tiles long and widened, adds to the sums of several strips.
 inline void add_block(const Operands<Coded<Bf16Groups>>& call, int64_t begin, int64_t first, int64_t last,
                       const bf16* wide, int64_t tiles, float* sums) {
@@ -341,8 +387,9 @@ void sum_panel(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, i
   tile_fence();
   with_rows(*call.form, [&](auto rows) {
     using Rows = decltype(rows);
-    last - first <= STRIP ? sum_strip<Rows>(call, first, last - first, index, sums)
-                          : sum_strips<Rows>(call, first, last, index, sums);
+    if (last - first <= STRIP) return sum_strip<Rows>(call, first, last - first, index, sums);
+    if (last - first <= 2 * STRIP) return sum_two_strips<Rows>(call, first, last - first - STRIP, index, sums);
+    sum_strips<Rows>(call, first, last, index, sums);
   });
   _tile_release();
   tile_fence();
