@@ -38,13 +38,13 @@ def whole_numbers(
     codes: torch.Tensor, zeros: torch.Tensor, scale: torch.Tensor, bits: int, group: int | None,
     order: torch.Tensor | None = None,
 ) -> CodedWeight:  # fmt: skip
-    """The weights (code - zero) * scale, exactly.
+    """The weights (code - zero) * scale, exactly where zeros are whole and scales have 16 bits.
 
     Args:
         codes: uint8 [..., outputs, inputs], from zero on; may be changed.
-        zeros: uint8 or int32 [..., outputs, groups]
-        scale: [..., outputs, groups], of 16 bits.
-        bits: of a code; one of 2 or 3 becomes one of four.
+        zeros: [..., outputs, groups], of any type.
+        scale: [..., outputs, groups]
+        bits: of a code; one of fewer than four becomes one of four.
         group: inputs of a group; None: all.
         order: see CodedWeight.
     """

@@ -27,7 +27,7 @@ from engine_svc.quantization.settings import Settings, group_size, names, one_of
 from engine_svc.quantization.unquantized import PlainLayer
 from quire.errors import StartupError
 
-_BITS = (2, 3, 4, 8)
+BITS = (2, 3, 4, 8)
 # What is stored of a zero point, less than it.
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
 
@@ -144,8 +144,9 @@ class Gptq(QuantizationMethod):
         Raises:
             StartupError: it is not supported.
         """
-        bits = one_of(settings, "bits", _BITS, 4)
+        bits = one_of(settings, "bits", BITS, 4)
         group = group_size(settings, "group_size", 128)
+        one_of(settings, "is_marlin_format", (False, None), False)
         less = _FORMATS[one_of(settings, "checkpoint_format", _FORMATS, "gptq")]
         if group is None or not one_of(settings, "desc_act", (True, False), False):
             return GptqLayer(bits, group, less)

@@ -9,7 +9,7 @@ from engine_svc.quantization.base import ModelForm, QuantizationMethod
 from engine_svc.quantization.unquantized import Unquantized
 from quire.errors import StartupError
 from quire.options.model_form import QUANTIZATIONS
-from quire.options.quantizations import QUANTIZATION_ALIASES, REFUSED_QUANTIZATIONS
+from quire.options.quantizations import QUANTIZATION_ALIASES, REFUSED_CHECKPOINTS
 from quire.registry import load_entry, registry
 
 # Loaded by name: what others need is not imported.
@@ -22,6 +22,8 @@ METHODS = registry("--quantization", QUANTIZATIONS, {
     "awq": "engine_svc.quantization.awq:Awq", "gptq": "engine_svc.quantization.gptq:Gptq",
     "gguf": "engine_svc.quantization.gguf:Gguf",
     "bitsandbytes": "engine_svc.quantization.bitsandbytes:BitsAndBytes",
+    "torchao": "engine_svc.quantization.torchao:TorchAo", "hqq": "engine_svc.quantization.hqq:Hqq",
+    "auto-round": "engine_svc.quantization.auto_round:AutoRound",
 })  # fmt: skip
 # Pairs of quant_method and model_type whose weights Transformers turns into --dtype's while it loads them.
 DEQUANTIZED = (("mxfp4", "gpt_oss"),)
@@ -59,6 +61,8 @@ def create_method(name: str | None, settings: Mapping[str, Any] | None, form: Mo
     if settings is None:
         return Unquantized(form.dtype) if name is None else _method(name).on_load(name, form)
     own = str(settings["quant_method"]).lower()
+    if own in REFUSED_CHECKPOINTS:
+        raise StartupError(f"Weights quantized by {own} are not supported. {REFUSED_CHECKPOINTS[own]}")
     if name is not None and set(_names(name)).isdisjoint(_names(own)):
         raise StartupError(
             f"--quantization {name}: the checkpoint's weights are quantized already, by {own}. Leave it out."
@@ -72,8 +76,6 @@ def _names(name: str) -> Sequence[str]:
 
 
 def _method(name: str) -> type[QuantizationMethod]:
-    if name in REFUSED_QUANTIZATIONS:
-        raise StartupError(f"Weights quantized by {name} are not supported. {REFUSED_QUANTIZATIONS[name]}")
     known = _names(name)[0]
     if known not in METHODS:
         raise StartupError(

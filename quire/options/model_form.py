@@ -10,7 +10,7 @@ from quire.options.quantizations import QUANTIZATION_ALIASES, REFUSED_QUANTIZATI
 
 QUANTIZATIONS = (
     "int8", "int4", "fp8", "experts_int8", "compressed-tensors", "modelopt", "quark", "fbgemm_fp8", "mxfp4", "awq",
-    "gptq", "gguf", "bitsandbytes",
+    "gptq", "gguf", "bitsandbytes", "torchao", "hqq", "auto-round",
 )  # fmt: skip
 CONFIG_FORMATS = ("hf", "mistral")
 DTYPES = ("bfloat16", "float16", "float32", "half", "float")
@@ -65,9 +65,9 @@ class ModelFormOptions:
     )  # fmt: skip
     quantization: str | None = option(
         None, "What to quantize a checkpoint of 16 or 32 bits to while loading it: int8 (the linear layers, and their "
-        "inputs as they come: W8A8), fp8, int4 (groups of 128) or bitsandbytes (NF4; all three the linear layers' "
-        "weights), or experts_int8 (the experts' weights alone). Checkpoints that are quantized, by these or the "
-        "others, need no option. docs/quantization.md has a table.", aliases=("-q",),
+        "inputs as they come: W8A8), fp8, int4 (groups of 128), torchao (8 bits) or bitsandbytes (NF4; all four "
+        "the linear layers' weights), or experts_int8 (the experts' weights alone). Checkpoints that are quantized, by "
+        "these or the others, need no option. docs/quantization.md has a table.", aliases=("-q",),
         choices=(*QUANTIZATIONS, *QUANTIZATION_ALIASES), refused=REFUSED_QUANTIZATIONS,
         others="Those that are quantized already need no option.",
         affects_output=True,

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 # Name → methods that read what others mean by it.
 QUANTIZATION_ALIASES: Mapping[str, Sequence[str]] = {
-    "awq_marlin": ("awq",), "gptq_marlin": ("gptq",), "gptqmodel": ("gptq",), "ipex": ("awq", "gptq"),
+    "awq_marlin": ("awq",), "gptq_marlin": ("gptq",), "gptqmodel": ("gptq",), "marlin": ("gptq", "awq"),
+    "ipex": ("awq", "gptq"), "intel/auto-round": ("auto-round",),
     "tpu_int8": ("int8",), "neuron_quant": ("int8",), "modelopt_fp4": ("modelopt",), "modelopt_fp8": ("modelopt",),
 }  # fmt: skip
 
@@ -23,4 +24,11 @@ REFUSED_QUANTIZATIONS: Mapping[str, str] = {
     "8 bits. Take a GPTQ or AWQ checkpoint of 4 bits.",
     "squeezellm": "SqueezeLLM's weights are looked up in a table of each output's own, which no kernel here does. Take "
     "the model quantized by AWQ or GPTQ, or its 16-bit checkpoint with --quantization int4.",
+}
+
+# The same of checkpoints whose method has a name that means more.
+REFUSED_CHECKPOINTS: Mapping[str, str] = {
+    **REFUSED_QUANTIZATIONS,
+    "marlin": "These weights lie as Marlin's kernel for NVIDIA GPUs reads them. Take the GPTQ checkpoint that they "
+    "were made of, which runs by the same kernels here as under any name.",
 }

@@ -35,7 +35,16 @@ from engine_svc.quantization.registry import create_method
 from engine_svc.quantization.unquantized import PlainLayer
 from tests.support.native import needs_native
 from tests.support.ops import experts_by_definition, make_ops
-from tests.support.quantized import Matrix, awq, gptq, llm_int8, nf4
+from tests.support.quantized import (
+    Matrix,
+    awq,
+    gptq,
+    llm_int8,
+    nf4,
+    torchao_bytes,
+    torchao_floats,
+    torchao_halves,
+)
 from tests.support.quantized_floats import float4, float8, int8, words
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
@@ -202,6 +211,13 @@ CHECKPOINTS: dict[str, Form] = {
     "bitsandbytes": Form(plain, "bitsandbytes", tolerance=0.2),
     "bitsandbytes nf4": converted(nf4, {}, quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4"),
     "bitsandbytes 8 bits": converted(llm_int8, {}, quant_method="bitsandbytes", load_in_8bit=True),
+    "torchao": Form(plain, "torchao", tolerance=0.02),
+    "torchao int8": converted(torchao_bytes, {"group": GROUP}, quant_method="torchao", quant_type={
+        "_type": "Int8WeightOnlyConfig", "_data": {"group_size": GROUP}}),
+    "torchao int4": converted(torchao_halves, {"group": GROUP}, quant_method="torchao", quant_type={
+        "_type": "Int4WeightOnlyConfig", "_data": {"group_size": GROUP}}),
+    "torchao float8": converted(torchao_floats, {}, quant_method="torchao", quant_type={
+        "_type": "Float8WeightOnlyConfig"}),
     "gptq act-order": converted(gptq, {"shuffled": True}, quant_method="gptq", bits=4, group_size=GROUP, desc_act=True),
     "gguf": converted(blocks, {}, quant_method="gguf", types=Every()),
 }  # fmt: skip

@@ -115,6 +115,60 @@ def llm_int8(weight: torch.Tensor) -> Matrix:
     return Matrix({"weight": values, "SCB": greatest}, values.double() * (greatest / 127).double()[:, None])
 
 
+def torchao_bytes(weight: torch.Tensor, group: int | None = None) -> Matrix:
+    size = group or weight.shape[1]
+    groups = weight.unflatten(1, (-1, size))
+    scale = groups.abs().amax(-1) / 127.5
+    values = (groups * (1 / scale[..., None])).round().clamp(-128, 127).to(torch.int8)
+    tensors = {
+        "_weight_qdata": values.flatten(1), "_weight_scale": scale,
+        "_weight_zero_point": torch.zeros(scale.shape, dtype=torch.int8),
+    }  # fmt: skip
+    return Matrix(tensors, (values.double() * scale[..., None].double()).flatten(1))
+
+
+def torchao_floats(weight: torch.Tensor) -> Matrix:
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    values = (weight / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return Matrix({"_weight_qdata": values, "_weight_scale": scale}, values.double() * scale.double())
+
+
+def torchao_halves(weight: torch.Tensor, group: int) -> Matrix:
+    groups = weight.unflatten(1, (-1, group))
+    least = groups.amin(-1)
+    scale = (groups.amax(-1) - least).clamp(min=1e-6) / 15
+    values = ((groups - least[..., None]) / scale[..., None]).round().clamp(0, 15).to(torch.int8).flatten(1) - 8
+    zero = least + 8 * scale
+    tensors = {
+        "_weight_qdata": values[:, ::2] & 15 | values[:, 1::2] << 4,
+        "_weight_scale": scale.t().contiguous(), "_weight_zero_point": zero.t().contiguous(),
+    }  # fmt: skip
+    spread = [each.repeat_interleave(group, 1).double() for each in (scale, zero)]
+    return Matrix(tensors, values.double() * spread[0] + spread[1])
+
+
+def hqq(weight: torch.Tensor, bits: int, group: int) -> Matrix:
+    """Rounded to the nearest, where HQQ looks for better zero points."""
+    groups = weight.reshape(-1, group)
+    low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
+    scale = ((high - low) / (2**bits - 1)).clamp(min=1e-6)
+    zero = -low / scale
+    codes = (groups / scale + zero).round().clamp(0, 2**bits - 1)
+    tensors = {
+        "W_q": _hqq_words(codes.int(), bits), "scale": scale, "zero": zero, "shape": torch.tensor(weight.shape),
+        "nbits": torch.tensor(bits, dtype=torch.int32), "packing": torch.tensor(list(b"4bit_u8"), dtype=torch.uint8),
+    }  # fmt: skip
+    return Matrix(tensors, ((codes.double() - zero.double()) * scale.double()).view(weight.shape))
+
+
+def _hqq_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """The first part of all rows in the highest bits, and so on; ten of three bits in a word."""
+    parts = 10 if bits == 3 else 8 // bits
+    padded = torch.nn.functional.pad(codes, (0, 0, 0, -len(codes) % parts)).chunk(parts)
+    words = sum((part << bits * (parts - 1 - index) for index, part in enumerate(padded)), torch.zeros_like(padded[0]))
+    return words if bits == 3 else words.to(torch.uint8)
+
+
 @dataclass(frozen=True)
 class Quantized:
     """A model in a quantized checkpoint, and in one of the weights that this stands for."""

@@ -12,7 +12,7 @@ from engine_svc.quantization.registry import METHODS, create_method
 from quire.errors import StartupError
 from quire.options.base import fields_of
 from quire.options.engine import EngineOptions
-from quire.options.quantizations import QUANTIZATION_ALIASES, REFUSED_QUANTIZATIONS
+from quire.options.quantizations import QUANTIZATION_ALIASES, REFUSED_CHECKPOINTS, REFUSED_QUANTIZATIONS
 
 FORM = ModelForm(PlainOps(), torch.float32)
 
@@ -23,7 +23,7 @@ def test_names_stand_for_methods() -> None:
     assert isinstance(create_method("tpu_int8", None, FORM), Int8)
 
 
-@pytest.mark.parametrize("name", REFUSED_QUANTIZATIONS)
+@pytest.mark.parametrize("name", REFUSED_CHECKPOINTS)
 def test_checkpoints_that_no_kernel_reads(name: str) -> None:
     with pytest.raises(StartupError, match=rf"quantized by {name} are not supported\. .* Take "):
         create_method(None, {"quant_method": name}, FORM)
