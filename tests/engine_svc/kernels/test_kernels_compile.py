@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from engine_svc.kernels import activation, cache_write, coded, experts, matrix, sampling, tiles
+from engine_svc.kernels import activation, cache_write, coded, experts, matrix, rotary, sampling, tiles
 from engine_svc.kernels import paged_decode, paged_prefill
 
 element, cached = sys.argv[1:]
@@ -75,12 +75,17 @@ products = [
 ] + [(experts._add_kernel, {"CHOSEN": 4, "COLUMNS": 1024}, {"num_warps": 4})] + [
     (activation._activate_kernel, {"SIZE": 2880, "COLUMNS": 1024, "GELU": gelu, "CLAMPED": clamped}, {"num_warps": 4})
     for gelu, clamped in ((False, False), (True, False), (False, True))
+] + [
+    (rotary._rotate_kernel,
+     {"NUM_QUERY": 4, "DIM": 96, "DIM_PADDED": 128, "HALF": half, "WITH_NORMS": True, "INTERLEAVED": interleaved},
+     {"num_warps": 1})
+    for half, interleaved in ((48, False), (24, True), (0, False))
 ]
 for kernel, constants, options in products if element == cached else ():
     signature = {
         name: "constexpr" if name in constants
         else "*fp32" if kernel is experts._add_kernel and name == "weight_ptr"
-        else "fp32" if name in ("slope", "limit") else "*i32" if name in ("row_ptr", "expert_ptr")
+        else "fp32" if name in ("slope", "limit", "epsilon") else "*i32" if name in ("row_ptr", "expert_ptr")
         else "*" + element if name.endswith("_ptr") else "i32"
         for name in kernel.arg_names
     }
