@@ -80,7 +80,7 @@ class Place:
 
     def is_any_of(self, patterns: Sequence[str]) -> bool:
         """Whether a list of modules, as configurations have them, names it or one that it is in."""
-        return any(f".{pattern}." in f".{name}." for pattern in patterns for name in self.names)
+        return any(f".{pattern.strip('.')}." in f".{name}." for pattern in patterns for name in self.names)
 
 
 class LayerMethod(ABC):

@@ -429,6 +429,27 @@ def test_matrices_side_by_side_in_different_forms(world_size: int) -> None:
             case.check(each, hidden.double() @ meant.T + (name == "gate"))
 
 
+def test_experts_of_different_forms() -> None:
+    """Gate and up matrices that cannot stand in one become plain."""
+    case, seeds = Case("unquantized", "plain"), range(EXPERTS)
+    context = replace(case.context(), quantization=OnlyTheFirst(torch.float32)).at("layers.0.mlp.experts")
+    gates = [four_bits(INNER, INPUT, seed, torch.float32) for seed in seeds]
+    ups, downs = ([plain(*shape, 10 + seed, torch.float32) for seed in seeds] for shape in
+                  ((INNER, INPUT), (INPUT, INNER)))  # fmt: skip
+    layer = Experts(ExpertsShape(EXPERTS, INPUT, INNER, bias=False), ExpertsForm(), context=context)
+    for index in seeds:
+        load(layer.get_submodule("gate_up.gate"), gates[index].tensors, f"{index}.gate")
+        load(layer.get_submodule("gate_up.up"), ups[index].tensors, f"{index}.up")
+        load(layer.get_submodule("down"), downs[index].tensors, f"{index}.down")
+    assert nothing_missing(layer)
+    layer.pack()
+    hidden = normal(6, INPUT, dtype=torch.float32) / 8
+    weights, expert_ids = torch.rand(6, EXPERTS).topk(2)
+    gate_up = torch.stack([torch.cat((gate.meant, up.meant)) for gate, up in zip(gates, ups, strict=True)])
+    expected = experts_by_definition(hidden, weights, expert_ids, gate_up, torch.stack([each.meant for each in downs]))
+    case.check(layer(hidden, weights, expert_ids).double(), expected)
+
+
 def test_what_would_cut_a_group_is_refused() -> None:
     """Half of 48 inputs is a group of 16 and a half."""
     context = Case("four bits", "plain").context(1, 2).at("layers.0.mlp.down_proj")
