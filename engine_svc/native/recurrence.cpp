@@ -5,6 +5,7 @@
 // is a sequence's head, or some of its channels: its state stays in a core's cache while the tokens pass.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "parallel.h"

@@ -26,7 +26,8 @@ NEEDED = {COMPILER: "g++-aarch64-linux-gnu", EMULATOR: "qemu-user", "apt-get": "
 PROCESSORS = {"neon": "cortex-a53", "neon_dotprod": "cortex-a76", "neon_bf16": "max"}
 PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6", "libgomp1")
 TESTS = (
-    "tests/conformance/test_attention.py", "tests/conformance/test_ops.py", "tests/engine_svc/native/test_*.py",
+    "tests/conformance/test_attention.py", "tests/conformance/test_ops.py", "tests/conformance/test_recurrence.py",
+    "tests/engine_svc/native/test_*.py",
     "tests/engine_svc/quantization/test_int8.py", "tests/engine_svc/sampling/test_native.py",
 )  # fmt: skip
 # The greatest products take an emulator minutes, and say nothing of vectors that smaller ones do not.

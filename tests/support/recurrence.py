@@ -78,10 +78,9 @@ def convolution(bias: bool) -> Operation:
     form = Convolution(normal(taps, channels, seed=1), normal(channels, seed=2) if bias else None)
 
     def expected(tokens: torch.Tensor) -> torch.Tensor:
-        padded = F.pad(tokens.t()[None], (taps - 1, 0))
-        filters = form.weight.double().t()[:, None]
-        found = F.conv1d(padded, filters, None if form.bias is None else form.bias.double(), groups=channels)
-        return F.silu(found[0].t())
+        padded = F.pad(tokens, (0, 0, taps - 1, 0))
+        found = torch.stack([(padded[time : time + taps] * form.weight.double()).sum(0) for time in range(len(tokens))])
+        return F.silu(found if form.bias is None else found + form.bias.double())
 
     return Operation(
         f"convolution-{'with' if bias else 'without'}-bias", channels, (taps - 1, channels), (1,),
