@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,6 +153,29 @@ def test_by_the_variables_that_users_set(hub: FakeHub, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert names(Path(done.stdout.strip())) == {"config.json"}
+
+
+def test_modelscope_is_asked_by_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in: the package is not among those that tests need, nor is there such a hub on this machine."""
+    asked: list[tuple[tuple[object, ...], dict[str, object]]] = []
+
+    def snapshot_download(*arguments: object, **options: object) -> str:
+        asked.append((arguments, options))
+        if arguments == ("org/nothing",):
+            raise ValueError("no such model")
+        return str(tmp_path)
+
+    module = types.ModuleType("modelscope.hub.snapshot_download")
+    module.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    for name in ("modelscope", "modelscope.hub"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "modelscope.hub.snapshot_download", module)
+    model = ModelOptions("org/open", revision="v2", download_dir="/models", use_modelscope=True)
+    assert weights_folder(model, LoadOptions(load_format="safetensors", ignore_patterns=("a",))) == tmp_path
+    expected = {"revision": "v2", "cache_dir": "/models", "allow_patterns": [*ALL], "ignore_patterns": ["a", "a"]}
+    assert asked == [(("org/open",), expected)]
+    with pytest.raises(StartupError, match=r"No model org/nothing: ModelScope did not give it \(no such model\)"):
+        Hub(use_modelscope=True).fetch(Wanted("org/nothing"))
 
 
 def test_modelscope_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,3 +118,13 @@ def test_what_cannot_be_saved(original: Path, two_ranks: Path, tmp_path: Path) -
     with pytest.raises(StartupError, match="OPTForCausalLM"):
         save(tmp_path, tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.slow
+def test_nothing_serves_that_one_rank_cannot_load(two_ranks: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(two_ranks, tmp_path / "model"))
+    file = folder / "model-rank-1-part-1.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    options = {"tensor_parallel_size": 2, "cpu_threads": 1, "load_format": "sharded_state"}
+    with pytest.raises(StartupError, match=r"model-rank-1-part-1\.safetensors"), running_engine(folder, **options):
+        pass
