@@ -172,7 +172,7 @@ class BitsAndBytes(QuantizationMethod):
         if self.is_on_load:
             yield from tensors()
             return
-        states, router_scales = _states(tensors()), _router_scales(tensors())
+        states, router_scales = _beside(tensors())
         for name, source in tensors():
             module, _, kind = name.rpartition(".")
             if module in router_scales and kind == "weight" and self.grid is None:
@@ -200,16 +200,6 @@ def _checked(name: str, change: Callable[[torch.Tensor], torch.Tensor], tensor: 
         return change(tensor)
     except ValueError as error:
         raise StartupError(f"{name}: {error}") from error
-
-
-def _router_scales(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """By module."""
-    found = {}
-    for name, source in tensors:
-        module = name.removesuffix(".weight.absmax").removesuffix(".SCB")
-        if module != name and module.rpartition(".")[2] in _ROUTERS:
-            found[module] = source[...].clone()
-    return found
 
 
 @dataclass(frozen=True)
@@ -261,16 +251,22 @@ class _State:
         return self.nested_quant_map.float()[absmax.long()] * scale + self.nested_offset
 
 
-def _states(tensors: Tensors) -> dict[str, _State]:
-    """By module."""
+def _beside(tensors: Tensors) -> tuple[dict[str, _State], dict[str, torch.Tensor]]:
+    """What is said of matrices, and the greatest values of routers, both by modules."""
     found: dict[str, dict[str, Any]] = {}
+    router_scales = {}
     for name, source in tensors:
         module, _, kind = name.partition(".weight.")
         if kind.startswith(_STATE):
             found.setdefault(module, {}).update(_described(name, source[...]))
         elif kind in ("nested_absmax", "nested_quant_map"):
             found.setdefault(module, {})[kind] = source[...].clone()
-    return {module: _State(**state) for module, state in found.items() if "quant_type" in state}
+        elif kind == "absmax" or name.endswith(".SCB"):
+            module = module.removesuffix(".SCB")
+            if module.rpartition(".")[2] in _ROUTERS:
+                router_scales[module] = source[...].clone()
+    states = {module: _State(**state) for module, state in found.items() if "quant_type" in state}
+    return states, router_scales
 
 
 def _described(name: str, octets: torch.Tensor) -> dict[str, Any]:

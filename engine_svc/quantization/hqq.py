@@ -64,7 +64,8 @@ class HqqLayer(LayerMethod):
 
     def weight(self, parameters: Parameters) -> Weight:
         """See LayerMethod.weight."""
-        return whole_numbers(parameters[_CODES], parameters[_ZERO], parameters[_SCALE], self.bits, self.group)
+        codes = parameters[_CODES] & (1 << self.bits) - 1  # any bytes, where weights are random
+        return whole_numbers(codes, parameters[_ZERO], parameters[_SCALE], self.bits, self.group)
 
 
 @dataclass(frozen=True)
