@@ -14,7 +14,7 @@ from quire.gguf.files import Gguf, read_gguf
 from quire.gguf.tokens import end_token_ids
 from quire.gguf.types import BF16, F16, PLAIN, READ
 
-_MOST_EXPERTS, _MOST_LAYERS = 4096, 4096
+_MOST = {"block_count": 1 << 12, "expert_count": 1 << 12, "context_length": 1 << 24}
 
 
 def gguf_config(file: Path) -> dict[str, Any]:
@@ -66,14 +66,20 @@ def _check(facts: Facts) -> None:
     Raises:
         StartupError: the model has more of something than it can mean.
     """
-    for key, most in (("block_count", _MOST_LAYERS), ("expert_count", _MOST_EXPERTS)):
-        found = facts.find(key, 0)
-        if not isinstance(found, int) or not 0 <= found <= most:
-            raise StartupError(
-                f"{facts.model.files[0]}: {facts.architecture}.{key} is {found!r}; at most {most} can be."
-            )
-    if "token_embd.weight" not in facts.model.tensors:
+    tensors = facts.model.tensors
+    if "token_embd.weight" not in tensors:
         raise StartupError(f"{facts.model.files[0]} lacks the tensor token_embd.weight: it is no language model's.")
+    # Matrices are made as large as the metadata say, before a tensor shows that it has another shape.
+    largest = max(max(tensor.shape) for tensor in tensors.values())
+    found = {key: facts.find(key, 0) for key in (*_MOST, "embedding_length", "feed_forward_length")}
+    found["attention.key_length"] = facts.need("attention.head_count") * head_size(facts)
+    for key, number in found.items():
+        most = _MOST.get(key, largest)
+        if not isinstance(number, int) or not 0 <= number <= most:
+            raise StartupError(
+                f"{facts.model.files[0]}: {facts.architecture}.{key} comes to {number!r}, which is more than {most}: "
+                "what its largest tensor has, or how many layers, experts or positions there can be."
+            )
 
 
 def _shape(facts: Facts) -> dict[str, Any]:

@@ -49,12 +49,13 @@ class Facts:
         """The same as `find`.
 
         Raises:
-            StartupError: there is none, or it is no number.
+            StartupError: there is none, or it is no number above 0.
         """
         found = self.find(key)
-        if not isinstance(found, int | float):
+        if not isinstance(found, int | float) or not found > 0:
             raise StartupError(
-                f"{self.model.files[0]}: the metadata's {self.architecture}.{key} is {found!r}; expected a number."
+                f"{self.model.files[0]}: the metadata's {self.architecture}.{key} is {found!r}; expected a number "
+                "above 0."
             )
         return found
 

@@ -5,16 +5,17 @@ Blocks are handed on as the bytes that they are; their types are in the configur
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from engine_svc.gguf.architectures import architecture_of
+from engine_svc.gguf.architectures import Architecture, architecture_of
 from engine_svc.gguf.facts import Facts
 from engine_svc.gguf.names import IGNORED, huggingface_names
 from engine_svc.loader.formats.base import CheckpointFormat
 from quire.errors import StartupError
-from quire.gguf.files import files_of, is_gguf, model_in, read_gguf
+from quire.gguf.files import Gguf, files_of, is_gguf, model_in, read_gguf
 from quire.gguf.header import StoredTensor
 from quire.gguf.types import BF16, F16, F32
 from quire.options.load import LoadOptions
@@ -48,6 +49,20 @@ class GgufFile(CheckpointFormat):
             )
         self._file = found
 
+    @functools.cached_property
+    def _model(self) -> Gguf:
+        return read_gguf(self._file)
+
+    @functools.cached_property
+    def _architecture(self) -> Architecture:
+        return architecture_of(Facts(self._model))
+
+    @functools.cached_property
+    def _heads(self) -> Mapping[str, int]:
+        facts = Facts(self._model)
+        heads = facts.need("attention.head_count")
+        return {"q_proj": heads, "k_proj": facts.find("attention.head_count_kv") or heads}
+
     def files(self) -> Sequence[Path]:
         """See LoadFormat.files."""
         return files_of(self._file)
@@ -69,12 +84,7 @@ class GgufFile(CheckpointFormat):
 
     def _named(self) -> Iterator[tuple[list[str], StoredTensor]]:
         """In the order of the files."""
-        model = read_gguf(self._file)
-        facts = Facts(model)
-        self._architecture = architecture_of(facts)
-        heads = facts.need("attention.head_count")
-        self._heads = {"q_proj": heads, "k_proj": facts.find("attention.head_count_kv") or heads}
-        for stored in sorted(model.tensors.values(), key=lambda each: (each.file, each.offset)):
+        for stored in sorted(self._model.tensors.values(), key=lambda each: (each.file, each.offset)):
             if stored.name not in IGNORED:
                 yield huggingface_names(stored, self._architecture.modules), stored
 

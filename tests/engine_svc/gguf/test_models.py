@@ -198,6 +198,32 @@ def test_metadata_that_are_missing(tmp_path: Path) -> None:
         read_model_config(file, ModelFormOptions())
 
 
+@pytest.mark.parametrize(("key", "number", "message"), [
+    ("attention.head_count", 0, "attention.head_count is 0; expected a number above 0"),
+    ("embedding_length", 1 << 31, "embedding_length comes to 2147483648, which is more than 256"),
+    ("feed_forward_length", 1 << 31, "feed_forward_length comes to 2147483648, which is more than 256"),
+    ("attention.key_length", 1 << 31, "attention.key_length comes to 8589934592, which is more than 256"),
+    ("block_count", 1 << 31, "block_count comes to 2147483648, which is more than 4096"),
+    ("expert_count", 1 << 31, "expert_count comes to 2147483648, which is more than 4096"),
+    ("context_length", 1 << 31, "context_length comes to 2147483648, which is more than 16777216"),
+])  # fmt: skip
+def test_dimensions_that_the_tensors_do_not_have(tmp_path: Path, key: str, number: int, message: str) -> None:
+    """No memory is asked for because a header says so."""
+    file = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(file, "qwen3")
+    shape = {"attention.head_count": 4, "embedding_length": 256, "feed_forward_length": 256, "block_count": 1,
+             "context_length": 64, key: number}  # fmt: skip
+    for name, value in shape.items():
+        writer.add_uint32(f"qwen3.{name}", value)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 256), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(StartupError, match=rf"m\.gguf: .*qwen3\.{message}"):
+        read_model_config(file, ModelFormOptions())
+
+
 def test_a_tensor_too_many_or_too_few(tmp_path: Path) -> None:
     """Both are named with the file."""
     model = make_model(tmp_path / "model", "llama")
