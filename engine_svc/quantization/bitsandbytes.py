@@ -7,8 +7,6 @@ keeps 16-bit inputs. So it does of eight bits: what LLM.int8() does for a few ou
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,18 +26,14 @@ from engine_svc.quantization.base import (
     Place,
     QuantizationMethod,
 )  # fmt: skip
+from engine_svc.quantization.bitsandbytes_state import RUN, MatrixState, beside
 from engine_svc.quantization.settings import Settings, names, one_of
 from engine_svc.quantization.source import HeldTensor, Tensors, TensorSlice
 from engine_svc.quantization.unquantized import PlainLayer
 from quire.errors import StartupError
 
 _GRIDS = {"nf4": NF4, "fp4": FP4}
-# Inputs whose greatest value a parameter has one of: blocks are as long or longer, and may begin within a row.
-_RUN = 32
 _BLOCK = 64
-_STATE = "quant_state.bitsandbytes__"
-# Modules that choose, which are computed in 16 bits, whatever they are in the checkpoint.
-_ROUTERS = ("gate", "shared_expert_gate", "router")
 
 
 @dataclass(frozen=True)
@@ -52,12 +46,12 @@ class CodesLayer(LayerMethod):
         """See LayerMethod.parameters."""
         return (
             ParameterSpec("weight", torch.uint8, (OUTPUTS, Axis("inputs", features=2))),
-            ParameterSpec("absmax", torch.float32, (OUTPUTS, Axis("inputs", features=_RUN))),
+            ParameterSpec("absmax", torch.float32, (OUTPUTS, Axis("inputs", features=RUN))),
         )
 
     def weight(self, parameters: Parameters) -> Weight:
         """See LayerMethod.weight."""
-        codes, scale, group = _halves(parameters["weight"]), parameters["absmax"], _RUN
+        codes, scale, group = _halves(parameters["weight"]), parameters["absmax"], RUN
         while group < _BLOCK and scale.shape[-1] % 2 == 0 and torch.equal(scale[..., ::2], scale[..., 1::2]):
             scale, group = scale[..., ::2].contiguous(), 2 * group
         return CodedWeight(self.grid, codes, scale, None, group)
@@ -172,7 +166,7 @@ class BitsAndBytes(QuantizationMethod):
         if self.is_on_load:
             yield from tensors()
             return
-        states, router_scales = _beside(tensors())
+        states, router_scales = beside(tensors())
         for name, source in tensors():
             module, _, kind = name.rpartition(".")
             if module in router_scales and kind == "weight" and self.grid is None:
@@ -185,98 +179,20 @@ class BitsAndBytes(QuantizationMethod):
             elif module not in router_scales and ".weight." not in name:
                 yield name, source
 
-    def _codes(self, name: str, source: TensorSlice, state: _State, router_scale: torch.Tensor | None) -> TensorSlice:
+    def _codes(
+        self, name: str, source: TensorSlice, state: MatrixState, router_scale: torch.Tensor | None
+    ) -> TensorSlice:
         if self.grid is None or self.grid is not _GRIDS.get(state.quant_type):
             raise StartupError(f"{name} has codes of {state.quant_type}, and the configuration says otherwise.")
         codes = _checked(name, state.codes, source[...])
         if router_scale is None:
             return HeldTensor(codes)
         greatest = _checked(name, state.greatest, router_scale)
-        return HeldTensor(CodedWeight(self.grid, _halves(codes), greatest, None, _RUN).wide(self.form.dtype))
+        return HeldTensor(CodedWeight(self.grid, _halves(codes), greatest, None, RUN).wide(self.form.dtype))
 
 
 def _checked(name: str, change: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     try:
         return change(tensor)
-    except ValueError as error:
+    except (ValueError, RuntimeError, IndexError) as error:
         raise StartupError(f"{name}: {error}") from error
-
-
-@dataclass(frozen=True)
-class _State:
-    """What is beside a matrix's codes."""
-
-    quant_type: str
-    outputs: int
-    inputs: int
-    block: int
-    nested_block: int
-    nested_offset: float
-    nested_absmax: torch.Tensor | None = None
-    nested_quant_map: torch.Tensor | None = None
-
-    def codes(self, octets: torch.Tensor) -> torch.Tensor:
-        """uint8 [outputs, inputs / 2], two in each, of all in a row, in numbers of any type.
-
-        Raises:
-            ValueError: they do not fit the matrix.
-        """
-        found = octets.contiguous().view(torch.uint8)
-        if 2 * found.numel() != self.outputs * self.inputs or self.inputs % 2:
-            raise ValueError(f"{found.numel()} bytes are not codes of {self.outputs} times {self.inputs} weights")
-        return found.view(self.outputs, -1)
-
-    def greatest(self, absmax: torch.Tensor) -> torch.Tensor:
-        """float32 [outputs, runs of inputs], of those of blocks.
-
-        Raises:
-            ValueError: they do not fit the matrix.
-        """
-        if math.gcd(self.inputs, self.block) % _RUN:
-            raise ValueError(
-                f"blocks of {self.block} values do not fit rows of {self.inputs}, which are no multiple of {_RUN}"
-            )
-        runs = self.outputs * self.inputs // _RUN
-        if absmax.numel() != -(-self.outputs * self.inputs // self.block):
-            raise ValueError(
-                f"{absmax.numel()} blocks of {self.block} are not {self.outputs} times {self.inputs} values"
-            )
-        values = self._widened(absmax.flatten())
-        return values.repeat_interleave(self.block // _RUN)[:runs].view(self.outputs, -1)
-
-    def _widened(self, absmax: torch.Tensor) -> torch.Tensor:
-        if self.nested_absmax is None or self.nested_quant_map is None:
-            return absmax.float()
-        scale = self.nested_absmax.float().repeat_interleave(self.nested_block)[: len(absmax)]
-        return self.nested_quant_map.float()[absmax.long()] * scale + self.nested_offset
-
-
-def _beside(tensors: Tensors) -> tuple[dict[str, _State], dict[str, torch.Tensor]]:
-    """What is said of matrices, and the greatest values of routers, both by modules."""
-    found: dict[str, dict[str, Any]] = {}
-    router_scales = {}
-    for name, source in tensors:
-        module, _, kind = name.partition(".weight.")
-        if kind.startswith(_STATE):
-            found.setdefault(module, {}).update(_described(name, source[...]))
-        elif kind in ("nested_absmax", "nested_quant_map"):
-            found.setdefault(module, {})[kind] = source[...].clone()
-        elif kind == "absmax" or name.endswith(".SCB"):
-            module = module.removesuffix(".SCB")
-            if module.rpartition(".")[2] in _ROUTERS:
-                router_scales[module] = source[...].clone()
-    states = {module: _State(**state) for module, state in found.items() if "quant_type" in state}
-    return states, router_scales
-
-
-def _described(name: str, octets: torch.Tensor) -> dict[str, Any]:
-    try:
-        state = json.loads(bytes(octets.tolist()))
-        outputs, inputs = state["shape"]
-        return {
-            "quant_type": str(state["quant_type"]), "outputs": int(outputs), "inputs": int(inputs),
-            "block": int(state["blocksize"]), "nested_block": int(state.get("nested_blocksize", 1)),
-            "nested_offset": float(state.get("nested_offset", 0.0)),
-        }  # fmt: skip
-    except (ValueError, KeyError, TypeError) as error:
-        raise StartupError(f"{name} does not describe a matrix of codes: {type(error).__name__}: {error}.") from error

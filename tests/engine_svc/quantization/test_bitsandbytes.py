@@ -202,7 +202,8 @@ def test_the_load_format_with_such_a_checkpoint(quantized: Quantized) -> None:
     load(quantized.packed, load_format="bitsandbytes", quantization="bitsandbytes")
 
 
-STATE = "model.layers.0.mlp.down_proj.weight.quant_state.bitsandbytes__nf4"
+WEIGHT = "model.layers.0.mlp.down_proj.weight"
+STATE = f"{WEIGHT}.quant_state.bitsandbytes__nf4"
 
 
 def state(**fields: Any) -> torch.Tensor:
@@ -214,10 +215,12 @@ def state(**fields: Any) -> torch.Tensor:
     ("changes", "words"),
     [
         ({STATE: torch.tensor([1], dtype=torch.uint8)}, r"bitsandbytes__nf4 does not describe a matrix of codes"),
+        ({STATE: state(blocksize=0)}, r"does not describe a matrix of codes: ValueError: a size is less than 1"),
         ({STATE: state(quant_type="fp4")}, r"down_proj\.weight has codes of fp4, and the configuration says otherwise"),
         ({STATE: state(shape=[64, 64])}, r"down_proj\.weight: 3072 bytes are not codes of 64 times 64 weights"),
         ({STATE: state(blocksize=48)}, r"weight\.absmax: blocks of 48 values do not fit rows of 96"),
         ({STATE: state(blocksize=32)}, r"weight\.absmax: 96 blocks of 32 are not 64 times 96 values"),
+        ({f"{WEIGHT}.nested_absmax": torch.ones(0)}, r"weight\.absmax: .*size"),
         ({STATE: None}, r"down_proj\.weight: shape \[3072, 1\]"),
     ],
 )
