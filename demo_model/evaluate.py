@@ -104,7 +104,7 @@ class OfServer:
         Args:
             url: as clients have it, such as http://127.0.0.1:8000/v1.
         """
-        self._url = url
+        self._client = httpx.Client(base_url=url, timeout=_TIMEOUT_SECONDS)
 
     def texts(self, prompts: list[str]) -> list[tuple[str, bool]]:
         """See Answers.texts."""
@@ -117,10 +117,14 @@ class OfServer:
         found = zip(token_ids[1:], choice["prompt_logprobs"][1:], strict=True)
         return [float(position[str(token)]["logprob"]) for token, position in found]
 
+    def close(self) -> None:
+        """Ends the connection."""
+        self._client.close()
+
     def _complete(self, **fields: Any) -> list[dict[str, Any]]:
         """In the order of the prompts."""
         body = {"temperature": 0, "add_special_tokens": False, **fields}
-        response = httpx.post(f"{self._url}/completions", json=body, timeout=_TIMEOUT_SECONDS)
+        response = self._client.post("/completions", json=body)
         choices: list[dict[str, Any]] = response.raise_for_status().json()["choices"]
         return sorted(choices, key=lambda choice: choice["index"])
 
@@ -151,9 +155,9 @@ def evaluate(answers: Answers, tokenizer: Any) -> list[Score]:
     return scores
 
 
-def perplexity(answers: Answers, tokenizer: Any) -> float:
-    """Of the assistant's tokens in held-out conversations."""
-    held_out = Encoder(tokenizer).encode(list(islice(examples(_SEED, late=True), _CONVERSATIONS)))
+def perplexity(answers: Answers, tokenizer: Any, conversations: int = _CONVERSATIONS) -> float:
+    """Of the assistant's tokens in so many held-out ones."""
+    held_out = Encoder(tokenizer).encode(list(islice(examples(_SEED, late=True), conversations)))
     logprobs = [value for one in held_out for value in _learned(one, answers)]
     return math.exp(-sum(logprobs) / len(logprobs))
 
