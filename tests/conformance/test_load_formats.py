@@ -35,6 +35,7 @@ def write_tensorizer(file: Path, folder: Path) -> None:
 WRITERS: dict[str, Callable[[Path, Path], object]] = {
     "auto": lambda file, folder: shutil.copy(file, folder),
     "safetensors": lambda file, folder: shutil.copy(file, folder),
+    "bitsandbytes": lambda file, folder: shutil.copy(file, folder),
     "fastsafetensors": lambda file, folder: shutil.copy(file, folder),
     "runai_streamer": lambda file, folder: shutil.copy(file, folder),
     "tensorizer": write_tensorizer,

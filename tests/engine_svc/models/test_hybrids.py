@@ -93,7 +93,8 @@ def test_logprobs(model_folder: ModelFolder, family: str, options: dict[str, Any
     """Of prompt and answer, against float64 on the same tokens."""
     experts = {"jamba": 4, "qwen3-next": 6}.get(family)  # all of them: where the choice is close, rounding decides
     changes = {"num_experts_per_tok": experts} if experts else {}
-    folder = model_folder(family, initializer_range=0.1, **changes)
+    # What the delta rule has rounded grows: weights of this size are as unsure with it as those with the others.
+    folder = model_folder(family, initializer_range=0.05 if family == "qwen3-next" else 0.1, **changes)
     (prompt,) = random_prompts(70)
     with running_engine(folder, max_num_batched_tokens=32, **options) as engine:
         ((output,),) = run(engine, [prompt], replace(SHORT, logprobs=0, prompt_logprobs=0))
