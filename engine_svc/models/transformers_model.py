@@ -223,8 +223,10 @@ def _obstacle(config: transformers.PretrainedConfig) -> str | None:
     text_class = transformers.AutoModelForCausalLM._model_mapping.get(type(text), None)
     if parts and (text_class is None or text is config):
         return f"its language model is none by itself ({', '.join(parts)})"
-    if text_class is None or (text is config and text_class.__name__ not in (config.architectures or ())):
+    if text_class is None:
         return f"for Transformers, models of the type {config.model_type} are no causal language models"
+    if text is config and text_class.__name__ not in (config.architectures or ()):
+        return f"what generates text with models of the type {config.model_type} is {text_class.__name__}"
     others = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if others:
         return f"its layers' types ({', '.join(sorted(others))}) keep more than keys and values, or choose among them"

@@ -3,12 +3,14 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "vector.h"
 
 namespace quire {
 
-// The nearest of a format's numbers, ties to even, as a byte; what is out of their range becomes the greatest of them.
+// The nearest of a format's numbers, ties to even, as a byte; what is out of their range becomes the greatest of them, and
+// what is no number none.
 // MANTISSA bits, an exponent with BIAS; LEAST is the least number with all bits of precision.
 template <int MANTISSA, int BIAS>
 inline uint8_t narrow(float value, float greatest) {
@@ -21,13 +23,18 @@ inline uint8_t narrow(float value, float greatest) {
   uint32_t bits, count, sign;
   std::memcpy(&bits, &size, 4), std::memcpy(&count, &counted, 4), std::memcpy(&sign, &value, 4);
   uint32_t rounded = (bits + HALF + (bits >> DROPPED & 1) - (uint32_t(127 - BIAS) << 23)) >> DROPPED;
-  return uint8_t((sign >> 24 & 0x80) | (size < LEAST ? count - 0x4b400000u : rounded));
+  uint32_t code = value != value ? 0x7f : size < LEAST ? count - 0x4b400000u : rounded;
+  return uint8_t((sign >> 24 & 0x80) | code);
 }
 
 inline e4m3 narrow_to(e4m3, float value) { return {narrow<3, 7>(value, 448.0f)}; }
 inline e5m2 narrow_to(e5m2, float value) { return {narrow<2, 15>(value, 57344.0f)}; }
 
-inline Floats widen(const e4m3* from) { return load(from) * all(256.0f); }
+// e4m3 has one code for what is no number, the one behind 448.
+inline Floats widen(const e4m3* from) {
+  Floats value = load(from) * all(256.0f);
+  return select(at_least(magnitude(value), all(480.0f)), all(std::numeric_limits<float>::quiet_NaN()), value);
+}
 inline Floats widen(const e5m2* from) { return load(from); }
 
 // `count` values, a multiple of 16, to a type that holds each exactly.

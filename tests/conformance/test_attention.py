@@ -81,10 +81,6 @@ def soil(backend: AttentionBackend, cache: torch.Tensor, blocks: list[int], coun
         slots = torch.tensor([block * BLOCK_SIZE + i for block in blocks for i in range(BLOCK_SIZE)][:count])
         dirty = torch.full((len(slots), backend.shape.num_kv_heads, backend.shape.head_dim), dirt)
         backend.write(*[dirty.to(backend.shape.dtype)] * 2, cache, slots)
-        if backend.shape.cache_dtype:  # in which they write the greatest number for what is none
-            most = torch.finfo(cache.dtype).max
-            greatest, none = (bits(torch.tensor(each).to(cache.dtype)) for each in (most, torch.nan))
-            bits(cache)[bits(cache) == greatest] = none
         return
     value = bits(torch.tensor([dirt]).to(cache.dtype).to(cache.device))[0]
     for block in blocks[: -(-count // BLOCK_SIZE)]:

@@ -26,7 +26,7 @@ from engine_svc.ops.native import NativeOps
 
 hidden, weight = torch.randn(3, 100), torch.randn(40, 100)
 for level in available_levels():
-    found = NativeOps(kernels(level)).matrix(weight, None)(hidden)
+    found = NativeOps(kernels(level), torch.float32).matrix(weight, None)(hidden)
     torch.testing.assert_close(found, hidden @ weight.T, atol=1e-4, rtol=1e-4)
 print(json.dumps({level: str(library(level)) for level in available_levels()}))
 """

@@ -65,6 +65,8 @@ def bad_prompts() -> list[list[int]]:
     [
         ("llama", {}),
         ("llama", {"kv_cache_dtype": "fp8_e5m2"}),
+        ("llama", {"kv_cache_dtype": "fp8_e4m3"}),
+        ("llama", {"kv_cache_dtype": "fp8_e5m2", "attention_backend": "cpu"}),
         ("llama", {"attention_backend": "reference"}),
         # Where 16 bits round depends on what is cached.
         pytest.param("llama", {"dtype": "bfloat16", "enable_prefix_caching": False}, marks=needs_native),
