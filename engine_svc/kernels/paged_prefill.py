@@ -73,9 +73,7 @@ def _prefill_kernel(
         total += 1.0
     result = tl.zeros([TILE_M, DIM_PADDED], tl.float32)
     last = tl.minimum(seq_len - query_len + start + TILE_M, seq_len)
-    first = 0
-    if WINDOW > 0:
-        first = first_seen(seq_len - query_len + start, WINDOW, CHUNKED)
+    first = first_seen(seq_len - query_len + start, WINDOW, CHUNKED) if WINDOW > 0 else 0
     table_ptr = block_table_ptr + sequence * block_table_stride
     if PART_KEYS > 0:
         for part in range(first // PART_KEYS, tl.cdiv(last, PART_KEYS)):
