@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+
+import torch
 
 from engine_svc.attention.base import CacheScales
 from engine_svc.layers.parameter import TensorSlice
@@ -18,6 +21,15 @@ _USED = re.compile(r"(?:.+\.)?layers\.(\d+)\.(?:.+\.)?(?:(k|v|kv)_scale|([kv])_p
 def is_cache_scale(name: str) -> bool:
     """Whether a tensor of a checkpoint is about a KV cache in 8 bits, not about weights."""
     return _ANY.fullmatch(name) is not None
+
+
+def as_tensors(scales: Mapping[int, CacheScales]) -> dict[str, torch.Tensor]:
+    """Layers' scales under names that `CheckpointScales` takes."""
+    found = {}
+    for index, each in scales.items():
+        for part, value in (("k", each.key), ("v", each.value)):
+            found[f"layers.{index}.self_attn.{part}_scale"] = torch.tensor([value])
+    return found
 
 
 class CheckpointScales:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine_svc.layers.parameter import LoadedParameter
+from engine_svc.loader.cache_scales import as_tensors
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import create_format
@@ -76,10 +77,10 @@ def save_sharded_state(folder: Path, options: EngineOptions, target: Path, max_f
         alone = ParallelGroup(rank, layout.num_ranks)  # of ranks that have nothing to say to each other here
         groups = ParallelGroups(layout, rank, tensor=alone, expert=alone)
         decoder = build_model(folder, options, groups, torch.device("cpu")).model
-        load_weights(decoder, source, options.load.use_tqdm_on_load, packs=False)
+        scales = load_weights(decoder, source, options.load.use_tqdm_on_load, packs=False)
         target.mkdir(parents=True, exist_ok=True)
         parameters = {name: p.data for name, p in decoder.named_parameters() if isinstance(p, LoadedParameter)}
-        for part, tensors in enumerate(_parts(parameters, max_file_size)):
+        for part, tensors in enumerate(_parts(parameters | as_tensors(scales), max_file_size)):
             save_file(tensors, target / PATTERN.format(rank=rank, part=part), {"format": "pt"})
     for pattern in _BESIDE:
         for file in folder.glob(pattern):

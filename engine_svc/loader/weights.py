@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+from engine_svc.attention.base import CacheScales
 from engine_svc.layers.context import PackedLayer
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.loader.cache_scales import CheckpointScales, is_cache_scale
@@ -27,7 +28,9 @@ _DEVIATION, _SCALE_DEVIATION, _SCALE_EXPONENT = 0.02, 1e-3, 118
 _IGNORED = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
 
 
-def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool, *, packs: bool = True) -> None:
+def load_weights(
+    model: Decoder, checkpoint: TensorSource, progress: bool, *, packs: bool = True
+) -> Mapping[int, CacheScales]:
     """Loads every parameter, and packs each layer as soon as all of its own have come.
 
     So no more than a layer or two are there in both forms, and the memory of one is used again for the next.
@@ -35,6 +38,9 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool, *, pa
     Args:
         progress: tells how far it is; see LoadingProgress.
         packs: whoever wants the parameters as they are loaded has no layer packed.
+
+    Returns:
+        The checkpoint's scales of a KV cache in 8 bits, by layer.
 
     Raises:
         StartupError: the checkpoint lacks a parameter, has one the model does not know, or has one of another shape.
@@ -71,8 +77,10 @@ def load_weights(model: Decoder, checkpoint: TensorSource, progress: bool, *, pa
         raise StartupError(
             f"{checkpoint.folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all)."
         )
-    model.use_cache_scales(scales.by_layer)
+    if packs:
+        model.use_cache_scales(scales.by_layer)
     logger.info("loaded weights in %.1f s", time.monotonic() - start)
+    return scales.by_layer
 
 
 def load_parameters(model: Decoder, shard: TensorSource, progress: bool) -> None:
@@ -81,12 +89,15 @@ def load_parameters(model: Decoder, shard: TensorSource, progress: bool) -> None
     Raises:
         StartupError: the shard lacks one, has one that the model does not have, or one of another shape or type.
     """
-    loading, files = _Loading(model), shard.names()
-    if unknown := [name for name in files if name not in loading.parameters]:
+    loading, files, scales = _Loading(model), shard.names(), CheckpointScales()
+    if unknown := [name for name in files if name not in loading.parameters and not is_cache_scale(name)]:
         raise StartupError(f"{files[unknown[0]]}: the model has no parameter {unknown[0]}.")
     if missing := [name for name in loading.parameters if name not in files]:
         raise StartupError(f"{shard.folder}: the shard lacks {', '.join(missing[:5])} ({len(missing)} in all).")
     for name, source in with_progress(shard.tensors(), len(files), progress):
+        if is_cache_scale(name):
+            scales.take(name, source)
+            continue
         parameter, values = loading.parameters[name], source[...]
         if (values.shape, values.dtype) != (parameter.shape, parameter.dtype):
             raise StartupError(
@@ -97,6 +108,7 @@ def load_parameters(model: Decoder, shard: TensorSource, progress: bool) -> None
         parameter.copy_(values)
         parameter.missing.clear()
         loading.pack_layer_of(name)
+    model.use_cache_scales(scales.by_layer)
 
 
 def _is_zero_bias(name: str, source: TensorSlice) -> bool:
@@ -161,7 +173,7 @@ class _Loading:
     def pack_layer_of(self, name: str) -> None:
         """Packs the layer that the parameter is of, if nothing of it is missing."""
         layer = self._layers.get(name)
-        if layer is None:
+        if layer is None or self.parameters[name].missing:
             return
         names = [other for other, owner in self._layers.items() if owner is layer]
         if any(self.parameters[other].missing for other in names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -45,6 +46,12 @@ class Grid:
         return 4 if len(self.values) == 16 else 8
 
 
+@functools.cache
+def _table(grid: Grid, device: torch.device) -> torch.Tensor:
+    """float32 [16 or 256]. Made once: embeddings in codes are looked up in each step, which may be a recorded one."""
+    return torch.tensor(grid.values, device=device)
+
+
 @dataclass(frozen=True)
 class CodedWeight:
     """Weights that are looked up in a grid: grid[code] * scale + offset. Inputs stay as they are (W4A16, W8A16).
@@ -75,7 +82,7 @@ class CodedWeight:
         output = torch.empty(lines.shape, dtype=dtype, device=lines.device)
         scale = self.scale.flatten(0, -2)
         offset = None if self.offset is None else self.offset.flatten(0, -2)
-        values = torch.tensor(self.grid.values, device=lines.device)
+        values = _table(self.grid, lines.device)
         inputs = lines.shape[1]
         for part in torch.arange(len(lines)).split(max(1, _CHUNK // inputs)):
             rows = slice(int(part[0]), int(part[-1]) + 1)

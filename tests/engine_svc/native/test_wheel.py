@@ -26,7 +26,7 @@ from engine_svc.ops.native import NativeOps
 
 hidden, weight = torch.randn(3, 100), torch.randn(40, 100)
 for level in available_levels():
-    found = NativeOps(kernels(level), torch.float32).matrix(weight, None)(hidden)
+    found = NativeOps(kernels(level)).matrix(weight, None)(hidden)
     torch.testing.assert_close(found, hidden @ weight.T, atol=1e-4, rtol=1e-4)
 print(json.dumps({level: str(library(level)) for level in available_levels()}))
 """
@@ -70,8 +70,9 @@ def test_it_runs_them_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
     (installed / "others.pth").write_text(sysconfig.get_path("purelib"))
     environment = {"PATH": str(fresh / "bin"), "XDG_CACHE_HOME": str(cache)}
     ran = subprocess.run(
-        [python, "-c", SCRIPT], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=300
+        [python, "-c", SCRIPT], cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=300
     )
+    assert ran.returncode == 0, ran.stderr
     for level in AVAILABLE:
         assert f'"{level}": "{installed}/engine_svc/native/quire-{level}-' in ran.stdout
     assert not cache.exists()

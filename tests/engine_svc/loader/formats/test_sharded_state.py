@@ -56,6 +56,21 @@ def test_it_computes_the_same(original: Path, two_ranks: Path, tmp_path: Path, r
     check_greedy(original, prompts, found, 64)
 
 
+def test_scales_of_a_kv_cache_are_kept(original: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(original, tmp_path / "scaled"))
+    weights = load_file(folder / "model.safetensors")
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    # So small that keys and values over them are out of e4m3's range.
+    scales = {f"model.layers.{n}.self_attn.{part}_scale": torch.tensor([1e-4]) for n in range(layers) for part in "kv"}
+    save_file(weights | scales, folder / "model.safetensors")
+    saved = save(folder, tmp_path / "saved")
+    found = []
+    for model, load_format in ((original, "auto"), (folder, "auto"), (saved, "sharded_state")):
+        with running_engine(model, kv_cache_dtype="fp8", load_format=load_format) as engine:
+            found.append(tokens(run(engine, random_prompts(30))))
+    assert found[0] != found[1] == found[2]
+
+
 def test_what_is_written(original: Path, two_ranks: Path) -> None:
     names = sorted(file.name for file in two_ranks.iterdir())
     assert {"config.json", "generation_config.json"} <= set(names)
