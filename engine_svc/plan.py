@@ -41,6 +41,7 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     # Of a prompt that came as embeddings: the rows at the positions of the prompt that are not computed, whose token
     # ids only hold their places.
     prompt_embeds: PromptEmbeds | None = None
+    adapter_slot: int = 0  # of the device, whose adapter it runs with: see AdapterChanges; 0 for none
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +56,9 @@ class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True):
     # Appended to its block tables before the step; empty where there are none, as for a NewSequence of this step.
     new_block_ids: list[list[int]]
     draft_token_ids: tuple[int, ...] = ()  # behind the tokens known: guessed, to be verified
+    # Tokens that the runner is to guess behind the run that it samples, for the next step; its block tables have room
+    # for the run, were all of it right, and for as many tokens behind it. 0 where the control side guesses, or nobody.
+    num_wanted_drafts: int = 0
 
 
 class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +87,28 @@ class EndedTransfer(msgspec.Struct, frozen=True, array_like=True):
     num_blocks: int  # how many of its first ones have been moved; fewer than all where it failed or was cancelled
 
 
+class AdapterPlacement(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that a slot of the device holds from this step on, in place of what it held."""
+
+    slot: int  # 1 to --max-loras
+    key: int
+
+
+class AdapterChanges(msgspec.Struct, frozen=True, array_like=True):
+    """What becomes of low-rank adapters before a step computes: dropped, placed, then begun to be read.
+
+    Each is known by a key that is never used twice. It is read from its folder into host memory beside the steps, which
+    StepResult.read_adapters reports; from then on it may be placed in a slot, any number of times, until it is dropped.
+    """
+
+    dropped: list[int] = []  # keys; slots that hold them are not used before something else is placed there
+    placed: list[AdapterPlacement] = []
+    read: dict[int, str] = {}  # key -> folder, checked by the control side
+
+
+NO_ADAPTER_CHANGES = AdapterChanges()
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One engine step. One that schedules nobody only lets a connector's transfers get on."""
 
@@ -91,6 +117,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     scheduled: list[ScheduledSequence]  # in batch order; a slot appears once at most
     transfers: Transfers = NO_TRANSFERS  # which begin before anything is computed
     awaits_masks: bool = False  # TokenMasks come behind the plan: only sampling waits for them
+    adapters: AdapterChanges = NO_ADAPTER_CHANGES
 
     @property
     def num_tokens(self) -> int:
@@ -140,6 +167,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     # slot -> why its sequence failed, in words for its caller; the other sequences of the step are well.
     failed_slots: dict[int, str] = {}
     ended_transfers: list[EndedTransfer] = []  # since the last step
+    # slot -> tokens guessed behind its run, as many as were wanted or fewer.
+    draft_token_ids: dict[int, list[int]] = {}
+    read_adapters: dict[int, str] = {}  # key -> empty, or why it could not be read; since the last step, on all ranks
 
 
 class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):

@@ -2,7 +2,7 @@
 
 A block's hash covers its parent's hash and its own token ids, so equal hashes mean equal prefixes. SHA-256 is
 collision resistant: nobody can forge a prompt that finds another prompt's blocks. The root covers the cache salt, which
-keeps tenants apart, and the content of a prompt that is no token ids. The hash is the same in every process and
+keeps tenants apart, the content of a prompt that is no token ids, and the adapter that computes the blocks. The hash is the same in every process and
 version, so that a fleet can share an index of it.
 """
 
@@ -16,17 +16,19 @@ HASH_BYTES = 32
 KEY_BYTES = 8
 _DOMAIN = b"quire.v1.block"
 _CONTENT_DOMAIN = b"quire.v1.content"
+_ADAPTER_DOMAIN = b"quire.v1.adapter"
 
 
-def root_hash(cache_salt: str = "", content: bytes = b"") -> bytes:
+def root_hash(cache_salt: str = "", content: bytes = b"", adapter: str = "") -> bytes:
     """The parent of a sequence's first block.
 
     Args:
         content: 32 bytes that name what the prompt is, where its token ids only hold the places of that.
+        adapter: the revision of the low-rank adapter that computes it, which names its weights; none for the model's own.
     """
-    if content:
-        return hashlib.sha256(_CONTENT_DOMAIN + content + cache_salt.encode()).digest()
-    return hashlib.sha256(_DOMAIN + cache_salt.encode()).digest()
+    root = _CONTENT_DOMAIN + content if content else _DOMAIN
+    found = hashlib.sha256(root + cache_salt.encode()).digest()
+    return hashlib.sha256(_ADAPTER_DOMAIN + found + adapter.encode()).digest() if adapter else found
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
@@ -45,18 +47,25 @@ def block_key(block_hash: bytes) -> int:
     return int.from_bytes(block_hash[:KEY_BYTES], "little")
 
 
-def block_keys(token_ids: Sequence[int], block_size: int, cache_salt: str = "", content: bytes = b"") -> list[int]:
-    """The key of each full block of `token_ids`."""
+def block_keys(
+    token_ids: Sequence[int], block_size: int, cache_salt: str = "", content: bytes = b"", adapter: str = ""
+) -> list[int]:
+    """The key of each full block of `token_ids`. See `root_hash`."""
     hashes: list[bytes] = []
-    extend_hashes(hashes, token_ids, block_size, cache_salt, content)
+    extend_hashes(hashes, token_ids, block_size, cache_salt, content, adapter)
     return [block_key(each) for each in hashes]
 
 
 def extend_hashes(
-    hashes: list[bytes], token_ids: Sequence[int], block_size: int, cache_salt: str = "", content: bytes = b""
+    hashes: list[bytes],
+    token_ids: Sequence[int],
+    block_size: int,
+    cache_salt: str = "",
+    content: bytes = b"",
+    adapter: str = "",
 ) -> None:
     """Appends to `hashes` the hash of each further full block of `token_ids`. See `root_hash`."""
-    parent = hashes[-1] if hashes else root_hash(cache_salt, content)
+    parent = hashes[-1] if hashes else root_hash(cache_salt, content, adapter)
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
         parent = block_hash(parent, token_ids[start : start + block_size])
         hashes.append(parent)

@@ -77,3 +77,15 @@ def test_blocks_of_a_prompt_that_is_no_token_ids_are_named_by_its_content() -> N
     grown = block_keys(list(range(9)), 4, "a", contents[0])
     assert not set(grown) & set(block_keys(list(range(9)), 4, "a", contents[1]))
     assert not set(grown) & set(block_keys(list(range(9)), 4, "a"))
+
+
+def test_an_adapters_blocks_are_its_own() -> None:
+    roots = {
+        root_hash(salt, content, adapter)
+        for salt in ("", "a")
+        for content in (b"", b"c" * 32)
+        for adapter in ("", "a", "b")
+    }
+    assert len(roots) == 12
+    assert root_hash("", b"", "a") == hashlib.sha256(b"quire.v1.adapter" + root_hash() + b"a").digest()
+    assert block_keys(range(8), 4, adapter="a") != block_keys(range(8), 4)
