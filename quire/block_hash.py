@@ -2,8 +2,8 @@
 
 A block's hash covers its parent's hash and its own token ids, so equal hashes mean equal prefixes. SHA-256 is
 collision resistant: nobody can forge a prompt that finds another prompt's blocks. The root covers the cache salt, which
-keeps tenants apart, the content of a prompt that is no token ids, and the adapter that computes the blocks. The hash is the same in every process and
-version, so that a fleet can share an index of it.
+keeps tenants apart, the content of a prompt that is no token ids, and the adapter that computes the blocks. The hash is
+the same in every process and version, so that a fleet can share an index of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def root_hash(cache_salt: str = "", content: bytes = b"", adapter: str = "") -> 
 
     Args:
         content: 32 bytes that name what the prompt is, where its token ids only hold the places of that.
-        adapter: the revision of the low-rank adapter that computes it, which names its weights; none for the model's own.
+        adapter: the revision of the low-rank adapter that computes it, which names its weights; empty for none.
     """
     root = _CONTENT_DOMAIN + content if content else _DOMAIN
     found = hashlib.sha256(root + cache_salt.encode()).digest()
