@@ -38,9 +38,11 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
         eos_token_ids: where output ends.
     """
     weights = create_format(folder, options.load)
+    speculative = options.speculative.chosen()
     facts = {
         "quire": quire.__version__, "torch": version("torch"), "architecture": spec.architecture,
         "instructions": _instructions(spec), "eos_token_ids": sorted(eos_token_ids),
+        "typical_acceptance": speculative and speculative.typical_acceptance,
         "seed": (options.generation.seed or 0) if weights.is_random else None, **_options(options, spec),
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())

@@ -12,6 +12,8 @@ Every option is a flag, an environment variable and a key of a `--config` YAML f
 flag wins over the variable, the variable over the file, the file over the default. `quire serve` takes the options of
 all services. Numbers may be written `32K` (32,768) or `25.6k` (25,600). Options that take several values are repeated,
 or given one JSON list (`--allowed-origins '["https://a.example", "https://b.example"]'`); variables also take words.
+A key of one that is a JSON object may be a flag of its own (`--speculative-config.method ngram`). Flags may be written
+with underscores.
 
 A variable that names an option of vLLM that Quire lacks (`QUIRE_ENABLE_LORA=1`) is refused, as the flag is. Do not call
 a Kubernetes service `quire`: its link variable, `QUIRE_PORT=tcp://…`, is passed over with a warning.

@@ -14,6 +14,8 @@ from quire.options.base import ENVIRONMENT_PREFIX, OptionField, OptionGroup, bui
 from quire.options.config_file import load_config_file
 from quire.options.inventory import REASONS, UNIMPLEMENTED
 from quire.options.parsing import click_option
+from quire.options.spelling import spell_out
+from quire.options.superseded import check_superseded
 
 _OWN_NAMES = ("--config", "QUIRE_CONFIG", "-h", "--help")
 
@@ -66,9 +68,16 @@ class OptionsCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuses flags that vLLM has and Quire has not with a message that says so, and such variables."""
-        for name in sorted(os.environ):
-            if name.startswith(ENVIRONMENT_PREFIX) and os.environ[name]:
-                self._check_implemented(name.removeprefix(ENVIRONMENT_PREFIX).lower(), name, ctx)
+        variables = {
+            name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(ENVIRONMENT_PREFIX) and value
+        }
+        for name in variables:
+            self._check_implemented(name, ENVIRONMENT_PREFIX + name.upper(), ctx)
+        args = spell_out(args, [field.flag for field in self._fields.values() if field.type is dict])
+        if "speculative_config" in self._fields:
+            check_superseded(args, variables)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:

@@ -12,6 +12,7 @@ from quire.options.model_form import ModelFormOptions
 from quire.options.parallel import ParallelOptions
 from quire.options.registration import RegistrationOptions
 from quire.options.scheduler import SchedulerOptions
+from quire.options.speculative import SpeculativeOptions
 from quire.options.watchdog import WatchdogOptions
 
 
@@ -25,6 +26,7 @@ class EngineOptions:
     kernels: KernelOptions = KernelOptions()
     cache: CacheOptions = CacheOptions()
     scheduler: SchedulerOptions = SchedulerOptions()
+    speculative: SpeculativeOptions = SpeculativeOptions()
     parallel: ParallelOptions = ParallelOptions()
     watchdog: WatchdogOptions = WatchdogOptions()
     registration: RegistrationOptions = RegistrationOptions()

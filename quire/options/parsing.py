@@ -71,7 +71,7 @@ class JsonObject(click.ParamType[Any]):
             self.fail(f"{value!r} is not JSON: {error}.", param, ctx)
         if not isinstance(parsed, dict):
             self.fail(f"{value!r} is not a JSON object.", param, ctx)
-        if self._schema:
+        if parsed and self._schema:  # an empty one says nothing
             try:
                 check_object(parsed, self._schema)
             except ValueError as error:

@@ -93,8 +93,10 @@ def another(field: OptionField) -> Any:
     return {bool: not field.default, dict: {"temperature": 0.5}, str: "other", int: 7, float: 0.25}[field.type]
 
 
-# Whose values are a load format's own.
-FIELDS = [field for field in fields_of(EngineOptions) if field.name != "model_loader_extra_config"]
+# The others' values are a load format's own, or what matters is one of their keys.
+FIELDS = [
+    field for field in fields_of(EngineOptions) if field.name not in ("model_loader_extra_config", "speculative_config")
+]
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
@@ -115,6 +117,7 @@ def test_what_changes_tokens_changes_the_fingerprint(folder: Path) -> None:
         of(folder, {"cpu_kernels": "torch"}), of(folder, kv_cache_dtype="fp8"), of(folder, tensor_parallel_size=2),
         of(folder, hf_overrides={"rope_theta": 1.0}), of(folder, load_format="dummy"),
         of(folder, load_format="dummy", seed=1),
+        of(folder, speculative_config={"method": "ngram", "acceptance_method": "typical_acceptance_sampler"}),
     ]  # fmt: skip
     assert len(set(changed)) == len(changed)
     assert {len(each) for each in changed} == {16}
@@ -122,6 +125,7 @@ def test_what_changes_tokens_changes_the_fingerprint(folder: Path) -> None:
 
 def test_what_does_not_does_not(folder: Path) -> None:
     same = [of(folder), of(folder, seed=1), of(folder, max_num_seqs=3), of(folder, {"available_bytes": 5})]
+    same.append(of(folder, speculative_config={"method": "ngram"}))
     assert len(set(same)) == 1
 
 

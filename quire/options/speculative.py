@@ -1,0 +1,185 @@
+"""Options of speculative decoding: tokens are guessed, and the model verifies several of them in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import PurePath
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from quire.options.base import option
+from quire.options.nearest import nearest
+
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
+ACCEPTANCE_METHODS = ("rejection_sampler", "typical_acceptance_sampler")
+
+# Those that the control side guesses with, from tokens alone; the others are models, which the ranks run.
+LOOKUP_METHODS = frozenset({"ngram", "suffix"})
+
+# Further names of methods, as vLLM has them: a family's layers for multi-token prediction are told from its checkpoint.
+METHOD_ALIASES: Mapping[str, str] = {
+    "[ngram]": "ngram", "ngram_gpu": "ngram",
+    **dict.fromkeys(
+        (
+            "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "step3p5_mtp", "mimo_mtp", "mimo_v2_mtp", "ernie_mtp",
+            "exaone_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "longcat_flash_mtp", "minimax_m3_mtp",
+            "bailing_hybrid_mtp", "pangu_ultra_moe_mtp",
+        ),
+        "mtp",
+    ),
+}  # fmt: skip
+
+_TAKE_ANOTHER = "Take draft_model with a small checkpoint of the family, eagle3 where there is a head, or suffix."
+
+# Why not, and what to take.
+REFUSED_METHODS: Mapping[str, str] = {
+    "medusa": f"Medusa's heads guess each position without seeing the guess before it. {_TAKE_ANOTHER}",
+    "mlp_speculator": f"Its network guesses from one hidden state alone, and is made no more. {_TAKE_ANOTHER}",
+    "dflash": f"It drafts by diffusion, with layers that attend in both directions. {_TAKE_ANOTHER}",
+    "dspark": f"It drafts by diffusion, with layers that attend in both directions. {_TAKE_ANOTHER}",
+    "extract_hidden_states": "It guesses nothing; hidden states are not given out.",
+    "custom_class": f"The code of a repository is never run here. {_TAKE_ANOTHER}",
+}
+
+# Most tokens that are guessed at a time where num_speculative_tokens leaves it open. How many of them are, in each
+# step, follows from what they bring.
+_DEFAULT_TOKENS: Mapping[str, int] = {
+    "ngram": 8, "suffix": 16, "draft_model": 5, "eagle": 5, "eagle3": 5, "mtp": 1,
+}  # fmt: skip
+_MOST_TOKENS = 64
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True):
+    """Keys of --speculative-config. `SpeculativeOptions.chosen` has the method filled in."""
+
+    method: str | None = None  # None: as the model's name has it
+    model: str | None = None  # folder or name of the draft model or head
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)] | None = None  # at most, in a step
+    revision: str | None = None
+    quantization: str | None = None
+    draft_tensor_parallel_size: _Count | None = None  # None: that of the model
+    max_model_len: _Count | None = None  # longer sequences are not speculated
+    disable_by_batch_size: _Count | None = None  # requests that come while more wait are not speculated
+    acceptance_method: str = "rejection_sampler"
+    posterior_threshold: _Share = 0.09  # of typical acceptance
+    posterior_alpha: Annotated[float, msgspec.Meta(gt=0)] | None = None  # None: the threshold's square root
+    disable_logprobs: bool = True  # requests for log-probabilities are not speculated, and get them as ever
+    prompt_lookup_min: _Count | None = None
+    prompt_lookup_max: _Count | None = None
+    suffix_decoding_max_tree_depth: Annotated[int, msgspec.Meta(ge=2, le=256)] = 24
+    suffix_decoding_max_cached_requests: Annotated[int, msgspec.Meta(ge=0)] = 10000  # 0: a request's own tokens alone
+    suffix_decoding_max_cached_tokens: _Count = 2**18  # of all tenants together
+    suffix_decoding_max_spec_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    suffix_decoding_min_token_prob: _Share = 0.1
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ValueError: it does not exist, or its keys do not go together.
+        """
+        if self.method is not None:
+            _check_method(self.method)
+        if self.acceptance_method not in ACCEPTANCE_METHODS:
+            raise ValueError(
+                f"acceptance_method {self.acceptance_method!r} does not exist."
+                f"{nearest(self.acceptance_method, ACCEPTANCE_METHODS)} It is one of {', '.join(ACCEPTANCE_METHODS)}."
+            )
+        if self.method is None and self.model is None:
+            raise ValueError(f"method is missing: one of {', '.join(METHODS)}; or model, the draft's folder or name.")
+        self._check_model()
+        if self.prompt_lookup_min and self.prompt_lookup_max and self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min, {self.prompt_lookup_min}, is more than prompt_lookup_max, "
+                f"{self.prompt_lookup_max}; make it smaller."
+            )
+
+    def _check_model(self) -> None:
+        method = self.chosen_method
+        if method in ("draft_model", "eagle", "eagle3") and not self.model:
+            raise ValueError(f"{method} needs model: the draft's folder or name.")
+        if method in LOOKUP_METHODS and self.model and METHOD_ALIASES.get(self.model, self.model) != method:
+            raise ValueError(f"{method} runs no model; leave out model {self.model!r}, or the method.")
+
+    @property
+    def chosen_method(self) -> str:
+        """One of METHODS: the one that is named, else the one that the model's name says."""
+        named = self.method or _method_of(self.model or "")
+        return METHOD_ALIASES.get(named, named)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that are guessed of a sequence in a step, at most."""
+        return self.num_speculative_tokens or _DEFAULT_TOKENS[self.chosen_method]
+
+    @property
+    def lookup_lengths(self) -> tuple[int, int]:
+        """Least and most tokens of an n-gram that is looked for. Given one of the two, it is both, as in vLLM."""
+        least, most = self.prompt_lookup_min, self.prompt_lookup_max
+        if least is None and most is None:
+            return 2, 4
+        return least or most or 1, most or least or 1
+
+    @property
+    def typical_acceptance(self) -> tuple[float, float] | None:
+        """(threshold, alpha), of a probability and of its scale by entropy, where requests may get other tokens so.
+
+        None where every request gets the tokens that it would without speculation.
+        """
+        if self.acceptance_method == "rejection_sampler":
+            return None
+        threshold = self.posterior_threshold
+        return threshold, sqrt(threshold) if self.posterior_alpha is None else self.posterior_alpha
+
+
+def _check_method(method: str) -> None:
+    if method in REFUSED_METHODS:
+        raise ValueError(f"method {method!r} is not supported. {REFUSED_METHODS[method]}")
+    if method not in METHODS and method not in METHOD_ALIASES:
+        hint = nearest(method, (*METHODS, *METHOD_ALIASES))
+        raise ValueError(f"method {method!r} does not exist.{hint} It is one of {', '.join(METHODS)}.")
+
+
+def _method_of(model: str) -> str:
+    """As vLLM tells it from the name of a draft."""
+    if model in METHODS or model in METHOD_ALIASES:
+        return model
+    name = PurePath(model).name.lower()
+    return next((method for method in ("eagle3", "eagle") if method in name.replace("-", "")), "draft_model")
+
+
+@dataclass(frozen=True)
+class SpeculativeOptions:
+    """Speculative decoding."""
+
+    group: ClassVar[str] = "SpeculativeConfig"
+
+    speculative_config: dict[str, Any] = option(
+        {},
+        "Guesses tokens that the model verifies, several in one step, as JSON, or key by key "
+        "(--speculative-config.method ngram). Keys: method (ngram: what followed the last tokens earlier in the "
+        "sequence; suffix: the same, in earlier answers too; draft_model; eagle, eagle3: a head on the model's hidden "
+        "states; mtp: the model's own layers for it), model (draft or head), num_speculative_tokens (most of a step; "
+        "fewer are guessed, or none, where that pays more) and those of docs/speculation.md.",
+        schema=SpeculativeConfig,
+    )
+    num_lookahead_slots: int = option(
+        0, "Room in the KV cache that a sequence takes beyond its known tokens. Guessed tokens take what they need "
+        "without it.", minimum=0, maximum=_MOST_TOKENS,
+    )  # fmt: skip
+
+    def chosen(self) -> SpeculativeConfig | None:
+        """How tokens are guessed; None where none are.
+
+        Raises:
+            ValueError: see SpeculativeConfig; the command line has been checked.
+        """
+        if not self.speculative_config:
+            return None
+        config = msgspec.convert(self.speculative_config, SpeculativeConfig)
+        return msgspec.structs.replace(config, method=config.chosen_method)

@@ -1,0 +1,90 @@
+"""Other ways to write options on the command line, turned into the one that click parses.
+
+`--max_model_len` is `--max-model-len`. A key of an option that is a JSON object may be a flag of its own:
+`--speculative-config.method ngram` is `--speculative-config '{"method": "ngram"}'`, added to what the object has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import click
+
+
+def spell_out(arguments: list[str], objects: Collection[str]) -> list[str]:
+    """The arguments with dashes for the underscores of flags, and one object for the keys of each.
+
+    Args:
+        objects: flags of the options that are JSON objects.
+
+    Raises:
+        click.UsageError: a key has no value, or stands within what is no object.
+    """
+    spelled: list[str] = []
+    parts: dict[str, list[tuple[str, str]]] = {}  # flag of an object → its keys (none: the object itself), and values
+    remaining = iter(arguments)
+    for word in remaining:
+        if word == "--":
+            spelled += [word, *remaining]
+            break
+        flag, equals, value = _split(word)
+        head, _, key = flag.partition(".")
+        if head not in objects:
+            spelled.append(flag + equals + value)
+        else:
+            parts.setdefault(head, []).append((key, value if equals else _next(remaining, flag)))
+    given = [word for head, values in parts.items() for word in (head, _merged(head, values))]
+    return [*given, *spelled]
+
+
+def _split(word: str) -> tuple[str, str, str]:
+    """(flag, `=` or nothing, value) of a word, the flag with dashes; a word that is no flag stays as it is."""
+    if not word.startswith("--"):
+        return word, "", ""
+    flag, equals, value = word.partition("=")
+    head, dot, key = flag.partition(".")
+    return head.replace("_", "-") + dot + key, equals, value
+
+
+def _next(words: Iterator[str], flag: str) -> str:
+    value = next(words, None)
+    if value is None:
+        raise click.UsageError(f"{flag} needs a value.")
+    return value
+
+
+def _merged(flag: str, values: list[tuple[str, str]]) -> str:
+    """The option's value. Without any keys it is the last object, as click would have it, whatever is wrong with it."""
+    if not any(key for key, _ in values):
+        return values[-1][1]
+    merged: dict[str, Any] = {}
+    for key, value in values:
+        if key:
+            _put(merged, key.split("."), _value(value), f"{flag}.{key}")
+        else:
+            whole = _value(value)
+            if not isinstance(whole, dict):
+                raise click.UsageError(f"{flag}: {value!r} is not a JSON object.")
+            merged |= whole
+    return json.dumps(merged)
+
+
+def _value(text: str) -> Any:
+    """JSON, or else a text as it stands."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _put(whole: dict[str, Any], path: list[str], value: Any, flag: str) -> None:
+    *way, last = path
+    for key in way:
+        whole = whole.setdefault(key, {})
+        if not isinstance(whole, dict):
+            raise click.UsageError(f"{flag}: {key} is no object.")
+    if not last:
+        raise click.UsageError(f"{flag} ends with a dot; a key's name is missing.")
+    whole[last] = value

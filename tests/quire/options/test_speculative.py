@@ -1,0 +1,186 @@
+"""The configuration of speculative decoding, in all the ways that it is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from quire.options.base import to_arguments
+from quire.options.command import OptionsCommand
+from quire.options.speculative import METHOD_ALIASES, METHODS, REFUSED_METHODS, SpeculativeConfig, SpeculativeOptions
+
+
+def run(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[Result, SpeculativeOptions | None]:
+    kept: dict[str, Any] = {}
+    command = OptionsCommand("engine", "Help.", {"options": SpeculativeOptions}, lambda **values: kept.update(values))
+    return CliRunner().invoke(command, arguments, env=env), kept.get("options")
+
+
+def chosen(*arguments: str, env: Mapping[str, str] | None = None) -> SpeculativeConfig | None:
+    result, options = run(*arguments, env=env)
+    assert result.exit_code == 0, result.output
+    assert options is not None
+    return options.chosen()
+
+
+def refusal(*arguments: str, env: Mapping[str, str] | None = None) -> str:
+    result, _ = run(*arguments, env=env)
+    assert result.exit_code == 2, result.output
+    return " ".join(result.output.split())
+
+
+def test_nothing_is_guessed_unless_it_is_asked_for() -> None:
+    assert chosen() is None
+
+
+def test_every_way_to_say_it(tmp_path: Path) -> None:
+    """JSON, key by key, with underscores, as a variable and in a file."""
+    config = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
+    text = json.dumps(config)
+    file = tmp_path / "config.yaml"
+    file.write_text(f"speculative-config: {text}\n")
+    keys = [word for key, value in config.items() for word in (f"--speculative-config.{key}", str(value))]
+    ways = [
+        chosen("--speculative-config", text),
+        chosen(f"--speculative_config={text}"),
+        chosen(*keys),
+        chosen(*(f"--speculative_config.{key}={value}" for key, value in config.items())),
+        chosen("--speculative-config.method=ngram", "--speculative-config", text),
+        chosen(env={"QUIRE_SPECULATIVE_CONFIG": text}),
+        chosen("--config", str(file)),
+    ]
+    assert ways == [SpeculativeConfig(**config)] * len(ways)
+
+
+def test_a_child_process_gets_the_same() -> None:
+    options = SpeculativeOptions({"method": "suffix", "posterior_threshold": 0.2}, 3)
+    arguments, _ = to_arguments(options)
+    assert run(*arguments)[1] == options
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        *(({"method": name, "model": "m"}, METHOD_ALIASES[name]) for name in METHOD_ALIASES if name.endswith("_mtp")),
+        ({"method": "ngram_gpu"}, "ngram"),
+        ({"model": "[ngram]"}, "ngram"),
+        ({"model": "meta-llama/Llama-2-7b"}, "draft_model"),
+        ({"model": "yuhuili/EAGLE-LLaMA3-Instruct-8B"}, "eagle"),
+        ({"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}, "eagle3"),
+        ({"model": "/eagle/qwen"}, "draft_model"),
+        ({"method": "mtp"}, "mtp"),
+    ],
+)
+def test_the_method_by_its_names_or_the_models(config: dict[str, Any], method: str) -> None:
+    found = SpeculativeOptions(config).chosen()
+    assert found is not None
+    assert found.method == method
+    assert method in METHODS
+    assert found.most_tokens >= 1
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"method": "ngrm"}, "'ngrm' does not exist. Did you mean ngram? It is one of ngram, suffix"),
+        ({"method": "step3p5_mpt"}, "Did you mean step3p5_mtp?"),
+        ({"method": "ngram", "num_speculative_token": 3}, "Did you mean num_speculative_tokens? It takes method"),
+        ({"num_speculative_tokens": 3}, "method is missing: one of ngram"),
+        ({"method": "eagle3"}, "eagle3 needs model"),
+        ({"method": "suffix", "model": "m"}, "suffix runs no model"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, ">= 1 - at `$.num_speculative_tokens`"),
+        ({"method": "ngram", "num_speculative_tokens": 65}, "<= 64"),
+        ({"method": "ngram", "num_speculative_tokens": "3"}, "Expected `int | null`"),
+        ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "is more than prompt_lookup_max"),
+        ({"method": "ngram", "acceptance_method": "typical_acceptance"}, "Did you mean typical_acceptance_sampler?"),
+        *(
+            ({"method": method}, f"'{method}' is not supported. {REFUSED_METHODS[method]}")
+            for method in REFUSED_METHODS
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_at_the_start(config: dict[str, Any], words: str) -> None:
+    assert words in refusal("--speculative-config", json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--speculative-config",), "--speculative-config needs a value"),
+        (("--speculative-config.method",), "--speculative-config.method needs a value"),
+        (("--speculative-config.model.", "3"), "ends with a dot"),
+        (("--speculative-config", "[1]"), "not a JSON object"),
+        (("--speculative-config", "[1]", "--speculative-config.method", "ngram"), "not a JSON object"),
+        (("--speculative-config.model", "m", "--speculative-config.model.x", "n"), "model is no object"),
+        (("--num-lookahead-slots", "-1"), "at least 0"),
+    ],
+)
+def test_keys_that_cannot_be_put_together(arguments: Sequence[str], words: str) -> None:
+    assert words in refusal(*arguments)
+
+
+def test_lengths_of_lookup_and_the_scale_of_typical_acceptance() -> None:
+    def lengths(**keys: int) -> tuple[int, int]:
+        return SpeculativeConfig("ngram", **keys).lookup_lengths  # type: ignore[arg-type]  # keys by name
+
+    assert lengths() == (2, 4)
+    assert lengths(prompt_lookup_max=6) == (6, 6)
+    assert lengths(prompt_lookup_min=2) == (2, 2)
+    assert lengths(prompt_lookup_min=1, prompt_lookup_max=3) == (1, 3)
+    typical = SpeculativeConfig("ngram", acceptance_method="typical_acceptance_sampler")
+    assert typical.typical_acceptance == pytest.approx((0.09, 0.3))
+    assert msgspec.structs.replace(typical, posterior_alpha=0.5).typical_acceptance == (0.09, 0.5)
+    assert SpeculativeConfig("ngram").typical_acceptance is None
+
+
+def test_the_configuration_is_the_same_when_it_is_read_again() -> None:
+    config = SpeculativeOptions({"model": "[ngram]"}).chosen()
+    assert msgspec.convert(msgspec.to_builtins(config), SpeculativeConfig) == config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config"),
+    [
+        (
+            ("--speculative-model", "meta-llama/Llama-2-7b", "--num-speculative-tokens", "5"),
+            {"model": "meta-llama/Llama-2-7b", "num_speculative_tokens": 5},
+        ),
+        (
+            ("--speculative_model=[ngram]", "--ngram_prompt_lookup_max=4", "--ngram-prompt-lookup-min", "2"),
+            {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+        ),
+        (("--ngram-prompt-lookup-max", "4"), {"method": "ngram", "prompt_lookup_max": 4}),
+        (("-spec-draft-tp", "2"), {"draft_tensor_parallel_size": 2}),
+        (("--speculative-draft-tensor-parallel-size", "1"), {"draft_tensor_parallel_size": 1}),
+        (("--speculative-model-quantization", "awq"), {"quantization": "awq"}),
+        (("--speculative-max-model-len", "2048"), {"max_model_len": 2048}),
+        (("--speculative-disable-by-batch-size", "16"), {"disable_by_batch_size": 16}),
+        (
+            ("--spec-decoding-acceptance-method", "typical_acceptance_sampler",
+             "--typical-acceptance-sampler-posterior-threshold", "0.1",
+             "--typical-acceptance-sampler-posterior-alpha", "0.4"),
+            {"acceptance_method": "typical_acceptance_sampler", "posterior_threshold": 0.1, "posterior_alpha": 0.4},
+        ),
+        (("--disable-logprobs-during-spec-decoding",), {"disable_logprobs": True}),
+        (("--disable-logprobs-during-spec-decoding", "False"), {"disable_logprobs": False}),
+    ],
+)  # fmt: skip
+def test_superseded_flags_are_answered_with_what_replaces_them(
+    arguments: Sequence[str], config: dict[str, Any]
+) -> None:
+    output = refusal(*arguments)
+    said = output.partition("use --speculative-config '")[2].removesuffix("'")
+    assert json.loads(said) == config
+    assert all(word.partition("=")[0].replace("_", "-") in output for word in arguments if word.startswith("-"))
+
+
+def test_superseded_variables_and_what_has_no_successor() -> None:
+    output = refusal(env={"QUIRE_NUM_SPECULATIVE_TOKENS": "3"})
+    assert 'In place of QUIRE_NUM_SPECULATIVE_TOKENS use --speculative-config \'{"num_speculative_tokens": 3}' in output
+    assert "always verified in one pass" in refusal("--speculative-disable-mqa-scorer")
