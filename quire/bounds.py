@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,8 @@ MANY_LOGPROBS = 1024
 MAX_MANY_LOGPROB_ENTRIES = 2**22
 MAX_STEP_LOGPROB_ENTRIES = 2**21  # of all such requests together, in a step of an engine: some 150 MB
 REQUEST_ID_PATTERN = r"[A-Za-z0-9._-]{1,128}"
+MAX_ADAPTERS = 1024  # that a worker knows
+ADAPTER_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}"
 
 _SHOWN_IDS = 100
 
@@ -118,6 +121,19 @@ def check_count(parameter: str, count: int, most: int, unit: str) -> None:
     """
     if count > most:
         raise InvalidRequest(f"{parameter} has {count} {unit}; at most {most} are taken.", parameter=parameter)
+
+
+def check_adapter_name(parameter: str, name: str) -> None:
+    """
+    Raises:
+        InvalidRequest: no adapter can have that name.
+    """
+    if not re.fullmatch(ADAPTER_NAME_PATTERN, name):
+        raise InvalidRequest(
+            f"{parameter} is {name[:100]!r}; an adapter's name has 1 to 256 characters of [A-Za-z0-9._:/@+-], the "
+            "first of them a letter or digit.",
+            parameter=parameter,
+        )
 
 
 def check_json(parameter: str, text: bytes, kind: Any) -> None:

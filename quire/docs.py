@@ -15,8 +15,8 @@ or given one JSON list (`--allowed-origins '["https://a.example", "https://b.exa
 A key of one that is a JSON object may be a flag of its own (`--speculative-config.method ngram`). Flags may be written
 with underscores.
 
-A variable that names an option of vLLM that Quire lacks (`QUIRE_ENABLE_LORA=1`) is refused, as the flag is. Do not call
-a Kubernetes service `quire`: its link variable, `QUIRE_PORT=tcp://…`, is passed over with a warning.
+A variable that names an option of vLLM that Quire lacks (`QUIRE_CPU_OFFLOAD_GB=1`) is refused, as the flag is. Do not
+call a Kubernetes service `quire`: its link variable, `QUIRE_PORT=tcp://…`, is passed over with a warning.
 
 This page is made by `make docs` from the declarations in `quire/options/`.
 """

@@ -40,6 +40,7 @@ def option(
     positional: bool = False,
     secret: bool = False,
     bare: str = "",
+    following: str = "",
     schema: type[msgspec.Struct] | None = None,
     affects_output: bool = False,
     deprecated: str = "",
@@ -56,6 +57,7 @@ def option(
         positional: may also be given without its flag, as the command's argument.
         secret: never shown in help, logs or process titles; handed to child processes by environment.
         bare: what the flag without a value stands for.
+        following: of several values: words behind the first that match this expression are further ones.
         schema: keys of a JSON object, which is a `dict`; without one it may have any.
         affects_output: the same request may get other tokens with another value: part of a worker's fingerprint.
         deprecated: what to say in its place; whoever uses it is warned.
@@ -64,7 +66,7 @@ def option(
         "help": help, "choices": tuple(choices), "others": others, "refused": refused, "metavar": metavar,
         "aliases": tuple(aliases), "variables": tuple(variables),
         "minimum": minimum, "maximum": maximum, "positional": positional, "secret": secret, "bare": bare,
-        "schema": schema,
+        "following": following, "schema": schema,
         "affects_output": affects_output, "deprecated": deprecated,
     }  # fmt: skip
     if isinstance(default, (list, dict)):

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from quire.options.base import ENVIRONMENT_PREFIX, OptionField, OptionGroup, build, fields_of, groups_of
 from quire.options.config_file import load_config_file
 from quire.options.inventory import REASONS, UNIMPLEMENTED
+from quire.options.parameter import repeat_flag
 from quire.options.parsing import click_option
 from quire.options.spelling import spell_out
 from quire.options.superseded import check_superseded
@@ -76,6 +77,9 @@ class OptionsCommand(click.Command):
         for name in variables:
             self._check_implemented(name, ENVIRONMENT_PREFIX + name.upper(), ctx)
         args = spell_out(args, [field.flag for field in self._fields.values() if field.type is dict])
+        for field in self._fields.values():
+            if following := field.metadata["following"]:
+                args = repeat_flag(args, field.flag, following)
         if "speculative_config" in self._fields:
             check_superseded(args, variables)
         try:

@@ -8,6 +8,7 @@ from quire.options.cache import CacheOptions
 from quire.options.generation import GenerationOptions
 from quire.options.kernels import KernelOptions
 from quire.options.load import LoadOptions
+from quire.options.lora import LoraOptions
 from quire.options.model_form import ModelFormOptions
 from quire.options.parallel import ParallelOptions
 from quire.options.registration import RegistrationOptions
@@ -27,6 +28,7 @@ class EngineOptions:
     cache: CacheOptions = CacheOptions()
     scheduler: SchedulerOptions = SchedulerOptions()
     speculative: SpeculativeOptions = SpeculativeOptions()
+    lora: LoraOptions = LoraOptions()
     parallel: ParallelOptions = ParallelOptions()
     watchdog: WatchdogOptions = WatchdogOptions()
     registration: RegistrationOptions = RegistrationOptions()

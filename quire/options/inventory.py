@@ -9,6 +9,22 @@ REASONS = {
         "families of Quire and of the Transformers library need none; leave it out."
     ),
     "code-revision": "The code of a repository is never run here, whatever its revision; leave it out.",
+    "enable-lora-bias": (
+        "It is gone from there as well: biases are no low-rank part of a model. Leave it out, and merge an adapter "
+        "that has some into its base."
+    ),
+    "lora-extra-vocab-size": (
+        "It is gone from there as well: an adapter has the vocabulary of its base. Leave it out, and merge one that "
+        "adds tokens into its base."
+    ),
+    "long-lora-scaling-factors": (
+        "Nothing has taken its place: positions are scaled alike for all adapters. Serve those of one factor by "
+        "--rope-scaling, by a server for each factor."
+    ),
+    "qlora-adapter-name-or-path": (
+        "It has no effect there either. --enable-lora and --lora-modules NAME=PATH serve an adapter, on quantized "
+        "weights as well."
+    ),
 }
 
 UNIMPLEMENTED = frozenset(
@@ -50,7 +66,6 @@ UNIMPLEMENTED = frozenset(
         "enable-expert-parallel",
         "enable-log-outputs",
         "enable-log-requests",
-        "enable-lora",
         "enable-lora-bias",
         "enable-multimodal-encoder-data-parallel",
         "enable-prompt-adapter",
@@ -62,7 +77,6 @@ UNIMPLEMENTED = frozenset(
         "eplb-step-interval",
         "eplb-window-size",
         "expert-placement-strategy",
-        "fully-sharded-loras",
         "h11-max-header-count",
         "h11-max-incomplete-event-size",
         "headless",
@@ -74,14 +88,9 @@ UNIMPLEMENTED = frozenset(
         "log-config-file",
         "log-error-stack",
         "long-lora-scaling-factors",
-        "lora-dtype",
         "lora-extra-vocab-size",
-        "lora-modules",
         "max-concurrency",
-        "max-cpu-loras",
         "max-log-len",
-        "max-lora-rank",
-        "max-loras",
         "max-parallel-loading-workers",
         "max-prompt-adapter-token",
         "max-prompt-adapters",

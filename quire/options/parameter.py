@@ -41,12 +41,30 @@ class Parameter(click.Option):
         return super().type_cast_value(ctx, value)
 
     def _spread(self, given: Any, ctx: click.Context) -> Sequence[Any]:
+        if isinstance(given, dict):  # of a file
+            return [json.dumps(given)]
         if not isinstance(given, str):
             return [given]
         items = _json_list(given)
         if items is None and re.match(r'\[\s*"', given):
             raise click.BadParameter(f"{given!r} begins like a JSON list and is none.", ctx, self)
         return [given] if items is None else items
+
+
+def repeat_flag(arguments: Sequence[str], flag: str, following: str) -> list[str]:
+    """The arguments, with the flag before each of its values: those behind the first match an expression."""
+    found: list[str] = []
+    is_open, takes_any = False, False  # whether a value may follow, and whatever it looks like
+    for index, word in enumerate(arguments):
+        if word == "--":
+            return found + list(arguments[index:])
+        if is_open and not takes_any and re.match(following, word):
+            found.append(flag)
+        elif not takes_any:
+            is_open = word == flag or word.startswith(f"{flag}=")
+        takes_any = word == flag and not takes_any
+        found.append(word)
+    return found
 
 
 def as_value(item: Any) -> str:

@@ -97,6 +97,38 @@ class GetLoadResponse(_message.Message):
     load: _common_pb2.EngineLoad
     def __init__(self, load: _Optional[_Union[_common_pb2.EngineLoad, _Mapping]] = ...) -> None: ...
 
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "path", "base_model_name", "in_place")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    IN_PLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    base_model_name: str
+    in_place: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., base_model_name: _Optional[str] = ..., in_place: _Optional[bool] = ...) -> None: ...
+
+class LoadAdapterResponse(_message.Message):
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: _common_pb2.AdapterInfo
+    def __init__(self, adapter: _Optional[_Union[_common_pb2.AdapterInfo, _Mapping]] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("name", "wait_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    wait_ms: int
+    def __init__(self, name: _Optional[str] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class UnloadAdapterResponse(_message.Message):
+    __slots__ = ("live_requests",)
+    LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    live_requests: int
+    def __init__(self, live_requests: _Optional[int] = ...) -> None: ...
+
 class SubscribeKvEventsRequest(_message.Message):
     __slots__ = ("from_sequence", "epoch")
     FROM_SEQUENCE_FIELD_NUMBER: _ClassVar[int]

@@ -65,6 +65,16 @@ class EngineServiceStub:
                 request_serializer=quire_dot_v1_dot_engine__pb2.SubscribeKvEventsRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_engine__pb2.SubscribeKvEventsResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/quire.v1.EngineService/LoadAdapter',
+                request_serializer=quire_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_engine__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/quire.v1.EngineService/UnloadAdapter',
+                request_serializer=quire_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_engine__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer:
@@ -118,6 +128,26 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Serves a low-rank adapter from now on, under a name by which Generation.model asks for it. Its folder is checked;
+        what is read of it before a request wants it is for the engine to decide. The same adapter under the same name once
+        more is no error, and changes nothing.
+        Errors: FAILED_PRECONDITION (the engine has no adapters, or takes none while it runs), INVALID_ARGUMENT (the name is
+        another's, or the folder has nothing that fits the model; says which tensor), RESOURCE_EXHAUSTED (too many).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Takes an adapter's name away: later requests for it end with NOT_FOUND. Those that are here run to their end, and
+        the last one frees what it takes.
+        Errors: FAILED_PRECONDITION (as above), NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -150,6 +180,16 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.SubscribeKvEvents,
                     request_deserializer=quire_dot_v1_dot_engine__pb2.SubscribeKvEventsRequest.FromString,
                     response_serializer=quire_dot_v1_dot_engine__pb2.SubscribeKvEventsResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=quire_dot_v1_dot_engine__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_engine__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=quire_dot_v1_dot_engine__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_engine__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -315,6 +355,60 @@ class EngineService:
             '/quire.v1.EngineService/SubscribeKvEvents',
             quire_dot_v1_dot_engine__pb2.SubscribeKvEventsRequest.SerializeToString,
             quire_dot_v1_dot_engine__pb2.SubscribeKvEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.EngineService/LoadAdapter',
+            quire_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+            quire_dot_v1_dot_engine__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.EngineService/UnloadAdapter',
+            quire_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+            quire_dot_v1_dot_engine__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -189,9 +189,9 @@ def test_a_flag_that_needs_no_value() -> None:
 
 
 def test_a_variable_that_names_a_flag_that_quire_lacks_is_refused() -> None:
-    output = refuse(env={"QUIRE_ENABLE_LORA": "1"})
-    assert "QUIRE_ENABLE_LORA is an option of vLLM that Quire does not implement" in output
-    assert parse(env={"QUIRE_ENABLE_LORA": "", "QUIRE_MODEL_DIR": "/m"}) == Sample()
+    output = refuse(env={"QUIRE_CPU_OFFLOAD_GB": "1"})
+    assert "QUIRE_CPU_OFFLOAD_GB is an option of vLLM that Quire does not implement" in output
+    assert parse(env={"QUIRE_CPU_OFFLOAD_GB": "", "QUIRE_MODEL_DIR": "/m"}) == Sample()
 
 
 def test_config_file_takes_an_object_and_a_single_value_for_a_list(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_missing_config_file_is_named() -> None:
         (("--cpu-offload-gb", "1"), ("option of vLLM", "does not implement")),
         (("--trust-remote-code",), ("option of vLLM", "The code of a repository is never run here")),
         (("--code-revision", "main"), ("option of vLLM", "The code of a repository is never run here")),
-        (("--no-enable-lora",), ("option of vLLM",)),
+        (("--no-enable-eplb",), ("option of vLLM",)),
     ],
 )
 def test_what_is_wrong_is_explained(arguments: tuple[str, ...], words: Sequence[str]) -> None:

@@ -1,0 +1,146 @@
+"""Options of low-rank adapters (LoRA) on the engine's model."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from quire.bounds import MAX_ADAPTERS, check_adapter_name
+from quire.errors import InvalidRequest, StartupError
+from quire.options.base import option
+from quire.options.json_object import check_object
+
+ENABLE_FLAG = "--enable-lora"
+UPDATING_FLAG = "--allow-runtime-lora-updating"
+ROOT_FLAG = "--allowed-lora-root"
+LORA_DTYPES = ("auto", "bfloat16", "float16")
+# What follows --lora-modules and begins like this is one more of them, not the model: name=path, an object, a list.
+_MODULE = r"[^-=/\\][^=/\\]*=|[{\[]"
+
+
+class LoraModule(msgspec.Struct, frozen=True):
+    """An adapter to serve from the start."""
+
+    name: str  # by which requests ask for it, as their model
+    path: str  # its folder, as the PEFT library writes it
+    base_model_name: str = ""  # what is told to be its base; the served model where it says none
+
+
+def runtime_updating_option() -> Any:
+    """One option of the gateway, which has the routes, and of the engine, which obeys."""
+    return option(
+        False, "Lets adapters be loaded and unloaded while the server runs, by POST /v1/load_lora_adapter and "
+        f"/v1/unload_lora_adapter. Whoever may ask the API may do so; their folders have to lie under {ROOT_FLAG}.",
+        variables=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """Low-rank adapters (LoRA) on the model."""
+
+    group: ClassVar[str] = "LoRAConfig"
+
+    enable_lora: bool = option(
+        False, "Serves low-rank adapters beside the model: a request names one as its model. The other options here "
+        "need it. docs/adapters.md has more.",
+    )  # fmt: skip
+    lora_modules: tuple[str, ...] = option(
+        (), 'Adapter to serve from the start: NAME=PATH, or as JSON {"name": …, "path": …, "base_model_name": …}, or a '
+        "JSON list of such objects. Several may follow one flag.", metavar="NAME=PATH|JSON…", following=_MODULE,
+    )  # fmt: skip
+    max_loras: int = option(
+        1, "Different adapters that run at the same time, each in a place of its own on the device; requests for "
+        "further ones wait.", minimum=1, maximum=1024,
+    )  # fmt: skip
+    max_lora_rank: int = option(
+        16, "Greatest rank of an adapter; the places on the device are as large.", minimum=1, maximum=1024
+    )
+    max_cpu_loras: int | None = option(
+        None, "Adapters kept in host memory, those on the device among them: at least --max-loras, which is the "
+        "default. What is not kept is read again when it is asked for.", minimum=1,
+    )  # fmt: skip
+    lora_dtype: str = option(
+        "auto", "Data type of the adapters' weights; auto takes the model's.", choices=LORA_DTYPES, affects_output=True
+    )
+    fully_sharded_loras: bool = option(
+        False, "Splits both products of an adapter over the ranks of tensor parallelism, not one of them alone.",
+        affects_output=True,
+    )  # fmt: skip
+    allow_runtime_lora_updating: bool = runtime_updating_option()
+    allowed_lora_root: str | None = option(
+        None, "Folder under which the folders of adapters that are loaded while the server runs have to lie, links "
+        "followed.", metavar="PATH",
+    )  # fmt: skip
+
+    @property
+    def host_places(self) -> int:
+        """Adapters that host memory keeps."""
+        return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
+
+    def check(self) -> None:
+        """Refuses what would have no effect, or cannot be.
+
+        Raises:
+            StartupError: says what.
+        """
+        default = LoraOptions()
+        given = [name for name in self.__dataclass_fields__ if getattr(self, name) != getattr(default, name)]
+        if not self.enable_lora and given:
+            raise StartupError(f"--{given[0].replace('_', '-')} has no effect without {ENABLE_FLAG}; add that.")
+        if self.host_places < self.max_loras:
+            raise StartupError(
+                f"--max-cpu-loras {self.max_cpu_loras} is less than --max-loras {self.max_loras}: what is on the "
+                "device is kept in host memory too. Raise it, or leave it out."
+            )
+        if self.allow_runtime_lora_updating and self.allowed_lora_root is None:
+            raise StartupError(
+                f"{UPDATING_FLAG} (or VLLM_ALLOW_RUNTIME_LORA_UPDATING) needs {ROOT_FLAG}, so that callers cannot "
+                "name any folder of this machine."
+            )
+
+    def modules(self) -> list[LoraModule]:
+        """The adapters to serve from the start.
+
+        Raises:
+            StartupError: one is not written as it should be, or two have one name.
+        """
+        found = [module for text in self.lora_modules for module in _modules(text)]
+        names = [module.name for module in found]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise StartupError(f"--lora-modules has two adapters of the name {min(twice)!r}; name each differently.")
+        if len(found) > MAX_ADAPTERS:
+            raise StartupError(f"--lora-modules has {len(found)} adapters; at most {MAX_ADAPTERS} are served.")
+        return found
+
+
+def _modules(text: str) -> list[LoraModule]:
+    """One value of --lora-modules: NAME=PATH, a JSON object, or a JSON list of those."""
+    if not re.match(r"\s*[{\[]", text):
+        name, _, path = text.partition("=")
+        return [_module({"name": name.strip(), "path": path.strip()}, text)]
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise StartupError(f"--lora-modules {text[:200]!r} is not JSON: {error}.") from error
+    return [_module(item, text) for item in (parsed if isinstance(parsed, list) else [parsed])]
+
+
+def _module(fields: Any, text: str) -> LoraModule:
+    try:
+        if not isinstance(fields, dict):
+            raise ValueError("an adapter is an object")
+        check_object(fields, LoraModule)
+        module = msgspec.convert(fields, LoraModule)
+        check_adapter_name("name", module.name)
+    except (ValueError, InvalidRequest) as error:
+        raise StartupError(
+            f'--lora-modules {text[:200]!r}: {error} Write NAME=PATH, or {{"name": …, "path": …}} as JSON.'
+        ) from error
+    if not module.path:
+        raise StartupError(f"--lora-modules {text[:200]!r} has no path; write NAME=PATH.")
+    return module
