@@ -190,3 +190,6 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     cpu_kernels: str = ""  # on a CPU: the level of the C++ ones, or torch
     batch_invariant: bool = False  # what is computed for a sequence depends on it alone
     state_bytes: int = 0  # what recurrent layers keep of all sequences that may run, on one rank
+    # Those that take adapters, by their names in the checkpoint: (outputs, inputs) on all ranks together; of an
+    # embedding, (size of a row, vocabulary). Empty where no adapters are served.
+    adapter_modules: dict[str, tuple[int, int]] = {}

@@ -1,0 +1,176 @@
+"""adapter_config.json, as the PEFT library writes it: how an adapter's parts are scaled, and what is not served."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import regex
+
+from engine_svc.adapters.header import broken, regular_size
+
+CONFIG_FILE = "adapter_config.json"
+MAX_CONFIG_BYTES = 2**20
+# The modules whose whole weights an adapter may bring, by the last part of their names.
+HEAD = "lm_head"
+WHOLE_MODULES = (HEAD, "embed_tokens")
+_MAX_EXPRESSIONS = 64
+_MATCH_SECONDS = 0.1
+
+# Settings that say how an adapter was trained or which modules it is about: its tensors tell what came of that.
+_OF_TRAINING = frozenset(
+    [
+        "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config",
+        "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
+        "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core",
+        "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+        "runtime_config", "target_modules", "task_type", "use_rslora",
+    ]
+)  # fmt: skip
+# Settings that make another layer of an adapter than x W + scale x A B, with what to say of each.
+_MERGE = "Merge the adapter into its base by the PEFT library (merge_and_unload), and serve that."
+_REFUSED = {
+    "alora_invocation_tokens": "an adapter that begins in the middle of a prompt",
+    "arrow_config": "adapters chosen token by token (Arrow)",
+    "ensure_weight_tying": "parts that the embedding and the head share",
+    "layer_replication": "layers that the base has not",
+    "lora_bias": "biases on the low-rank parts",
+    "megatron_config": "Megatron's layers",
+    "target_parameters": "parts of parameters, not of modules",
+    "trainable_token_indices": "new rows for some tokens",
+    "use_bdlora": "low-rank parts in blocks along the diagonal",
+    "use_dora": "weights taken apart into magnitude and direction (DoRA)",
+    "use_qalora": "inputs averaged in groups (QA-LoRA)",
+}
+# Ways to begin that take what the adapter begins with out of the base's weights: it fits no other base.
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+@dataclass(frozen=True)
+class _Patterns:
+    """Values by the names of modules, as PEFT finds them: by the end of a name, or an expression for that."""
+
+    plain: Mapping[str, tuple[int, float]]  # end of a name → place among all, value
+    expressions: Sequence[tuple[int, regex.Pattern[str], float]]
+
+    def find(self, module: str, default: float) -> float:
+        """The first that fits a module's name."""
+        parts = module.split(".")
+        ends = (".".join(parts[index:]) for index in range(len(parts)))
+        found = [self.plain[end] for end in ends if end in self.plain]
+        try:
+            found += [
+                (n, value) for n, each, value in self.expressions if each.fullmatch(module, timeout=_MATCH_SECONDS)
+            ]
+        except TimeoutError as error:
+            raise broken(f"{CONFIG_FILE}: an expression of rank_pattern or alpha_pattern takes too long.") from error
+        return min(found)[1] if found else default
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What the tensors alone do not say."""
+
+    base_model_name: str
+    rank: int
+    alpha: float
+    ranks: _Patterns
+    alphas: _Patterns
+    use_rslora: bool
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module's part."""
+        return int(self.ranks.find(module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """What a module's part is multiplied by."""
+        rank = self.rank_of(module)
+        return self.alphas.find(module, self.alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+class _Config(msgspec.Struct):
+    """Those of PEFT's settings that are used here; the rest is looked at by name alone."""
+
+    peft_type: str
+    r: int
+    lora_alpha: float
+    base_model_name_or_path: str | None = None
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, float] | None = None
+    use_rslora: bool | None = None
+    bias: str | None = None
+    modules_to_save: list[str] | None = None
+    init_lora_weights: bool | str | None = None
+
+
+def read_config(folder: Path) -> AdapterConfig:
+    """The configuration in a folder.
+
+    Raises:
+        InvalidRequest: it is missing, damaged, or of an adapter that is not served; names the setting.
+    """
+    file = folder / CONFIG_FILE
+    if regular_size(file) > MAX_CONFIG_BYTES:
+        raise broken(f"{file} has more than {MAX_CONFIG_BYTES} bytes.")
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        kind = str(found.get("peft_type"))
+        if kind != "LORA":
+            raise broken(f"{file}: peft_type is {kind[:50]!r}; LORA is served.")
+        config = msgspec.convert(found, _Config)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise broken(f"{file} is damaged: {error}.") from error
+    _check(file, config, found)
+    return AdapterConfig(
+        base_model_name=config.base_model_name_or_path or "",
+        rank=config.r,
+        alpha=config.lora_alpha,
+        ranks=_patterns(file, "rank_pattern", config.rank_pattern or {}),
+        alphas=_patterns(file, "alpha_pattern", config.alpha_pattern or {}),
+        use_rslora=bool(config.use_rslora),
+    )
+
+
+def _check(file: Path, config: _Config, found: Mapping[str, Any]) -> None:
+    if min((config.r, *(config.rank_pattern or {}).values())) < 1:
+        raise broken(f"{file}: a rank is at least 1; r is {config.r}, rank_pattern {config.rank_pattern or {}}.")
+    if not all(map(math.isfinite, (config.lora_alpha, *(config.alpha_pattern or {}).values()))):
+        raise broken(f"{file}: lora_alpha and the values of alpha_pattern are numbers that are finite.")
+    for name in (name for name, value in found.items() if value and name not in _OF_TRAINING):
+        why = _REFUSED.get(name)
+        if why is None:
+            raise broken(
+                f"{file} has the setting {name[:100]!r}, which is not known here. Take it out if it has no effect."
+            )
+        raise broken(f"{file}: {name} is not served: {why}. {_MERGE}")
+    if config.bias not in (None, "none"):
+        raise broken(f"{file}: bias is {config.bias[:50]!r}; only none is served. {_MERGE}")
+    if isinstance(config.init_lora_weights, str) and config.init_lora_weights.startswith(_CHANGES_BASE):
+        raise broken(
+            f"{file}: init_lora_weights is {config.init_lora_weights[:50]!r}, which changes the base's weights. Save "
+            "the adapter by PEFT with path_initial_model_for_weight_conversion, which makes one for the base as it is."
+        )
+    for name in config.modules_to_save or ():
+        if name.rpartition(".")[2] not in WHOLE_MODULES:
+            raise broken(
+                f"{file}: modules_to_save names {name[:100]!r}; only {' and '.join(WHOLE_MODULES)} are served."
+            )
+
+
+def _patterns(file: Path, setting: str, values: Mapping[str, float]) -> _Patterns:
+    plain, expressions = dict[str, tuple[int, float]](), list[tuple[int, regex.Pattern[str], float]]()
+    for place, (key, value) in enumerate(values.items()):
+        if regex.fullmatch(r"[\w.]+", key):
+            plain[key] = (place, value)
+            continue
+        try:
+            expressions.append((place, regex.compile(rf"(?:.*\.)?(?:{key})"), value))
+        except regex.error as error:
+            raise broken(f"{file}: {setting} has {key[:100]!r}, which is no regular expression: {error}.") from error
+    if len(expressions) > _MAX_EXPRESSIONS:
+        raise broken(f"{file}: {setting} has {len(expressions)} expressions; at most {_MAX_EXPRESSIONS} are followed.")
+    return _Patterns(plain, expressions)

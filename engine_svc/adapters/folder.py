@@ -1,0 +1,207 @@
+"""An adapter's folder as the PEFT library writes it: what of it is served, said in one place for both sides.
+
+The control side reads configuration and header, and knows from them whether the adapter can be served. The compute side
+takes the bytes of each part from where they are said to lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine_svc.adapters.config import CONFIG_FILE, HEAD, WHOLE_MODULES, AdapterConfig, read_config
+from engine_svc.adapters.header import TensorPlace, broken, read_header
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PICKLED_FILE = "adapter_model.bin"
+_PREFIX = "base_model.model."
+# The ends of the tensors' names: of the part next to the inputs, of the one next to the outputs.
+_LINEAR = (".lora_A.weight", ".lora_B.weight")
+_EMBEDDING = (".lora_embedding_A", ".lora_embedding_B")
+# PEFT saves the base's own embedding and head beside their parts.
+_BASE = ".base_layer.weight"
+_WHOLE = ".weight"
+
+# (outputs, inputs) of each module that an adapter may have a part of, as the base's checkpoint names it. Those of an
+# embedding are the size of its rows and the vocabulary.
+ModuleShapes = Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class LowRankPart:
+    """What an adapter adds to a module: outputs += scale * (inputs Aᵀ) Bᵀ."""
+
+    a: TensorPlace  # [rank, inputs]
+    b: TensorPlace  # [outputs, rank]
+    scale: float
+    is_embedding: bool  # whose inputs are token ids: A has a column for each of the vocabulary
+
+    @property
+    def rank(self) -> int:
+        """Rows of A."""
+        return self.a.shape[0]
+
+
+@dataclass(frozen=True)
+class AdapterFolder:
+    """An adapter that can be served, as far as its configuration and its tensors' names and shapes go."""
+
+    path: Path
+    base_model_name: str
+    parts: Mapping[str, LowRankPart]  # by module, as the base's checkpoint names it
+    # Modules that it brings whole weights of [rows of the vocabulary, hidden size], in place of the base's.
+    whole: Mapping[str, TensorPlace] = field(default_factory=dict)
+    unchanged: Mapping[str, TensorPlace] = field(default_factory=dict)  # copies of the base's own, not read
+
+    @property
+    def weights_file(self) -> Path:
+        """The file that all places are of."""
+        return self.path / WEIGHTS_FILE
+
+    @property
+    def rank(self) -> int:
+        """The greatest of its parts' ranks; 0 where it has whole weights alone."""
+        return max((part.rank for part in self.parts.values()), default=0)
+
+
+def read_folder(path: Path, max_rank: int, modules: ModuleShapes | None = None) -> AdapterFolder:
+    """What a folder holds, checked.
+
+    Args:
+        max_rank: --max-lora-rank.
+        modules: of the base; None where they are not known, and shapes are compared with nothing.
+
+    Raises:
+        InvalidRequest: the adapter cannot be served; names file and tensor, what was expected and what was found.
+    """
+    if not path.is_dir():
+        raise broken(f"{path} is no folder; an adapter is one, with {CONFIG_FILE} and {WEIGHTS_FILE}.")
+    config = read_config(path)
+    if not (path / WEIGHTS_FILE).exists() and (path / _PICKLED_FILE).exists():
+        raise broken(
+            f"{path} has its weights as {_PICKLED_FILE}, which could run code when it is read. Save it by PEFT with "
+            f"safe_serialization=True: that writes {WEIGHTS_FILE}."
+        )
+    folder = _sort(path, config, read_header(path / WEIGHTS_FILE))
+    for module, part in folder.parts.items():
+        _check_rank(folder, config, module, part, max_rank)
+    if modules is not None:
+        _check_modules(folder, modules)
+    return folder
+
+
+def revision_of(path: Path) -> str:
+    """64 hexadecimal digits that name what an adapter is. Reads all of its weights.
+
+    Raises:
+        InvalidRequest: a file cannot be read.
+    """
+    whole = hashlib.sha256()
+    try:
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            with (path / name).open("rb") as opened:
+                whole.update(hashlib.file_digest(opened, "sha256").digest())
+    except OSError as error:
+        raise broken(f"{path} cannot be read: {error}.") from error
+    return whole.hexdigest()
+
+
+def _sort(path: Path, config: AdapterConfig, tensors: Mapping[str, TensorPlace]) -> AdapterFolder:
+    """The tensors by what they are."""
+    pairs: dict[tuple[str, bool], dict[int, TensorPlace]] = {}
+    whole, unchanged = dict[str, TensorPlace](), dict[str, TensorPlace]()
+    for name, place in tensors.items():
+        if not name.startswith(_PREFIX):
+            raise _unknown(path, name, f"names begin with {_PREFIX}")
+        module = name.removeprefix(_PREFIX)
+        ends = ((end, side, ends is _EMBEDDING) for ends in (_LINEAR, _EMBEDDING) for side, end in enumerate(ends))
+        for end, side, is_embedding in ends:
+            if module.endswith(end):
+                pairs.setdefault((module.removesuffix(end), is_embedding), {})[side] = place
+                break
+        else:
+            _keep_whole(path, module, place, whole, unchanged)
+    parts = {module: _part(path, config, module, pair, kind) for (module, kind), pair in pairs.items()}
+    if len(parts) < len(pairs):
+        raise broken(f"{path / WEIGHTS_FILE} has parts of one module both as a linear layer's and as an embedding's.")
+    if not parts and not whole:
+        raise broken(f"{path / WEIGHTS_FILE} has no tensors: the adapter changes nothing.")
+    return AdapterFolder(path, config.base_model_name, parts, whole, unchanged)
+
+
+def _keep_whole(
+    path: Path, module: str, place: TensorPlace, whole: dict[str, TensorPlace], unchanged: dict[str, TensorPlace]
+) -> None:
+    for end, kept in ((_BASE, unchanged), (_WHOLE, whole)):
+        name = module.removesuffix(end)
+        if module.endswith(end) and name.rpartition(".")[2] in WHOLE_MODULES and len(place.shape) == 2:
+            kept[name] = place
+            return
+    expected = f"{_LINEAR[0]} and {_LINEAR[1]} of a module, or whole weights of {' and '.join(WHOLE_MODULES)}"
+    raise _unknown(path, place.name, f"served are {expected}")
+
+
+def _unknown(path: Path, name: str, expected: str) -> Exception:
+    return broken(f"{path / WEIGHTS_FILE} has a tensor {name[:200]!r}, which is not served: {expected}.")
+
+
+def _part(
+    path: Path, config: AdapterConfig, module: str, pair: Mapping[int, TensorPlace], is_embedding: bool
+) -> LowRankPart:
+    file = path / WEIGHTS_FILE
+    if len(pair) < 2:
+        one = next(iter(pair.values())).name
+        raise broken(f"{file} has {one[:200]!r} and not the other part of its pair: it is incomplete. Copy it again.")
+    a, b = pair[0], pair[1]
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
+        raise broken(
+            f"{file}: {a.name[:200]} of shape {list(a.shape)} and {b.name[:200]} of shape {list(b.shape)} do not go "
+            "together: [rank, inputs] and [outputs, rank] are expected."
+        )
+    return LowRankPart(a, b, config.scale_of(module), is_embedding)
+
+
+def _check_rank(folder: AdapterFolder, config: AdapterConfig, module: str, part: LowRankPart, max_rank: int) -> None:
+    expected = config.rank_of(module)
+    if part.rank != expected:
+        raise broken(
+            f"{folder.weights_file}: {part.a.name[:200]} has rank {part.rank} (its shape is {list(part.a.shape)}), and "
+            f"{CONFIG_FILE} says {expected} for it. The two files are of different adapters."
+        )
+    if part.rank > max_rank:
+        raise broken(
+            f"{folder.weights_file}: {part.a.name[:200]} has rank {part.rank}, and --max-lora-rank is {max_rank}; "
+            f"start the server with --max-lora-rank {part.rank}."
+        )
+
+
+def _check_modules(folder: AdapterFolder, modules: ModuleShapes) -> None:
+    for module, part in folder.parts.items():
+        outputs, inputs = _shape_of(folder, module, part.a.name, modules)
+        for place, dimension, expected in ((part.a, 1, inputs), (part.b, 0, outputs)):
+            if place.shape[dimension] != expected:
+                wanted = [part.rank, inputs] if dimension else [outputs, part.rank]
+                raise _misfit(folder, place, wanted)
+    for module, place in {**folder.whole, **folder.unchanged}.items():
+        shape = _shape_of(folder, module, place.name, modules)
+        wanted = [*(shape if module.endswith(HEAD) else reversed(shape))]  # the rows of both are the vocabulary's
+        if list(place.shape) != wanted:
+            raise _misfit(folder, place, wanted)
+
+
+def _shape_of(folder: AdapterFolder, module: str, tensor: str, modules: ModuleShapes) -> tuple[int, int]:
+    if module not in modules:
+        raise broken(
+            f"{folder.weights_file}: {tensor[:200]} is of the module {module[:200]}, which the model has not, or whose "
+            f"products take no adapter. Its base is {folder.base_model_name[:200] or 'not named'}."
+        )
+    return modules[module]
+
+
+def _misfit(folder: AdapterFolder, place: TensorPlace, expected: list[int]) -> Exception:
+    return broken(
+        f"{folder.weights_file}: {place.name[:200]} has the shape {list(place.shape)}, and the model needs {expected}. "
+        f"Its base is {folder.base_model_name[:200] or 'not named'}."
+    )

@@ -1,0 +1,109 @@
+"""The header of a safetensors file: which tensors it has, and where. Nothing in it is trusted."""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.errors import InvalidRequest
+
+MAX_HEADER_BYTES = 32 * 2**20
+MAX_TENSORS = 200_000
+_LENGTH_BYTES = 8
+# The types that an adapter's weights may have, and bytes of a value.
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """A tensor of a file."""
+
+    name: str
+    dtype: str  # as the file has it: a key of ITEM_BYTES
+    shape: tuple[int, ...]
+    start: int  # bytes from the file's beginning
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the file that it takes."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def broken(message: str) -> InvalidRequest:
+    """The refusal of an adapter's folder."""
+    return InvalidRequest(message, parameter="path")
+
+
+def regular_size(file: Path) -> int:
+    """Bytes of a file.
+
+    Raises:
+        InvalidRequest: there is none, or it is no ordinary file.
+    """
+    try:
+        status = file.stat()
+    except (OSError, ValueError) as error:
+        raise broken(f"{file} cannot be read: {error}.") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise broken(f"{file} is no ordinary file.")
+    return status.st_size
+
+
+def read_header(file: Path) -> dict[str, TensorPlace]:
+    """By name, all tensors of a safetensors file, whose bytes lie within it.
+
+    Raises:
+        InvalidRequest: it cannot be read, or is damaged; says which tensor.
+    """
+    size = regular_size(file)
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+            if not 0 < length <= min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+                raise broken(f"{file} is no safetensors file, or cut off: it says that its header has {length} bytes.")
+            text = opened.read(length)
+    except OSError as error:
+        raise broken(f"{file} cannot be read: {error}.") from error
+    entries = _decode(file, text)
+    begin = _LENGTH_BYTES + length
+    return {name: _place(file, name, entry, begin, size) for name, entry in entries.items()}
+
+
+def _decode(file: Path, text: bytes) -> Mapping[str, _Entry]:
+    try:
+        found: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+        found.pop("__metadata__", None)
+        entries = msgspec.convert(found, dict[str, _Entry])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise broken(f"{file} has a header that is damaged: {error}.") from error
+    if len(entries) > MAX_TENSORS:
+        raise broken(f"{file} has {len(entries)} tensors; at most {MAX_TENSORS} are read.")
+    return entries
+
+
+def _place(file: Path, name: str, entry: _Entry, begin: int, size: int) -> TensorPlace:
+    shown = f"{file}: {name[:200]}"
+    if entry.dtype not in ITEM_BYTES:
+        raise broken(f"{shown} is of type {entry.dtype[:20]}; an adapter's weights are {', '.join(ITEM_BYTES)}.")
+    if not entry.shape or min(entry.shape) < 1 or len(entry.shape) > 2:
+        raise broken(f"{shown} has the shape {entry.shape[:8]}; an adapter's weights are vectors and matrices.")
+    start, end = entry.data_offsets
+    place = TensorPlace(name, entry.dtype, tuple(entry.shape), begin + start)
+    if start < 0 or end - start != place.num_bytes or begin + end > size:
+        raise broken(
+            f"{shown} of shape {entry.shape} lies at the bytes {start} to {end} behind the header, of a file with "
+            f"{size - begin} there: it is damaged or cut off. Copy it again."
+        )
+    return place

@@ -1,0 +1,139 @@
+"""Which adapters are served, by name."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from engine_svc.adapters.adapter import Adapter, read_adapter
+from engine_svc.adapters.config import CONFIG_FILE
+from engine_svc.adapters.folder import WEIGHTS_FILE, ModuleShapes
+from engine_svc.adapters.header import broken
+from quire.bounds import MAX_ADAPTERS, check_adapter_name
+from quire.errors import MODEL_NOT_FOUND, FailedPrecondition, InvalidRequest, NotFound, Overloaded, StartupError
+from quire.options.lora import ENABLE_FLAG, UPDATING_FLAG, LoraModule, LoraOptions
+
+
+class AdapterRegistry:
+    """Names and what stands for them. Changed in the event loop, once it is filled at the start.
+
+    A request is given its adapter when it comes, and keeps that: what is taken away or replaced here serves those that
+    have it to their end.
+    """
+
+    def __init__(self, options: LoraOptions, served_model_names: Collection[str], modules: ModuleShapes | None) -> None:
+        """
+        Args:
+            served_model_names: which no adapter may have.
+            modules: see `read_folder`.
+        """
+        self._options = options
+        self._served_model_names = served_model_names
+        self._modules = modules
+        self._adapters: dict[str, Adapter] = {}
+        self._keys = itertools.count(1)
+        # Begins with the clock, so that a worker that was started again has told of another one before.
+        self.version = time.time_ns()
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """All that are served."""
+        return tuple(self._adapters.values())
+
+    def find(self, name: str) -> Adapter | None:
+        """The one that requests mean by a name."""
+        return self._adapters.get(name)
+
+    def read_at_start(self, module: LoraModule) -> None:
+        """Serves one that the options name.
+
+        Raises:
+            StartupError: it cannot be served; says why.
+        """
+        try:
+            self._check_name(module.name)
+            folder = Path(module.path).expanduser().resolve()
+            self.put(self._read(module.name, module.path, module.base_model_name, folder))
+        except InvalidRequest as error:
+            raise StartupError(f"--lora-modules {module.name}: {error.message}") from error
+
+    def read(self, name: str, path: str, base_model_name: str) -> Adapter:
+        """Checks one that a caller names while the server runs; it is not served yet. May be called from any thread.
+
+        Raises:
+            FailedPrecondition: none are taken.
+            InvalidRequest: it cannot be served, or lies outside the folder that is allowed.
+        """
+        self.check_updating()
+        self._check_name(name)
+        if len(base_model_name) > 256:
+            raise InvalidRequest("base_model_name has at most 256 characters.", parameter="base_model_name")
+        return self._read(name, path, base_model_name, self._allowed_folder(path))
+
+    def check_updating(self) -> None:
+        """
+        Raises:
+            FailedPrecondition: adapters do not come and go here.
+        """
+        if not self._options.enable_lora:
+            raise FailedPrecondition(f"This server has no adapters; start it with {ENABLE_FLAG}.")
+        if not self._options.allow_runtime_lora_updating:
+            raise FailedPrecondition(
+                f"This server takes no adapters while it runs; start it with {UPDATING_FLAG} (or "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)."
+            )
+
+    def put(self, adapter: Adapter, in_place: bool = False) -> Adapter | None:
+        """Serves one; returns the one whose place it took.
+
+        Raises:
+            InvalidRequest: another has the name.
+            Overloaded: there are too many.
+        """
+        taken = self._adapters.get(adapter.name)
+        if taken is not None and not in_place:
+            raise InvalidRequest(
+                f"{adapter.name} is another adapter's name, of {taken.path}; unload that, or load this one in place of "
+                "it (load_inplace).",
+                parameter="name",
+            )
+        if taken is None and len(self._adapters) >= MAX_ADAPTERS:
+            raise Overloaded(f"{MAX_ADAPTERS} adapters are served already; unload one of them.")
+        self._adapters[adapter.name] = adapter
+        self.version += 1
+        return taken
+
+    def remove(self, name: str) -> Adapter:
+        """Takes a name away.
+
+        Raises:
+            FailedPrecondition: see `check_updating`.
+            NotFound: no adapter has it.
+        """
+        self.check_updating()
+        if name not in self._adapters:
+            raise NotFound(f"No adapter is called {name[:200]!r}.", parameter="name", reason=MODEL_NOT_FOUND)
+        self.version += 1
+        return self._adapters.pop(name)
+
+    def _check_name(self, name: str) -> None:
+        check_adapter_name("name", name)
+        if name in self._served_model_names:
+            raise InvalidRequest(f"{name} is the model's own name; give the adapter another.", parameter="name")
+
+    def _read(self, name: str, path: str, base_model_name: str, folder: Path) -> Adapter:
+        key = next(self._keys)
+        return read_adapter(name, path, base_model_name, key, folder, self._options.max_lora_rank, self._modules)
+
+    def _allowed_folder(self, path: str) -> Path:
+        """Where a path leads, from the folder that is allowed, and within it: the files in it do so too."""
+        if not path or len(path) > 4096 or "\0" in path:
+            raise broken("path is the adapter's folder, of 1 to 4096 characters.")
+        root = Path(self._options.allowed_lora_root or "").expanduser().resolve()
+        folder = (root / path).resolve()
+        for place in (folder, (folder / CONFIG_FILE).resolve(), (folder / WEIGHTS_FILE).resolve()):
+            if not place.is_relative_to(root):
+                raise broken(f"{path[:200]} is not, or leads out of, the folder that --allowed-lora-root allows.")
+        return folder

@@ -1,0 +1,44 @@
+"""Adapters' folders as the PEFT library writes them, made of nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def low_rank(
+    modules: Mapping[str, tuple[int, int]], rank: int = 4, seed: int = 0, dtype: str = "float32"
+) -> dict[str, npt.NDArray[Any]]:
+    """Random tensors, by PEFT's names, for linear modules of (outputs, inputs)."""
+    random = np.random.default_rng(seed)
+    tensors = {}
+    for module, (outputs, inputs) in modules.items():
+        tensors[f"base_model.model.{module}.lora_A.weight"] = random.normal(size=(rank, inputs)).astype(dtype)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = random.normal(size=(outputs, rank)).astype(dtype)
+    return tensors
+
+
+def write_adapter(folder: Path, tensors: Arrays, rank: int = 4, **settings: Any) -> Path:
+    """A folder with these tensors.
+
+    Args:
+        settings: in place of those of the configuration.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0,
+        "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True, "inference_mode": True, "use_dora": False,
+        "use_rslora": False, "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {},
+        "base_model_name_or_path": "base", "target_modules": ["q_proj"],
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config | settings))
+    save_file(dict(tensors), folder / "adapter_model.safetensors")
+    return folder
