@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape."""
+"""Errors in OpenAI's shape, and in Anthropic's for its API."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
+from gateway.middleware.root_path import path_below_root
 from quire.errors import ContextTooLong, Overloaded, QuireError, Unavailable, mapping_of
 
 # Retrying sooner would meet the same queue.
 _RETRY_AFTER_SECONDS = "1"
 _MAX_MESSAGE = 2000
+_MESSAGES = b"/v1/messages"
+# By status, where it is not api_error.
+_MESSAGES_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 413: "request_too_large", 415: "invalid_request_error", 429: "rate_limit_error",
+    503: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
 
 
 class HttpError(Exception):
@@ -40,6 +49,20 @@ class ErrorResponse(msgspec.Struct):
     error: ErrorBody
 
 
+class MessagesErrorBody(msgspec.Struct):
+    """What is wrong, by kind and in words."""
+
+    type: str
+    message: str
+
+
+class MessagesError(msgspec.Struct):
+    """The same for Anthropic's clients, whole or as an event of a stream."""
+
+    error: MessagesErrorBody
+    type: str = "error"
+
+
 def error_body(error: QuireError) -> ErrorResponse:
     """The body that an error is answered with, whole or inside a stream."""
     mapping = mapping_of(error)
@@ -47,10 +70,23 @@ def error_body(error: QuireError) -> ErrorResponse:
     return ErrorResponse(ErrorBody(error.message[:_MAX_MESSAGE], mapping.http_type, error.parameter or None, code))
 
 
-def error_response(error: QuireError) -> Response:
+def messages_error(status: int, message: str) -> MessagesError:
+    """The same for Anthropic's clients."""
+    return MessagesError(MessagesErrorBody(_MESSAGES_TYPES.get(status, "api_error"), message[:_MAX_MESSAGE]))
+
+
+def is_for_messages(scope: Scope) -> bool:
+    """Whether a request is for Anthropic's API."""
+    path = path_below_root(scope).partition(b"?")[0]
+    return path == _MESSAGES or path.startswith(_MESSAGES + b"/")
+
+
+def error_response(error: QuireError, scope: Scope) -> Response:
     """The answer to a request that failed."""
     headers = {"retry-after": _RETRY_AFTER_SECONDS} if isinstance(error, Overloaded | Unavailable) else {}
-    return json_response(error_body(error), mapping_of(error).http_status, headers)
+    status = mapping_of(error).http_status
+    body = messages_error(status, error.message) if is_for_messages(scope) else error_body(error)
+    return json_response(body, status, headers)
 
 
 def stopping() -> Unavailable:
@@ -73,24 +109,25 @@ def json_text_response(text: bytes, status: int = 200, headers: dict[str, str] |
     return Response(text, status, headers, media_type="application/json")
 
 
-def plain_error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+def plain_error(status: int, message: str, scope: Scope, headers: dict[str, str] | None = None) -> Response:
     """An error of HTTP itself, such as 404 or 413, in the same shape."""
     kind = HTTPStatus(status).phrase
-    return json_response(ErrorResponse(ErrorBody(message[:_MAX_MESSAGE], kind, None, status)), status, headers)
+    body = ErrorResponse(ErrorBody(message[:_MAX_MESSAGE], kind, None, status))
+    return json_response(messages_error(status, message) if is_for_messages(scope) else body, status, headers)
 
 
 async def handle_quire_error(request: Request, error: Exception) -> Response:
     """Exception handler of the application."""
     if not isinstance(error, QuireError):
         raise error
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:
     """Exception handler for HttpError."""
     if not isinstance(error, HttpError):
         raise error
-    return plain_error(error.status, str(error))
+    return plain_error(error.status, str(error), request.scope)
 
 
 async def handle_http_exception(request: Request, error: Exception) -> Response:
@@ -101,9 +138,10 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
         404: f"There is no {request.url.path[:200]} here; /docs lists what there is.",
         405: f"{request.method} is not allowed on {request.url.path[:200]}.",
     }
-    return plain_error(error.status_code, messages.get(error.status_code, error.detail), dict(error.headers or {}))
+    message = messages.get(error.status_code, error.detail)
+    return plain_error(error.status_code, message, request.scope, dict(error.headers or {}))
 
 
 async def handle_unexpected(request: Request, error: Exception) -> Response:
     """A bug of ours: the log has it, the client gets no details."""
-    return plain_error(500, "Internal error; the gateway's log has the details.")
+    return plain_error(500, "Internal error; the gateway's log has the details.", request.scope)

@@ -128,7 +128,7 @@ def limited_protocol(header_seconds: float, body_seconds: float) -> type[Limited
 
 async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
     response = error_response(
-        Overloaded("The server has as many connections as it takes (--max-connections); try again in a moment.")
+        Overloaded("The server has as many connections as it takes (--max-connections); try again in a moment."), scope
     )
     response.headers["connection"] = "close"
     await response(scope, receive, send)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -15,10 +15,17 @@ from starlette.responses import Response
 
 import quire
 from gateway.context import context_of
-from gateway.errors import ErrorResponse, json_response
+from gateway.errors import ErrorResponse, MessagesError, json_response
 from gateway.middleware.authentication import PUBLIC_PATHS
 from gateway.protocol.chat import ChatBatchRequest, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from gateway.protocol.completions import Completion, CompletionRequest
+from gateway.protocol.messages import (
+    CountTokensRequest,
+    CountTokensResponse,
+    MessagesAnswerBody,
+    MessagesEvent,
+    MessagesRequest,
+)
 from gateway.protocol.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -38,6 +45,7 @@ class _Operation:
         requests: what its body may be.
         answers: what it may answer with; empty for nothing.
         chunks: what an event of a stream may hold, where there are streams.
+        failures: statuses that are no success, and what is answered with them.
     """
 
     method: str
@@ -48,12 +56,14 @@ class _Operation:
     chunks: tuple[type, ...] = ()
     media_type: str = "application/json"
     failures: tuple[int, ...] = ()
+    failure: type = ErrorResponse
 
     @property
     def is_public(self) -> bool:
         return self.path.encode() in PUBLIC_PATHS
 
 
+_ERRORS = (ErrorResponse, MessagesError)
 _REQUEST = (400, 404, 413, 415, 503, 504)  # what a body may be answered with
 _OPERATIONS = (
     _Operation(
@@ -67,6 +77,14 @@ _OPERATIONS = (
     _Operation(
         "post", "/v1/completions", "Continues prompts.", (CompletionRequest,), (Completion,), (Completion,),
         failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/v1/messages", "Continues a conversation of Anthropic's API.", (MessagesRequest,),
+        (MessagesAnswerBody,), get_args(MessagesEvent), failures=_REQUEST, failure=MessagesError,
+    ),
+    _Operation(
+        "post", "/v1/messages/count_tokens", "Counts its tokens.", (CountTokensRequest,), (CountTokensResponse,),
+        failures=_REQUEST, failure=MessagesError,
     ),
     _Operation(
         "post", "/invocations", "As /v1/chat/completions or /v1/completions, by the fields of the body.",
@@ -111,12 +129,10 @@ _TYPES = {"docs.html": "text/html", "docs.js": "text/javascript", "docs.css": "t
 @functools.cache
 def _document(needs_key: bool) -> dict[str, Any]:
     kinds = [kind for each in _OPERATIONS for kind in (*each.requests, *each.answers, *each.chunks)]
-    schemas, components = msgspec.json.schema_components(
-        [*kinds, ErrorResponse], ref_template="#/components/schemas/{name}"
-    )
+    schemas, components = msgspec.json.schema_components([*kinds, *_ERRORS], ref_template="#/components/schemas/{name}")
     for name in {kind.__name__ for each in _OPERATIONS for kind in each.requests}:
         add_limits(components[name]["properties"])
-    schema_of = dict(zip([*kinds, ErrorResponse], schemas, strict=True))
+    schema_of = dict(zip([*kinds, *_ERRORS], schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for each in _OPERATIONS:
         paths.setdefault(each.path, {})[each.method] = _described(each, schema_of, needs_key and not each.is_public)
@@ -129,7 +145,7 @@ def _document(needs_key: bool) -> dict[str, Any]:
 
 def _described(operation: _Operation, schema_of: _Schemas, needs_key: bool) -> dict[str, Any]:
     failures = sorted({*operation.failures, *((401,) if needs_key else ()), 500})
-    failure = {"application/json": {"schema": schema_of[ErrorResponse]}}
+    failure = {"application/json": {"schema": schema_of[operation.failure]}}
     responses = {str(status): {"description": _FAILURES[status], "content": failure} for status in failures}
     described: dict[str, Any] = {
         "summary": operation.text, "responses": {"200": _success(operation, schema_of), **responses},
@@ -151,16 +167,17 @@ def _success(operation: _Operation, schema_of: _Schemas) -> dict[str, Any]:
     if operation.answers:
         content[operation.media_type] = {"schema": _any_of(operation.answers, schema_of)}
     if operation.chunks:
-        content["text/event-stream"] = {"schema": _event(_any_of((*operation.chunks, ErrorResponse), schema_of))}
+        held = _any_of((*operation.chunks, operation.failure), schema_of)
+        content["text/event-stream"] = {"schema": _event(held, ends_with_done=operation.failure is ErrorResponse)}
     return {"description": "Success.", **({"content": content} if content else {})}
 
 
-def _event(data: dict[str, Any]) -> dict[str, Any]:
-    """One of a stream; the last one says that it is."""
+def _event(data: dict[str, Any], *, ends_with_done: bool) -> dict[str, Any]:
+    """One of a stream; the last one may say that it is."""
     in_json = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     return {
         "type": "object", "description": "With stream: true, one of the events.", "required": ["data"],
-        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, in_json]}},
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, in_json]} if ends_with_done else in_json},
     }  # fmt: skip
 
 

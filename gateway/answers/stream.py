@@ -90,7 +90,7 @@ class EventStream:
         while batch is None:  # no head yet, so nothing can be said while the request waits in a queue
             batch = await self._queue.next_batch(PING_SECONDS)
         if self._queue.error:
-            await error_response(self._queue.error)(scope, receive, send)
+            await error_response(self._queue.error, scope)(scope, receive, send)
             return
         self._begun = True
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})

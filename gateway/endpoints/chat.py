@@ -25,6 +25,7 @@ from gateway.requests.call_constraint import answer_constraint
 from gateway.requests.caller import caller_of
 from gateway.requests.constraint import NamedConstraint, constraint_of
 from gateway.requests.convert import context_bound, make_generation_request
+from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.messages import template_messages
 from gateway.requests.served_model import ServedModel
 from gateway.requests.template_variables import template_variables
@@ -69,6 +70,14 @@ async def chat_batch(request: Request) -> Response | EventStream:
 
 async def _respond(request: Request, body: ChatFields, conversations: Sequence[Conversation]) -> Response | EventStream:
     """The answer to conversations of which all but the messages is the body's."""
+    context, generation = context_of(request), await prepare(request, body, conversations)
+    text = await context.tokenizer.decode(generation.prompts[0].token_ids) if body.return_prompt_text else UNSET
+    answer = ChatAnswer(context, body, conversations[0], await context.pipeline.start(generation), text)
+    return await answer.respond(request)
+
+
+async def prepare(request: Request, body: ChatFields, conversations: Sequence[Conversation]) -> GenerationRequest:
+    """Conversations as they are to be generated from: checked, and rendered."""
     context = context_of(request)
     context.require_tokenizer("A chat", "messages")
     model = context.fleet.model(body.model)
@@ -101,7 +110,7 @@ async def _respond(request: Request, body: ChatFields, conversations: Sequence[C
     thinking = None
     if context.reasoning:
         thinking = await context.reasoning.thinking(first.text, is_continued=body.continue_final_message)
-    generation = make_generation_request(
+    return make_generation_request(
         body, [each.prompt for each in rendered], model, constraint=constraint,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         logprobs=num_alternatives(body.top_logprobs or 0, model) if body.logprobs else None,
@@ -111,9 +120,6 @@ async def _respond(request: Request, body: ChatFields, conversations: Sequence[C
         answer_context=AnswerContext(tools.tools, tools.choice, bool(thinking and thinking.is_open)),
         thinking=thinking,
     )  # fmt: skip
-    text = await context.tokenizer.decode(generation.prompts[0].token_ids) if body.return_prompt_text else UNSET
-    answer = ChatAnswer(context, body, conversations[0], await context.pipeline.start(generation), text)
-    return await answer.respond(request)
 
 
 def _asked(body: ChatFields, context: GatewayContext) -> tuple[ToolUse, NamedConstraint | None]:

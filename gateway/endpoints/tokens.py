@@ -57,7 +57,7 @@ async def tokenize(request: Request) -> Response:
     model = context.fleet.model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Send either prompt or messages.", parameter="prompt")
-    sequence = await _sequence(request, body, context)
+    sequence = await sequence_of(request, body, context)
     strings: Mapping[int, str] | None = None
     if body.return_token_strs:
         strings = await context.tokenizer.token_strings(await beside(request, set, sequence.token_ids))
@@ -70,7 +70,8 @@ async def tokenize(request: Request) -> Response:
     return await large.answer(request, len(sequence.token_ids), make)
 
 
-async def _sequence(request: Request, body: TokenizeRequest, context: GatewayContext) -> TokenizedPrompt:
+async def sequence_of(request: Request, body: TokenizeRequest, context: GatewayContext) -> TokenizedPrompt:
+    """The tokens of either."""
     if body.messages is None:
         special = body.add_special_tokens is not False
         return (await context.tokenizer.encode([body.prompt or ""], special))[0]

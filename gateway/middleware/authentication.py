@@ -34,8 +34,10 @@ class AuthenticationMiddleware:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http" or not (key := self._authenticate(scope)):
-            error = Unauthenticated("This server needs an API key: send `Authorization: Bearer <key>`.")
-            response = error_response(error)
+            error = Unauthenticated(
+                "This server needs an API key: send `Authorization: Bearer <key>`, or `x-api-key: <key>`."
+            )
+            response = error_response(error, scope)
             response.headers["www-authenticate"] = "Bearer"
             await response(scope, receive, send)
             return
@@ -46,14 +48,19 @@ class AuthenticationMiddleware:
 
     def _authenticate(self, scope: Scope) -> bytes:
         """The request's key; empty when it is not known. Compares with all keys, always."""
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        kind, _, key = given.partition(b" ")
-        key = key.strip()
+        key = _given_key(scope)
         digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if kind.lower() != b"bearer" or not any(matches):
-            return b""
-        return key
+        return key if any(matches) else b""
+
+
+def _given_key(scope: Scope) -> bytes:
+    """As OpenAI's clients send it or, without that, as Anthropic's do; empty for none."""
+    headers = dict(reversed(scope["headers"]))
+    if b"authorization" not in headers:
+        return bytes(headers.get(b"x-api-key", b"")).strip()
+    kind, _, key = headers[b"authorization"].partition(b" ")
+    return bytes(key).strip() if kind.lower() == b"bearer" else b""
 
 
 def _cache_tenant(key: bytes) -> str:

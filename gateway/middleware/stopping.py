@@ -32,4 +32,4 @@ class StoppingMiddleware:
         except asyncio.CancelledError:
             if begun or scope["type"] != "http":
                 raise
-            await error_response(stopping())(scope, receive, send)
+            await error_response(stopping(), scope)(scope, receive, send)

@@ -21,8 +21,9 @@ FOLDER = Path(__file__).parent
 ENVIRONMENT = ROOT / ".venv-clients"
 SECONDS = 240
 SCRIPTS = (
-    "openai_sync.py", "openai_async.py", "openai_node.cjs", "langchain_chat.py", "instructor_models.py",
-    "litellm_calls.py", "pydantic_ai_agent.py", "schemathesis_fuzzing.py", "lm_eval_tasks.py",
+    "openai_sync.py", "openai_async.py", "openai_node.cjs", "anthropic_agent.py", "anthropic_node.cjs",
+    "langchain_chat.py", "instructor_models.py", "litellm_calls.py", "pydantic_ai_agent.py",
+    "schemathesis_fuzzing.py", "lm_eval_tasks.py",
 )  # fmt: skip
 # What they would look for elsewhere before they begin, or tell others of.
 OFFLINE = {
@@ -47,8 +48,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def interpreter(script: str) -> str:
     """What runs it; skips the test where that, or the client, is not there."""
     if script.endswith(".cjs"):
-        if not (node := shutil.which("node")) or not (ENVIRONMENT / "node_modules/openai").exists():
-            pytest.skip("needs node and npm's package openai: install Node.js, then `make clients`")
+        package = "openai" if script.startswith("openai") else "@anthropic-ai/sdk"
+        if not (node := shutil.which("node")) or not (ENVIRONMENT / "node_modules" / package).exists():
+            pytest.skip(f"needs node and npm's package {package}: install Node.js, then `make clients`")
         return node
     python = ENVIRONMENT / "bin/python"
     if not python.exists():
@@ -64,6 +66,7 @@ def test_client(script: str, request: pytest.FixtureRequest, tmp_path: Path) -> 
     stack: Stack = request.getfixturevalue("demo")  # not started for what is skipped
     environment = {
         **os.environ, **OFFLINE, "OPENAI_BASE_URL": f"{stack.url}/v1", "OPENAI_API_KEY": "unused",
+        "ANTHROPIC_BASE_URL": stack.url, "ANTHROPIC_API_KEY": "unused",
         "NODE_PATH": str(ENVIRONMENT / "node_modules"), "HF_HOME": str(tmp_path),
     }  # fmt: skip
     done = subprocess.run(

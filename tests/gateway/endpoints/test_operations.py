@@ -50,7 +50,9 @@ async def test_every_route_asks_for_a_key(locked: GatewayStack) -> None:
         assert response.status_code == (200 if route.path in PUBLIC else 401), route.path
         if route.path not in PUBLIC:
             assert response.headers["www-authenticate"] == "Bearer"
-            assert response.json()["error"]["type"] == "AuthenticationError"
+            is_anthropics = route.path.startswith("/v1/messages")
+            expected = "authentication_error" if is_anthropics else "AuthenticationError"
+            assert response.json()["error"]["type"] == expected
 
 
 async def test_below_a_proxys_path_the_same_is_public(tokenizer_folder: Path) -> None:

@@ -1,0 +1,34 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's API over the same generation as chats."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.answers.stream import EventStream
+from gateway.context import context_of
+from gateway.endpoints import chat, tokens
+from gateway.endpoints.body import read_json
+from gateway.endpoints.large import beside
+from gateway.endpoints.messages_answer import MessagesAnswer
+from gateway.errors import json_response
+from gateway.protocol.messages import CountTokensRequest, CountTokensResponse, MessagesRequest
+from gateway.requests.anthropic import chat_of, tokenize_request_of
+
+
+async def messages(request: Request) -> Response | EventStream:
+    """Continues a conversation."""
+    body = await read_json(request, MessagesRequest)
+    asked = await beside(request, chat_of, body)
+    context, generation = context_of(request), await chat.prepare(request, asked, [asked.messages])
+    return await MessagesAnswer(context, body, await context.pipeline.start(generation)).respond(request)
+
+
+async def count_tokens(request: Request) -> Response:
+    """Tokens of a conversation."""
+    body = await beside(request, tokenize_request_of, await read_json(request, CountTokensRequest))
+    context = context_of(request)
+    context.require_tokenizer("A conversation", "messages")
+    context.fleet.model(body.model)
+    sequence = await tokens.sequence_of(request, body, context)
+    return json_response(CountTokensResponse(sequence.num_tokens))

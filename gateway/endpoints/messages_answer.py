@@ -1,0 +1,163 @@
+"""How an answer looks to Anthropic's clients, streamed and whole: blocks of thinking, text and calls, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.answers.collecting import CollectedChoice, collect
+from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, Reasoning, ToolCall
+from gateway.answers.events import event
+from gateway.answers.stream import EventStream
+from gateway.context import GatewayContext
+from gateway.endpoints import large
+from gateway.errors import messages_error
+from gateway.protocol.messages import (
+    AnswerBlock,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    InputDelta,
+    MessageDelta,
+    MessagesAnswerBody,
+    MessagesEvent,
+    MessagesRequest,
+    MessageStart,
+    MessageStop,
+    MessagesUsage,
+    SignatureDelta,
+    StopDelta,
+    StopReason,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+)
+from gateway.requests.state import RequestState
+from quire.errors import QuireError, mapping_of
+
+
+class MessagesAnswer:
+    """One request's answer."""
+
+    def __init__(self, context: GatewayContext, body: MessagesRequest, state: RequestState) -> None:
+        self._context, self._body, self._state = context, body, state
+        self._num_tokens = 0  # of what was written
+        self._block: AnswerBlock | None = None  # the one that is open
+        self._index = -1  # its place
+        self._call = -1  # of the call that it is, among the calls
+        self._finish = Finish(FinishReason.STOP)
+        self._called = False
+
+    async def respond(self, request: Request) -> Response | EventStream:
+        """The response, in the form that was asked for."""
+        if self._body.stream:
+            return EventStream(self._state, self)
+        (choice,) = await collect(self._state, 1, request.receive)
+        self._num_tokens = len(choice.token_ids)
+        return await large.answer(request, self._num_tokens, lambda: self._whole(choice))
+
+    def opening(self) -> Iterator[bytes]:
+        """See EventWriter."""
+        yield _event(MessageStart(self._message([])))
+
+    def update(self, update: ChoiceUpdate) -> Iterator[bytes]:
+        """See EventWriter."""
+        self._num_tokens += len(update.token_ids)
+        for delta in update.deltas:
+            yield from map(_event, self._told(delta))
+
+    def closing(self, error: QuireError | None) -> Iterator[bytes]:
+        """See EventWriter."""
+        if error:
+            failure = messages_error(mapping_of(error).http_status, error.message)
+            yield event(failure, failure.type)
+            return
+        yield from map(_event, self._close())
+        reason, sequence = self._stop()
+        yield _event(MessageDelta(StopDelta(reason, sequence), self._usage()))
+        yield _event(MessageStop())
+
+    def _told(self, delta: Delta) -> Iterator[MessagesEvent]:
+        match delta:
+            case Finish():
+                self._finish = delta
+            case Reasoning(text):
+                yield from self._go_on(ThinkingBlock(""))
+                yield BlockDelta(self._index, ThinkingDelta(text))
+            case Content(text):
+                yield from self._go_on(TextBlock(""))
+                yield BlockDelta(self._index, TextDelta(text))
+            case ToolCall(index, arguments, identity, name):
+                if index != self._call:
+                    self._call, self._called = index, True
+                    yield from self._open(ToolUseBlock(identity, name, {}))
+                if arguments:
+                    yield BlockDelta(self._index, InputDelta(arguments))
+
+    def _go_on(self, block: AnswerBlock) -> Iterator[MessagesEvent]:
+        """With the block that is open, if it is of this kind; else with this one."""
+        if type(self._block) is not type(block):
+            yield from self._open(block)
+
+    def _open(self, block: AnswerBlock) -> Iterator[MessagesEvent]:
+        yield from self._close()
+        self._block, self._index = block, self._index + 1
+        yield BlockStart(self._index, block)
+
+    def _close(self) -> Iterator[MessagesEvent]:
+        if isinstance(self._block, ThinkingBlock):
+            yield BlockDelta(self._index, SignatureDelta())
+        if self._block is not None:
+            yield BlockStop(self._index)
+        self._block = None
+
+    def _whole(self, choice: CollectedChoice) -> MessagesAnswerBody:
+        self._finish, self._called = choice.finish, bool(choice.tool_calls)
+        message = self._message(list(_blocks_of(choice)))
+        message.stop_reason, message.stop_sequence = self._stop()
+        return message
+
+    def _message(self, content: list[AnswerBlock]) -> MessagesAnswerBody:
+        request = self._state.request
+        return MessagesAnswerBody(f"msg_{request.request_id}", request.answering_model, content, self._usage())
+
+    def _usage(self) -> MessagesUsage:
+        cached = self._state.cached_tokens if self._context.options.enable_prompt_tokens_details else 0
+        return MessagesUsage(self._state.prompt_tokens - cached, self._num_tokens, cache_read_input_tokens=cached)
+
+    def _stop(self) -> tuple[StopReason, str | None]:
+        """Why the answer ended, and the stop sequence that ended it."""
+        if self._finish.reason is FinishReason.LENGTH:
+            return "max_tokens", None
+        if self._called:
+            return "tool_use", None
+        sequence = self._finish.stop_reason
+        return ("stop_sequence", sequence) if isinstance(sequence, str) else ("end_turn", None)
+
+
+def _event(content: MessagesEvent) -> bytes:
+    return event(content, str(type(content).__struct_config__.tag))
+
+
+def _blocks_of(choice: CollectedChoice) -> Iterator[AnswerBlock]:
+    if choice.reasoning:
+        yield ThinkingBlock(choice.reasoning)
+    if choice.content:
+        yield TextBlock(choice.content)
+    for call in choice.tool_calls:
+        yield ToolUseBlock(call.id, call.name, _input(call.arguments))
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """A call's arguments; those of one that max_tokens has cut are no JSON, and nothing can be said of them."""
+    try:
+        found = msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}

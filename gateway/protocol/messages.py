@@ -1,0 +1,189 @@
+"""`/v1/messages`: Anthropic's API."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class MessagesTool(msgspec.Struct, kw_only=True):
+    """A tool that the client runs."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None  # of every tool that is the client's own
+    type: str | None = None  # custom; others name tools that only Anthropic's models know
+    strict: bool | None = None
+    cache_control: Any = None
+
+
+class MessagesToolChoice(msgspec.Struct, kw_only=True):
+    """Whether a tool is called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class MessagesThinking(msgspec.Struct, kw_only=True):
+    """Whether the model thinks before it answers, and for how many tokens at most."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class MessagesFormat(msgspec.Struct, kw_only=True):
+    """What the text of the answer has to look like."""
+
+    type: Literal["json_schema"]
+    schema: msgspec.Raw
+
+
+class MessagesOutput(msgspec.Struct, kw_only=True):
+    """How to answer."""
+
+    format: MessagesFormat | None = None
+    effort: str | None = None
+
+
+class MessagesMetadata(msgspec.Struct, kw_only=True):
+    """Who asks."""
+
+    user_id: str | None = None
+
+
+class CountTokensRequest(msgspec.Struct, kw_only=True):
+    """A conversation.
+
+    Where a prefix of it may be cached (cache_control) need not be said: whatever is the same is found.
+    """
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: MessagesThinking | None = None
+    output_config: MessagesOutput | None = None
+    cache_control: Any = None
+    mcp_servers: Any = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """A conversation to continue."""
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    metadata: MessagesMetadata | None = None
+    service_tier: str | None = None
+    container: Any = None
+
+
+class CountTokensResponse(msgspec.Struct):
+    """Tokens of a conversation, as the model gets it."""
+
+    input_tokens: int
+
+
+class MessagesUsage(msgspec.Struct):
+    """Tokens of a request; of the prompt, those found in the cache apart, where the server tells them."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+
+
+class TextBlock(msgspec.Struct, tag="text"):
+    """Text of the answer."""
+
+    text: str
+    citations: None = None
+
+
+class ThinkingBlock(msgspec.Struct, tag="thinking"):
+    """What the model thought. Nobody signs it here."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class MessagesAnswerBody(msgspec.Struct, tag="message"):
+    """An answer; that of a stream begins empty."""
+
+    id: str
+    model: str
+    content: list[AnswerBlock]
+    usage: MessagesUsage
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    role: str = "assistant"
+
+
+class MessageStart(msgspec.Struct, tag="message_start"):
+    message: MessagesAnswerBody
+
+
+class BlockStart(msgspec.Struct, tag="content_block_start"):
+    index: int
+    content_block: AnswerBlock
+
+
+class TextDelta(msgspec.Struct, tag="text_delta"):
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, tag="thinking_delta"):
+    thinking: str
+
+
+class SignatureDelta(msgspec.Struct, tag="signature_delta"):
+    signature: str = ""
+
+
+class InputDelta(msgspec.Struct, tag="input_json_delta"):
+    partial_json: str
+
+
+class BlockDelta(msgspec.Struct, tag="content_block_delta"):
+    index: int
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+
+
+class BlockStop(msgspec.Struct, tag="content_block_stop"):
+    index: int
+
+
+class StopDelta(msgspec.Struct):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(msgspec.Struct, tag="message_delta"):
+    delta: StopDelta
+    usage: MessagesUsage
+
+
+class MessageStop(msgspec.Struct, tag="message_stop"):
+    """Nothing follows."""
+
+
+MessagesEvent = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop

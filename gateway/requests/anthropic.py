@@ -1,0 +1,195 @@
+"""Conversations of Anthropic's API as those of OpenAI's, which all else is made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gateway.protocol.chat import ChatCompletionRequest
+from gateway.protocol.constraints import JsonSchemaFormat, ResponseFormat
+from gateway.protocol.messages import CountTokensRequest, MessagesRequest, MessagesTool
+from gateway.protocol.tokens import TokenizeRequest
+from quire.errors import InvalidRequest
+
+Block = Mapping[str, Any]
+_ROLES = ("user", "assistant", "system")
+
+
+def chat_of(body: MessagesRequest) -> ChatCompletionRequest:
+    """A conversation to continue.
+
+    Raises:
+        InvalidRequest: something in it is malformed, or nothing that Quire has.
+    """
+    _refuse(body, "mcp_servers", "container")
+    conversation = _conversation(body)
+    is_begun = _is_begun(conversation)
+    choice, thinking = body.tool_choice, body.thinking
+    config = body.output_config
+    wanted = config.format if config else None
+    return ChatCompletionRequest(
+        messages=conversation,
+        model=body.model,
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        stop=body.stop_sequences,
+        stream=body.stream,
+        user=body.metadata.user_id if body.metadata else None,
+        tools=_tools(body.tools),
+        tool_choice=_tool_choice(body) if body.tools else None,
+        parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
+        response_format=ResponseFormat(wanted.type, JsonSchemaFormat("answer", schema=wanted.schema))
+        if wanted
+        else None,
+        reasoning_effort=config.effort if config else None,
+        include_reasoning=False if thinking and thinking.display == "omitted" else None,
+        thinking_token_budget=thinking.budget_tokens if thinking and thinking.type == "enabled" else None,
+        chat_template_kwargs=_template_variables(body),
+        add_generation_prompt=not is_begun,
+        continue_final_message=is_begun,
+    )
+
+
+def tokenize_request_of(body: CountTokensRequest) -> TokenizeRequest:
+    """The same, only to be counted; raises as `chat_of`."""
+    _refuse(body, "mcp_servers")
+    conversation = _conversation(body)
+    is_begun = _is_begun(conversation)
+    return TokenizeRequest(
+        model=body.model, messages=conversation, tools=_tools(body.tools),
+        chat_template_kwargs=_template_variables(body), add_generation_prompt=not is_begun,
+        continue_final_message=is_begun,
+    )  # fmt: skip
+
+
+def _refuse(body: CountTokensRequest, *names: str) -> None:
+    for name in names:
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is for servers that run tools themselves; Quire runs none.", parameter=name)
+
+
+def _is_begun(conversation: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether it ends with an answer, which is then gone on with."""
+    if not conversation or conversation[-1]["role"] != "assistant":
+        return False
+    if conversation[-1].get("tool_calls"):
+        raise InvalidRequest(
+            "The last message calls a tool: send its result, a tool_result of a user's message.", parameter="messages"
+        )
+    return True
+
+
+def _template_variables(body: CountTokensRequest) -> dict[str, Any] | None:
+    return None if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
+
+
+def _tools(tools: Sequence[MessagesTool] | None) -> list[dict[str, Any]] | None:
+    if not tools:
+        return None
+    found = []
+    for index, tool in enumerate(tools):
+        if tool.type not in (None, "custom") or tool.input_schema is None:
+            raise InvalidRequest(
+                f"tools[{index}] ({tool.name[:64]!r}) needs an input_schema and no type but custom: other tools are "
+                "known to Anthropic's models only.", parameter="tools",
+            )  # fmt: skip
+        function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+        found.append({"type": "function", "function": function | ({"strict": tool.strict} if tool.strict else {})})
+    return found
+
+
+def _tool_choice(body: CountTokensRequest) -> str | dict[str, Any] | None:
+    choice = body.tool_choice
+    if choice is None:
+        return None
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
+
+
+def _conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    if body.system:
+        found.append({"role": "system", "content": _texts(body.system, "system")})
+    called: dict[str, str] = {}  # tools by the ids of their calls
+    for index, message in enumerate(body.messages):
+        place, role = f"messages[{index}]", message.get("role")
+        if role not in _ROLES:
+            raise InvalidRequest(
+                f"{place}.role is {str(role)[:50]!r}; it must be user or assistant.", parameter="messages"
+            )
+        found += _messages(role, _blocks(message.get("content"), f"{place}.content"), called)
+    return found
+
+
+def _blocks(content: Any, place: str) -> list[tuple[str, Block]]:
+    """The blocks of a content, with their places."""
+    if isinstance(content, str):
+        return [(place, {"type": "text", "text": content})]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise InvalidRequest(f"{place} must be a string or a list of blocks.", parameter="messages")
+    return [(f"{place}[{index}]", block) for index, block in enumerate(content)]
+
+
+def _messages(role: str, blocks: Iterable[tuple[str, Block]], called: dict[str, str]) -> list[dict[str, Any]]:
+    """What one message comes to: results of tools are messages of their own, before what the user says beside them."""
+    results, texts, calls, thoughts = [], [], [], []
+    for place, block in blocks:
+        match block.get("type"):
+            case "text":
+                texts.append({"type": "text", "text": _text(block, "text", place)})
+            case "tool_result" if role == "user":
+                results.append(_result(block, place, called))
+            case "tool_use" if role == "assistant":
+                calls.append(_call(block, place, called))
+            case "thinking" if role == "assistant":
+                thoughts.append(_text(block, "thinking", place))
+            case kind:
+                raise InvalidRequest(
+                    f"{place} is a block of type {str(kind)[:50]!r}, which a message of the {role} cannot have here: "
+                    "text; tool_result of the user; tool_use and thinking of the assistant.", parameter="messages",
+                )  # fmt: skip
+    said: dict[str, Any] = {"role": role, "content": texts[0]["text"] if len(texts) == 1 else texts}
+    if thoughts:
+        said["reasoning"] = "".join(thoughts)
+    if calls:
+        said |= {"tool_calls": calls, "content": said["content"] or None}
+    return [*results, *([said] if texts or calls or thoughts or not results else [])]
+
+
+def _text(block: Block, name: str, place: str) -> str:
+    if not isinstance(text := block.get(name), str):
+        raise InvalidRequest(f"{place}.{name} must be a string.", parameter="messages")
+    return text
+
+
+def _texts(content: Any, place: str) -> str | list[dict[str, Any]]:
+    """A content of which all is text."""
+    if isinstance(content, str):
+        return content
+    found = []
+    for where, block in _blocks(content, place):
+        if block.get("type") != "text":
+            raise InvalidRequest(f"{where} must be a block of text.", parameter=place.partition("[")[0])
+        found.append({"type": "text", "text": _text(block, "text", where)})
+    return found
+
+
+def _call(block: Block, place: str, called: dict[str, str]) -> dict[str, Any]:
+    name, given = _text(block, "name", place), block.get("input")
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{place}.input must be an object.", parameter="messages")
+    called[_text(block, "id", place)] = name
+    return {"id": block["id"], "type": "function", "function": {"name": name, "arguments": given}}
+
+
+def _result(block: Block, place: str, called: Mapping[str, str]) -> dict[str, Any]:
+    call = _text(block, "tool_use_id", place)
+    if call not in called:
+        raise InvalidRequest(
+            f"{place}.tool_use_id is {call[:64]!r}, which no tool_use before it has.", parameter="messages"
+        )
+    content = _texts(block.get("content") or "", f"{place}.content")
+    return {"role": "tool", "tool_call_id": call, "name": called[call], "content": content}
