@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
-from engine_svc.ops.base import Ops
+from engine_svc.layers.part import Part
+from engine_svc.ops.base import Ops, Product
 from engine_svc.parallel.group import ParallelGroups
 from engine_svc.quantization.base import QuantizationMethod
+
+
+class Adapters(Protocol):
+    """What adds low-rank adapters to layers, each of which asks for it as it packs; see lora/layers.py."""
+
+    def matrix(self, path: str, outputs: Mapping[str, Part], inputs: Part, product: Product) -> Product:
+        """A product that adds what adapters change of it.
+
+        Args:
+            path: of the layer.
+            outputs: of its matrices by their names, which stand below each other.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -21,6 +37,13 @@ class LayerContext:
     ops: Ops
     quantization: QuantizationMethod
     path: str = ""  # of the layer in the model
+    adapters: Adapters | None = None  # None: none are served
+
+    def adapted(self, product: Product, outputs: Mapping[str, Part], inputs: Part) -> Product:
+        """The product of the layer at this path, with what adapters change of it."""
+        if self.adapters is None:
+            return product
+        return self.adapters.matrix(self.path, outputs, inputs, product)
 
     def at(self, name: str) -> LayerContext:
         """That of a module inside."""

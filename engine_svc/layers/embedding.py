@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -55,15 +55,17 @@ class VocabParallelEmbedding(PackedLayer):
         self._scale = scale
         self._product: Product | None = None
         self._rows: Weight | None = None
-        split = Split({"": Part(self._first, self._count, vocab_size)}, Part(0, hidden_size, hidden_size))
-        self._held = hold(self, self, split, "embedding" if is_input else "head", context)
-        self.bias = split_parameter(bias_of(context.dtype), split, context.device) if bias else None
+        self._split = Split({"": Part(self._first, self._count, vocab_size)}, Part(0, hidden_size, hidden_size))
+        self._held = hold(self, self, self._split, "embedding" if is_input else "head", context)
+        self.bias = split_parameter(bias_of(context.dtype), self._split, context.device) if bias else None
 
     def pack(self) -> None:
         """See PackedLayer.pack."""
         weight = self._held[0].take()
         if self._is_output:
-            self._product = self._context.ops.matrix(weight, self.bias)
+            head = replace(self._context, path="lm_head")  # to adapters, also where the embedding is both
+            product = self._context.ops.matrix(weight, self.bias)
+            self._product = head.adapted(product, self._split.outputs, self._split.inputs)
         if self._is_input:
             self._rows = weight
         del self.bias, self._held

@@ -18,7 +18,7 @@ class _SplitLinear(PackedLayer):
 
     def __init__(self, split: Split, *, bias: bool, context: LayerContext) -> None:
         super().__init__()
-        self._context = context
+        self._context, self._split = context, split
         self._product: Product | None = None
         self._held = hold(self, self, split, "linear", context)
         self.bias = split_parameter(bias_of(context.dtype), split, context.device) if bias else None
@@ -26,7 +26,8 @@ class _SplitLinear(PackedLayer):
     def pack(self) -> None:
         """See PackedLayer.pack."""
         bias = self.bias if self._adds_bias() else None
-        self._product = product_of(self._context.ops, take_all(self._held), bias)
+        product = product_of(self._context.ops, take_all(self._held), bias)
+        self._product = self._context.adapted(product, self._split.outputs, self._split.inputs)
         del self.bias, self._held
 
     def _adds_bias(self) -> bool:
@@ -57,15 +58,16 @@ class ReplicatedLinear(PackedLayer):
 
     def __init__(self, input_size: int, output_size: int, *, bias: bool = False, context: LayerContext) -> None:
         super().__init__()
-        self._ops, self._dtype = context.ops, context.dtype
+        self._ops, self._context = context.ops, context
         self._product: Product | None = None
-        split = Split({"": Part(0, output_size, output_size)}, Part(0, input_size, input_size))
-        self._held = hold(self, self, split, "router", context)
-        self.bias = split_parameter(bias_of(context.dtype), split, context.device) if bias else None
+        self._split = Split({"": Part(0, output_size, output_size)}, Part(0, input_size, input_size))
+        self._held = hold(self, self, self._split, "router", context)
+        self.bias = split_parameter(bias_of(context.dtype), self._split, context.device) if bias else None
 
     def pack(self) -> None:
         """See PackedLayer.pack."""
-        self._product = self._ops.matrix(wide(self._held[0].take(), self._dtype), self.bias)
+        product = self._ops.matrix(wide(self._held[0].take(), self._context.dtype), self.bias)
+        self._product = self._context.adapted(product, self._split.outputs, self._split.inputs)
         del self.bias, self._held
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -12,19 +12,11 @@ import torch
 from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.module_names import names_in_checkpoints
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice, take
+from engine_svc.layers.part import Part as Part
 from engine_svc.ops.weights import Weight, side_by_side
 from engine_svc.quantization.base import OUTPUTS, Axis, LayerMethod, ParameterSpec, Place, PlaceKind
 
 Index = tuple[slice, ...]
-
-
-@dataclass(frozen=True)
-class Part:
-    """Which features of a matrix in the checkpoint are this rank's."""
-
-    first: int
-    count: int
-    total: int
 
 
 @dataclass(frozen=True)
