@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 
 from engine_svc.attention.base import AttentionMetadata
 from engine_svc.layers.embedding import EmbeddedRows
-from engine_svc.plan import NewSequence, StepPlan
+from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan
 from engine_svc.recurrence.base import StateMetadata
 from engine_svc.runner.prompt_embeds import PromptEmbeddings
+from engine_svc.sampling.rows import NO_DRAFT, SampledRows
 from engine_svc.transfer import to_device
 
 
@@ -31,6 +33,23 @@ class FlatBatch:
     lengths: list[int]  # and after it
     uniform_query_len: int | None  # rows of each sequence, if all have as many
     embedded: EmbeddedRows | None  # rows whose embeddings came with the prompt
+
+    def sampled(self, plan: StepPlan) -> tuple[list[int], SampledRows]:
+        """Which rows of the plan's batch tokens are sampled from, and what the sampler has to know of them."""
+        rows: list[int] = []
+        slots: list[int] = []
+        num_tokens: list[int] = []
+        for index, sequence in enumerate(plan.scheduled):
+            count, end = sequence.num_sampled_positions, self.query_start[index + 1]
+            rows += range(end - count, end)
+            slots += [self.slots[index]] * count
+            num_tokens += range(self.lengths[index] - count + 1, self.lengths[index] + 1)
+        if not plan.has_drafts:
+            return rows, SampledRows(slots, num_tokens)
+        sampling = [sequence for sequence in plan.scheduled if sequence.num_sampled_positions]
+        drafts = [draft for sequence in sampling for draft in (*sequence.draft_token_ids, NO_DRAFT)]
+        offsets = [offset for sequence in sampling for offset in range(sequence.num_sampled_positions)]
+        return rows, SampledRows(slots, num_tokens, drafts, offsets)
 
 
 class SlotBuffers:
@@ -68,12 +87,29 @@ class SlotBuffers:
         self._blocks[:, slot, start:end] = block_ids
         self._num_blocks[slot] = end
 
-    def record(self, slots: list[int], positions: list[int], token_ids: torch.Tensor) -> None:
-        """Puts sampled tokens, int64 [slots] on the device, to their positions."""
-        self.token_ids[to_device(slots, self._device), to_device(positions, self._device)] = token_ids
+    def record(self, rows: SampledRows, token_ids: torch.Tensor) -> None:
+        """Puts sampled tokens, int64 [rows] on the device, to their positions.
+
+        Those behind a wrong draft mean nothing: others take their place before it is read.
+        """
+        at = to_device(rows.slots, self._device), to_device(rows.num_tokens, self._device)
+        self.token_ids[at] = token_ids
+
+    def _put_drafts(self, scheduled: Sequence[ScheduledSequence]) -> None:
+        """Puts drafted tokens behind the known ones."""
+        drafting = [sequence for sequence in scheduled if sequence.draft_token_ids]
+        if not drafting:
+            return
+        counts = [len(sequence.draft_token_ids) for sequence in drafting]
+        ends = [sequence.num_computed_tokens + sequence.num_new_tokens for sequence in drafting]
+        slots = np.repeat([sequence.slot for sequence in drafting], counts)
+        positions = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
+        token_ids = np.concatenate([sequence.draft_token_ids for sequence in drafting])
+        self.token_ids[self._move(slots), self._move(positions)] = self._move(token_ids)
 
     def flatten(self, plan: StepPlan) -> FlatBatch:
-        """The batch of a step; appends the plan's new blocks first."""
+        """The batch of a step; appends the plan's new blocks and drafts first."""
+        self._put_drafts(plan.scheduled)
         for sequence in plan.scheduled:
             if sequence.new_block_ids:
                 self._append_blocks(sequence.slot, sequence.new_block_ids)

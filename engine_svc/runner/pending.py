@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine_svc.plan import EndedTransfer, PositionLogprobs, StepPlan, StepResult
+from engine_svc.plan import EndedTransfer, StepPlan, StepResult
 from engine_svc.runner.batch import FlatBatch
 from engine_svc.sampling.logprobs import ScoredPositions
 from engine_svc.sampling.sampler import BrokenRows, SampleOutput
+from engine_svc.sampling.verification import read_runs
 
 
 class StepTimer:
@@ -71,7 +72,7 @@ class PendingStep:
         """
         Args:
             timer: with a mark after the forward pass and one at the end.
-            outputs: one for the rows that were sampled together; several where that did not work.
+            outputs: one for the rows that were sampled together; several where they could not be.
             prompt_scores: of prompt positions, by slot.
             failed: slot → why its sequence has failed already.
             broken: those that sample nothing and have overflowed; None where all sample.
@@ -87,20 +88,13 @@ class PendingStep:
     def result(self) -> StepResult:
         """Waits for the device."""
         self._timer.wait()
-        failed = self._failed | (self._broken.read() if self._broken else {})
-        sampled: dict[int, list[int]] = {}
-        logprobs: dict[int, list[PositionLogprobs]] = {}
-        for output in self._outputs:
-            sampled |= {
-                slot: [token_id] for slot, token_id in zip(output.slots, output.token_ids.tolist(), strict=True)
-            }
-            logprobs |= {slot: [position] for slot, position in output.logprobs().items()}
-            failed |= output.broken.read()
-        sampled = {slot: run for slot, run in sampled.items() if slot not in failed}
+        runs = read_runs(self._outputs)
+        failed = self._failed | (self._broken.read() if self._broken else {}) | runs.failed
+        sampled = {slot: run for slot, run in runs.token_ids.items() if slot not in failed}
         return StepResult(
             sampled_slots=list(sampled),
             sampled_token_ids=list(sampled.values()),
-            logprobs=logprobs,
+            logprobs=runs.logprobs,
             prompt_logprobs={
                 slot: [position for part in parts for position in part.read()]
                 for slot, parts in self._prompt_scores.items()

@@ -39,9 +39,10 @@ from engine_svc.runner.pending import BegunStep, PendingStep, StepTimer
 from engine_svc.runner.states import StateCache
 from engine_svc.runner.threads import bind_threads
 from engine_svc.sampling.custom import load_processors
-from engine_svc.sampling.isolation import blame, sample_rows
+from engine_svc.sampling.isolation import blame
 from engine_svc.sampling.logprobs import ScoredPositions
 from engine_svc.sampling.sampler import BrokenRows, SampleOutput, Sampler
+from engine_svc.sampling.verification import sample_runs
 from engine_svc.transfer import to_device, to_host
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
@@ -193,13 +194,7 @@ class Runner:
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> BegunStep:
-        """Runs the plan as far as no token is sampled. The next call is `finish`.
-
-        Raises:
-            NotImplementedError: the plan drafts. A token is sampled at a sequence's last position and nowhere else.
-        """
-        if plan.has_drafts:
-            raise NotImplementedError("drafted tokens cannot be verified")
+        """Runs the plan as far as no token is sampled. The next call is `finish`."""
         timer = StepTimer(self._device)
         ended = self._transfer(plan.transfers)
         if not plan.scheduled:
@@ -220,8 +215,7 @@ class Runner:
         if batch is None or hidden is None:
             return PendingStep(step.timer, [], {}, failed, None, step.ended)
         prompt_scores = self._score_prompts(batch, hidden, failed) if self._prompts else {}
-        sampling = [index for index, sequence in enumerate(scheduled) if sequence.num_sampled_positions]
-        outputs = self._sample(batch, hidden, sampling, failed, masks) if sampling else []
+        outputs = self._sample(step.plan, batch, hidden, failed, masks)
         rest = [index for index, sequence in enumerate(scheduled) if not sequence.num_sampled_positions]
         broken = self._find_broken(batch, hidden, rest) if rest else None
         step.timer.mark()
@@ -314,21 +308,20 @@ class Runner:
 
     def _sample(
         self,
+        plan: StepPlan,
         batch: FlatBatch,
         hidden: torch.Tensor,
-        sampling: list[int],
         failed: dict[int, str],
         masks: TokenMasks | None,
     ) -> list[SampleOutput]:
-        rows = [batch.query_start[index + 1] - 1 for index in sampling]
-        slots = [batch.slots[index] for index in sampling]
-        lengths = [batch.lengths[index] for index in sampling]
-        logits = self._model.logits(hidden, None if len(rows) == len(hidden) else to_device(rows, self._device))
-        outputs, alone = sample_rows(self._sampler, logits, slots, lengths, masks)
+        at, rows = batch.sampled(plan)
+        if not at:
+            return []
+        logits = self._model.logits(hidden, None if len(at) == len(hidden) else to_device(at, self._device))
+        outputs, alone = sample_runs(self._sampler, logits, rows, masks)
         failed |= alone
-        length_of = dict(zip(slots, lengths, strict=True))
         for output in outputs:
-            self._buffers.record(output.slots, [length_of[slot] for slot in output.slots], output.on_device)
+            self._buffers.record(output.rows, output.on_device)
         return outputs
 
     def _find_broken(self, batch: FlatBatch, hidden: torch.Tensor, indices: list[int]) -> BrokenRows:

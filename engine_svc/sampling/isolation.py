@@ -7,37 +7,46 @@ import logging
 import torch
 
 from engine_svc.plan import TokenMasks
+from engine_svc.sampling.rows import NO_DRAFT, SampledRows
 from engine_svc.sampling.sampler import SampleOutput, Sampler
 
 logger = logging.getLogger(__name__)
 
 
 def sample_rows(
-    sampler: Sampler,
-    logits: torch.Tensor,
-    slots: list[int],
-    num_tokens: list[int],
-    masks: TokenMasks | None = None,
+    sampler: Sampler, logits: torch.Tensor, rows: SampledRows, masks: TokenMasks | None = None
 ) -> tuple[list[SampleOutput], dict[int, str]]:
     """As Sampler.sample, but for rows that raise.
 
     Returns:
-        The other rows, in their order; slot → why it failed.
+        The other rows, in their order; slot → why it failed. Rows behind a drafted token that was wrong may be missing.
 
     Raises: what no row is to blame for, such as a device that is lost.
     """
     try:
-        return [sampler.sample(logits, slots, num_tokens, masks)], {}
+        return [sampler.sample(logits, rows, masks)], {}
     except Exception as error:
-        logger.error("%d rows cannot be sampled together; each is now sampled alone", len(slots), exc_info=error)
+        logger.error("%d rows cannot be sampled together; each is now sampled alone", len(rows), exc_info=error)
     float(logits.max())  # raises if the device does not work any more
+    return _sample_apart(sampler, logits, rows, masks)
+
+
+def _sample_apart(
+    sampler: Sampler, logits: torch.Tensor, rows: SampledRows, masks: TokenMasks | None
+) -> tuple[list[SampleOutput], dict[int, str]]:
     outputs: list[SampleOutput] = []
     failed: dict[int, str] = {}
-    for row, slot in enumerate(slots):
+    ended: set[int] = set()  # slots: what would raise behind a wrong draft, or once more, is nobody's fault
+    drafts = rows.drafts or [NO_DRAFT] * len(rows)
+    for row, (slot, draft) in enumerate(zip(rows.slots, drafts, strict=True)):
+        if slot in ended:
+            continue
         try:
-            outputs.append(sampler.sample(logits[row : row + 1], [slot], [num_tokens[row]], masks))
+            outputs.append(sampler.sample(logits[row : row + 1], rows.take([row]), masks))
         except Exception as error:
             failed[slot] = blame(slot, "its token could not be sampled", error)
+        if slot in failed or int(outputs[-1].on_device[0]) != draft:
+            ended.add(slot)
     return outputs, failed
 
 

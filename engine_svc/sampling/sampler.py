@@ -12,6 +12,7 @@ from engine_svc.plan import PositionLogprobs, SamplingPlan, TokenMasks
 from engine_svc.sampling.choosers import Chooser, TorchChooser
 from engine_svc.sampling.logprobs import PROCESSED, Alternatives, ScoredPositions, Scoring, make_scoring
 from engine_svc.sampling.native import NativeChooser
+from engine_svc.sampling.rows import SampledRows
 from engine_svc.sampling.slot import GREEDY, SlotState, make_state
 from engine_svc.sampling.stages.base import SlotSequence
 from engine_svc.sampling.stages.chain import StageChain
@@ -27,7 +28,7 @@ OVERFLOW = "the model's values overflowed, or no token is left to sample"
 class BrokenRows:
     """Rows where nothing can be sampled, on their way to the host."""
 
-    slots: list[int]
+    slots: Sequence[int]
     broken: torch.Tensor  # bool [rows], on the host
 
     def read(self) -> dict[int, str]:
@@ -39,23 +40,23 @@ class BrokenRows:
 class SampleOutput:
     """One entry for each row of logits. What is on its way to the host may be read once the step is done."""
 
-    slots: list[int]
+    rows: SampledRows
     on_device: torch.Tensor  # int64 [rows]
     token_ids: torch.Tensor  # the same on the host
     broken: BrokenRows
-    scores: dict[tuple[int, ...], ScoredPositions]  # by the slots that want them
+    scores: list[tuple[list[int], ScoredPositions]]  # with the rows that want them
 
     def logprobs(self) -> dict[int, PositionLogprobs]:
-        """By slot, for those that want them."""
+        """By row, of those that want them."""
         return {
-            slot: position
-            for slots, positions in self.scores.items()
-            for slot, position in zip(slots, positions.read(), strict=True)
+            row: position
+            for rows, positions in self.scores
+            for row, position in zip(rows, positions.read(), strict=True)
         }
 
 
 class Sampler:
-    """Samples one token for each of the rows it is given. A slot's state is set by `add` and lasts until the next."""
+    """Samples a token for each of the rows it is given. A slot's state is set by `add` and lasts until the next."""
 
     def __init__(
         self,
@@ -96,45 +97,41 @@ class Sampler:
         self._states[slot] = make_state(plan, self._vocab_size)
         self._chooser.add(slot, plan.parameters, plan.seed)
 
-    def sample(
-        self, logits: torch.Tensor, slots: list[int], num_tokens: list[int], masks: TokenMasks | None = None
-    ) -> SampleOutput:
+    def is_sequential(self, slot: int) -> bool:
+        """Whether a slot's rows must come one at a time, for its stages go by the tokens that it has sampled."""
+        return self._stages.is_sequential(slot)
+
+    def sample(self, logits: torch.Tensor, rows: SampledRows, masks: TokenMasks | None = None) -> SampleOutput:
         """Samples. What raises leaves the logits and the slots' state as they were.
 
         Args:
             logits: float32 [rows, vocabulary]; overwritten in part.
-            slots: of each row.
-            num_tokens: tokens known of each row's sequence before this one.
+            rows: one at most of a slot that is sequential.
             masks: what the sequences that follow a grammar may sample; more of them than these may be there.
         """
         edits = LogitEdits(logits)
         try:
-            return self._sample(logits, edits, slots, num_tokens, masks)
+            return self._sample(logits, edits, rows, masks)
         except Exception:
             edits.undo()
             raise
 
     def _sample(
-        self,
-        logits: torch.Tensor,
-        edits: LogitEdits,
-        slots: list[int],
-        num_tokens: list[int],
-        masks: TokenMasks | None,
+        self, logits: torch.Tensor, edits: LogitEdits, rows: SampledRows, masks: TokenMasks | None
     ) -> SampleOutput:
-        states = [self._states[slot] for slot in slots]
+        states = [self._states[slot] for slot in rows.slots]
         wanting = self._wanting(states)
-        raw = {scoring: logits[self._index(rows)] for scoring, rows in wanting.items() if not scoring.is_processed}
-        recorders = self._stages.apply(edits, slots, num_tokens, masks)
+        raw = {scoring: logits[self._index(some)] for scoring, some in wanting.items() if not scoring.is_processed}
+        recorders = self._stages.apply(edits, rows, masks)
         logits = edits.logits
-        token_ids, broken = self._chooser.choose(logits, slots, num_tokens)
-        scores = {
-            tuple(slots[row] for row in rows): self._score(scoring, raw.get(scoring), logits, token_ids, states, rows)
-            for scoring, rows in wanting.items()
-        }
+        token_ids, broken = self._chooser.choose(logits, rows.slots, rows.num_tokens)
+        scores = [
+            (some, self._score(scoring, raw.get(scoring), logits, token_ids, states, some))
+            for scoring, some in wanting.items()
+        ]
         for recorder in recorders:  # the last thing, for it cannot be taken back
             recorder.record(token_ids)
-        return SampleOutput(slots, token_ids, to_host(token_ids), BrokenRows(slots, to_host(broken)), scores)
+        return SampleOutput(rows, token_ids, to_host(token_ids), BrokenRows(rows.slots, to_host(broken)), scores)
 
     def _wanting(self, states: list[SlotState]) -> dict[Scoring, list[int]]:
         """The rows whose tokens are to be scored, by how."""

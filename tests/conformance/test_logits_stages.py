@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine_svc.plan import SamplingPlan
+from engine_svc.sampling.rows import SampledRows
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.sampling.stages.allowed_tokens import AllowedTokens
 from engine_svc.sampling.stages.bad_words import BadWords
@@ -28,7 +29,7 @@ from engine_svc.sampling.thinking import make_automaton
 from quire.reasoning import ReasoningMarks
 from quire.sampling import LogitsProcessorCall
 from tests.support import logits_processors
-from tests.support.plans import masks, sampling_plan
+from tests.support.plans import join_masks, masks, sampling_plan
 
 VOCABULARY = 30
 OWN = logits_processors.__name__
@@ -244,6 +245,31 @@ def test_a_step_can_be_taken_back(kind: type[LogitsStage], seed: int) -> None:
 
 
 @every
+@pytest.mark.parametrize("seed", range(20))
+def test_several_positions_of_a_sequence_at_once(kind: type[LogitsStage], seed: int) -> None:
+    """As one after the other, unless the stage says that it goes by the tokens; what takes note of them says so."""
+    slots = Slots(kind, seed)
+    slots.fill(0)
+    live, drafts = slots.live[0], [slots.choose.randrange(VOCABULARY) for _ in range(3)]
+    if 0 not in slots.members:
+        return
+    known = len(live.sequence.token_ids)
+    step = join_masks([masks(VOCABULARY, {0: allowed_at(known + offset)}) for offset in range(4)])
+    logits = logits_of(4, seed)
+    edits, rows = (
+        LogitEdits(logits.clone()),
+        StageRows([0, 1, 2, 3], [0] * 4, [*range(known, known + 4)], step, range(4)),
+    )
+    if kind.is_sequential:
+        edits, rows = LogitEdits(logits[:1].clone()), StageRows([0], [0], [known], step, [0])
+    recorder = slots.stage.apply(edits, rows)
+    assert kind.is_sequential or recorder is None
+    for row, found in enumerate(edits.logits):
+        output = [*live.output, *drafts[:row]]
+        torch.testing.assert_close(found, DEFINITIONS[kind](logits[row], live.plan, live.prompt, output))
+
+
+@every
 def test_a_sequence_that_asks_for_nothing_is_left_alone(kind: type[LogitsStage]) -> None:
     plain = sampling_plan(temperature=0.5, top_k=3, top_p=0.5, seed=1, logprobs=2)
     assert not kind(SLOTS, VOCABULARY, CPU).add(0, SlotSequence(plain, [1, 2, 3], 2))
@@ -261,7 +287,7 @@ def test_what_cannot_be_followed_is_refused_and_changes_nothing(kind: type[Logit
     with pytest.raises(ValueError, match="vocabulary"):
         chain.add(0, refused)
     logits = logits_of(1, 0)
-    assert not chain.apply(LogitEdits(found := logits.clone()), [0], [1])
+    assert not chain.apply(LogitEdits(found := logits.clone()), SampledRows([0], [1]))
     assert torch.equal(found, logits)
 
 
@@ -292,7 +318,7 @@ def test_what_forbids_comes_last() -> None:
     chain = StageChain(1, VOCABULARY, CPU)
     chain.add(0, SlotSequence(plan, [1, 2], 1))
     logits = logits_of(1, 0)
-    chain.apply(edits := LogitEdits(logits), [0], [2])
+    chain.apply(edits := LogitEdits(logits), SampledRows([0], [2]))
     assert edits.logits[0, 2] == -torch.inf
 
 
@@ -303,4 +329,4 @@ def test_the_end_of_thinking_comes_where_it_is_forbidden() -> None:
     )  # fmt: skip
     sampler = Sampler(1, VOCABULARY, CPU)
     sampler.add(0, plan, [3], 1)
-    assert sampler.sample(logits_of(1, 0), [0], [1]).token_ids.tolist() == [2]
+    assert sampler.sample(logits_of(1, 0), SampledRows([0], [1])).token_ids.tolist() == [2]

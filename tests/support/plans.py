@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,11 @@ def masks(vocab_size: int, allowed: Mapping[int, Collection[int]]) -> TokenMasks
     for row, token_ids in zip(bits, allowed.values(), strict=True):
         row[list(token_ids)] = 1
     return TokenMasks(list(allowed), np.packbits(bits, axis=1, bitorder="little").tobytes())
+
+
+def join_masks(parts: Sequence[TokenMasks]) -> TokenMasks:
+    """Those of one part behind those of the other."""
+    return TokenMasks([slot for part in parts for slot in part.slots], b"".join(part.bits for part in parts))
 
 
 def sampling_plan(**fields: Any) -> SamplingPlan:

@@ -17,6 +17,7 @@ from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.outputs import FinishReason, Usage
 from engine_svc.requests.request import GenerationRequest
+from engine_svc.scheduler.drafter import Drafter
 from engine_svc.structured.grammars import Grammars
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
@@ -48,6 +49,7 @@ def running_engine(
     connector: KvConnector | None = None,
     clock: Callable[[], float] = time.monotonic,
     grammars: Grammars | None = None,
+    drafter: Drafter | None = None,
     **options: Any,
 ) -> Iterator[Engine]:
     """An engine of float32 unless the options say otherwise; proves at its end that nothing leaked."""
@@ -67,6 +69,7 @@ def running_engine(
                 max_num_batched_tokens=spec.max_num_batched_tokens, eos_token_ids=frozenset(eos_token_ids),
             ),
             clock,
+            drafter=drafter,
             connector=connector,
             grammars=grammars,
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -30,6 +31,7 @@ class StageRows:
     slots: list[int]
     num_tokens: list[int]  # known of the row's sequence, before the token that is sampled now
     masks: TokenMasks | None = None  # of the step; other rows than these may have some too
+    offsets: Sequence[int] = ()  # see SampledRows
 
 
 class Recorder(Protocol):
@@ -49,6 +51,9 @@ class LogitsStage(ABC):
 
     # Whether it goes by the tokens before, so that it has nothing to say of the prompt's own positions.
     looks_back: ClassVar[bool] = False
+    # Whether it goes by what `record` has told it of the tokens before. Then it sees one row of a sequence at a time: the
+    # next one once that one's token is recorded. Others may see some at once, as if their drafts were right.
+    is_sequential: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:

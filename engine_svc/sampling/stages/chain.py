@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from engine_svc.plan import TokenMasks
+from engine_svc.sampling.rows import SampledRows
 from engine_svc.sampling.stages.base import Recorder, SlotSequence, StageRows
 from engine_svc.sampling.stages.custom_processors import CustomProcessors
 from engine_svc.sampling.stages.edits import LogitEdits
@@ -44,13 +45,15 @@ class StageChain:
         for members in [members for stage, members in self._stages if stage.add(slot, sequence)]:
             members.add(slot)
 
-    def apply(
-        self, edits: LogitEdits, slots: list[int], num_tokens: list[int], masks: TokenMasks | None = None
-    ) -> list[Recorder]:
+    def is_sequential(self, slot: int) -> bool:
+        """Whether a slot's rows must come one at a time; see LogitsStage."""
+        return any(stage.is_sequential and slot in members for stage, members in self._stages)
+
+    def apply(self, edits: LogitEdits, sampled: SampledRows, masks: TokenMasks | None = None) -> list[Recorder]:
         """Changes the logits of a step.
 
         Args:
-            slots, num_tokens: of each row, see StageRows.
+            sampled: all of its rows.
             masks: see StageRows.
 
         Returns:
@@ -58,10 +61,9 @@ class StageChain:
         """
         recorders = []
         for stage, members in self._stages:
-            rows = [row for row, slot in enumerate(slots) if slot in members] if members else []
+            rows = [row for row, slot in enumerate(sampled.slots) if slot in members] if members else []
             if rows:
-                some = StageRows(rows, [slots[row] for row in rows], [num_tokens[row] for row in rows], masks)
-                recorders.append(stage.apply(edits, some))
+                recorders.append(stage.apply(edits, _of_stage(rows, sampled, masks)))
         return [recorder for recorder in recorders if recorder is not None]
 
     def apply_to_prompt(self, edits: LogitEdits, slot: int, num_tokens: list[int]) -> None:
@@ -74,3 +76,9 @@ class StageChain:
         for stage, members in self._stages:
             if slot in members and not stage.looks_back:
                 stage.apply(edits, rows)
+
+
+def _of_stage(rows: list[int], sampled: SampledRows, masks: TokenMasks | None) -> StageRows:
+    slots, num_tokens = [sampled.slots[row] for row in rows], [sampled.num_tokens[row] for row in rows]
+    offsets = [sampled.offsets[row] for row in rows] if sampled.offsets else ()
+    return StageRows(rows, slots, num_tokens, masks, offsets)

@@ -44,6 +44,8 @@ class _Recorder:
 class CustomProcessors(LogitsStage):
     """For each sequence, the processors that its request names, behind those that the operator has for it."""
 
+    is_sequential = True
+
     def __init__(
         self,
         max_num_seqs: int,

@@ -30,12 +30,18 @@ class GrammarMask(LogitsStage):
         """See LogitsStage.apply."""
         if rows.masks is None:
             return
-        place = {slot: index for index, slot in enumerate(rows.masks.slots)}
-        masked = [(row, place[slot]) for row, slot in zip(rows.rows, rows.slots, strict=True) if slot in place]
+        # Of each slot, the first of its masks. There is one for each position, in their order.
+        first = {slot: index for index, slot in reversed(list(enumerate(rows.masks.slots)))}
+        offsets = rows.offsets or [0] * len(rows.rows)
+        masked = [
+            (row, first[slot] + offset)
+            for row, slot, offset in zip(rows.rows, rows.slots, offsets, strict=True)
+            if slot in first
+        ]
         if not masked:
             return
         width = -(-self._vocab_size // 32) * 4
-        given = np.frombuffer(rows.masks.bits, np.uint8).reshape(len(place), width)
+        given = np.frombuffer(rows.masks.bits, np.uint8).reshape(len(rows.masks.slots), width)
         packed = np.full((len(edits.logits), width), 0xFF, np.uint8)
         packed[[row for row, _ in masked]] = given[[index for _, index in masked]]
         edits.limit(self._unpack(to_device(packed, edits.device)))

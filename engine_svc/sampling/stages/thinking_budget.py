@@ -69,6 +69,7 @@ class ThinkingBudget(LogitsStage):
     """
 
     looks_back = True
+    is_sequential = True
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size

@@ -18,6 +18,7 @@ from engine_svc.requests.outputs import SequenceDelta
 from engine_svc.requests.request import GenerationRequest, RequestLimits
 from engine_svc.requests.validation import validate
 from engine_svc.sampling.isolation import sample_rows
+from engine_svc.sampling.rows import SampledRows
 from engine_svc.sampling.sampler import Sampler
 from quire.errors import InvalidRequest
 from quire.reasoning import ReasoningMarks
@@ -243,10 +244,10 @@ def test_rows_are_sampled_apart_from_logits_that_are_whole() -> None:
     sampler = Sampler(3, 3, torch.device("cpu"))
     for slot, plan in enumerate(plans):
         sampler.add(slot, plan, [2, 0], 1)
-    outputs, failed = sample_rows(sampler, logits.clone(), [0, 1, 2], [2, 2, 2])
-    assert {slot: int(output.token_ids[0]) for output in outputs for slot in output.slots} == {0: 1, 2: 1}
+    outputs, failed = sample_rows(sampler, logits.clone(), SampledRows([0, 1, 2], [2, 2, 2]))
+    assert {slot: int(output.token_ids[0]) for output in outputs for slot in output.rows.slots} == {0: 1, 2: 1}
     assert list(failed) == [1]
-    outputs, failed = sample_rows(sampler, logits[:2].clone(), [0, 2], [3, 3])
+    outputs, failed = sample_rows(sampler, logits[:2].clone(), SampledRows([0, 2], [3, 3]))
     assert [output.token_ids.tolist() for output in outputs] == [[1, 1]]
     assert not failed
 
@@ -254,7 +255,7 @@ def test_rows_are_sampled_apart_from_logits_that_are_whole() -> None:
 def test_a_device_that_is_lost_is_no_rows_fault() -> None:
     sampler = Sampler(2, 3, torch.device("cpu"))
     with pytest.raises(RuntimeError, match="meta"):
-        sample_rows(sampler, torch.zeros(2, 3, device="meta"), [0, 1], [1, 1])
+        sample_rows(sampler, torch.zeros(2, 3, device="meta"), SampledRows([0, 1], [1, 1]))
 
 
 def test_a_fault_while_warming_up_stops_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from engine_svc.core import live_requests
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests import sampling_validation
 from engine_svc.requests.request import GenerationRequest, RequestLimits
+from engine_svc.sampling.rows import SampledRows
 from engine_svc.sampling.sampler import Sampler
 from quire.errors import InvalidRequest, Overloaded
 from quire.sampling import SamplingParameters
@@ -73,7 +74,7 @@ def test_outputs(mode: str) -> None:
     plans = [sampling_plan(logprobs=SIZE, seed=slot, **fields) for slot, fields in enumerate(PLANS)]
     for slot, plan in enumerate(plans):
         sampler.add(slot, plan, [9, 3], 1)
-    output = sampler.sample(LOGITS.repeat(len(plans), 1), list(range(len(plans))), [2] * len(plans))
+    output = sampler.sample(LOGITS.repeat(len(plans), 1), SampledRows(list(range(len(plans))), [2] * len(plans)))
     expected = []
     for plan in plans:
         is_raw = mode.startswith("raw")
@@ -88,7 +89,7 @@ def test_a_sequence_may_ask_for_what_it_is_drawn_from(mode: str) -> None:
     sampler, fields = Sampler(2, SIZE, torch.device("cpu"), mode), PLANS[7]
     for slot, asks in ((0, False), (1, True)):
         sampler.add(slot, sampling_plan(logprobs=SIZE, processed_logprobs=asks, **fields), [9, 3], 1)
-    other, own = sampler.sample(LOGITS.repeat(2, 1), [0, 1], [2, 2]).logprobs().values()
+    other, own = sampler.sample(LOGITS.repeat(2, 1), SampledRows([0, 1], [2, 2])).logprobs().values()
     processed = drawn_from(LOGITS, sampling_plan(**fields).parameters)
     values = LOGITS.double() if mode.startswith("raw") else processed
     check([other, own], [values.log_softmax(-1) if mode.endswith("logprobs") else values, processed.log_softmax(-1)])

@@ -11,6 +11,7 @@ import transformers
 
 from engine_svc.plan import SamplingPlan
 from engine_svc.sampling.noise import uniforms
+from engine_svc.sampling.rows import SampledRows
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.sampling.truncation import draw
 from tests.support.native import fastest_kernels, needs_native
@@ -48,7 +49,7 @@ def frequencies(sampler_for: SamplerFor, plan: SamplingPlan, logits: torch.Tenso
     sampler = sampler_for([plan])
     rows = 500
     for start in range(1, DRAWS, rows):
-        output = sampler.sample(logits.repeat(rows, 1), [0] * rows, list(range(start, start + rows)))
+        output = sampler.sample(logits.repeat(rows, 1), SampledRows([0] * rows, list(range(start, start + rows))))
         counts += torch.bincount(output.token_ids, minlength=VOCAB_SIZE)
     return counts / counts.sum()
 
@@ -94,14 +95,16 @@ def test_rows_do_not_see_each_other(sampler_for: SamplerFor) -> None:
         sampling_plan(temperature=0.0), sampling_plan(seed=5, top_k=4), sampling_plan(seed=6, top_p=0.9, min_p=0.05),
         sampling_plan(seed=7, presence_penalty=1.0, logit_bias=((3, 2.0),)), sampling_plan(seed=8),
     ]  # fmt: skip
-    together = sampler_for(plans).sample(LOGITS.repeat(5, 1), [0, 1, 2, 3, 4], [9, 10, 11, 12, 13])
+    together = sampler_for(plans).sample(LOGITS.repeat(5, 1), SampledRows([0, 1, 2, 3, 4], [9, 10, 11, 12, 13]))
     for slot in range(5):
-        alone = sampler_for(plans).sample(LOGITS[None].clone(), [slot], [9 + slot])
+        alone = sampler_for(plans).sample(LOGITS[None].clone(), SampledRows([slot], [9 + slot]))
         assert alone.token_ids[0] == together.token_ids[slot]
 
 
 def test_greedy_takes_the_likeliest(sampler_for: SamplerFor) -> None:
-    assert sampler_for([sampling_plan(temperature=0.0)]).sample(LOGITS[None].clone(), [0], [1]).token_ids == 0
+    assert (
+        sampler_for([sampling_plan(temperature=0.0)]).sample(LOGITS[None].clone(), SampledRows([0], [1])).token_ids == 0
+    )
 
 
 @pytest.mark.parametrize("penalty", [1.3, 0.7])
@@ -109,7 +112,7 @@ def test_repetition_penalty_as_transformers(sampler_for: SamplerFor, penalty: fl
     seen = [0, 5, 11]
     plan = sampling_plan(temperature=0.0, repetition_penalty=penalty, logprobs=0)
     logits = LOGITS[None].clone()
-    sampler_for([plan], seen, num_prompt=2).sample(logits, [0], [3])
+    sampler_for([plan], seen, num_prompt=2).sample(logits, SampledRows([0], [3]))
     processor = transformers.RepetitionPenaltyLogitsProcessor(penalty)
     torch.testing.assert_close(logits, processor(torch.tensor([seen]), LOGITS[None].clone()))
 
@@ -117,7 +120,7 @@ def test_repetition_penalty_as_transformers(sampler_for: SamplerFor, penalty: fl
 def test_presence_and_frequency_count_output_only(sampler_for: SamplerFor) -> None:
     plan = sampling_plan(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25)
     logits = LOGITS[None].clone()
-    sampler_for([plan], [0, 0, 1, 2, 2], num_prompt=2).sample(logits, [0], [5])
+    sampler_for([plan], [0, 0, 1, 2, 2], num_prompt=2).sample(logits, SampledRows([0], [5]))
     change = torch.zeros(VOCAB_SIZE)
     change[1], change[2] = -0.75, -1.0
     torch.testing.assert_close(logits[0], LOGITS + change)
@@ -125,14 +128,18 @@ def test_presence_and_frequency_count_output_only(sampler_for: SamplerFor) -> No
 
 def test_penalties_count_what_is_sampled(sampler_for: SamplerFor) -> None:
     sampler = sampler_for([sampling_plan(temperature=0.0, frequency_penalty=2.0)])
-    found = [int(sampler.sample(LOGITS[None].clone(), [0], [position]).token_ids[0]) for position in range(1, 4)]
+    found = [
+        int(sampler.sample(LOGITS[None].clone(), SampledRows([0], [position])).token_ids[0]) for position in range(1, 4)
+    ]
     assert found == [0, 1, 2]
 
 
 def test_logit_bias_and_suppressed_tokens(sampler_for: SamplerFor) -> None:
     plan = sampling_plan(temperature=0.0, logit_bias=((4, 100.0), (5, 90.0)), suppress_token_ids=(4,), min_tokens=2)
     sampler = sampler_for([plan])
-    found = [int(sampler.sample(LOGITS[None].clone(), [0], [position]).token_ids[0]) for position in (1, 2, 3)]
+    found = [
+        int(sampler.sample(LOGITS[None].clone(), SampledRows([0], [position])).token_ids[0]) for position in (1, 2, 3)
+    ]
     assert found == [5, 5, 4]
 
 
@@ -140,7 +147,7 @@ def test_logprobs_of_named_tokens_beside_rows_of_the_likeliest(sampler_for: Samp
     fields = [{"logprobs": 0, "logprob_token_ids": (11, 3, 3)}, {"logprobs": 2}, {}, {"logprobs": 1}]
     fields.append({"logprobs": 5, "logprob_token_ids": (7,)})
     sampler = sampler_for([sampling_plan(temperature=0.0, **each) for each in fields])
-    found = sampler.sample(LOGITS.repeat(5, 1), list(range(5)), [1] * 5).logprobs()
+    found = sampler.sample(LOGITS.repeat(5, 1), SampledRows(list(range(5)), [1] * 5)).logprobs()
     expected = {0: [0, 11, 3, 3], 1: [0, 0, 1], 3: [0, 0], 4: [0, 7]}
     assert {slot: position.token_ids for slot, position in found.items()} == expected
     logprobs = LOGITS.double().log_softmax(0)
@@ -150,7 +157,7 @@ def test_logprobs_of_named_tokens_beside_rows_of_the_likeliest(sampler_for: Samp
 
 def test_logprobs_are_of_the_unmodified_logits(sampler_for: SamplerFor) -> None:
     plan = sampling_plan(temperature=0.0, logit_bias=((4, 100.0),), logprobs=2)
-    output = sampler_for([plan]).sample(LOGITS[None].clone(), [0], [1])
+    output = sampler_for([plan]).sample(LOGITS[None].clone(), SampledRows([0], [1]))
     logprobs = LOGITS.double().log_softmax(0)
     assert output.logprobs()[0].token_ids == [4, 0, 1]
     assert output.logprobs()[0].rank == 5
@@ -160,7 +167,7 @@ def test_logprobs_are_of_the_unmodified_logits(sampler_for: SamplerFor) -> None:
 def test_not_a_number_fails_its_sequence_only(sampler_for: SamplerFor) -> None:
     logits = LOGITS.repeat(2, 1)
     logits[0, 3] = torch.nan
-    output = sampler_for([sampling_plan(temperature=0.0)] * 2).sample(logits, [0, 1], [1, 1])
+    output = sampler_for([sampling_plan(temperature=0.0)] * 2).sample(logits, SampledRows([0, 1], [1, 1]))
     assert set(output.broken.read()) == {0}
     assert output.token_ids[1] == 0
 
@@ -223,5 +230,5 @@ def test_the_ids_of_embeddings_are_looked_back_at_by_nobody(fields: dict[str, An
         sampler = Sampler(1, VOCAB_SIZE, torch.device("cpu"))
         known = [0, 0, 0] if fields != {"bad_words": ((7, 0),)} else [0, 0, 0, 7]
         sampler.add(0, sampling_plan(temperature=0.0, **fields), known, 3, num_unknown)
-        (token_id,) = sampler.sample(LOGITS[None].clone(), [0], [len(known)]).token_ids.tolist()
+        (token_id,) = sampler.sample(LOGITS[None].clone(), SampledRows([0], [len(known)])).token_ids.tolist()
         assert token_id == (0 if num_unknown and len(known) == 3 else 1)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from engine_svc.sampling.rows import SampledRows
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.sampling.thinking import make_automaton
 from quire.reasoning import ReasoningMarks, ReasoningTracker
@@ -91,6 +92,6 @@ def test_budgets_by_the_tokens_that_come() -> None:
         for begun in range(len(output) + 1):
             sampler.add(0, plan, [0, *output[:begun]], 1)
             for known in range(begun, len(output) + 1):
-                token_id = int(sampler.sample(torch.zeros(1, 20), [0], [known + 1]).token_ids[0])
+                token_id = int(sampler.sample(torch.zeros(1, 20), SampledRows([0], [known + 1])).token_ids[0])
                 assert (token_id if token_id > 2 else None) == certain.get(known), (marks, output, known)
                 sampler.add(0, plan, [0, *output[: known + 1]], 1)

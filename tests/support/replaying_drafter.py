@@ -1,0 +1,39 @@
+"""A drafter for real models: it drafts what they are known to generate, with mistakes."""
+
+from __future__ import annotations
+
+import random
+
+from engine_svc.requests.request import GenerationRequest
+from engine_svc.requests.sequence import Sequence
+
+
+class ReplayingDrafter:
+    """Drafts the next tokens of each output that it knows, by the request's id.
+
+    Args:
+        vocab_size: of the mistakes.
+        most: drafts at once; their number is drawn.
+        right: the share of drafts that are right.
+    """
+
+    def __init__(self, vocab_size: int, most: int = 5, right: float = 0.8) -> None:
+        self._outputs: dict[str, list[list[int]]] = {}
+        self._vocab_size = vocab_size
+        self._most = most
+        self.right = right
+        self._choose = random.Random(0)
+        self.num_drafted = 0
+
+    def know(self, requests: list[GenerationRequest], outputs: list[list[list[int]]]) -> None:
+        """The outputs of requests, by choice."""
+        self._outputs = {request.request_id: output for request, output in zip(requests, outputs, strict=True)}
+
+    def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """See Drafter.propose."""
+        choose, start = self._choose, sequence.num_output_tokens
+        known = self._outputs[sequence.owner.request.request_id][sequence.choice_index]
+        known = known[start : start + min(most, choose.randint(0, self._most))]
+        drafts = [each if choose.random() < self.right else choose.randrange(self._vocab_size) for each in known]
+        self.num_drafted += len(drafts)
+        return tuple(drafts)
