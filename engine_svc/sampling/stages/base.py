@@ -51,8 +51,8 @@ class LogitsStage(ABC):
 
     # Whether it goes by the tokens before, so that it has nothing to say of the prompt's own positions.
     looks_back: ClassVar[bool] = False
-    # Whether it goes by what `record` has told it of the tokens before. Then it sees one row of a sequence at a time: the
-    # next one once that one's token is recorded. Others may see some at once, as if their drafts were right.
+    # Whether it goes by what `record` has told it of the tokens before. Then it sees one row of a sequence at a time:
+    # the next once that one's token is recorded. Others may see some at once, as if their drafts were right.
     is_sequential: ClassVar[bool] = False
 
     @abstractmethod
