@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection
 from functools import partial
 
@@ -20,8 +21,10 @@ from engine_svc.requests.generation_config import read_generation_defaults
 from engine_svc.requests.processors import RequestedProcessors
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.validation import validate
+from engine_svc.scheduler.drafter import Drafter
+from engine_svc.speculative.registry import make_speculation
 from engine_svc.structured.grammars import Grammars, unknown_vocabulary
-from quire.errors import LOADING, Unavailable
+from quire.errors import LOADING, StartupError, Unavailable
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.options.tokenizer_init import SKIP_FLAG
@@ -86,6 +89,7 @@ class EngineWorker:
                 folder, self._options.generation, find_model_config(folder, self._options.form)
             )
             spec = self._executor.load(self._model, self._options)
+            self._check_speculation(spec)
             size = size_kv_cache(spec, self._options.cache, self._options.scheduler)
             info = make_model_info(folder, self._model, self._options, spec, size, defaults)
             report(Stage.WARMING_UP)
@@ -96,7 +100,25 @@ class EngineWorker:
         self._info = info
         facts = _facts(info, spec, size)
         grammars = Grammars(spec.vocab_size, partial(self._load_vocabulary, spec.vocab_size, facts.eos_token_ids))
-        return Engine(self._executor, self._options, facts, grammars=grammars)
+        return Engine(self._executor, self._options, facts, drafter=self._make_drafter(), grammars=grammars)
+
+    def _make_drafter(self) -> Drafter | None:
+        config = self._options.speculative.chosen()
+        if config is None:
+            return None
+        overlaps = self._options.scheduler.async_scheduling and self._executor.max_in_flight > 1
+        return make_speculation(config, time.monotonic, overlaps)
+
+    def _check_speculation(self, spec: KvCacheSpec) -> None:
+        """
+        Raises:
+            StartupError: what the model has computed of guesses that are wrong cannot be taken back.
+        """
+        if spec.state_bytes and self._options.speculative.chosen() is not None:
+            raise StartupError(
+                f"--speculative-config does not go with {spec.architecture}: its recurrent layers keep a state of each "
+                "sequence, from which tokens that were guessed wrong cannot be taken back. Leave it out."
+            )
 
     def _load_vocabulary(self, vocab_size: int, eos_token_ids: Collection[int]) -> Vocabulary:
         """

@@ -26,6 +26,7 @@ MAX_LOGITS_PROCESSORS = 16  # of a request
 MAX_QUALNAME_LENGTH = 256
 MAX_XARGS_BYTES = 16 * 1024  # as JSON
 MAX_REPETITION_PATTERN_SIZE = 1024  # in tokens
+MAX_SPECULATIVE_TOKENS = 64  # that are guessed of a sequence at a time
 MAX_MESSAGES = 4096  # of a conversation
 MAX_TOOLS = 1024
 MAX_LOGIT_BIAS_ENTRIES = 1024

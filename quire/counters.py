@@ -34,6 +34,12 @@ class Counters:
     host_cache_queries: int = _count("Tokens looked up in host memory, as the device did not have them.")
     host_cache_hits: int = _count("Those found there.")
     computed_tokens: int = _count("Tokens computed.")
+    draft_tokens: int = _count("Guessed tokens that the model verified.")
+    draft_emitted_tokens: int = _count(
+        "Tokens of sequences in the steps in which guessed tokens of theirs were verified."
+    )
+    draft_failures: int = _count("Times that what guesses tokens failed; its worker goes on without it.")
+    draft_accepted_tokens: HistogramSnapshot = _histogram("First tokens of a guess that were right.")
     iteration_tokens: HistogramSnapshot = _histogram(
         "Prompt and generated tokens of a step; a prompt counts, whole, in the step that completes it."
     )

@@ -12,7 +12,7 @@ from typing import Annotated, get_type_hints
 
 import msgspec
 
-from quire.bounds import MAX_CHOICES, MAX_REPETITION_PATTERN_SIZE, Bound, is_greedy
+from quire.bounds import MAX_CHOICES, MAX_REPETITION_PATTERN_SIZE, MAX_SPECULATIVE_TOKENS, Bound, is_greedy
 from quire.reasoning import ReasoningMarks
 
 _COUNT = Bound(0, 2**31 - 1)
@@ -80,6 +80,8 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     thinking_token_budget: Annotated[int | None, _COUNT] = None  # None: no bound
     vllm_xargs: bytes = b""  # JSON, for the operator's logits processors
     logits_processors: tuple[LogitsProcessorCall, ...] = ()
+    # Most tokens that are guessed at a time, 0 for none; None: as many as the server would. Output is the same.
+    num_speculative_tokens: Annotated[int | None, Bound(0, MAX_SPECULATIVE_TOKENS)] = None
     reasoning: ReasoningMarks | None = None  # None where nothing depends on it
 
     @property

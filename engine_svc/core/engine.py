@@ -78,10 +78,15 @@ class Engine:
             connector = HostTier(facts.num_host_blocks)
         self._kv_cache = KvCacheManager(facts, options.cache, connector, clock)
         self._policy = POLICIES[options.scheduler.scheduling_policy]()
-        self._scheduler = Scheduler(self._kv_cache, options.scheduler, facts.max_num_batched_tokens, drafter)
+        self._drafter = drafter
+        lookahead = options.speculative.num_lookahead_slots
+        budget = facts.max_num_batched_tokens
+        self._scheduler = Scheduler(self._kv_cache, options.scheduler, budget, drafter, lookahead)
         self._requests = LiveRequests(self._scheduler, clock)
         self._statistics = EngineStatistics()
-        self._processor = StepProcessor(self._scheduler, self._kv_cache, self._requests, self._statistics, clock)
+        self._processor = StepProcessor(
+            self._scheduler, self._kv_cache, self._requests, self._statistics, clock, drafter
+        )
         self._constraints = ConstrainedRequests(grammars, self._requests, self._scheduler, facts.eos_token_ids)
         self._arrivals = itertools.count()
         self._seeds = SeedSource(options.generation.seed)
@@ -123,6 +128,8 @@ class Engine:
         seed = self._seeds.draw() if request.sampling.seed is None else request.sampling.seed
         live.sequences = make_sequences(live, order, self._facts.max_model_len, seed)
         self._requests.enter(live)
+        if self._drafter is not None:
+            self._drafter.enter(live, self.num_waiting)
         if self._requests.has_too_many_logprobs(live):
             error = Overloaded("Requests with very many logprobs run already; try again when some have ended.")
             self._requests.end(live, FinishReason.ERROR, error)
@@ -157,14 +164,19 @@ class Engine:
         """
         self._expire()
         self._constraints.start_ready()
-        batch = self._scheduler.schedule()
+        batch = self._scheduler.schedule(self._clock())
         self._is_waiting = batch.has_work and not batch.sequences
         if batch.has_work:
             self._submit(batch)
             self._send_masks(batch)
-        if self._in_flight and (len(self._in_flight) >= self._max_in_flight or not batch.sequences):
+        while self._in_flight and (len(self._in_flight) >= self._most_in_flight or not batch.sequences):
             self._collect()
         return self._requests.take()
+
+    @property
+    def _most_in_flight(self) -> int:
+        """Steps under way at once: what is guessed for the next one depends on all tokens of the last."""
+        return 1 if self._drafter is not None and self._drafter.is_active else self._max_in_flight
 
     def give_up(self, error: QuireError) -> list[SequenceDelta]:
         """Ends all requests with an error, for an engine that is about to go away; their last deltas."""
@@ -246,6 +258,8 @@ class Engine:
             if batch.sequences:
                 self._failures = 0
             self._processor.process(batch, result)
+            if self._drafter is not None and batch.sequences:
+                self._drafter.ended(batch)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         """Ends the requests of a step that raised; the others go on if the executor does.
@@ -284,6 +298,7 @@ class Engine:
             host_cache_queries=scheduler.host_queries if self._kv_cache.num_host_blocks else 0,
             host_cache_hits=scheduler.host_hits,
             computed_tokens=statistics.computed_tokens,
+            **(self._drafter.counters() if self._drafter is not None else {}),
             iteration_tokens=statistics.iteration_tokens.snapshot(),
             model_forward_milliseconds=statistics.forward_milliseconds.snapshot(),
             model_execute_milliseconds=statistics.execute_milliseconds.snapshot(),

@@ -16,6 +16,7 @@ from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import Sequence
 from engine_svc.requests.stopping import end_of_grammar, find_ending
 from engine_svc.scheduler.batch import Batch
+from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.scheduler import Scheduler
 from quire.errors import REQUEST_FAULT, Internal, InvalidRequest, QuireError
 
@@ -32,12 +33,14 @@ class StepProcessor:
         requests: LiveRequests,
         statistics: EngineStatistics,
         clock: Callable[[], float],
+        drafter: Drafter | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._kv_cache = kv_cache
         self._requests = requests
         self._statistics = statistics
         self._clock = clock
+        self._drafter = drafter
 
     def process(self, batch: Batch, result: StepResult) -> None:
         """Books what a step computed and sampled.
@@ -66,6 +69,9 @@ class StepProcessor:
         for slot, run in zip(result.sampled_slots, result.sampled_token_ids, strict=True):
             if sequence := holders.get(slot):
                 self._append(sequence, run, sampling[slot], logprobs.get(slot), now)
+        for slot, guessed in result.draft_token_ids.items():
+            if self._drafter is not None and (sequence := holders.get(slot)):
+                self._drafter.take(sequence, guessed)
         for slot in batch.completed_prompts:
             if sequence := holders.get(slot):
                 self._finish_prompt_only(sequence, now)
@@ -88,12 +94,15 @@ class StepProcessor:
         if live.first_token_time is None:
             live.first_token_time = now
             self._finish_prefill(sequence)
+        num_right = len(run) - 1
         if ending := find_ending(sequence, run):
             run = run[: ending.num_tokens]
             logprobs = logprobs and logprobs[: ending.num_tokens]
         sequence.append(run, num_sampled_positions)
         if (count := len(run)) > 1:  # drafted tokens were right, and are computed
             self._kv_cache.book(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
+        if num_sampled_positions > 1 and self._drafter is not None:
+            self._drafter.verified(sequence, num_sampled_positions - 1, num_right, count)
         live.completion_tokens += count
         live.last_token_time = now
         self._statistics.generation_tokens += count

@@ -9,14 +9,21 @@ from engine_svc.requests.sequence import Sequence
 class Batch:
     """Which sequences run in this step, within its token budget."""
 
-    def __init__(self, step: int, token_budget: int) -> None:
+    def __init__(self, step: int, token_budget: int, began: float = 0.0) -> None:
+        """
+        Args:
+            began: when it began to be planned, on the engine's clock.
+        """
         self.step = step
+        self.began = began
         self.budget = self._token_budget = token_budget  # tokens left
         self.sequences: dict[int, Sequence] = {}  # by slot, in the order of the plan's `scheduled`
         self.started: list[Sequence] = []  # those of them that get their slots in this step
         # slot → its sequence's tokens that are computed after the step; drafted ones may turn out to be too.
         self.computed: dict[int, int] = {}
         self.sampling: dict[int, int] = {}  # slot → positions that its sequence samples, of those that sample
+        self.num_drafts = 0  # drafted tokens that it verifies
+        self.num_wanted = 0  # tokens that the ranks are to guess behind it
         self.completed_prompts: list[int] = []  # slots of those that generate nothing and are done after the step
         self.partial_prefills = 0  # those of them whose prompt stays incomplete
         self.long_partial_prefills = 0
@@ -38,8 +45,19 @@ class Batch:
         """Whether the step would do anything: compute, or let blocks get on their way."""
         return bool(self.sequences) or self.is_transferring
 
-    def add(self, sequence: Sequence, count: int, new_block_ids: list[list[int]], drafts: tuple[int, ...] = ()) -> None:
-        """Lets a sequence compute its next `count` tokens and the drafted ones behind them: see Sequence.advance."""
+    def add(
+        self,
+        sequence: Sequence,
+        count: int,
+        new_block_ids: list[list[int]],
+        drafts: tuple[int, ...] = (),
+        wanted: int = 0,
+    ) -> None:
+        """Lets a sequence compute its next `count` tokens and the drafted ones behind them: see Sequence.advance.
+
+        Args:
+            wanted: tokens that are to be guessed behind what it samples.
+        """
         computed, slot, num_drafts = sequence.num_computed_tokens, sequence.slot, len(drafts)
         left = sequence.num_uncomputed_tokens - count
         total, sampled = count + num_drafts, 0
@@ -51,13 +69,15 @@ class Batch:
             self.completed_prompts.append(slot)
         if sampled and sequence.follower is not None:
             self.awaits_masks = True
-        self._scheduled.append(ScheduledSequence(slot, computed, total, sampled, new_block_ids, drafts))
+        self._scheduled.append(ScheduledSequence(slot, computed, total, sampled, new_block_ids, drafts, wanted))
+        self.num_drafts += num_drafts
+        self.num_wanted += wanted
         self.sequences[slot] = sequence
         self.computed[slot] = computed + count
         sequence.advance(total, sampled)
         self.budget -= total
 
-    def add_new(self, sequence: Sequence, count: int) -> None:
+    def add_new(self, sequence: Sequence, count: int, wanted: int = 0) -> None:
         """The same for one that has just been given its slot."""
         embeds = sequence.owner.request.prompt_embeds
         self._new.append(
@@ -72,7 +92,7 @@ class Batch:
             )
         )
         self.started.append(sequence)
-        self.add(sequence, count, [])
+        self.add(sequence, count, [], wanted=wanted)
 
     def holders(self) -> dict[int, Sequence]:
         """By slot, the sequences that still hold it: others ended or were preempted since."""

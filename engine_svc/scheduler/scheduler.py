@@ -39,15 +39,18 @@ class Scheduler:
         options: SchedulerOptions,
         token_budget: int,
         drafter: Drafter | None = None,
+        lookahead: int = 0,
     ) -> None:
         """
         Args:
             token_budget: of a step.
+            lookahead: positions behind its known tokens for which a sequence takes blocks, where there are some.
         """
         self._kv_cache = kv_cache
         self._options = options
         self._token_budget = token_budget
         self._drafter = drafter
+        self._lookahead = lookahead
         self._waiting = WaitingQueue()
         self._awaiting: dict[BlockTable, Sequence] = {}  # those that wait for blocks from elsewhere
         self._running: list[Sequence] = []  # in the policy's order
@@ -106,6 +109,8 @@ class Scheduler:
             self._leave(sequence)
             self.num_preempted -= sequence.state is SequenceState.PREEMPTED
         self._kv_cache.free(sequence.table)
+        if self._drafter is not None:
+            self._drafter.forget(sequence)
         sequence.follower = None
         sequence.state = SequenceState.FINISHED
 
@@ -116,9 +121,11 @@ class Scheduler:
         else:
             self._kv_cache.abandon(sequence.table)
 
-    def schedule(self) -> Batch:
+    def schedule(self, now: float = 0.0) -> Batch:
         """The next step. Its sequences have slots and blocks for what they are to compute."""
-        batch = Batch(self._step, self._token_budget)
+        batch = Batch(self._step, self._token_budget, now)
+        if self._drafter is not None:
+            self._drafter.begin(self._running)
         if self._awaiting:
             self._take_arrivals()
         self._schedule_running(batch)
@@ -146,40 +153,56 @@ class Scheduler:
             missing = sequence.num_uncomputed_tokens
             if missing and not (sequence.num_pending_tokens and self._waits_for_tokens(sequence)):
                 count, drafts = 1, _NO_DRAFTS
+                wanted = 0
                 if missing > 1 or self._drafter:
                     # A long prompt leaves every sequence behind it a token, so that no stream stalls.
                     share = max(1, batch.budget - (len(self._running) - index - 1))
                     count = min(self._chunk(missing), share)
                     drafts = self._draft(sequence, share - count) if count == missing else _NO_DRAFTS
+                    wanted = self._wanted(sequence)
                 end = sequence.num_computed_tokens + count + len(drafts)
-                blocks = allocate(sequence.table, end)
+                blocks = allocate(sequence.table, self._room(sequence, end, wanted))
                 if blocks is None:
                     blocks = self._preempt_for(sequence, end, batch)
                 if blocks is None:  # it was the last in order, and is preempted itself
                     break
                 if missing > count:
                     self._note_partial(batch, missing)
-                batch.add(sequence, count, blocks, drafts)
+                batch.add(sequence, count, blocks, drafts, wanted)
             index += 1
 
     def _waits_for_tokens(self, sequence: Sequence) -> bool:
         """Whether it cannot go on before its pending tokens are known: the last is there, or a drafter must see them.
 
-        So no more is ever pending of a sequence that has drafts under way, how many of which count nobody knows yet.
+        More than one is pending of a sequence that has drafts under way, how many of which count nobody knows yet.
         """
-        return self._drafter is not None or sequence.num_missing_tokens < 1
+        if sequence.num_missing_tokens < 1 or sequence.num_pending_tokens > 1:
+            return True
+        return self._drafter is not None and self._drafter.waits_for(sequence)
 
     def _draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Tokens to verify behind the known ones, for which there are blocks: nobody is preempted for a guess.
 
         A sequence that follows a grammar has a mask for one position a step.
         """
-        if sequence.follower is not None:
+        if sequence.follower is not None or sequence.num_pending_tokens:
             return _NO_DRAFTS
         most = min(most, sequence.num_missing_tokens - 1)
         drafts = self._drafter.propose(sequence, most)[:most] if self._drafter and most > 0 else _NO_DRAFTS
         fits = self._kv_cache.can_extend(sequence.table, len(sequence.token_ids) + len(drafts))
         return drafts if fits else _NO_DRAFTS
+
+    def _wanted(self, sequence: Sequence) -> int:
+        """Tokens that the ranks are to guess behind what a step samples."""
+        return self._drafter.wanted(sequence, sequence.num_missing_tokens - 1) if self._drafter is not None else 0
+
+    def _room(self, sequence: Sequence, end: int, wanted: int) -> int:
+        """Positions that a sequence has blocks for, in a step that computes so many: more where more are to be guessed.
+
+        Nobody is preempted for those.
+        """
+        room = min(end + max(wanted, self._lookahead), sequence.max_length)
+        return room if room > end and self._kv_cache.can_extend(sequence.table, room) else end
 
     def _chunk(self, missing: int) -> int:
         """What a long prompt computes in one step; the rest of the budget is for others."""
@@ -220,7 +243,9 @@ class Scheduler:
             self._kv_cache.allocate(sequence.table, computed + count, found)
             self._count_lookup(sequence, found)
             self._start(sequence, computed)
-            batch.add_new(sequence, count)
+            wanted = self._wanted(sequence)
+            self._kv_cache.allocate(sequence.table, self._room(sequence, computed + count, wanted))
+            batch.add_new(sequence, count, wanted)
 
     def _lookup(self, sequence: Sequence) -> Prefix:
         """The cached blocks that a waiting sequence can begin with; none for one that holds some already."""

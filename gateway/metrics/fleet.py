@@ -11,22 +11,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
 )
 
-from gateway.metrics.prometheus import MODEL_LABEL, histogram_family
+from gateway.metrics.prometheus import MODEL_LABEL, WHOLE_FLEET, counter, gauge, histogram_family, ratio
+from gateway.metrics.speculation import speculation_metrics
 from gateway.services.fleet import Fleet
 from quire.counters import HELP
 from quire.histogram import HistogramSnapshot
 
 if TYPE_CHECKING:
     from quire.v1.common_pb2 import EngineCounters, EngineLoad
-
-_WHOLE_FLEET = "Of the whole fleet: all gateways tell the same."
 
 Loads: TypeAlias = "Sequence[EngineLoad]"
 
@@ -42,7 +39,7 @@ _GAUGES: Mapping[str, tuple[str, Callable[[Loads], float]]] = MappingProxyType(
         "gpu_cache_usage_perc": (_USED, lambda loads: _used_share(loads)),
         "cpu_cache_usage_perc": (
             "Share of the blocks in host memory (--swap-space) that keep something, 1 meaning full; 0 without any.",
-            lambda loads: _ratio(
+            lambda loads: ratio(
                 sum(load.used_host_blocks for load in loads), sum(load.total_host_blocks for load in loads)
             ),
         ),
@@ -52,11 +49,11 @@ _RATES: Mapping[str, tuple[str, Callable[[EngineCounters], float]]] = MappingPro
     {
         "gpu_prefix_cache_hit_rate": (
             "Share of prompt tokens found in the prefix cache on the device.",
-            lambda count: _ratio(_device_hits(count), count.prefix_cache_queries),
+            lambda count: ratio(_device_hits(count), count.prefix_cache_queries),
         ),
         "cpu_prefix_cache_hit_rate": (
             "Share of the tokens not found on the device that were found in host memory (--swap-space).",
-            lambda count: _ratio(count.host_cache_hits, count.host_cache_queries),
+            lambda count: ratio(count.host_cache_hits, count.host_cache_queries),
         ),
     }
 )
@@ -88,36 +85,23 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
     """
     loads, counters = fleet.loads, fleet.counters
     for name, (text, value) in _GAUGES.items():
-        yield _gauge(prefix + name, text, {model: value(group) for model, group in loads.items()})
-    yield _gauge(
+        yield gauge(prefix + name, text, {model: value(group) for model, group in loads.items()})
+    yield gauge(
         f"{prefix}num_requests_waiting", "Requests that wait, in the routers or in the engines.",
         _waiting(fleet, queued),
     )  # fmt: skip
     for name, (text, rate) in _RATES.items():
-        yield _gauge(prefix + name, text, {model: rate(count) for model, count in counters.items()})
+        yield gauge(prefix + name, text, {model: rate(count) for model, count in counters.items()})
     for name, field in _COUNTERS.items():
-        yield _counter(prefix + name, HELP[field], {model: getattr(count, field) for model, count in counters.items()})
-    yield _counter(
+        yield counter(prefix + name, HELP[field], {model: getattr(count, field) for model, count in counters.items()})
+    yield counter(
         f"{prefix}gpu_prefix_cache_hits", "Tokens found on the device.",
         {model: _device_hits(count) for model, count in counters.items()},
     )  # fmt: skip
     for name, field in _HISTOGRAMS.items():
         yield _histogram(prefix + name, HELP[field], field, counters)
+    yield from speculation_metrics(prefix, counters)
     yield _cache_config(prefix, fleet)
-
-
-def _gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(name, f"{text} {_WHOLE_FLEET}", labels=[MODEL_LABEL])
-    for model, value in values.items():
-        family.add_metric([model], value)
-    return family
-
-
-def _counter(name: str, text: str, values: Mapping[str, float]) -> Metric:
-    family = CounterMetricFamily(name, f"{text} {_WHOLE_FLEET}", labels=[MODEL_LABEL])
-    for model, value in values.items():
-        family.add_metric([model], value)
-    return family
 
 
 def _waiting(fleet: Fleet, queued: Mapping[str, int]) -> Mapping[str, float]:
@@ -139,7 +123,7 @@ def _histogram(name: str, text: str, field: str, counters: Mapping[str, EngineCo
         for model, histogram in told.items()
         if histogram.counts
     }
-    return histogram_family(name, f"{text} {_WHOLE_FLEET}", snapshots)
+    return histogram_family(name, f"{text} {WHOLE_FLEET}", snapshots)
 
 
 def _cache_config(prefix: str, fleet: Fleet) -> Metric:
@@ -152,12 +136,8 @@ def _cache_config(prefix: str, fleet: Fleet) -> Metric:
 
 
 def _used_share(loads: Loads) -> float:
-    return _ratio(sum(load.used_kv_blocks for load in loads), sum(load.total_kv_blocks for load in loads))
+    return ratio(sum(load.used_kv_blocks for load in loads), sum(load.total_kv_blocks for load in loads))
 
 
 def _device_hits(count: EngineCounters) -> int:
     return count.prefix_cache_hits - count.host_cache_hits
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0

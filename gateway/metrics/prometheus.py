@@ -5,12 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import accumulate
 
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
 from quire.histogram import HistogramSnapshot
 
 MODEL_LABEL = "model_name"
+WHOLE_FLEET = "Of the whole fleet: all gateways tell the same."
+
+
+def gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:
+    """A figure of the fleet, of each model."""
+    family = GaugeMetricFamily(name, f"{text} {WHOLE_FLEET}", labels=[MODEL_LABEL])
+    for model, value in values.items():
+        family.add_metric([model], value)
+    return family
+
+
+def counter(name: str, text: str, values: Mapping[str, float]) -> Metric:
+    """A figure of the fleet that only grows, of each model."""
+    family = CounterMetricFamily(name, f"{text} {WHOLE_FLEET}", labels=[MODEL_LABEL])
+    for model, value in values.items():
+        family.add_metric([model], value)
+    return family
+
+
+def ratio(part: float, whole: float) -> float:
+    """0 where there is no whole."""
+    return part / whole if whole else 0.0
 
 
 def histogram_family(name: str, text: str, snapshots: Mapping[str, HistogramSnapshot]) -> HistogramMetricFamily:

@@ -50,6 +50,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     bad_words: list[str] | None = None
     logprob_token_ids: list[int] | None = None
     thinking_token_budget: int | None = None
+    num_speculative_tokens: int | None = None  # Quire's own
     vllm_xargs: Xargs | None = None
     logits_processors: list[str | LogitsProcessorFields] | None = None
     repetition_detection: RepetitionDetection | None = None

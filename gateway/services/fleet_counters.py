@@ -39,6 +39,8 @@ class FleetCounters:
 
 def _add_growth(total: common_pb2.Histogram, now: common_pb2.Histogram, before: common_pb2.Histogram) -> None:
     """total += now - before. Buckets that differ from the total's are left out: they cannot be added."""
+    if not now.bounds:
+        return  # it counts no such thing
     if not total.bounds:
         total.bounds.extend(now.bounds)
         total.counts.extend([0] * len(now.counts))

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from quire.bounds import MAX_SPECULATIVE_TOKENS
 from quire.options.base import option
 from quire.options.nearest import nearest
 
@@ -49,7 +50,6 @@ REFUSED_METHODS: Mapping[str, str] = {
 _DEFAULT_TOKENS: Mapping[str, int] = {
     "ngram": 8, "suffix": 16, "draft_model": 5, "eagle": 5, "eagle3": 5, "mtp": 1,
 }  # fmt: skip
-_MOST_TOKENS = 64
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -60,7 +60,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True):
 
     method: str | None = None  # None: as the model's name has it
     model: str | None = None  # folder or name of the draft model or head
-    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)] | None = None  # at most, in a step
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_SPECULATIVE_TOKENS)] | None = None  # at most
     revision: str | None = None
     quantization: str | None = None
     draft_tensor_parallel_size: _Count | None = None  # None: that of the model
@@ -170,7 +170,7 @@ class SpeculativeOptions:
     )
     num_lookahead_slots: int = option(
         0, "Room in the KV cache that a sequence takes beyond its known tokens. Guessed tokens take what they need "
-        "without it.", minimum=0, maximum=_MOST_TOKENS,
+        "without it.", minimum=0, maximum=MAX_SPECULATIVE_TOKENS,
     )  # fmt: skip
 
     def chosen(self) -> SpeculativeConfig | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from engine_svc.requests.sequence import Sequence
+from engine_svc.scheduler.drafter import Drafter
 from tests.support.fake_executor import expected_tokens
 
 
-class FakeDrafter:
+class FakeDrafter(Drafter):
     """Guesses up to `most` tokens: first right ones, then wrong ones.
 
     Args:

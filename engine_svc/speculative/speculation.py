@@ -1,0 +1,217 @@
+"""Speculation of one engine: who may be guessed for, by what, how much of it, and what became of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from engine_svc.requests.sequence import LiveRequest, Sequence
+from engine_svc.scheduler.batch import Batch
+from engine_svc.scheduler.drafter import Drafter
+from engine_svc.speculative.acceptance import Acceptance, Rate, sequence_rate
+from engine_svc.speculative.controller import Controller, Offer
+from engine_svc.speculative.guesser import Guess, Guesser
+from engine_svc.speculative.statistics import SpeculationStatistics
+from engine_svc.speculative.step_costs import StepCosts
+from quire.options.speculative import SpeculativeConfig
+
+logger = logging.getLogger(__name__)
+
+_NO_TOKENS: tuple[int, ...] = ()
+_REPORT_SECONDS = 60.0
+
+
+class _Speculated:
+    """What is known of a sequence that may be guessed for."""
+
+    __slots__ = ("brought", "guess", "most", "rate", "seen")
+
+    def __init__(self, most: int) -> None:
+        self.most = most  # tokens at a time
+        self.rate: Rate = sequence_rate()
+        self.guess: Guess | None = None  # made behind its first `seen` tokens
+        self.seen = 0
+        self.brought = _NO_TOKENS  # guessed by the ranks, behind the first `seen` tokens
+
+
+class Speculation(Drafter):
+    """Guesses by a Guesser, or hands on what the ranks guess; a Controller says how much.
+
+    A guess is compared with what comes even where it is not verified: what the methods that look tokens up are worth
+    is known without drafting anything. Whatever raises here ends speculation, and nothing else.
+    """
+
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        guesser: Guesser | None,
+        clock: Callable[[], float],
+        overlaps: bool = False,
+    ) -> None:
+        """
+        Args:
+            guesser: None where the ranks guess.
+            clock: seconds.
+            overlaps: whether steps that draft nothing are planned before the last one has ended.
+        """
+        self._config = config
+        self._guesser = guesser
+        self._clock = clock
+        self._costs = StepCosts()
+        self._controller = Controller(self._costs, plain_steps=4 if overlaps else 1)
+        self._acceptance = Acceptance()
+        self._sequences: dict[Sequence, _Speculated] = {}
+        self._chosen: dict[Sequence, int] = {}  # of the step that is planned: tokens to guess, where there are any
+        self._usual = 0  # for sequences that start
+        self._last_end = clock()
+        self._was_plain = False  # the last step that ended
+        self._reported = self._last_end
+        self.statistics = SpeculationStatistics()
+
+    @property
+    def is_active(self) -> bool:
+        """See Drafter."""
+        return bool(self._chosen)
+
+    def enter(self, live: LiveRequest, num_waiting: int) -> None:
+        """See Drafter."""
+        config, sampling = self._config, live.request.sampling
+        most = config.most_tokens
+        if sampling.num_speculative_tokens is not None:
+            most = min(most, sampling.num_speculative_tokens)
+        if sampling.logprobs is not None and config.disable_logprobs:
+            most = 0
+        if config.disable_by_batch_size is not None and num_waiting > config.disable_by_batch_size:
+            most = 0
+        if most and not self.statistics.failures:
+            for sequence in live.sequences:
+                self._sequences[sequence] = _Speculated(most)
+
+    def begin(self, sequences: list[Sequence]) -> None:
+        """See Drafter."""
+        self._chosen.clear()
+        if not self._sequences:
+            self._usual = 0
+            return
+        decoding = [sequence for sequence in sequences if sequence.num_uncomputed_tokens == 1]
+        if decoding and not self._controller.is_asleep(len(decoding)):
+            self._guarded(partial(self._decide, decoding))
+        elif decoding:
+            self._usual = 0
+        else:
+            self._usual = self._config.most_tokens
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            logger.error("guessing tokens failed", exc_info=error)
+            self.fail(f"{type(error).__name__}: {error}")
+
+    def _decide(self, decoding: list[Sequence]) -> None:
+        if self._guesser is not None:
+            self._guesser.begin()
+        offered, offers = [], []
+        for sequence in decoding:
+            speculated = self._sequences.get(sequence)
+            most = self._most(sequence, speculated) if speculated else 0
+            if speculated and most > 0 and (offer := self._offer(sequence, speculated, most)):
+                offered.append(sequence)
+                offers.append(offer)
+        lengths = self._controller.lengths(len(decoding), offers)
+        self._chosen.update((sequence, length) for sequence, length in zip(offered, lengths, strict=True) if length)
+        self._usual = max(lengths, default=0)
+
+    def _most(self, sequence: Sequence, speculated: _Speculated) -> int:
+        """Tokens that may be guessed of it in a step."""
+        most = min(speculated.most, sequence.num_missing_tokens - 1)
+        if self._config.max_model_len is not None:
+            most = min(most, self._config.max_model_len - len(sequence.token_ids))
+        return most
+
+    def _offer(self, sequence: Sequence, speculated: _Speculated, most: int) -> Offer | None:
+        if self._guesser is None:
+            return Offer(*self._acceptance.rates(0, speculated.rate), most)
+        self._compare(sequence, speculated)
+        guess = speculated.guess = self._guesser.guess(sequence, most)
+        speculated.seen = len(sequence.token_ids)
+        if guess is None:
+            return None
+        return Offer(*self._acceptance.rates(guess.kind, speculated.rate), len(guess.token_ids))
+
+    def _compare(self, sequence: Sequence, speculated: _Speculated) -> None:
+        """What was guessed before and never verified, with the tokens that have come."""
+        guess, seen = speculated.guess, speculated.seen
+        if guess is not None and len(sequence.token_ids) > seen:
+            is_right = guess.token_ids[0] == sequence.token_ids[seen]
+            self._acceptance.note(guess.kind, speculated.rate, 1, int(is_right))
+
+    def waits_for(self, sequence: Sequence) -> bool:
+        """See Drafter."""
+        return sequence in self._chosen
+
+    def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """See Drafter."""
+        speculated = self._sequences.get(sequence)
+        if speculated is None or speculated.seen != len(sequence.token_ids):
+            return _NO_TOKENS
+        if self._guesser is None:
+            return speculated.brought[:most]
+        length = self._chosen.get(sequence, 0)
+        return speculated.guess.token_ids[: min(most, length)] if length and speculated.guess else _NO_TOKENS
+
+    def wanted(self, sequence: Sequence, most: int) -> int:
+        """See Drafter."""
+        if self._guesser is not None or sequence not in self._sequences:
+            return 0
+        speculated = self._sequences[sequence]
+        length = self._chosen.get(sequence, 0) if sequence.num_output_tokens else self._usual
+        return max(0, min(length, most, self._most(sequence, speculated)))
+
+    def take(self, sequence: Sequence, token_ids: list[int]) -> None:
+        """See Drafter."""
+        if speculated := self._sequences.get(sequence):
+            speculated.brought, speculated.seen = tuple(token_ids), len(sequence.token_ids)
+
+    def verified(self, sequence: Sequence, num_drafts: int, num_right: int, num_tokens: int) -> None:
+        """See Drafter."""
+        self.statistics.note(num_drafts, num_right, num_tokens)
+        if speculated := self._sequences.get(sequence):
+            kind = speculated.guess.kind if speculated.guess else 0
+            self._acceptance.note(kind, speculated.rate, num_drafts, num_right)
+            speculated.guess = None
+
+    def ended(self, batch: Batch) -> None:
+        """See Drafter."""
+        now, num_sequences = self._clock(), len(batch.sampling)
+        seconds = now - max(self._last_end, batch.began)
+        is_decode = num_sequences > 0 and batch.num_tokens == num_sequences + batch.num_drafts
+        is_plain = is_decode and not batch.num_drafts and not batch.num_wanted
+        is_alone = self._was_plain or batch.began >= self._last_end  # nothing of the time is another kind of step's
+        if is_decode and (batch.num_drafts or (is_plain and is_alone)):
+            self._costs.note(num_sequences, batch.num_drafts, seconds)
+        self._last_end, self._was_plain = now, is_plain
+        if now - self._reported >= _REPORT_SECONDS:
+            self._reported = now
+            if line := self.statistics.news():
+                logger.info(line)
+
+    def forget(self, sequence: Sequence) -> None:
+        """See Drafter."""
+        self._chosen.pop(sequence, None)
+        if self._sequences.pop(sequence, None) is not None and self._guesser is not None:
+            self._guarded(partial(self._guesser.forget, sequence))
+
+    def counters(self) -> dict[str, Any]:
+        """See Drafter."""
+        return self.statistics.counters()
+
+    def fail(self, reason: str) -> None:
+        """See Drafter."""
+        logger.error("this worker goes on without speculation, for what guesses has failed: %s", reason)
+        self.statistics.failures += 1
+        self._sequences.clear()
+        self._chosen.clear()
+        self._usual = 0

@@ -1,0 +1,59 @@
+"""Figures of speculative decoding, of the models for which tokens are guessed, by the names that vLLM has or had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from gateway.metrics.prometheus import MODEL_LABEL, WHOLE_FLEET, counter, gauge, ratio
+from quire.counters import HELP
+
+if TYPE_CHECKING:
+    from quire.v1.common_pb2 import EngineCounters
+
+
+def speculation_metrics(prefix: str, counters: Mapping[str, EngineCounters]) -> Iterator[Metric]:
+    """None where no engine guesses: a constant would claim that it was measured.
+
+    Args:
+        counters: of each model.
+    """
+    guessing = {model: count for model, count in counters.items() if count.draft_accepted_tokens.bounds}
+    if not guessing:
+        return
+    name = f"{prefix}spec_decode_"
+    drafts = {model: sum(count.draft_accepted_tokens.counts) for model, count in guessing.items()}
+    accepted = {model: count.draft_accepted_tokens.sum for model, count in guessing.items()}
+    guessed = {model: count.draft_tokens for model, count in guessing.items()}
+    emitted = {model: count.draft_emitted_tokens for model, count in guessing.items()}
+    yield gauge(
+        f"{name}draft_acceptance_rate", "Share of the guessed tokens that were right.",
+        {model: ratio(accepted[model], guessed[model]) for model in guessing},
+    )  # fmt: skip
+    yield gauge(
+        f"{name}efficiency", "Tokens that verified guesses brought, as a share of what right ones would have.",
+        {model: ratio(emitted[model], guessed[model] + drafts[model]) for model in guessing},
+    )  # fmt: skip
+    yield counter(f"{name}num_drafts", "Guesses, of one token or several, that the model verified.", drafts)
+    yield counter(f"{name}num_draft_tokens", HELP["draft_tokens"], guessed)
+    yield counter(f"{name}num_accepted_tokens", "Guessed tokens that were right, and all before them.", accepted)
+    yield counter(f"{name}num_emitted_tokens", HELP["draft_emitted_tokens"], emitted)
+    yield counter(
+        f"{name}num_failures", HELP["draft_failures"], {model: guessing[model].draft_failures for model in guessing}
+    )
+    yield _by_position(f"{name}num_accepted_tokens_per_pos", guessing)
+
+
+def _by_position(name: str, counters: Mapping[str, EngineCounters]) -> Metric:
+    """Of each position of a guess, the first of which is 0, up to the last that was ever right."""
+    family = CounterMetricFamily(
+        name, f"Guessed tokens that were right, by their position. {WHOLE_FLEET}", labels=[MODEL_LABEL, "position"]
+    )
+    for model, count in counters.items():
+        right = list(count.draft_accepted_tokens.counts)  # [index]: guesses of which so many first tokens were
+        for position in range(len(right) - 1):
+            if reached := sum(right[position + 1 :]):
+                family.add_metric([model, str(position)], reached)
+    return family
