@@ -124,10 +124,10 @@ def print_masks(vocabulary: Vocabulary) -> None:
         grammar = backend.read(compiled)
         read = time.process_time() - start
         start = time.process_time()
-        matchers = [grammar.matcher() for _ in range(STREAMS)]
-        copied = (time.process_time() - start) / STREAMS
         endings = Endings(frozenset(), frozenset([EOS]))
-        found = walk([Follower(matcher, endings) for matcher in matchers], random.Random(1))
+        followers = [Follower(grammar, endings) for _ in range(STREAMS)]
+        copied = (time.process_time() - start) / STREAMS
+        found = walk(followers, random.Random(1))
         masks = sorted(1e3 * each for each in found.masks)
         print(
             f"| {name} | {read * 1e3:.1f} | {copied * 1e6:.0f} | {statistics.mean(masks):.2f} | "

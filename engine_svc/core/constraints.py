@@ -101,13 +101,15 @@ class ConstrainedRequests:
         masks: list[bytes] = []
         for slot, sequence in batch.holders().items():
             if slot in batch.sampling and self._grammars is not None and (follower := sequence.follower):
-                row = np.empty(mask_words(self._grammars.vocab_size), np.int32)
+                rows = np.empty((batch.sampling[slot], mask_words(self._grammars.vocab_size)), np.int32)
                 start = time.thread_time()
-                follower.fill(row)
+                follower.fill(rows[0])
                 sequence.owner.mask_seconds += time.thread_time() - start
                 if self._goes_on(sequence, follower):
-                    slots.append(slot)
-                    masks.append(row.tobytes())
+                    if drafts := batch.drafts.get(slot):
+                        batch.longest_runs[slot] = follower.fill_behind(drafts, rows[1:])
+                    slots += [slot] * len(rows)
+                    masks.append(rows.tobytes())
         return TokenMasks(slots, b"".join(masks))
 
     def _goes_on(self, sequence: Sequence, follower: Follower) -> bool:

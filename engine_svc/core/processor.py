@@ -68,7 +68,7 @@ class StepProcessor:
         sampling, logprobs = batch.sampling, result.logprobs
         for slot, run in zip(result.sampled_slots, result.sampled_token_ids, strict=True):
             if sequence := holders.get(slot):
-                self._append(sequence, run, sampling[slot], logprobs.get(slot), now)
+                self._append(sequence, run, sampling[slot], batch.longest_runs.get(slot), logprobs.get(slot), now)
         for slot, guessed in result.draft_token_ids.items():
             if self._drafter is not None and (sequence := holders.get(slot)):
                 self._drafter.take(sequence, guessed)
@@ -86,19 +86,28 @@ class StepProcessor:
         sequence: Sequence,
         run: list[int],
         num_sampled_positions: int,
+        most: int | None,
         logprobs: list[PositionLogprobs] | None,
         now: float,
     ) -> None:
-        """Appends a run of tokens as far as it counts, and reports it."""
+        """Appends a run of tokens as far as it counts, and reports it.
+
+        Args:
+            most: of its tokens come before a grammar's end; None where nothing is known of it.
+        """
         live = sequence.owner
         if live.first_token_time is None:
             live.first_token_time = now
             self._finish_prefill(sequence)
         num_right = len(run) - 1
+        is_past_end = most is not None and len(run) > most
+        run = run[:most]
         if ending := find_ending(sequence, run):
             run = run[: ending.num_tokens]
-            logprobs = logprobs and logprobs[: ending.num_tokens]
+        logprobs = logprobs and logprobs[: len(run)]
         sequence.append(run, num_sampled_positions)
+        if is_past_end and sequence.follower is not None:
+            sequence.follower.find_end()
         if (count := len(run)) > 1:  # drafted tokens were right, and are computed
             self._kv_cache.book(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
         if num_sampled_positions > 1 and self._drafter is not None:

@@ -24,6 +24,9 @@ class Batch:
         self.sampling: dict[int, int] = {}  # slot → positions that its sequence samples, of those that sample
         self.num_drafts = 0  # drafted tokens that it verifies
         self.num_wanted = 0  # tokens that the ranks are to guess behind it
+        self.drafts: dict[int, tuple[int, ...]] = {}  # slot → its sequence's drafted tokens, of those that have some
+        # slot → tokens that its sequence's run may have, where a grammar may end it before the last position.
+        self.longest_runs: dict[int, int] = {}
         self.completed_prompts: list[int] = []  # slots of those that generate nothing and are done after the step
         self.partial_prefills = 0  # those of them whose prompt stays incomplete
         self.long_partial_prefills = 0
@@ -72,6 +75,8 @@ class Batch:
         self._scheduled.append(ScheduledSequence(slot, computed, total, sampled, new_block_ids, drafts, wanted))
         self.num_drafts += num_drafts
         self.num_wanted += wanted
+        if drafts:
+            self.drafts[slot] = drafts
         self.sequences[slot] = sequence
         self.computed[slot] = computed + count
         sequence.advance(total, sampled)

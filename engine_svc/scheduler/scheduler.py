@@ -181,14 +181,13 @@ class Scheduler:
         return self._drafter is not None and self._drafter.waits_for(sequence)
 
     def _draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """Tokens to verify behind the known ones, for which there are blocks: nobody is preempted for a guess.
-
-        A sequence that follows a grammar has a mask for one position a step.
-        """
-        if sequence.follower is not None or sequence.num_pending_tokens:
+        """Tokens to verify behind the known ones, for which there are blocks: nobody is preempted for a guess."""
+        if sequence.num_pending_tokens:
             return _NO_DRAFTS
         most = min(most, sequence.num_missing_tokens - 1)
         drafts = self._drafter.propose(sequence, most)[:most] if self._drafter and most > 0 else _NO_DRAFTS
+        if drafts and sequence.follower is not None:
+            drafts = drafts[: sequence.follower.count_fitting(drafts)]
         fits = self._kv_cache.can_extend(sequence.table, len(sequence.token_ids) + len(drafts))
         return drafts if fits else _NO_DRAFTS
 

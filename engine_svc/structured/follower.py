@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,14 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.reasoning import ReasoningMarks, ReasoningTracker
-from quire.structured.base import Matcher
+from quire.structured.base import Grammar
 
 logger = logging.getLogger(__name__)
 
 Row = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.int32]  # [positions, words]
 
 # Line breaks that may come between the thinking and the answer, and are no part of it, nor of the grammar.
 _MOST_BLANKS = 4
+
+# What looking ahead may take of the engine's time, at a sequence's beginning and for each token of its answer.
+_AHEAD_SECONDS = 0.25
+_AHEAD_SECONDS_A_TOKEN = 0.001
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,18 @@ class Follower:
     Where it is complete and more may follow, the endings are allowed too. They end it only there, so that what has
     finished is valid, but for stop tokens that the grammar itself allows, and stop strings: whoever asks for these
     wants to cut. While the sequence thinks all tokens are allowed but those of end-of-sequence.
+
+    It can look ahead, along tokens that are only guessed, and is where it was afterwards.
     """
 
-    def __init__(self, matcher: Matcher, endings: Endings, marks: ReasoningMarks | None = None) -> None:
-        self._matcher = matcher
+    def __init__(self, grammar: Grammar, endings: Endings, marks: ReasoningMarks | None = None) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.matcher()
+        self._accepted: list[int] = []  # by the matcher
         self._endings = endings
+        self._mask_words = 0
+        self._has_raised = False
+        self._seconds_ahead = 0.0  # of the processor's time, spent on looking ahead
         # What it does not let pass in front of a start mark could not be taken back where none comes.
         self._thinking = ReasoningTracker(marks, after_blanks=False) if marks else None
         self._blank_token_ids = marks.blank_token_ids if marks else ()
@@ -60,7 +74,9 @@ class Follower:
         answer = [token_id for token_id in answer if token_id not in self._endings.token_ids]
         if self.error or not answer:
             return
-        if self._matcher.accept(answer) < len(answer):
+        count = self._matcher.accept(answer)
+        self._accepted += answer[:count]
+        if count < len(answer):
             self.error = self._matcher.error or "a token does not fit the grammar"
         self.is_ended = not self.error and self._matcher.is_stopped
 
@@ -83,8 +99,62 @@ class Follower:
 
     def fill(self, row: Row) -> None:
         """Writes which tokens may come next, as Matcher.fill does; may find that none can: `error`, or `is_ended`."""
+        self._mask_words = len(row)
         with self._noting_faults():
             self._fill(row)
+
+    def find_end(self) -> None:
+        """Finds out whether anything can come next, as `fill` does."""
+        self.fill(np.empty(self._mask_words, np.int32))
+
+    def count_fitting(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may come, one behind the other, and not end the sequence.
+
+        None once looking ahead has taken too much time.
+        """
+        if self._seconds_ahead > _AHEAD_SECONDS + _AHEAD_SECONDS_A_TOKEN * len(self._accepted):
+            return 0
+        with self._looking_ahead():
+            for count, token_id in enumerate(token_ids):
+                self.append((token_id,))
+                if token_id in self._endings.token_ids or self.error or self.is_ended:
+                    return count
+        return len(token_ids)
+
+    def fill_behind(self, token_ids: Sequence[int], rows: Rows) -> int:
+        """Writes what may come behind each of the tokens, of which all are fitting; see `fill`.
+
+        Returns:
+            How many tokens may come at most: one more than these, unless the sequence is at its end before, or is found
+            to be unable to go on; rows from there on are of no meaning, and allow everything.
+        """
+        with self._looking_ahead():
+            for count, (token_id, row) in enumerate(zip(token_ids, rows, strict=True), 1):
+                self.append((token_id,))
+                self.fill(row)
+                if self.error or self.is_ended:
+                    rows[count - 1 :] = -1
+                    return count
+        return len(token_ids) + 1
+
+    @contextlib.contextmanager
+    def _looking_ahead(self) -> Iterator[None]:
+        """Takes back what is appended meanwhile, and what was found out by it."""
+        start, num_accepted = time.thread_time(), len(self._accepted)
+        kept = copy.copy(self._thinking), self._opening.copy(), self._blanks, self.error, self.is_ended
+        yield
+        self._thinking, self._opening, self._blanks, self.error, self.is_ended = kept
+        with self._noting_faults():
+            self._take_back(len(self._accepted) - num_accepted)
+        self._seconds_ahead += time.thread_time() - start
+
+    def _take_back(self, count: int) -> None:
+        del self._accepted[len(self._accepted) - count :]
+        if not self._has_raised and not self._matcher.error:
+            self._matcher.roll_back(count)
+        else:  # nobody knows where it is: a guess must not end a sequence, so begin anew, and guess no more
+            self._matcher, self._has_raised, self._seconds_ahead = self._grammar.matcher(), False, math.inf
+            self._matcher.accept(self._accepted)
 
     @contextlib.contextmanager
     def _noting_faults(self) -> Iterator[None]:
@@ -93,6 +163,7 @@ class Follower:
             yield
         except Exception as error:
             logger.exception("a grammar cannot be followed")
+            self._has_raised = True
             self.error = f"its grammar cannot be followed ({type(error).__name__})"
 
     def _fill(self, row: Row) -> None:
@@ -125,16 +196,6 @@ class Follower:
             _set(row, self._endings.token_ids)
         elif not row.any():
             self.error = "no token of the model's vocabulary can go on in the grammar"
-
-    def copy(self) -> Follower:
-        """Another at the same place."""
-        other = copy.copy(self)
-        other._matcher, other._thinking, other._opening = (
-            self._matcher.copy(),
-            copy.copy(self._thinking),
-            [*self._opening],
-        )
-        return other
 
 
 def _set(row: Row, token_ids: Collection[int]) -> None:

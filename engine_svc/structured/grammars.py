@@ -197,7 +197,7 @@ def _followers(grammar: Grammar, wanted: Wanted) -> dict[int, Follower]:
     """
     found = {}
     for choice, output in wanted.outputs.items():
-        follower = Follower(grammar.matcher(), wanted.endings, wanted.marks)
+        follower = Follower(grammar, wanted.endings, wanted.marks)
         follower.append(output)
         if follower.error:
             raise InvalidRequest(

@@ -6,9 +6,10 @@ Whatever the control side does wrong with blocks, slots or counts either changes
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -160,7 +161,7 @@ class FakeExecutor(Executor):
         return self._results.popleft()
 
     def step(self, plan: StepPlan, masks: TokenMasks | None = None) -> StepResult:
-        allowed = _allowed(masks, self.vocab_size) if masks else {}
+        allowed = _allowed(masks or TokenMasks(), self.vocab_size)
         if self.on_step is not None:
             self.on_step(plan)
         if self.step_seconds:
@@ -186,7 +187,7 @@ class FakeExecutor(Executor):
             if not scheduled.num_sampled_positions:
                 continue
             run = self._sample(
-                row, states[-scheduled.num_sampled_positions :], scheduled.draft_token_ids, allowed.get(slot)
+                row, states[-scheduled.num_sampled_positions :], scheduled.draft_token_ids, allowed[slot]
             )
             if slot not in failed:
                 slots.append(slot)
@@ -195,10 +196,11 @@ class FakeExecutor(Executor):
                     logprobs[slot] = [_position(token_id, row.sampling.parameters.logprobs) for token_id in run]
         return StepResult(slots, runs, logprobs, prompt_logprobs, 0.5, 1.0, failed, ended)
 
-    def _sample(self, row: _Row, states: list[int], drafts: tuple[int, ...], allowed: list[int] | None) -> list[int]:
+    def _sample(self, row: _Row, states: list[int], drafts: tuple[int, ...], masks: list[list[int]]) -> list[int]:
         """The drafted tokens that are right, and the one behind them; the row forgets what was computed of the rest."""
         run: list[int] = []
-        for state, draft in zip(states, [*drafts, None], strict=True):
+        assert len(masks) in (0, len(states)), "not one mask for each position"
+        for state, draft, allowed in zip_longest(states, drafts, masks):
             run.append(next_token(state, row.sampling, len(row.token_ids), self.vocab_size))
             if allowed is not None:
                 forbidden = row.sampling.suppress_token_ids if self._is_too_short(row) else ()
@@ -266,12 +268,15 @@ class FakeExecutor(Executor):
         return [_position(row.token_ids[position + 1], count) for position in range(start, end)]
 
 
-def _allowed(masks: TokenMasks, vocab_size: int) -> dict[int, list[int]]:
-    """By slot, the tokens whose bits are set."""
+def _allowed(masks: TokenMasks, vocab_size: int) -> dict[int, list[list[int]]]:
+    """By slot, the tokens whose bits are set, position by position."""
     width = -(-vocab_size // 32) * 4
     rows = np.frombuffer(masks.bits, np.uint8).reshape(len(masks.slots), width)
     bits = np.unpackbits(rows, axis=1, bitorder="little")[:, :vocab_size]
-    return {slot: np.nonzero(row)[0].tolist() for slot, row in zip(masks.slots, bits, strict=True)}
+    found: dict[int, list[list[int]]] = defaultdict(list)
+    for slot, row in zip(masks.slots, bits, strict=True):
+        found[slot].append(np.nonzero(row)[0].tolist())
+    return found
 
 
 def _position(token_id: int, alternatives: int) -> PositionLogprobs:

@@ -6,9 +6,10 @@ import random
 
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import Sequence
+from engine_svc.scheduler.drafter import Drafter
 
 
-class ReplayingDrafter:
+class ReplayingDrafter(Drafter):
     """Drafts the next tokens of each output that it knows, by the request's id.
 
     Args:

@@ -10,7 +10,7 @@ import pytest
 
 from engine_svc.structured.follower import Endings, Follower
 from quire.reasoning import ReasoningMarks
-from quire.structured.base import Matcher, mask_words
+from quire.structured.base import Grammar, Matcher, mask_words
 from quire.structured.guidance import GuidanceBackend
 from tests.support.grammars import EOS, VOCABULARY_SIZE, matching, spell, vocabulary
 
@@ -23,12 +23,16 @@ ANSWER = spell("ab")[0]
 
 def follow(pattern: str, marks: ReasoningMarks | None = None, endings: Endings = ENDINGS) -> Follower:
     grammar = GuidanceBackend(vocabulary()).read(matching(pattern).grammar)
-    return Follower(grammar.matcher(), endings, marks)
+    return Follower(grammar, endings, marks)
 
 
 def allowed(follower: Follower) -> set[int]:
     row = np.empty(mask_words(VOCABULARY_SIZE), np.int32)
     follower.fill(row)
+    return bits(row)
+
+
+def bits(row: Any) -> set[int]:
     return set(np.nonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[0].tolist())
 
 
@@ -152,20 +156,62 @@ def test_however_tokens_come_the_state_is_the_same(cut: int) -> None:
     assert allowed(whole) == allowed(parts) == set(spell("b"))
 
 
-def test_copies_go_their_own_ways() -> None:
-    follower = follow("a[bc]")
+def test_looking_ahead_changes_nothing() -> None:
+    follower = follow("a[bc]{3}(de|fg)?")
     follower.append(spell("a"))
-    other = follower.copy()
-    other.append(spell("b"))
-    assert other.is_ended
+    before = allowed(follower)
+    (b,), (c,), (d,), (e,) = (spell(each) for each in "bcde")
+    assert follower.count_fitting([b, c, a_token()]) == 2
+    assert follower.count_fitting([b, c, b, EOS]) == 3
+    assert follower.count_fitting([b, c, b, d, e, b]) == 4  # what ends it is not among them
+    rows = np.empty((4, mask_words(VOCABULARY_SIZE)), np.int32)
+    assert follower.fill_behind([b, c, b, d], rows) == 5
+    assert [bits(row) == allowed_behind([b, c, b, d][: count + 1]) for count, row in enumerate(rows)] == [True] * 4
+    assert allowed(follower) == before
+    follower.append([b, c, b, d])
+    assert not follower.error
+    follower.append([e])
+    assert follower.is_ended
+
+
+def a_token() -> int:
+    return spell("a")[0]
+
+
+def allowed_behind(token_ids: list[int]) -> set[int]:
+    follower = follow("a[bc]{3}(de|fg)?")
+    follower.append([a_token(), *token_ids])
+    return allowed(follower)
+
+
+def test_looking_ahead_finds_the_thinkings_end_and_forgets_it() -> None:
+    follower = follow("ab", ReasoningMarks((OPEN,), (CLOSE,), is_open=True))
+    assert follower.count_fitting([7, CLOSE, 8]) == 2
+    assert follower.count_fitting([7, CLOSE, a_token(), 8]) == 3
+    assert set(range(VOCABULARY_SIZE)) - allowed(follower) == {EOS}
+
+
+def test_a_run_behind_which_nothing_can_come_is_cut_there() -> None:
+    """What a backend may find out late: the drafted token before an empty mask is the last one."""
+    follower = Follower(LateGrammar(), ENDINGS)
+    assert follower.count_fitting([5, 5]) == 2
+    rows = np.empty((2, mask_words(VOCABULARY_SIZE)), np.int32)
+    assert follower.fill_behind([5, 5], rows) == 2
+    assert bits(rows[1]) == set(range(32 * mask_words(VOCABULARY_SIZE)))
     assert not follower.is_ended
-    assert texts(allowed(follower)) == {b"b", b"c"}
+    follower.append([5, 5])
+    assert not follower.is_ended
+    follower.find_end()
+    assert follower.is_ended
 
 
-class Faulty(Matcher):
+class Faulty(Grammar, Matcher):
     """A library that raises."""
 
     error, is_complete, is_stopped = "", False, False
+
+    def matcher(self) -> Matcher:
+        return self
 
     def accept(self, token_ids: Sequence[int]) -> int:
         raise ZeroDivisionError
@@ -185,3 +231,74 @@ def test_what_a_library_raises_is_the_sequences_own_error() -> None:
     assert "ZeroDivisionError" in follower.error
     allowed(other)
     assert "ZeroDivisionError" in other.error
+
+
+class LateGrammar(Grammar, Matcher):
+    """Two tokens 5, and an empty mask behind them."""
+
+    error, is_stopped = "", False
+
+    def __init__(self) -> None:
+        self.accepted = 0
+
+    def matcher(self) -> Matcher:
+        return LateGrammar()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.accepted == 2
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        fitting = [*token_ids] == [5] * len(token_ids) and self.accepted + len(token_ids) <= 2
+        self.accepted += len(token_ids) * fitting
+        return len(token_ids) * fitting
+
+    def copy(self) -> Matcher:
+        return self
+
+    def roll_back(self, num_tokens: int) -> None:
+        self.accepted -= num_tokens
+
+    def fill(self, row: Any) -> None:
+        row[:] = 0
+        row[0] = 32 * (self.accepted < 2)
+
+
+class Brittle(LateGrammar):
+    """As that, but a third token breaks it for good."""
+
+    def matcher(self) -> Matcher:
+        return Brittle()
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        for token_id in token_ids:
+            if not super().accept([token_id]):
+                self.error = "broken"
+                return 0
+        return len(token_ids)
+
+
+class Raising(LateGrammar):
+    """As that, but a third token raises."""
+
+    def matcher(self) -> Matcher:
+        return Raising()
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        if super().accept(token_ids) < len(token_ids):
+            raise ZeroDivisionError
+        return len(token_ids)
+
+
+@pytest.mark.parametrize("grammar", [Brittle(), Raising()])
+def test_what_a_guess_breaks_is_begun_anew_and_nothing_is_guessed_any_more(grammar: Grammar) -> None:
+    follower = Follower(grammar, ENDINGS)
+    follower.append([5])
+    assert follower.count_fitting([5, 5]) == 1
+    assert not follower.error
+    assert allowed(follower) == {5}
+    assert follower.count_fitting([5]) == 0
+    follower.append([5])
+    assert not follower.error
+    follower.find_end()
+    assert follower.is_ended

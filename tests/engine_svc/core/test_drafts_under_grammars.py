@@ -1,0 +1,104 @@
+"""Outputs that follow grammars, with drafts of any quality: the same tokens, endings and refusals as without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine_svc.core.engine import Engine, EngineFacts
+from engine_svc.plan import StepPlan
+from engine_svc.requests.request import GenerationRequest
+from engine_svc.structured.grammars import Grammars
+from quire.reasoning import ReasoningMarks
+from quire.sampling import SamplingParameters
+from quire.structured.base import Constraint, ConstraintRequest, Form
+from quire.structured.registry import make_backend
+from tests.engine_svc.core.test_engine import Collected
+from tests.support.engine_options import engine_options
+from tests.support.fake_executor import FakeExecutor
+from tests.support.grammars import EOS, PERSON, VOCABULARY_SIZE, following, make_grammars, matching, spell, vocabulary
+from tests.support.replaying_drafter import ReplayingDrafter
+
+SECONDS = 60.0
+CLOSE = 9
+THINKING = ReasoningMarks(end_token_ids=(CLOSE,), is_open=True)
+BACKENDS = ("guidance", "xgrammar", "outlines")
+
+
+def by(backend: str, pattern: str) -> Constraint:
+    grammar = make_backend(backend, vocabulary()).compile(ConstraintRequest(Form.REGEX, pattern))
+    return Constraint.of(backend, grammar)
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    made = make_grammars()
+    yield made
+    made.close()
+
+
+def run(engine: Engine, requests: list[GenerationRequest]) -> Collected:
+    collected, until = Collected(), time.monotonic() + SECONDS
+    for key, request in enumerate(requests):
+        engine.add(key, request)
+    while len(collected.last) < len(requests) or engine.has_work:
+        assert time.monotonic() < until
+        collected.take(engine.step())
+    engine.check()
+    return collected
+
+
+def engine_of(
+    grammars: Grammars, in_flight: int = 1, drafter: ReplayingDrafter | None = None, plans: list[StepPlan] | None = None
+) -> Engine:
+    on_step = None if plans is None else plans.append
+    executor = FakeExecutor(VOCABULARY_SIZE, 4, verify=True, max_in_flight=in_flight, on_step=on_step)
+    executor.allocate(400)
+    facts = EngineFacts(
+        num_blocks=400, block_size=4, max_model_len=240, max_num_batched_tokens=80, eos_token_ids=frozenset([EOS])
+    )
+    return Engine(executor, engine_options(max_num_seqs=16), facts, drafter=drafter, grammars=grammars)
+
+
+def requests() -> list[GenerationRequest]:
+    constraints = [
+        following(PERSON), matching("(yes|no)+"), matching("[ab]{7}"), matching(""), None,
+        *(by(backend, pattern) for backend in BACKENDS for pattern in ("[ab]{1,9}(cd|ef)?", "[0-9]{12}", "(abc)+")),
+    ]  # fmt: skip
+    fields: list[dict[str, Any]] = [
+        {}, {"ignore_eos": True, "max_tokens": 20}, {"reasoning": THINKING, "max_tokens": 60},
+        {"min_tokens": 5, "n": 2}, {"stop_token_ids": tuple(spell("b")), "logprobs": 0},
+    ]  # fmt: skip
+    return [
+        GenerationRequest(
+            f"r{one}-{other}", spell("Give me one"),
+            SamplingParameters(**{"seed": 5 * one + other, "max_tokens": 40} | more), constraint=constraint,
+        )
+        for one, constraint in enumerate(constraints) for other, more in enumerate(fields)
+    ]  # fmt: skip
+
+
+def told(found: Collected) -> Any:
+    """Tokens and endings of each choice, and why a request has failed."""
+    return found.tokens, found.reasons, {key: delta.error and delta.error.message for key, delta in found.last.items()}
+
+
+@pytest.mark.parametrize(("in_flight", "right"), [(1, 0.6), (2, 1.0)])
+def test_tokens_are_those_without_drafts(grammars: Grammars, in_flight: int, right: float) -> None:
+    asked = requests()
+    expected = run(engine_of(grammars), asked)
+    outputs = [
+        [expected.tokens[key, choice] for choice in range(request.sampling.n)] for key, request in enumerate(asked)
+    ]
+    plans: list[StepPlan] = []
+    drafter = ReplayingDrafter(VOCABULARY_SIZE, right=right)
+    drafter.know(asked, outputs)
+    found = run(engine_of(grammars, in_flight, drafter, plans), asked)
+    assert told(found) == told(expected)
+    verified = sum(len(scheduled.draft_token_ids) for plan in plans for scheduled in plan.scheduled)
+    assert verified > 300
+    for delta in found.deltas:
+        assert delta.logprobs is None or [each.token_ids[0] for each in delta.logprobs] == delta.token_ids
