@@ -33,11 +33,12 @@ WIRE = (
 )  # fmt: skip
 PROTOBUF = ("quire.v1", "google.protobuf")
 COMPUTE_SIDE = (
-    "kernels", "native", "ops", "quantization", "attention", "block_stores", "layers", "models", "loader", "sampling",
-    "parallel", "recurrence", "runner",
+    "kernels", "native", "ops", "quantization", "attention", "block_stores", "layers", "lora", "models", "loader",
+    "sampling", "parallel", "recurrence", "runner",
 )  # fmt: skip
 # Of the compute side, from what products are made of to what runs a step: none imports one further on.
-COMPUTE_ORDER = ("kernels", "native", "ops", "recurrence", "quantization", "layers", "models", "loader", "runner")
+COMPUTE_ORDER = ("kernels", "native", "ops", "recurrence", "quantization", "layers", "lora", "models", "loader",
+                 "runner")  # fmt: skip
 
 
 def modules() -> dict[str, Path]:

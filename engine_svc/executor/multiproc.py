@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -40,6 +40,7 @@ class MultiprocExecutor(Executor):
         self._rendezvous: tempfile.TemporaryDirectory[str] | None = None
         self._step_seconds = _LOAD_SECONDS
         self._ends = TransferEnds()
+        self._reads = AdapterReads()
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         """See Executor.load."""
@@ -72,6 +73,7 @@ class MultiprocExecutor(Executor):
 
     def submit(self, plan: StepPlan) -> None:
         """See Executor.submit."""
+        self._reads.forget(plan.adapters.dropped)
         self._send([Step(plan)] * len(self._channels))
 
     def send_masks(self, masks: TokenMasks) -> None:
@@ -84,7 +86,7 @@ class MultiprocExecutor(Executor):
         results = [answer.result for answer in answers if isinstance(answer, Stepped)]
         if len(results) < len(answers):
             raise ExecutorDead(f"{len(answers) - len(results)} ranks answered something else to a step")
-        return self._ends.agree(results, agree(results))
+        return self._reads.agree(results, self._ends.agree(results, agree(results)))
 
     def _call(self, commands: list[Command], timeout: float) -> list[Answer]:
         """Sends each rank its command and waits for all answers; raises as `_receive`."""
@@ -154,6 +156,27 @@ class TransferEnds:
         complete = [key for key, reported in self._reported.items() if len(reported) == len(results)]
         ended = [EndedTransfer(key, min(self._reported.pop(key).values())) for key in complete]
         return msgspec.structs.replace(joint, ended_transfers=ended)
+
+
+class AdapterReads:
+    """Each rank reads its part of an adapter: it is read with the last, and not where one of them cannot read it."""
+
+    def __init__(self) -> None:
+        self._reported: dict[int, dict[int, str]] = {}  # by key and rank, why it could not be read, or nothing
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Of adapters that are dropped, nothing is reported any more."""
+        for key in keys:
+            self._reported.pop(key, None)
+
+    def agree(self, results: list[StepResult], joint: StepResult) -> StepResult:
+        """The joint result with the adapters that all ranks have read by now."""
+        for rank, result in enumerate(results):
+            for key, why in result.read_adapters.items():
+                self._reported.setdefault(key, {})[rank] = why
+        complete = [key for key, reported in self._reported.items() if len(reported) == len(results)]
+        read = {key: max(self._reported.pop(key).values()) for key in complete}
+        return joint if read == joint.read_adapters else msgspec.structs.replace(joint, read_adapters=read)
 
 
 def agree(results: list[StepResult]) -> StepResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,9 @@ from engine_svc.layers.linear import qkv_parts
 from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.safetensors_files import Safetensors
+from engine_svc.loader.names import parameter_of_module
+from engine_svc.lora.layers import AdapterLayers
+from engine_svc.lora.settings import AdapterSettings
 from engine_svc.models.attention import AnyLayerCache
 from engine_svc.models.config import ModelConfig, ModelFacts, without_windows
 from engine_svc.models.decoder import Decoder
@@ -34,6 +38,7 @@ from quire.errors import StartupError
 from quire.options.cache import KV_CACHE_DTYPES, STATE_DTYPES, CacheOptions
 from quire.options.engine import EngineOptions
 from quire.options.kernels import CPU_LEVELS
+from quire.options.lora import LoraOptions
 from quire.options.model_form import DTYPES, ModelFormOptions
 from quire.registry import registry
 
@@ -78,6 +83,7 @@ class LoadedModel:
     max_model_len: int
     batch_invariant: bool = False  # see Ops and AttentionBackend
     states: StateForm = StateForm({}, torch.float32, torch.float32)
+    adapters: AdapterLayers | None = None  # None: none are served
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,8 @@ def _build_ours(
     invariant = options.kernels.batch_invariant is True
     ops = create_ops(kernels, dtype, device, invariant)
     method = _quantization(raw, options, ModelForm(ops, dtype))
-    context = LayerContext(groups, dtype, device, ops, method)
+    adapters = _adapters(options.lora, config, LayerContext(groups, dtype, device, ops, method))
+    context = LayerContext(groups, dtype, device, ops, method, adapters=adapters)
     try:
         heads = _heads(config, groups.tensor)
         shape = _shape(heads, dtype, options.cache, device, config.latent is not None, invariant)
@@ -190,7 +197,16 @@ def _build_ours(
         and (not config.recurrent or create_recurrence(ops).batch_invariant)
     )
     states = _state_form(model.state_shapes(), options.cache, dtype)
-    return BuiltModel(model, config, attention, dtype, longest, invariant, states)
+    return BuiltModel(model, config, attention, dtype, longest, invariant, states, adapters)
+
+
+def _adapters(options: LoraOptions, config: ModelConfig, context: LayerContext) -> AdapterLayers | None:
+    if not options.enable_lora:
+        return None
+    dtype = context.dtype if options.lora_dtype == "auto" else _DTYPES[options.lora_dtype]
+    settings = AdapterSettings(options.max_loras, options.max_lora_rank, dtype, options.fully_sharded_loras)
+    find = partial(parameter_of_module, module_names=config.module_names)
+    return AdapterLayers(settings, context.ops, context.groups, context.device, find)
 
 
 def _load_from_transformers(
@@ -201,7 +217,7 @@ def _load_from_transformers(
         "--tensor-parallel-size": groups.layout.num_ranks > 1, "--quantization": options.form.quantization is not None,
         f"--load-format {options.load.load_format}": not isinstance(source, CheckpointFormat),
         f"--cpu-kernels {options.kernels.cpu_kernels}": options.kernels.cpu_kernels in CPU_LEVELS,
-        "--batch-invariant": options.kernels.batch_invariant is True,
+        "--batch-invariant": options.kernels.batch_invariant is True, "--enable-lora": options.lora.enable_lora,
     }  # fmt: skip
     if wrong := [name for name, given in refused.items() if given]:
         names = ", ".join(config.get("architectures") or ["the model"])

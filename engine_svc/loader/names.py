@@ -41,6 +41,12 @@ def parameter_name(name: str, module_names: Mapping[str, str]) -> tuple[str, str
     return ".".join(filter(None, (parent, module, kind))), part
 
 
+def parameter_of_module(module: str, module_names: Mapping[str, str]) -> tuple[str, str]:
+    """(path of the layer that a module of a checkpoint is, which of its matrices); see `parameter_name`."""
+    name, part = parameter_name(f"{module}.weight", module_names)
+    return name.removesuffix(".weight"), part
+
+
 def is_of_another(target: str, num_layers: int) -> bool:
     """Whether a parameter is of a layer behind the model's own (some checkpoints have one that guesses ahead), or of a
     model that sees images."""

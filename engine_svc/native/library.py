@@ -38,6 +38,10 @@ _SIGNATURES = {
         _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG,
         _POINTER,
     ),
+    "shrink": (
+        _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER, *(_LONG,) * 3, _POINTER, _POINTER, _LONG, _LONG, _POINTER,
+    ),
+    "expand": (_INT, _INT, *(_POINTER,) * 4, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG),
     "set_threads": (_INT,),
     "head_matrices": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *(_LONG,) * 6),
     "take_rows": (_INT, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _POINTER),

@@ -97,6 +97,16 @@ class ExpertsForm:
     weighs_inputs: bool = False  # what an expert counts is on what goes in, not on what comes out (Llama 4)
 
 
+TILE_ROWS = 16
+
+
+class RowTiles(NamedTuple):
+    """Rows in tiles of one group each, whose matrices they are multiplied by; a tile's rows come before its gaps."""
+
+    rows: torch.Tensor  # int32 [tiles, TILE_ROWS]; -1 where there is none
+    groups: torch.Tensor  # int32 [tiles]; -1 of a tile without rows
+
+
 class Ops(ABC):
     """One instance per rank."""
 
@@ -114,6 +124,37 @@ class Ops(ABC):
     @abstractmethod
     def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
         """A product of each head with its own of [heads, outputs, size], which may be a view of any strides."""
+
+    @abstractmethod
+    def shrink(
+        self, hidden: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, tiles: RowTiles, *, sharing: int = 1
+    ) -> torch.Tensor:
+        """The first half of a low-rank product: rows times matrices of their group, summed in float32.
+
+        Args:
+            hidden: [any, size], of any stride between rows.
+            matrices: [groups / sharing, parts, rank, size]
+            ranks: int32 [groups / sharing, parts], how much of `rank` there is; the rest is not read.
+            sharing: neighbouring groups that have the same matrices.
+
+        Returns:
+            float32 [tiles, TILE_ROWS, parts, rank]: zero beyond a matrix's own rank, of no meaning where no row is.
+        """
+
+    @abstractmethod
+    def expand(
+        self, sums: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, starts: torch.Tensor, tiles: RowTiles,
+        output: torch.Tensor, *, sharing: int = 1,
+    ) -> None:  # fmt: skip
+        """The second half: adds what was shrunk, times matrices of the rows' groups, to the output's rows.
+
+        Args:
+            sums: what `shrink` returned for these tiles.
+            matrices: [groups / sharing, rank, outputs]: the parts' outputs side by side, each from its own sums.
+            ranks: as for `shrink`.
+            starts: int64 [parts + 1], on the host: the first output of each part, and how many outputs there are.
+            output: [any, outputs], of any type and stride between rows.
+        """
 
     @abstractmethod
     def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:

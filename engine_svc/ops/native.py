@@ -6,6 +6,7 @@ import torch
 
 from engine_svc.native.library import SCORINGS, TYPES, Kernels
 from engine_svc.ops.base import (
+    TILE_ROWS,
     Activation,
     Affine,
     ExpertsForm,
@@ -15,6 +16,7 @@ from engine_svc.ops.base import (
     Ops,
     Product,
     Routing,
+    RowTiles,
 )
 from engine_svc.ops.packing import (
     PackedWeight,
@@ -62,6 +64,29 @@ class NativeOps(Ops):
             TYPES[values.dtype], lines.data_ptr(), *lines.shape, quantized.values.data_ptr(), quantized.scale.data_ptr()
         )
         return quantized
+
+    def shrink(
+        self, hidden: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, tiles: RowTiles, *, sharing: int = 1
+    ) -> torch.Tensor:
+        """See Ops.shrink."""
+        sums = hidden.new_empty((len(tiles.groups), TILE_ROWS, *matrices.shape[1:3]), dtype=torch.float32)
+        self.kernels.shrink(
+            TYPES[hidden.dtype], TYPES[matrices.dtype], hidden.data_ptr(), hidden.stride(0), matrices.data_ptr(),
+            ranks.data_ptr(), *matrices.shape[1:], tiles.rows.data_ptr(), tiles.groups.data_ptr(), len(tiles.groups),
+            sharing, sums.data_ptr(),
+        )  # fmt: skip
+        return sums
+
+    def expand(
+        self, sums: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, starts: torch.Tensor, tiles: RowTiles,
+        output: torch.Tensor, *, sharing: int = 1,
+    ) -> None:  # fmt: skip
+        """See Ops.expand."""
+        self.kernels.expand(
+            TYPES[output.dtype], TYPES[matrices.dtype], sums.data_ptr(), matrices.data_ptr(), ranks.data_ptr(),
+            starts.data_ptr(), *sums.shape[2:], tiles.rows.data_ptr(), tiles.groups.data_ptr(), len(tiles.groups),
+            sharing, output.data_ptr(), output.stride(0),
+        )  # fmt: skip
 
     def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
         """See Ops.head_matrices."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
 from engine_svc.ops.base import (
+    TILE_ROWS,
     Activation,
     Affine,
     ClampedSwish,
@@ -19,6 +20,7 @@ from engine_svc.ops.base import (
     Ops,
     Product,
     Routing,
+    RowTiles,
 )
 from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
 
@@ -48,6 +50,28 @@ class PlainOps(Ops):
             output.copy_(torch.bmm(hidden.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1))
 
         return product
+
+    def shrink(
+        self, hidden: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, tiles: RowTiles, *, sharing: int = 1
+    ) -> torch.Tensor:
+        """See Ops.shrink."""
+        sums = hidden.new_zeros((len(tiles.groups), TILE_ROWS, *matrices.shape[1:3]), dtype=torch.float32)
+        for tile, group, rows in _filled(tiles):
+            for part, rank in enumerate(ranks[group // sharing].tolist()):
+                own = matrices[group // sharing, part, :rank].float()
+                sums[tile, : len(rows), part, :rank] = hidden[rows].float() @ own.T
+        return sums
+
+    def expand(
+        self, sums: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, starts: torch.Tensor, tiles: RowTiles,
+        output: torch.Tensor, *, sharing: int = 1,
+    ) -> None:  # fmt: skip
+        """See Ops.expand."""
+        for tile, group, rows in _filled(tiles):
+            for part, rank in enumerate(ranks[group // sharing].tolist()):
+                columns = slice(*starts[part : part + 2].tolist())
+                added = sums[tile, : len(rows), part, :rank] @ matrices[group // sharing, :rank, columns].float()
+                output[rows, columns] = (output[rows, columns].float() + added).to(output.dtype)
 
     def quantize_rows(self, values: torch.Tensor) -> Int8Weight:
         """See Ops.quantize_rows."""
@@ -162,6 +186,14 @@ class PlainOps(Ops):
             gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
             return gate * (gate * activation.slope).sigmoid() * (up + 1)
         return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
+def _filled(tiles: RowTiles) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """The tiles that have rows: number, group, rows."""
+    for tile, group in enumerate(tiles.groups.tolist()):
+        if group >= 0:
+            rows = tiles.rows[tile]
+            yield tile, group, rows[rows >= 0].long()
 
 
 def _of_the_best_groups(ranked: torch.Tensor, routing: Routing, judges: int) -> torch.Tensor:

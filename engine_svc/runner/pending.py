@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -44,13 +46,20 @@ class StepTimer:
         return (self._times[mark] - self._times[0]) * 1e3
 
 
+class Ended(NamedTuple):
+    """What has come to its end beside the steps."""
+
+    transfers: Sequence[EndedTransfer]
+    adapters: Mapping[int, str]  # that have been read: see StepResult.read_adapters
+
+
 @dataclass(frozen=True)
 class BegunStep:
     """A step whose forward pass has been launched, and that has not sampled yet."""
 
     plan: StepPlan
     timer: StepTimer  # with a mark after the forward pass
-    ended: list[EndedTransfer]
+    ended: Ended
     # What the plan computes, if anything.
     batch: FlatBatch | None = None
     hidden: torch.Tensor | None = None  # [tokens, hidden_size]; of a graph, only until it runs again
@@ -67,7 +76,7 @@ class PendingStep:
         prompt_scores: dict[int, list[ScoredPositions]],
         failed: dict[int, str],
         broken: BrokenRows | None,
-        ended: list[EndedTransfer],
+        ended: Ended,
     ) -> None:
         """
         Args:
@@ -76,7 +85,7 @@ class PendingStep:
             prompt_scores: of prompt positions, by slot.
             failed: slot → why its sequence has failed already.
             broken: those that sample nothing and have overflowed; None where all sample.
-            ended: transfers.
+            ended: since the last step.
         """
         self._timer = timer
         self._outputs = outputs
@@ -102,5 +111,6 @@ class PendingStep:
             forward_milliseconds=self._timer.milliseconds(1),
             execute_milliseconds=self._timer.milliseconds(-1),
             failed_slots=failed,
-            ended_transfers=self._ended,
+            ended_transfers=[*self._ended.transfers],
+            read_adapters={**self._ended.adapters},
         )

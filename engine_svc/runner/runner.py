@@ -32,10 +32,11 @@ from engine_svc.plan import (
     Transfers,
 )
 from engine_svc.recurrence.base import LayerState, StateMetadata
+from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
-from engine_svc.runner.pending import BegunStep, PendingStep, StepTimer
+from engine_svc.runner.pending import BegunStep, Ended, PendingStep, StepTimer
 from engine_svc.runner.states import StateCache
 from engine_svc.runner.threads import bind_threads
 from engine_svc.sampling.custom import load_processors
@@ -90,6 +91,7 @@ class Runner:
             max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode,
             processors, self._attention.kernels,
         )  # fmt: skip
+        self._adapters = StepAdapters(loaded.adapters, max_num_seqs, self._token_budget)
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
         # One for each layer of a group; the groups' blocks lie side by side in it.
         self._caches: list[torch.Tensor] = []
@@ -128,6 +130,7 @@ class Runner:
             cpu_kernels=self._cpu_kernels(),
             batch_invariant=self._batch_invariant,
             state_bytes=state_bytes,
+            adapter_modules=self._adapters.modules,
         )
 
     def _cpu_kernels(self) -> str:
@@ -196,7 +199,8 @@ class Runner:
     def begin(self, plan: StepPlan) -> BegunStep:
         """Runs the plan as far as no token is sampled. The next call is `finish`."""
         timer = StepTimer(self._device)
-        ended = self._transfer(plan.transfers)
+        self._adapters.begin(plan.adapters)
+        ended = Ended(self._transfer(plan.transfers), self._adapters.take_read())
         if not plan.scheduled:
             timer.mark()
             return BegunStep(plan, timer, ended)
@@ -266,9 +270,12 @@ class Runner:
 
     def _compute(self, batch: FlatBatch) -> torch.Tensor:
         """[tokens, hidden_size]; of a graph, only until it runs again."""
-        hidden = self._graphs.run(batch) if self._graphs and batch.embedded is None else None
+        has_graph = self._graphs is not None and batch.embedded is None and not self._adapters.is_used(batch)
+        hidden = self._graphs.run(batch) if self._graphs and has_graph else None
         if hidden is None:
-            hidden = self._forward(batch.token_ids, batch.positions, batch.metadata, batch.states, batch.embedded)()
+            forward = self._forward(batch.token_ids, batch.positions, batch.metadata, batch.states, batch.embedded)
+            with self._adapters.rows(batch):
+                hidden = forward()
         return hidden
 
     def _forward(
@@ -296,6 +303,7 @@ class Runner:
 
     def _add(self, sequence: NewSequence, failed: dict[int, str]) -> None:
         self._buffers.add(sequence)
+        self._adapters.add(sequence)
         try:
             num_prompt = sequence.num_prompt_tokens
             num_unknown = num_prompt if sequence.prompt_embeds is not None else 0
@@ -317,7 +325,8 @@ class Runner:
         at, rows = batch.sampled(plan)
         if not at:
             return []
-        logits = self._model.logits(hidden, None if len(at) == len(hidden) else to_device(at, self._device))
+        with self._adapters.head_rows(rows.slots):
+            logits = self._model.logits(hidden, None if len(at) == len(hidden) else to_device(at, self._device))
         outputs, alone = sample_runs(self._sampler, logits, rows, masks)
         failed |= alone
         for output in outputs:
@@ -357,7 +366,9 @@ class Runner:
         """
         found = []
         for start in range(0, len(targets), _SCORED_ROWS):
-            logits = self._model.logits(hidden[start : start + _SCORED_ROWS])
+            part = hidden[start : start + _SCORED_ROWS]
+            with self._adapters.head_rows([slot] * len(part)):
+                logits = self._model.logits(part)
             before = list(range(known + start, known + start + len(logits)))
             tokens = targets[start : start + _SCORED_ROWS]
             found.append(self._sampler.score_prompt(slot, logits, tokens, before, count))

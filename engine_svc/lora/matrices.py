@@ -1,0 +1,122 @@
+"""The matrices of a layer's adapters: one adapter's, and all those on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engine_svc.layers.part import Part
+from engine_svc.lora.settings import AdapterSettings
+from engine_svc.memory import zeros_when_touched
+from engine_svc.ops.base import Ops, RowTiles
+from engine_svc.parallel.group import ParallelGroup
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What an adapter adds to a matrix, up^T down, as far as this rank has to do with it."""
+
+    down: torch.Tensor  # [rank, inputs]
+    up: torch.Tensor  # [rank, outputs], times the adapter's scale
+
+
+@dataclass(frozen=True)
+class MatrixForm:
+    """Matrices below each other that adapters may change, and what of them is this rank's."""
+
+    outputs: Mapping[str, Part]  # by their names
+    inputs: Part
+    count: int = 1  # of such layers side by side, such as experts
+
+    def shape(self, outputs: int) -> tuple[int, int]:
+        """(outputs, inputs) of a module of so many outputs, on all ranks together."""
+        return outputs, self.inputs.total
+
+
+# What an adapter adds, by the paths of layers and the names of their matrices. Of layers of which there are several
+# side by side, such as experts, the names begin with the number: `3.gate`.
+Matrices = Mapping[str, Mapping[str, LowRank]]
+
+
+class LowRankStack:
+    """A layer's matrices of all adapters on the device.
+
+    Divided among ranks as the layer is: by outputs, so that each rank shrinks whole rows and expands to its own
+    outputs; or by inputs, so that what the ranks add sums up to the whole. Fully sharded, they divide the other half
+    too, and put what is between the halves together.
+    """
+
+    def __init__(
+        self, form: MatrixForm, settings: AdapterSettings, ops: Ops, group: ParallelGroup, device: torch.device
+    ) -> None:
+        """
+        Args:
+            group: among which the layer is divided.
+        """
+        self._ops, self._names = ops, list(form.outputs)
+        self._shrunk, self._expanded, self._join = _division(form, settings, group)
+        groups, parts = settings.max_adapters * form.count, len(self._names)
+        sizes = [part.count for part in form.outputs.values()]
+        if self._expanded is not None:
+            sizes = [self._expanded.count]
+        self._starts = torch.tensor([0, *sizes]).cumsum(0)
+        self._columns = [slice(end - size, end) for size, end in zip(sizes, self._starts[1:].tolist(), strict=True)]
+
+        def zeros(*shape: int) -> torch.Tensor:
+            if device.type == "cpu":
+                return zeros_when_touched(shape, settings.dtype)
+            return torch.zeros(shape, dtype=settings.dtype, device=device)
+
+        self._down = zeros(groups, parts, self._shrunk.count, form.inputs.count)
+        self._up = zeros(groups, self._shrunk.total, sum(sizes))
+        self._ranks = torch.zeros((groups, parts), dtype=torch.int32, device=device)
+        self._shrunk_ranks = torch.zeros_like(self._ranks)
+
+    def write(self, group: int, found: Mapping[str, LowRank]) -> None:
+        """Gives a group the matrices of an adapter, by the parts' names, in place of what it had."""
+        ranks = [len(found[name].down) if name in found else 0 for name in self._names]
+        shrunk = [min(max(rank - self._shrunk.first, 0), self._shrunk.count) for rank in ranks]
+        for index, name in enumerate(self._names):
+            if name in found:
+                first, rank = self._shrunk.first, ranks[index]
+                self._down[group, index, : shrunk[index]] = found[name].down[first : first + shrunk[index]]
+                self._up[group, :rank, self._columns[index]] = self._own(found[name].up)
+        self._ranks[group] = torch.tensor(ranks, dtype=torch.int32)
+        self._shrunk_ranks[group] = torch.tensor(shrunk, dtype=torch.int32)
+
+    def _own(self, up: torch.Tensor) -> torch.Tensor:
+        if self._expanded is None:
+            return up
+        return up[:, self._expanded.first : self._expanded.first + self._expanded.count]
+
+    def add(self, hidden: torch.Tensor, output: torch.Tensor, tiles: RowTiles) -> None:
+        """Adds what the rows' adapters give: hidden [rows, inputs], output [rows, outputs]."""
+        sums = self._join(self._ops.shrink(hidden, self._down, self._shrunk_ranks, tiles))
+        if self._expanded is not None:
+            output = output[:, self._expanded.first : self._expanded.first + self._expanded.count]
+        self._ops.expand(sums, self._up, self._ranks, self._starts, tiles, output)
+
+
+Join = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _division(form: MatrixForm, settings: AdapterSettings, group: ParallelGroup) -> tuple[Part, Part | None, Join]:
+    """Which of the rank's rows this process shrinks to; which outputs it expands to, where not to all of the layer's;
+    and how the processes put together what is between.
+
+    Fully sharded, a layer that is divided by outputs has its first halves divided by the adapters' rank, and one that
+    is divided by inputs its second halves by outputs.
+    """
+    by_inputs = form.inputs.count < form.inputs.total
+    by_outputs = any(part.count < part.total for part in form.outputs.values())
+    whole = Part(0, settings.max_rank, settings.max_rank)
+    if not settings.fully_sharded or not (by_inputs or by_outputs):
+        return whole, None, lambda sums: sums
+    if by_inputs:
+        (outputs,) = form.outputs.values()
+        first, last = (rank * outputs.total // group.world_size for rank in (group.rank, group.rank + 1))
+        return whole, Part(first, last - first, outputs.total), group.all_reduce
+    share = -(-settings.max_rank // group.world_size)
+    return Part(group.rank * share, share, group.world_size * share), None, group.all_gather_last

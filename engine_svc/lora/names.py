@@ -1,0 +1,35 @@
+"""What checkpoints, and adapters with them, call the layers that adapters may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from engine_svc.layers.module_names import names_in_checkpoints
+from engine_svc.lora.matrices import MatrixForm
+
+# A module of a checkpoint → path of our layer, and which of its matrices it is (see Matrices); "" for all of them.
+Find = Callable[[str], tuple[str, str]]
+
+
+def module_shapes(forms: Mapping[str, MatrixForm], find: Find) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of all modules that adapters may change, by all names that they may have."""
+    return {
+        module: shape
+        for path, form in forms.items()
+        for module, wanted, shape in _modules(path, form)
+        if find(module) == (path, wanted)
+    }
+
+
+def _modules(path: str, form: MatrixForm) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """Names that the matrices of a layer could have, which matrix it would be, and its shape."""
+    parent = path.rpartition(".")[0] if form.count > 1 else path
+    for name, part in form.outputs.items():
+        for module in names_in_checkpoints(parent, name):
+            for index in range(form.count):
+                wanted = f"{index}.{name}" if form.count > 1 else name
+                yield module.replace(".experts.0.", f".experts.{index}."), wanted, form.shape(part.total)
+    if len(form.outputs) > 1 and form.count == 1:
+        total = sum(part.total for part in form.outputs.values())
+        for module in names_in_checkpoints(path, ""):
+            yield module, "", form.shape(total)

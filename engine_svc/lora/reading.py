@@ -1,0 +1,80 @@
+"""An adapter's matrices out of its folder, as far as they are this rank's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from io import BufferedReader
+from pathlib import Path
+
+import torch
+
+from engine_svc.adapters.folder import LowRankPart, read_folder
+from engine_svc.adapters.header import ITEM_BYTES, TensorPlace, broken
+from engine_svc.lora.matrices import LowRank, Matrices, MatrixForm
+from engine_svc.lora.names import Find, module_shapes
+from engine_svc.lora.settings import AdapterSettings
+
+_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class AdapterReader:
+    """Reads folders as the PEFT library writes them."""
+
+    def __init__(self, forms: Mapping[str, MatrixForm], find: Find, settings: AdapterSettings) -> None:
+        """
+        Args:
+            forms: of the layers that adapters may change, by their paths.
+        """
+        self._forms, self._find, self._settings = forms, find, settings
+        self.modules = module_shapes(forms, find)
+
+    def read(self, path: Path) -> Matrices:
+        """
+        Raises:
+            InvalidRequest: it cannot be served; names file and tensor, what was expected and what was found.
+            OSError: it cannot be read.
+        """
+        folder = read_folder(path, self._settings.max_rank, self.modules)
+        found: dict[str, dict[str, LowRank]] = {}
+        with folder.weights_file.open("rb") as opened:
+            for module, part in folder.parts.items():
+                layer, name = self._find(module)
+                found.setdefault(layer, {}).update(self._low_ranks(opened, part, self._forms[layer], name))
+        return found
+
+    def _low_ranks(
+        self, opened: BufferedReader, part: LowRankPart, form: MatrixForm, name: str
+    ) -> Iterator[tuple[str, LowRank]]:
+        """Of each of the layer's matrices that the module is."""
+        inputs = form.inputs
+        down = _read(opened, part.a, 0, part.rank)[:, inputs.first : inputs.first + inputs.count]
+        for each, first, count in _rows(form, name):
+            up = _read(opened, part.b, first, count).T * part.scale
+            yield each, LowRank(self._kept(down), self._kept(up))
+
+    def _kept(self, values: torch.Tensor) -> torch.Tensor:
+        return values.to(self._settings.dtype).contiguous()
+
+
+def _rows(form: MatrixForm, name: str) -> Iterator[tuple[str, int, int]]:
+    """The matrices that a module is, and which of its outputs are this rank's: the first of them, and how many."""
+    _, _, matrix = name.rpartition(".")
+    if matrix in form.outputs:
+        part = form.outputs[matrix]
+        yield name, part.first, part.count
+        return
+    above = 0
+    for each, part in form.outputs.items():
+        yield each, above + part.first, part.count
+        above += part.total
+
+
+def _read(opened: BufferedReader, place: TensorPlace, first: int, count: int) -> torch.Tensor:
+    """Some rows of a matrix, float32. Files are not mapped: one that is cut off meanwhile would end the process."""
+    columns = place.shape[1]
+    row_bytes = columns * ITEM_BYTES[place.dtype]
+    opened.seek(place.start + first * row_bytes)
+    values = bytearray(count * row_bytes)
+    if opened.readinto(values) < len(values):
+        raise broken(f"{opened.name}: {place.name} is cut off.")
+    return torch.frombuffer(values, dtype=_TYPES[place.dtype]).view(count, columns).float()

@@ -1,0 +1,63 @@
+"""Adapters in the steps of a rank: which of them its slots' sequences run with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine_svc.lora.layers import AdapterLayers
+from engine_svc.lora.reading import AdapterReader
+from engine_svc.lora.store import AdapterStore
+from engine_svc.plan import AdapterChanges, NewSequence
+from engine_svc.runner.batch import FlatBatch
+
+NOTHING = contextlib.nullcontext()
+
+
+class StepAdapters:
+    """None are served where there are no layers for them, and nothing here does anything then."""
+
+    def __init__(self, layers: AdapterLayers | None, max_num_seqs: int, max_rows: int) -> None:
+        """
+        Args:
+            max_rows: of a batch.
+        """
+        self._layers = layers
+        self._slots = np.zeros(max_num_seqs, np.int64)  # on the device, of each slot of the runner; 0 for none
+        self._store: AdapterStore | None = None
+        self.modules: dict[str, tuple[int, int]] = {}
+        if layers is not None:
+            layers.reserve(max_rows)
+            reader = AdapterReader(layers.forms, layers.find, layers.settings)
+            self.modules = reader.modules
+            self._store = AdapterStore(layers, reader.read)
+
+    def begin(self, changes: AdapterChanges) -> None:
+        """See AdapterChanges."""
+        if self._store is not None:
+            self._store.begin(changes)
+
+    def take_read(self) -> dict[int, str]:
+        """See StepResult.read_adapters."""
+        return {} if self._store is None else self._store.take_read()
+
+    def add(self, sequence: NewSequence) -> None:
+        """Gives a slot of the runner to a sequence."""
+        self._slots[sequence.slot] = sequence.adapter_slot
+
+    def is_used(self, batch: FlatBatch) -> bool:
+        """Whether any row of it runs with an adapter."""
+        return self._layers is not None and bool(self._slots[batch.slots].any())
+
+    def rows(self, batch: FlatBatch, padded_rows: int | None = None) -> contextlib.AbstractContextManager[None]:
+        """What is computed meanwhile are a batch's rows; see AdapterLayers.rows."""
+        if self._layers is None:
+            return NOTHING
+        slots = np.repeat(self._slots[batch.slots], np.diff(batch.query_start))
+        return self._layers.rows(slots, padded_rows)
+
+    def head_rows(self, slots: Sequence[int]) -> contextlib.AbstractContextManager[None]:
+        """What is computed meanwhile are the logits of rows of sequences in such slots of the runner."""
+        return NOTHING if self._layers is None else self._layers.head_rows(self._slots[list(slots)])

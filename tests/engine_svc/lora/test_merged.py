@@ -1,0 +1,53 @@
+"""Greedy float32 output with an adapter is that of its base with the adapter merged into the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.lora import adapter_executor, merge, modules_of, write_adapter
+from tests.support.run_engine import random_prompts
+from tests.support.tiny_models import make_model
+
+PROMPTS = random_prompts(3, 7, 20)
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What adapters are made for, by what the modules' names end in."""
+
+    names: tuple[str, ...]
+    changes: dict[str, Any] = field(default_factory=dict)  # of the family's configuration
+    size: float = 1.0  # of what adapters add
+
+
+CASES = {
+    "llama": Case((*LINEAR, "lm_head"), {"tie_word_embeddings": False}),
+    "gemma2": Case(LINEAR, {"tie_word_embeddings": False}),
+    "phi3": Case(("qkv_proj", "o_proj", "gate_up_proj", "down_proj")), "qwen3": Case(("k_proj", "v_proj", "up_proj")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_families(tmp_path: Path, family: str) -> None:
+    case = CASES[family]
+    base = make_model(tmp_path / "base", family, **case.changes)
+    with adapter_executor(base) as served:
+        modules = modules_of(base, served.spec.adapter_modules, case.names)
+        adapters = [
+            write_adapter(tmp_path / str(rank), modules, rank=rank, seed=rank, size=case.size) for rank in (4, 9)
+        ]
+        assert set(served.read(*(each.folder for each in adapters)).values()) == {""}
+        served.place({1: adapters[0].folder, 3: adapters[1].folder})
+        slots = [1, 0, 3]
+        found = served.generate(PROMPTS, slots)
+        plain = served.generate(PROMPTS, [0, 0, 0])
+    for index, adapter in ((0, adapters[0]), (2, adapters[1])):
+        with adapter_executor(merge(base, adapter, tmp_path / f"merged-{index}"), enable_lora=False) as merged:
+            assert found[index] == merged.generate([PROMPTS[index]], [0])[0]
+        assert found[index] != plain[index]
+    assert found[1] == plain[1]
