@@ -39,6 +39,7 @@ from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.pending import BegunStep, Ended, PendingStep, StepTimer
 from engine_svc.runner.states import StateCache
 from engine_svc.runner.threads import bind_threads
+from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame
 from engine_svc.sampling.logprobs import ScoredPositions
@@ -89,7 +90,7 @@ class Runner:
         )
         self._sampler = Sampler(
             max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode,
-            processors, self._attention.kernels,
+            processors, self._attention.kernels, _acceptance(options),
         )  # fmt: skip
         self._adapters = StepAdapters(loaded.adapters, max_num_seqs, self._token_budget)
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
@@ -373,6 +374,12 @@ class Runner:
             tokens = targets[start : start + _SCORED_ROWS]
             found.append(self._sampler.score_prompt(slot, logits, tokens, before, count))
         return found
+
+
+def _acceptance(options: EngineOptions) -> TypicalAcceptance | None:
+    speculation = options.speculative.chosen()
+    typical = speculation and speculation.typical_acceptance
+    return TypicalAcceptance(*typical) if typical else None
 
 
 def _device_name(device: torch.device) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from engine_svc.native.library import Kernels
 from engine_svc.plan import PositionLogprobs, SamplingPlan, TokenMasks
+from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.choosers import Chooser, TorchChooser
 from engine_svc.sampling.logprobs import PROCESSED, Alternatives, ScoredPositions, Scoring, make_scoring
 from engine_svc.sampling.native import NativeChooser
@@ -66,13 +67,16 @@ class Sampler:
         logprobs_mode: str = "raw_logprobs",
         processors: Sequence[type[LogitsProcessor]] = (),
         kernels: Kernels | None = None,
+        acceptance: TypicalAcceptance | None = None,
     ) -> None:
         """
         Args:
             logprobs_mode: see the option.
             processors: the operator's.
             kernels: those of the rank's CPU, if they are to be used.
+            acceptance: takes drafts in the place of what is sampled; by default they are right or wrong.
         """
+        self._acceptance = acceptance
         self._scoring = make_scoring(logprobs_mode)
         self._vocab_size = vocab_size
         self._device = device
@@ -125,6 +129,8 @@ class Sampler:
         recorders = self._stages.apply(edits, rows, masks)
         logits = edits.logits
         token_ids, broken = self._chooser.choose(logits, rows.slots, rows.num_tokens)
+        if self._acceptance is not None and rows.drafts:
+            token_ids = self._acceptance.accept(logits, token_ids, rows, [state.parameters for state in states])
         scores = [
             (some, self._score(scoring, raw.get(scoring), logits, token_ids, states, some))
             for scoring, some in wanting.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from engine_svc.plan import SamplingPlan, TokenMasks
+from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.rows import NO_DRAFT, SampledRows
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.sampling.verification import Runs, read_runs, sample_runs
@@ -157,3 +160,41 @@ def test_each_position_has_its_own_mask(plan: SamplingPlan) -> None:
     found, failed = run(sampler_of(sequences), sequences, logits, step)
     assert not failed
     assert found.token_ids == {0: [4, 6, 2], 1: [8, 8, 8], 2: [3]}
+
+
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
+def test_typical_acceptance_takes_what_is_likely_enough(native: bool) -> None:
+    """By its definition, whatever changes the logits; a greedy sequence's tokens stay the likeliest."""
+    acceptance = TypicalAcceptance(0.09, 0.3)
+    kernels = fastest_kernels() if native else None
+    fields: list[dict[str, Any]] = [
+        {}, {"temperature": 0.0}, {"temperature": 3.0}, {"top_k": 2}, {"logit_bias": ((4, 3.0),)},
+        {"presence_penalty": 2.0},
+    ]  # fmt: skip
+    taken = 0
+    for seed, (draft, each) in enumerate(itertools.product(range(SIZE), fields)):
+        sequences = [Drafted(sampling_plan(seed=seed, logprobs=0, **each), [0, 4], [draft])]
+        sampler = Sampler(1, SIZE, CPU, kernels=kernels, acceptance=acceptance)
+        sampler.add(0, sequences[0].plan, sequences[0].known, 1)
+        logits = logits_of(2, seed)
+        found, _ = run(sampler, sequences, logits)
+        own = one_by_one(sequences, logits)
+        probabilities = _processed(logits[0], each)
+        entropy = -sum(p * math.log(p) for p in probabilities.tolist() if p > 0)
+        is_taken = float(probabilities[draft]) > min(0.09, 0.3 * math.exp(-entropy)) and each.get("temperature") != 0.0
+        assert found.token_ids[0][0] == (draft if is_taken else own.token_ids[0][0])
+        assert len(found.token_ids[0]) == 1 + (found.token_ids[0][0] == draft)
+        assert [position.token_ids[0] for position in found.logprobs[0]] == found.token_ids[0]
+        taken += is_taken and own.token_ids[0][0] != draft
+    assert taken
+
+
+def _processed(logits: torch.Tensor, fields: dict[str, Any]) -> torch.Tensor:
+    found = logits.double()
+    for token_id, bias in fields.get("logit_bias", ()):
+        found[token_id] += bias
+    found[4] -= fields.get("presence_penalty", 0.0)
+    probabilities = (found / (fields.get("temperature") or 1.0)).softmax(-1)
+    if fields.get("top_k"):
+        probabilities[probabilities < probabilities.topk(fields["top_k"]).values[-1]] = 0.0
+    return probabilities / probabilities.sum()
