@@ -56,8 +56,9 @@ class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True):
     # Appended to its block tables before the step; empty where there are none, as for a NewSequence of this step.
     new_block_ids: list[list[int]]
     draft_token_ids: tuple[int, ...] = ()  # behind the tokens known: guessed, to be verified
-    # Tokens that the runner is to guess behind the run that it samples, for the next step; its block tables have room
-    # for the run, were all of it right, and for as many tokens behind it. 0 where the control side guesses, or nobody.
+    # Tokens that the runner is to guess behind the run that it samples, for the next step, as far as its block tables
+    # have room for them behind the run. 0 where the control side guesses, or nobody. With one that samples nothing yet,
+    # the draft model is to keep up.
     num_wanted_drafts: int = 0
 
 
@@ -169,6 +170,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     ended_transfers: list[EndedTransfer] = []  # since the last step
     # slot -> tokens guessed behind its run, as many as were wanted or fewer.
     draft_token_ids: dict[int, list[int]] = {}
+    # Why the draft model is not run any more, in the step in which it failed; the step itself is well.
+    draft_failure: str = ""
+    draft_milliseconds: float = 0.0  # of the step's, in the draft model
     read_adapters: dict[int, str] = {}  # key -> empty, or why it could not be read; since the last step, on all ranks
 
 
@@ -180,7 +184,7 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     device: str
     vocab_size: int
     max_model_len: int  # of the model's configuration, or as the options cut it
-    bytes_per_block: int  # over the layers of a group, of one rank; 0 where no layer attends
+    bytes_per_block: int  # over the layers of a group, and a draft model's, of one rank; 0 where no layer attends
     available_bytes: int  # for the KV cache and for states, on the rank with the least
     attention_backend: str
     block_size: int  # in tokens; the backend's own choice where the options leave it open
@@ -193,3 +197,4 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     # Those that take adapters, by their names in the checkpoint: (outputs, inputs) on all ranks together; of an
     # embedding, (size of a row, vocabulary). Empty where no adapters are served.
     adapter_modules: dict[str, tuple[int, int]] = {}
+    draft_bytes_per_block: int = 0  # of bytes_per_block, those of a draft model's layers

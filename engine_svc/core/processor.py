@@ -72,6 +72,8 @@ class StepProcessor:
         for slot, guessed in result.draft_token_ids.items():
             if self._drafter is not None and (sequence := holders.get(slot)):
                 self._drafter.take(sequence, guessed)
+        if result.draft_failure and self._drafter is not None:
+            self._drafter.fail(result.draft_failure)
         for slot in batch.completed_prompts:
             if sequence := holders.get(slot):
                 self._finish_prompt_only(sequence, now)

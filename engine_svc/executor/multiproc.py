@@ -56,7 +56,11 @@ class MultiprocExecutor(Executor):
         except ExecutorDead as error:
             raise StartupError(f"A rank of the model ended while loading: {error}. See the log above.") from error
         specs = [answer.spec for answer in answers if isinstance(answer, Loaded)]
-        return min(specs, key=lambda spec: spec.available_bytes)
+        return msgspec.structs.replace(  # a draft may run on some ranks only
+            min(specs, key=lambda spec: spec.available_bytes),
+            bytes_per_block=max(spec.bytes_per_block for spec in specs),
+            draft_bytes_per_block=max(spec.draft_bytes_per_block for spec in specs),
+        )
 
     def _start_rank(self) -> None:
         ours, theirs = socket.socketpair()

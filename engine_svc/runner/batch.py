@@ -113,9 +113,21 @@ class SlotBuffers:
         for sequence in plan.scheduled:
             if sequence.new_block_ids:
                 self._append_blocks(sequence.slot, sequence.new_block_ids)
-        slots = np.array([sequence.slot for sequence in plan.scheduled])
-        computed = np.array([sequence.num_computed_tokens for sequence in plan.scheduled])
-        new = np.array([sequence.num_new_tokens for sequence in plan.scheduled])
+        return self.rows(
+            np.array([sequence.slot for sequence in plan.scheduled]),
+            np.array([sequence.num_computed_tokens for sequence in plan.scheduled]),
+            np.array([sequence.num_new_tokens for sequence in plan.scheduled]),
+            self._prompt_embeds.rows(plan.scheduled),
+        )
+
+    def rows(
+        self,
+        slots: npt.NDArray[np.int64],
+        computed: npt.NDArray[np.int64],
+        new: npt.NDArray[np.int64],
+        embedded: EmbeddedRows | None = None,
+    ) -> FlatBatch:
+        """A batch of so many new tokens of each of these slots, behind those that are computed."""
         start = np.concatenate(([0], np.cumsum(new)))
         owner = np.repeat(np.arange(len(slots)), new)
         positions = np.arange(start[-1]) - start[owner] + computed[owner]
@@ -139,8 +151,22 @@ class SlotBuffers:
         return FlatBatch(
             self.token_ids.view(-1)[self._move(rows * self.token_ids.shape[1] + positions)], self._move(positions),
             metadata, states, slots.tolist(), start.tolist(), computed.tolist(), shared["seq_lens_host"],
-            int(new[0]) if new.min() == new.max() else None, self._prompt_embeds.rows(plan.scheduled),
+            int(new[0]) if new.min() == new.max() else None, embedded,
         )  # fmt: skip
+
+    def token_ids_behind(self, batch: FlatBatch) -> torch.Tensor:
+        """int64 [tokens]: of each row of a batch, the token at the next position."""
+        counts = batch.metadata[0].query_lens_host
+        rows = np.repeat(np.array(batch.slots), counts) * self.token_ids.shape[1]
+        return self.token_ids.view(-1)[self._move(rows + 1) + batch.positions]
+
+    def capacity(self, slot: int) -> int:
+        """Tokens that the slot's blocks hold."""
+        return int(self._num_blocks[slot]) * self._block_size
+
+    def blocks(self, slot: int, first: int, last: int) -> npt.NDArray[np.int32]:
+        """Some of the slot's blocks, of the first group of layers."""
+        return self._blocks[0, slot, first:last]
 
     def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return to_device(array, self._device)

@@ -11,6 +11,7 @@ import torch
 
 from engine_svc.plan import EndedTransfer, StepPlan, StepResult
 from engine_svc.runner.batch import FlatBatch
+from engine_svc.runner.drafting import Guesses
 from engine_svc.sampling.logprobs import ScoredPositions
 from engine_svc.sampling.sampler import BrokenRows, SampleOutput
 from engine_svc.sampling.verification import read_runs
@@ -77,15 +78,17 @@ class PendingStep:
         failed: dict[int, str],
         broken: BrokenRows | None,
         ended: Ended,
+        guesses: Guesses | None = None,
     ) -> None:
         """
         Args:
-            timer: with a mark after the forward pass and one at the end.
+            timer: with a mark after the forward pass and one at the end; before it, one ahead of guessing.
             outputs: one for the rows that were sampled together; several where they could not be.
             prompt_scores: of prompt positions, by slot.
             failed: slot → why its sequence has failed already.
             broken: those that sample nothing and have overflowed; None where all sample.
             ended: since the last step.
+            guesses: of the draft model, where there is one.
         """
         self._timer = timer
         self._outputs = outputs
@@ -93,6 +96,7 @@ class PendingStep:
         self._failed = failed
         self._broken = broken
         self._ended = ended
+        self._guesses = guesses
 
     def result(self) -> StepResult:
         """Waits for the device."""
@@ -113,4 +117,10 @@ class PendingStep:
             failed_slots=failed,
             ended_transfers=[*self._ended.transfers],
             read_adapters={**self._ended.adapters},
+            draft_token_ids={} if self._guesses is None else self._guesses.read(),
+            draft_failure="" if self._guesses is None else self._guesses.failure,
+            draft_milliseconds=0.0 if self._guesses is None else self._guessing_milliseconds(),
         )
+
+    def _guessing_milliseconds(self) -> float:
+        return self._timer.milliseconds(-1) - self._timer.milliseconds(-2)

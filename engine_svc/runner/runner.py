@@ -15,6 +15,7 @@ from engine_svc.block_stores.base import BlockStore
 from engine_svc.block_stores.host_memory import HostMemory
 from engine_svc.layer_groups import group_layers
 from engine_svc.layers.embedding import EmbeddedRows
+from engine_svc.loader.draft import Target, load_draft
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import load_model
 from engine_svc.models.attention import LayerCache
@@ -34,6 +35,7 @@ from engine_svc.plan import (
 from engine_svc.recurrence.base import LayerState, StateMetadata
 from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
+from engine_svc.runner.drafting import Drafting, Guesses
 from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.pending import BegunStep, Ended, PendingStep, StepTimer
@@ -44,10 +46,11 @@ from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame
 from engine_svc.sampling.logprobs import ScoredPositions
 from engine_svc.sampling.sampler import BrokenRows, SampleOutput, Sampler
-from engine_svc.sampling.verification import sample_runs
+from engine_svc.sampling.verification import read_runs, sample_runs
 from engine_svc.transfer import to_device, to_host
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from quire.options.speculative import LOOKUP_METHODS
 from quire.sampling import SamplingParameters
 
 logger = logging.getLogger(__name__)
@@ -100,6 +103,19 @@ class Runner:
         self._states: StateCache | None = None
         self._store: BlockStore | None = None
         self._graphs: DecodeGraphs | None = None
+        self._drafting = self._make_drafting(Target(loaded, model, options, groups, device))
+        self._is_warm = False
+
+    def _make_drafting(self, target: Target) -> Drafting | None:
+        config = self._options.speculative.chosen()
+        if config is None or config.chosen_method in LOOKUP_METHODS:
+            return None
+        if config.draft_tensor_parallel_size == 1 and target.groups.rank:  # the first rank guesses for all
+            return None
+        return Drafting(
+            load_draft(config, target), self._buffers, self._sampler, self._options.scheduler.max_num_seqs,
+            self._token_budget, self._device,
+        )  # fmt: skip
 
     def profile(self) -> None:
         """On a GPU, runs a step of the whole token budget over a cache just large enough, then forgets it: what is
@@ -121,7 +137,7 @@ class Runner:
             device=_device_name(self._device),
             vocab_size=self._facts.vocab_size,
             max_model_len=self._max_model_len,
-            bytes_per_block=self._attention.bytes_per_block(self._group_size),
+            bytes_per_block=self._attention.bytes_per_block(self._group_size) + self._draft_bytes_per_block,
             available_bytes=kv_cache_bytes(self._options.cache, self._device, state_bytes),
             attention_backend=self._attention.name,
             block_size=self._attention.shape.block_size,
@@ -132,7 +148,12 @@ class Runner:
             batch_invariant=self._batch_invariant,
             state_bytes=state_bytes,
             adapter_modules=self._adapters.modules,
+            draft_bytes_per_block=self._draft_bytes_per_block,
         )
+
+    @property
+    def _draft_bytes_per_block(self) -> int:
+        return self._drafting.bytes_per_block if self._drafting else 0
 
     def _cpu_kernels(self) -> str:
         if self._device.type != "cpu":
@@ -149,13 +170,16 @@ class Runner:
             self.make_graphs(CudaCapture())
         # What layers have done to states cannot be undone: a step with them is not run again.
         self._isolates = self._num_ranks == 1 and not self._state_form.shapes
+        self._is_warm = True
 
     def connect(self, make_store: Callable[[AttentionBackend, Sequence[torch.Tensor]], BlockStore]) -> None:
         """Gives the allocated caches to the store of a connector, which moves blocks from now on."""
-        self._store = make_store(self._attention, self._caches)
+        self._store = make_store(self._attention, [*self._caches, *(self._drafting.caches if self._drafting else ())])
 
     def _allocate(self, num_blocks: int, num_states: int) -> None:
         self._caches = self._attention.allocate(num_blocks, self._group_size)
+        if self._drafting:
+            self._drafting.allocate(num_blocks)
         self._states = StateCache(self._state_form, num_states, self._device)
 
     def _warm_up(self, num_blocks: int) -> None:
@@ -171,9 +195,10 @@ class Runner:
         ).tolist()
         prompt = NewSequence(0, token_ids, tokens, 0, blocks, SamplingPlan(SamplingParameters(temperature=0.0)))
         scaling = self._options.cache.calculate_kv_scales
+        drafts = 2 if self._drafting else 0
         with self._attention.calculate_scales() if scaling else contextlib.nullcontext():
-            self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, 1, [])]))
-        self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, 1, [])]))
+            self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, 1, [], num_wanted_drafts=drafts)]))
+        self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, 1, [], num_wanted_drafts=drafts)]))
 
     @torch.inference_mode()
     def make_graphs(self, capture: Capture, query_len: int = 1) -> None:
@@ -202,6 +227,8 @@ class Runner:
         timer = StepTimer(self._device)
         self._adapters.begin(plan.adapters)
         ended = Ended(self._transfer(plan.transfers), self._adapters.take_read())
+        if self._drafting:
+            self._drafting.follow(plan)
         if not plan.scheduled:
             timer.mark()
             return BegunStep(plan, timer, ended)
@@ -224,7 +251,30 @@ class Runner:
         rest = [index for index, sequence in enumerate(scheduled) if not sequence.num_sampled_positions]
         broken = self._find_broken(batch, hidden, rest) if rest else None
         step.timer.mark()
-        return PendingStep(step.timer, outputs, prompt_scores, failed, broken, step.ended)
+        guesses = self._guess(self._drafting, step, batch, outputs, failed) if self._drafting else None
+        return PendingStep(step.timer, outputs, prompt_scores, failed, broken, step.ended, guesses)
+
+    def _guess(
+        self, drafting: Drafting, step: BegunStep, batch: FlatBatch, outputs: list[SampleOutput], failed: dict[int, str]
+    ) -> Guesses:
+        """Once the sampled tokens are known: which of them count says where the draft goes on."""
+        step.timer.wait()
+        runs = read_runs(outputs)
+        lengths = {
+            sequence.slot: length - len(sequence.draft_token_ids) + len(runs.token_ids[sequence.slot])
+            for sequence, length in zip(step.plan.scheduled, batch.lengths, strict=True)
+            if sequence.slot in runs.token_ids.keys() - runs.failed.keys() - failed.keys()
+        }
+        try:
+            return drafting.guess(step.plan.scheduled, batch, lengths)
+        except Exception as error:
+            if not self._is_warm:
+                raise
+            logger.error("the draft model has failed; decoding goes on without it", exc_info=error)
+            self._drafting = None
+            return Guesses(failure=f"{type(error).__name__}: {error}")
+        finally:
+            step.timer.mark()
 
     def _transfer(self, transfers: Transfers) -> list[EndedTransfer]:
         if self._store is None:

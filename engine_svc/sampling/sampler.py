@@ -139,6 +139,19 @@ class Sampler:
             recorder.record(token_ids)
         return SampleOutput(rows, token_ids, to_host(token_ids), BrokenRows(rows.slots, to_host(broken)), scores)
 
+    def guess(self, logits: torch.Tensor, slots: list[int], num_tokens: list[int]) -> torch.Tensor:
+        """What a draft model's logits say of these positions, by the noise that is used to sample there: the more alike
+        the two models are, the more often it is the same token. Only what is drawn by counts, and no stage.
+
+        Args:
+            logits: float32 [rows, tokens]
+            num_tokens: before each.
+
+        Returns:
+            int64 [rows], on the device.
+        """
+        return self._chooser.choose(logits.contiguous(), slots, num_tokens)[0]
+
     def _wanting(self, states: list[SlotState]) -> dict[Scoring, list[int]]:
         """The rows whose tokens are to be scored, by how."""
         found: dict[Scoring, list[int]] = {}

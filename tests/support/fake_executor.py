@@ -93,6 +93,8 @@ class FakeExecutor(Executor):
         on_step: called with each plan before it runs; may raise, to make the step fail.
         failed_slots: called with each plan; slots that fail, and why.
         max_in_flight: see Executor; a step runs when it is submitted, before the control side hears of the last one.
+        right_guesses: of the tokens that it is asked to guess, how many are right.
+        draft_fails_in_step: in which nothing is guessed, for the draft model has failed.
         make_store: makes the store of a connector, which moves blocks of this cache; by default the host tier's.
     """
 
@@ -111,7 +113,11 @@ class FakeExecutor(Executor):
         failed_slots: Callable[[StepPlan], dict[int, str]] | None = None,
         max_in_flight: int = 1,
         make_store: Callable[[list[Block]], BlockStore] | None = None,
+        right_guesses: int = 0,
+        draft_fails_in_step: int | None = None,
     ) -> None:
+        self.right_guesses = right_guesses
+        self.draft_fails_in_step = draft_fails_in_step
         self.vocab_size = vocab_size
         self.spec = KvCacheSpec(
             architecture="FakeForCausalLM", dtype="float32", device="cpu", vocab_size=vocab_size,
@@ -175,6 +181,7 @@ class FakeExecutor(Executor):
         runs: list[list[int]] = []
         logprobs: dict[int, list[PositionLogprobs]] = {}
         prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
+        guesses: dict[int, list[int]] = {}
         seen: set[int] = set()
         for scheduled in plan.scheduled:
             slot = scheduled.slot
@@ -192,9 +199,20 @@ class FakeExecutor(Executor):
             if slot not in failed:
                 slots.append(slot)
                 runs.append(run)
+                if scheduled.num_wanted_drafts and plan.step != self.draft_fails_in_step:
+                    guesses[slot] = self._guess(row, scheduled.num_wanted_drafts)
                 if row.sampling.parameters.logprobs is not None:
                     logprobs[slot] = [_position(token_id, row.sampling.parameters.logprobs) for token_id in run]
-        return StepResult(slots, runs, logprobs, prompt_logprobs, 0.5, 1.0, failed, ended)
+        return StepResult(
+            slots, runs, logprobs, prompt_logprobs, 0.5, 1.0, failed, ended, draft_token_ids=guesses,
+            draft_failure="out of luck" if plan.step == self.draft_fails_in_step else "",
+        )  # fmt: skip
+
+    def _guess(self, row: _Row, wanted: int) -> list[int]:
+        """The tokens that come next, from some on wrong ones, as far as the blocks have room for a draft's cache."""
+        room = min(len(block_ids) for block_ids in row.block_ids) * self.spec.block_size - len(row.token_ids) + 1
+        found = expected_tokens(row.token_ids, min(wanted, room), self.vocab_size, row.sampling)
+        return [(token + (index >= self.right_guesses)) % self.vocab_size for index, token in enumerate(found)]
 
     def _sample(self, row: _Row, states: list[int], drafts: tuple[int, ...], masks: list[list[int]]) -> list[int]:
         """The drafted tokens that are right, and the one behind them; the row forgets what was computed of the rest."""

@@ -17,6 +17,7 @@ from engine_svc.requests.stopping import Ending, find_ending
 from tests.engine_svc.core.test_engine import PROMPTS, VOCABULARY, Collected, expected, make_engine, request, run
 from tests.support.fake_drafter import FakeDrafter
 from tests.support.fake_executor import FakeExecutor
+from tests.support.rank_drafter import RankDrafter
 
 
 def drafting(most: int, right: int | None = None, executor: FakeExecutor | None = None, **changes: Any) -> Engine:
@@ -169,3 +170,60 @@ def test_runs_of_another_length_than_planned_are_noticed(run_of: int) -> None:
     engine.add(0, request([1], max_tokens=8))
     with pytest.raises(ValueError, match=f"run of {run_of} tokens"):
         engine.step()
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize(("budget", "blocks"), [(7, 200), (32, 36), (200, 200)])
+@pytest.mark.parametrize("right", [0, 2, 9])
+def test_tokens_are_those_without_guesses_of_the_ranks(in_flight: int, budget: int, blocks: int, right: int) -> None:
+    plans: list[StepPlan] = []
+    executor = FakeExecutor(
+        VOCABULARY, 4, verify=True, max_in_flight=in_flight, on_step=plans.append, max_model_len=140,
+        right_guesses=right,
+    )  # fmt: skip
+    engine = make_engine(
+        executor, drafter=RankDrafter(5), max_num_batched_tokens=budget, num_blocks=blocks, max_model_len=140
+    )
+    for key, prompt in enumerate(PROMPTS):
+        engine.add(key, request(prompt, max_tokens=40, n=2))
+    collected = run(engine)
+    for key, prompt in enumerate(PROMPTS):
+        assert collected.tokens[key, 0] == collected.tokens[key, 1] == expected(prompt, 40)
+    longest = max(len(delta.token_ids) for delta in collected.deltas)
+    assert longest == min(right, 5) + 1 if budget > 7 else longest > min(right, 1)
+    assert all(plan.num_tokens <= budget for plan in plans)
+    assert engine.load().used_kv_blocks == 0
+
+
+def test_the_ranks_guess_for_a_step_that_samples_and_keep_up_with_prompts() -> None:
+    plans: list[StepPlan] = []
+    executor = FakeExecutor(VOCABULARY, 4, on_step=plans.append, right_guesses=9)
+    engine = make_engine(executor, drafter=RankDrafter(3), max_num_batched_tokens=5)
+    engine.add(0, request([1, 2, 3, 4, 5, 6, 7], max_tokens=9))
+    assert [len(delta.token_ids) for delta in run(engine).deltas] == [1, 4, 4]
+    scheduled = [plan.scheduled[0] for plan in plans]
+    assert [(each.num_sampled_positions, each.num_wanted_drafts) for each in scheduled] == [
+        (0, 3), (1, 3), (4, 3), (4, 2),
+    ]  # fmt: skip
+
+
+def test_nobody_is_preempted_for_guesses() -> None:
+    executor = FakeExecutor(VOCABULARY, 4, max_model_len=28, right_guesses=9)
+    engine = make_engine(executor, drafter=RankDrafter(8), num_blocks=7, max_model_len=28)
+    for key, max_tokens in enumerate((20, 9)):
+        engine.add(key, request([key, 2, 3], max_tokens=max_tokens))
+    collected = run(engine)
+    assert [collected.tokens[key, 0] for key in range(2)] == [expected([0, 2, 3], 20), expected([1, 2, 3], 9)]
+    assert engine.load().counters.preemptions == 0
+
+
+def test_where_the_draft_model_has_failed_nothing_is_wanted_any_more() -> None:
+    plans: list[StepPlan] = []
+    executor = FakeExecutor(VOCABULARY, 4, on_step=plans.append, right_guesses=9, draft_fails_in_step=2)
+    drafter = RankDrafter(3)
+    engine = make_engine(executor, drafter=drafter)
+    engine.add(0, request([1, 2, 3], max_tokens=12))
+    assert run(engine).tokens[0, 0] == expected([1, 2, 3], 12)
+    assert drafter.failures == ["out of luck"]
+    wanted = [plan.scheduled[0].num_wanted_drafts for plan in plans]
+    assert wanted == [3, 3, 3] + [0] * (len(plans) - 3)

@@ -1,0 +1,125 @@
+"""The draft model of --speculative-config, for the model that verifies what it guesses: the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine_svc.config_formats.registry import read_model_config
+from engine_svc.loader.folder import weights_folder
+from engine_svc.loader.model import BuiltModel, LoadedModel, load_model
+from engine_svc.models.draft import Draft, DraftDecoder
+from engine_svc.models.registry import is_ours
+from engine_svc.parallel.group import ParallelGroups
+from engine_svc.parallel.layout import ParallelLayout
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+from quire.options.model_form import ModelFormOptions
+from quire.options.speculative import SpeculativeConfig
+
+_FLAG = "--speculative-config"
+# Of ways to keep weights, those that a draft is read by too; the others are found out from its files.
+_SHARED_FORMATS = ("dummy", "pt", "npcache")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The model that verifies, as a draft has to fit it."""
+
+    loaded: LoadedModel
+    model: ModelOptions
+    options: EngineOptions
+    groups: ParallelGroups
+    device: torch.device
+
+
+def load_draft(config: SpeculativeConfig, target: Target) -> Draft:
+    """This rank's part of the draft.
+
+    Raises:
+        StartupError: it cannot be read, or does not fit the target; says what was expected and what was found.
+    """
+    _check_target(target.loaded)
+    try:
+        return _load_decoder(config, target)
+    except StartupError as error:
+        raise StartupError(f"{_FLAG}: the draft {config.model}: {error}") from error
+
+
+def _check_target(target: LoadedModel) -> None:
+    """
+    Raises:
+        StartupError: nothing can guess for it.
+    """
+    facts, reason = target.facts, ""
+    if not isinstance(target, BuiltModel):
+        reason = "runs by the Transformers library's code. Leave the option out, or --model-impl transformers"
+    elif facts.recurrent:
+        reason = "has recurrent layers, whose states cannot be taken back to before a wrong guess. Leave the option out"
+    elif None not in facts.attention_windows.values():
+        reason = (
+            "has a sliding window in every layer, and gives back the KV blocks that it has passed, which a draft's "
+            "layers still see. Say --disable-sliding-window, or choose a method that runs no model (ngram, suffix)"
+        )
+    if reason:
+        raise StartupError(f"{_FLAG} needs another model to verify drafts: {facts.architecture} {reason}.")
+
+
+def _load_decoder(config: SpeculativeConfig, target: Target) -> Draft:
+    options = _draft_options(config, target)
+    folder = weights_folder(replace(target.model, model=config.model or "", revision=config.revision), options.load)
+    raw = read_model_config(folder, options.form)
+    if not is_ours(raw):
+        names = ", ".join(raw.get("architectures") or ()) or "none"
+        raise StartupError(
+            f"config.json in {folder} has the architecture {names}; expected one of docs/models.md that Quire runs by "
+            "its own code. Take another draft, or the method that this one is made for."
+        )
+    loaded = load_model(folder, options, _groups(config, target), target.device)
+    assert isinstance(loaded, BuiltModel)
+    if loaded.facts.recurrent:
+        raise StartupError(
+            f"{loaded.facts.architecture} has recurrent layers, whose states cannot be taken back to before a wrong "
+            "guess; expected a model whose layers all attend."
+        )
+    model = DraftDecoder(loaded.model, target.loaded.facts.vocab_size)
+    return Draft(model, loaded.attention, loaded.facts.num_layers, loaded.max_model_len)
+
+
+def _draft_options(config: SpeculativeConfig, target: Target) -> EngineOptions:
+    """Those of the target as far as they are about where it runs: a draft computes in its type, and caches in blocks of
+    its size and by its backend."""
+    options, loaded = target.options, target.loaded
+    shape = loaded.attention.shape
+    return replace(
+        options,
+        form=ModelFormOptions(dtype=str(loaded.dtype).removeprefix("torch."), quantization=config.quantization),
+        load=replace(
+            options.load, model_loader_extra_config={},
+            load_format=options.load.load_format if options.load.load_format in _SHARED_FORMATS else "auto",
+        ),
+        cache=replace(
+            options.cache, block_size=shape.block_size, calculate_kv_scales=False,
+            kv_cache_dtype="auto" if shape.cache_dtype is None else options.cache.kv_cache_dtype,
+        ),
+        kernels=replace(options.kernels, attention_backend=loaded.attention.name),
+        parallel=replace(options.parallel, tensor_parallel_size=_groups(config, target).layout.tensor),
+    )  # fmt: skip
+
+
+def _groups(config: SpeculativeConfig, target: Target) -> ParallelGroups:
+    """
+    Raises:
+        StartupError: the ranks cannot share the draft like that.
+    """
+    size = config.draft_tensor_parallel_size or target.groups.layout.tensor
+    if size == target.groups.layout.tensor:
+        return target.groups
+    if size != 1:
+        raise StartupError(
+            f"draft_tensor_parallel_size is {size}; expected 1, or the --tensor-parallel-size "
+            f"{target.groups.layout.tensor} of the model."
+        )
+    return ParallelGroups(ParallelLayout(), target.groups.rank)

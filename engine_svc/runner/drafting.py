@@ -1,0 +1,238 @@
+"""Guessing tokens by a draft model, behind those that a step has sampled.
+
+The draft's layers cache in blocks of the same numbers as the target's, so that whoever shares, swaps or frees those
+does so for both. What is cached of a draft may lag behind: it is not run for sequences of which nothing is wanted.
+So it is known of each slot how many of its first positions the draft has computed, and of each block whether all of it
+is: a prompt that is found in the prefix cache goes on from there. A draft that sees tokens alone catches up, so many a
+step; one that reads the target's hidden states runs on what every step computes, a block at a time at the latest, and
+guesses nothing for sequences of which it has missed some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from engine_svc.models.attention import LayerCache
+from engine_svc.models.draft import Draft
+from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan, Transfers
+from engine_svc.runner.batch import FlatBatch, SlotBuffers
+from engine_svc.sampling.sampler import Sampler
+from engine_svc.transfer import to_device, to_host
+
+# In place of how many positions are computed: they never will be.
+_LOST = -1
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What a step has guessed, on its way to the host."""
+
+    # Of each round: slots, and their tokens, int64 on the host once the step is done. Fewer and fewer slots go on.
+    rounds: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
+    failure: str = ""
+
+    def read(self) -> dict[int, list[int]]:
+        """By slot, once the step is done."""
+        found: dict[int, list[int]] = {}
+        for slots, token_ids in self.rounds:
+            for slot, token_id in zip(slots, token_ids.tolist(), strict=True):
+                found.setdefault(slot, []).append(token_id)
+        return found
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What the draft computes of one sequence behind a step."""
+
+    slot: int
+    start: int  # the first position
+    count: int
+    known: int  # tokens of the sequence, if all of them are computed then and some are to be guessed, else 0
+    wanted: int
+
+
+class Drafting:
+    """One for each rank that has a draft. Order of calls: `allocate`; then for each step `follow` and `guess`."""
+
+    def __init__(
+        self, draft: Draft, buffers: SlotBuffers, sampler: Sampler, max_num_seqs: int, token_budget: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            token_budget: positions that a step computes at most, to catch up.
+        """
+        self._draft = draft
+        self._buffers = buffers
+        self._sampler = sampler
+        self._budget = token_budget
+        self._device = device
+        self._block_size = draft.attention.shape.block_size
+        self.caches: list[torch.Tensor] = []
+        self._computed = np.zeros(max_num_seqs, np.int64)  # first positions of each slot, or _LOST
+        self._complete = np.zeros(0, np.bool_)  # blocks of which all is computed
+        self._kept: set[int | bytes] = set()  # places in a connector's store where such blocks are
+        self._held: dict[int, list[torch.Tensor]] = {}  # slot → features behind its computed positions
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Of all layers of the draft, on this rank."""
+        return self._draft.attention.bytes_per_block(self._draft.num_layers)
+
+    def allocate(self, num_blocks: int) -> None:
+        """Makes the caches of the draft's layers."""
+        self.caches = self._draft.attention.allocate(num_blocks, self._draft.num_layers)
+        self._complete = np.zeros(num_blocks, np.bool_)
+        self._computed[:] = 0
+        self._kept.clear()
+        self._held.clear()
+
+    def follow(self, plan: StepPlan) -> None:
+        """Before a step computes: whose the blocks are now."""
+        self._follow_transfers(plan.transfers)
+        for sequence in plan.new_sequences:
+            self._begin(sequence)
+        for scheduled in plan.scheduled:
+            if scheduled.new_block_ids:
+                self._complete[scheduled.new_block_ids[0]] = False
+
+    def _follow_transfers(self, transfers: Transfers) -> None:
+        for save in transfers.saves:
+            for block, place in zip(save.block_ids, save.places, strict=True):
+                (self._kept.add if self._complete[block] else self._kept.discard)(place)
+        for load in transfers.loads:
+            self._complete[load.block_ids] = [place in self._kept for place in load.places]
+
+    def _begin(self, sequence: NewSequence) -> None:
+        """The draft has what it has of the blocks that were found; all others are somebody else's old ones."""
+        found = sequence.num_computed_tokens // self._block_size
+        blocks = np.array(sequence.block_ids[0], np.int64)
+        self._complete[blocks[found:]] = False
+        missing = np.flatnonzero(~self._complete[blocks[:found]])
+        complete = int(missing[0]) if len(missing) else found
+        lost = sequence.prompt_embeds is not None or (self._draft.model.reads_features and complete < found)
+        self._computed[sequence.slot] = _LOST if lost else complete * self._block_size
+        self._held.pop(sequence.slot, None)
+
+    def guess(
+        self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, known: Mapping[int, int],
+        features: torch.Tensor | None = None,
+    ) -> Guesses:  # fmt: skip
+        """Runs the draft over what the step has computed, and guesses what comes next.
+
+        Args:
+            known: slot → tokens of its sequence with the run that it has sampled; of those that have sampled one.
+            features: the target's, of the batch's rows.
+        """
+        if features is not None:
+            self._hold(batch, known, features)
+        rows = self._choose(scheduled, batch, known)
+        if not rows:
+            return Guesses()
+        hidden = self._catch_up(rows)
+        last = np.cumsum([row.count for row in rows]) - 1
+        chosen = [index for index, row in enumerate(rows) if row.wanted]
+        chosen.sort(key=lambda index: -rows[index].wanted)  # those that want the most go on to the end
+        return self._go_on([rows[index] for index in chosen], hidden[to_device(last[chosen], self._device)])
+
+    def _hold(self, batch: FlatBatch, known: Mapping[int, int], features: torch.Tensor) -> None:
+        """Keeps the features of each sequence until the draft runs over them; those of wrong guesses are none."""
+        for index, slot in enumerate(batch.slots):
+            held = self._held.setdefault(slot, [])
+            if self._computed[slot] + sum(map(len, held)) != batch.computed[index]:
+                self._computed[slot] = _LOST
+            if self._computed[slot] == _LOST:
+                held.clear()
+                continue
+            end = known[slot] - 1 if slot in known else batch.lengths[index]
+            start = batch.query_start[index]
+            held.append(features[start : start + end - batch.computed[index]].clone())
+
+    def _choose(self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, known: Mapping[int, int]) -> list[_Row]:
+        """What to compute now, as far as the budget goes."""
+        rows, budget, ahead = [], self._budget, int(self._draft.model.reads_features)
+        for sequence, length in zip(scheduled, batch.lengths, strict=True):
+            slot, start = sequence.slot, int(self._computed[sequence.slot])
+            end = known[slot] - ahead if slot in known else length
+            if not (sequence.num_wanted_drafts or (ahead and self._completes(start, end))):
+                continue
+            if start == _LOST or end > self._draft.longest or start >= end or not budget:
+                continue
+            count = min(end - start, budget)
+            wanted = 0
+            if slot in known and start + count == end:
+                room = min(self._buffers.capacity(slot), self._draft.longest) - known[slot] + 1
+                wanted = max(0, min(sequence.num_wanted_drafts, room))
+            rows.append(_Row(slot, start, count, known.get(slot, 0), wanted))
+            budget -= count
+        return rows
+
+    def _completes(self, start: int, end: int) -> bool:
+        """Whether a block is complete once these positions are computed."""
+        return (end + 1) // self._block_size > (start + 1) // self._block_size
+
+    def _catch_up(self, rows: list[_Row]) -> torch.Tensor:
+        """Hidden states of the positions that were missing."""
+        features = self._take_features(rows) if self._draft.model.reads_features else None
+        slots, starts, counts = (
+            np.array(values, np.int64)
+            for values in zip(*((row.slot, row.start, row.count) for row in rows), strict=True)
+        )
+        hidden = self._forward(self._buffers.rows(slots, starts, counts), None, features)
+        for row in rows:
+            self._computed[row.slot] = end = row.start + row.count
+            self._note_complete(row.slot, row.start, end)
+        return hidden
+
+    def _note_complete(self, slot: int, start: int, end: int) -> None:
+        """A row of features is of the token behind it too: the last of a block comes with the next block's first."""
+        end += self._draft.model.reads_features
+        first, last = start // self._block_size, end // self._block_size
+        if last > first:
+            self._complete[self._buffers.blocks(slot, first, last)] = True
+
+    def _take_features(self, rows: list[_Row]) -> torch.Tensor:
+        taken = []
+        for row in rows:
+            held = torch.cat(self._held.pop(row.slot))
+            taken.append(held[: row.count])
+            if row.count < len(held):
+                self._held[row.slot] = [held[row.count :]]
+        return torch.cat(taken)
+
+    def _go_on(self, rows: list[_Row], hidden: torch.Tensor) -> Guesses:
+        """Guesses one token after the other. What is computed of them is forgotten: they may be wrong.
+
+        Args:
+            rows: those that want the most first.
+            hidden: at the last known token of each.
+        """
+        guesses = Guesses()
+        token_ids: torch.Tensor | None = None
+        features = self._draft.model.reads_features
+        for number in range(rows[0].wanted if rows else 0):
+            if token_ids is not None:
+                rows = [row for row in rows if row.wanted > number]
+                at = np.array([row.known + number - 1 - features for row in rows], np.int64)
+                batch = self._buffers.rows(np.array([row.slot for row in rows]), at, np.ones_like(at))
+                hidden = self._forward(batch, token_ids[: len(rows)], hidden[: len(rows)] if features else None)
+            slots = [row.slot for row in rows]
+            positions = [row.known + number for row in rows]
+            token_ids = self._sampler.guess(self._draft.model.logits(hidden), slots, positions)
+            guesses.rounds.append((slots, to_host(token_ids)))
+        return guesses
+
+    def _forward(self, batch: FlatBatch, token_ids: torch.Tensor | None, features: torch.Tensor | None) -> torch.Tensor:
+        """
+        Args:
+            token_ids: of the rows; None: those that are known.
+        """
+        if token_ids is None:
+            token_ids = batch.token_ids if features is None else self._buffers.token_ids_behind(batch)
+        prepared = self._draft.attention.prepare(batch.metadata[0])
+        caches = [LayerCache(cache, prepared) for cache in self.caches]
+        return self._draft.model.forward(token_ids, batch.positions, caches, features)
