@@ -15,6 +15,7 @@ from engine_svc.parallel.group import ParallelGroups
 from engine_svc.parallel.layout import ParallelLayout
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
+from quire.options.lora import LoraOptions
 from quire.options.model import ModelOptions
 from quire.options.model_form import ModelFormOptions
 from quire.options.speculative import SpeculativeConfig
@@ -105,6 +106,7 @@ def _draft_options(config: SpeculativeConfig, target: Target) -> EngineOptions:
             kv_cache_dtype="auto" if shape.cache_dtype is None else options.cache.kv_cache_dtype,
         ),
         kernels=replace(options.kernels, attention_backend=loaded.attention.name),
+        lora=LoraOptions(),
         parallel=replace(options.parallel, tensor_parallel_size=_groups(config, target).layout.tensor),
     )  # fmt: skip
 

@@ -158,15 +158,16 @@ class Drafting:
         for sequence, length in zip(scheduled, batch.lengths, strict=True):
             slot, start = sequence.slot, int(self._computed[sequence.slot])
             end = known[slot] - ahead if slot in known else length
-            if not (sequence.num_wanted_drafts or (ahead and self._completes(start, end))):
+            # The last token may have no block yet: it gets one when the step that computes it is planned.
+            room = min(self._buffers.capacity(slot), self._draft.longest)
+            if not sequence.num_wanted_drafts and not (ahead and self._completes(start, end)):
                 continue
-            if start == _LOST or end > self._draft.longest or start >= end or not budget:
+            if start == _LOST or not start < end <= room or not budget:
                 continue
             count = min(end - start, budget)
             wanted = 0
             if slot in known and start + count == end:
-                room = min(self._buffers.capacity(slot), self._draft.longest) - known[slot] + 1
-                wanted = max(0, min(sequence.num_wanted_drafts, room))
+                wanted = max(0, min(sequence.num_wanted_drafts, room - end + 1))
             rows.append(_Row(slot, start, count, known.get(slot, 0), wanted))
             budget -= count
         return rows

@@ -107,6 +107,17 @@ def test_room_in_blocks_bounds_what_is_guessed(folder: Path) -> None:
         assert len(driver.start([4, 5], wanted=9)[0]) == 2  # of 30 + 1 tokens, and behind them one that is computed
 
 
+def test_a_token_without_a_block_waits_for_it(folder: Path) -> None:
+    """Its place in the table may be anybody's block."""
+    with running(folder) as runner:
+        other = Driver(runner, PROMPT[:15], 1)
+        guessed = other.start([0, 1], wanted=3)
+        driver = Driver(runner, PROMPT[:32])
+        assert driver.start([4, 5], wanted=9) == {}
+        other.check(guessed, 3)
+        other.check(other.go_on(wanted=3), 3)
+
+
 def test_a_draft_of_fewer_positions_stops_there(folder: Path, tmp_path: Path) -> None:
     short = make_model(tmp_path, "llama", max_position_embeddings=45)
     with running(folder, short) as runner:
