@@ -24,7 +24,8 @@ class ReplayingDrafter(Drafter):
         self._most = most
         self.right = right
         self._choose = random.Random(0)
-        self.num_drafted = 0
+        self.num_drafts = 0  # that were verified
+        self.num_right = 0
 
     def know(self, requests: list[GenerationRequest], outputs: list[list[list[int]]]) -> None:
         """The outputs of requests, by choice."""
@@ -33,8 +34,12 @@ class ReplayingDrafter(Drafter):
     def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """See Drafter.propose."""
         choose, start = self._choose, sequence.num_output_tokens
-        known = self._outputs[sequence.owner.request.request_id][sequence.choice_index]
+        outputs = self._outputs.get(sequence.owner.request.request_id)
+        known = outputs[sequence.choice_index] if outputs else []
         known = known[start : start + min(most, choose.randint(0, self._most))]
-        drafts = [each if choose.random() < self.right else choose.randrange(self._vocab_size) for each in known]
-        self.num_drafted += len(drafts)
-        return tuple(drafts)
+        return tuple(each if choose.random() < self.right else choose.randrange(self._vocab_size) for each in known)
+
+    def verified(self, sequence: Sequence, num_drafts: int, num_right: int, num_tokens: int) -> None:
+        """See Drafter.verified."""
+        self.num_drafts += num_drafts
+        self.num_right += num_right

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from dataclasses import replace as changed
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine_svc.core.engine import Engine
 from engine_svc.requests.request import GenerationRequest
+from engine_svc.requests.validation import validate
+from quire.errors import InvalidRequest
 from quire.reasoning import ReasoningMarks
 from quire.sampling import LogitsProcessorCall, SamplingParameters
+from tests.engine_svc.models.conftest import ModelFolder
+from tests.engine_svc.models.test_batch_invariance import requests
+from tests.engine_svc.runner.test_row_faults import LIMITS
+from tests.engine_svc.runner.test_row_faults import SAMPLINGS as ANY
 from tests.support import logits_processors
+from tests.support.grammars import EOS, PERSON, VOCABULARY_SIZE, following, make_grammars, matching, spell
+from tests.support.native import needs_native
 from tests.support.replaying_drafter import ReplayingDrafter
 from tests.support.run_engine import Output, random_prompts, run_requests, running_engine
-from tests.support.tiny_models import VOCAB_SIZE, make_model
+from tests.support.tiny_models import VOCAB_SIZE
 
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=24)
 SEEDED = replace(GREEDY, temperature=1.2, seed=5)
@@ -57,41 +66,122 @@ REQUESTS = [
 ]
 
 
-@dataclass
-class Engines:
-    """The same model twice."""
-
-    plain: Engine
-    drafting: Engine
-    drafter: ReplayingDrafter
-
-
-@contextmanager
-def engines(folder: Path, **options: Any) -> Iterator[Engines]:
-    drafter = ReplayingDrafter(VOCAB_SIZE)
-    with running_engine(folder, **options) as plain, running_engine(folder, drafter=drafter, **options) as drafting:
-        yield Engines(plain, drafting, drafter)
-
-
 def told(outputs: list[list[Output]]) -> list[Any]:
     """All that has come but the usage, which depends on the cache and on who is last."""
     return [changed(output, usage=None) for choices in outputs for output in choices]
 
 
-def check_equal(engines: Engines, requests: list[GenerationRequest]) -> None:
-    """Drafts of any quality; the drafting engine takes fewer steps."""
-    expected = run_requests(engines.plain, requests)
-    engines.drafter.know(requests, [[choice.token_ids for choice in choices] for choices in expected])
-    for right in (1.0, 0.7, 0.0):
-        engines.drafter.right = right
-        assert told(run_requests(engines.drafting, requests)) == told(expected), right
+def check(
+    folder: Path, asked: list[GenerationRequest] = REQUESTS, rights: tuple[float, ...] = (0.8,), **options: Any
+) -> list[Any]:
+    """What an engine says first without drafts, then with some of which so many are right: what it said first."""
+    drafter = ReplayingDrafter(VOCAB_SIZE)
+    with running_engine(folder, drafter=drafter, **options) as engine:
+        outputs = run_requests(engine, asked)
+        before = engine.load().step
+        assert not drafter.num_drafts
+        drafter.know(asked, [[choice.token_ids for choice in choices] for choices in outputs])
+        for right in rights:
+            drafter.right = right
+            assert told(run_requests(engine, asked)) == told(outputs), right
+            assert drafter.num_drafts > drafter.num_right > 2 * len(asked)
+        assert engine.load().step < before * (1 + len(rights))
+    return told(outputs)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 23, "num_blocks": 40, "max_num_seqs": 12}])
+def test_all_that_a_request_may_ask_for(model_folder: ModelFolder, options: dict[str, Any]) -> None:
+    """In one batch, with prompts that come in chunks beside verified drafts, and with too few blocks for all."""
+    folder = model_folder("llama-untied")
+    with running_engine(folder, **options) as plain:
+        expected = told(run_requests(plain, REQUESTS))
+    assert check(folder, rights=(0.9, 0.5), **options) == expected
+
+
+# Windows whose blocks are given back, experts, compressed attention, sinks; of a type each.
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("llama", {"dtype": "bfloat16"}),
+    "eight bits": ("llama", {"dtype": "bfloat16", "quantization": "int8"}),
+    "eight bits of cache": ("llama", {"dtype": "bfloat16", "kv_cache_dtype": "fp8", "calculate_kv_scales": True}),
+    "windows": ("gemma3", {"dtype": "bfloat16"}),
+    "windows and soft caps": ("gemma2", {"dtype": "bfloat16", "quantization": "int8"}),
+    "a window for all": ("mistral", {"dtype": "float16"}),
+    "experts": ("mixtral", {}),
+    "compressed": ("deepseek-v3", {"dtype": "bfloat16"}),
+    "sinks": ("gpt-oss", {"dtype": "float16"}),
+    "host memory": ("llama", {"dtype": "bfloat16", "num_host_blocks": 40}),
+    "ranks": ("llama", {"dtype": "bfloat16", "tensor_parallel_size": 2, "cpu_threads": 1}),
+}
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "plain" else [pytest.mark.slow]) for name in FORMS]
+)
+def test_tokens_do_not_depend_on_drafts_bit_for_bit(model_folder: ModelFolder, name: str) -> None:
+    """Logits so near each other that their last bits decide."""
+    family, form = FORMS[name]
+    latent = {"kv_lora_rank": 24} if family == "deepseek-v3" else {}  # with the rotated part, a multiple of 16
+    folder = model_folder(family, initializer_range=0.02, vocab_size=163, **latent)
+    narrow = {"num_blocks": 60, "max_num_batched_tokens": 37, "max_model_len": 96, "batch_invariant": True} | form
+    check(folder, [*requests(12), *short(REQUESTS)], **narrow)
+
+
+def short(asked: list[GenerationRequest]) -> list[GenerationRequest]:
+    return [each for each in asked if each.num_prompt_tokens < 40]
+
+
+@pytest.mark.slow
+def test_models_that_run_by_the_code_of_transformers(model_folder: ModelFolder) -> None:
+    check(model_folder("gpt2"), [each for each in REQUESTS if each.sampling.temperature == 0.0])
+
+
+def test_outputs_that_follow_grammars(model_folder: ModelFolder) -> None:
+    """Rows at once, and row by row, each under the mask of its position."""
+    more: list[dict[str, Any]] = [
+        {},
+        {"frequency_penalty": 1.0, "logprobs": 1},
+        {"temperature": 0.0},
+        {"min_tokens": 9},
+    ]
+    asked = [
+        GenerationRequest(f"{one}-{other}", spell("Give me one."), replace(SEEDED, **fields), constraint=constraint)
+        for one, constraint in enumerate((following(PERSON), matching("[a-f]{2,30}(yes|no)"), None))
+        for other, fields in enumerate(more)
+    ]
+    grammars = make_grammars()
+    try:
+        check(model_folder("llama-untied", vocab_size=VOCABULARY_SIZE), asked, grammars=grammars, eos_token_ids=(EOS,))
+    finally:
+        grammars.close()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("llama"), "llama-untied")
+def drafting(model_folder: ModelFolder) -> Iterator[tuple[Engine, ReplayingDrafter]]:
+    drafter = ReplayingDrafter(VOCAB_SIZE)
+    with running_engine(model_folder("llama-untied"), drafter=drafter, eos_token_ids=(3,)) as engine:
+        yield engine, drafter
 
 
-def test_all_sampling_parameters_at_once(folder: Path) -> None:
-    with engines(folder) as both:
-        check_equal(both, REQUESTS)
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(
+    samplings=st.lists(ANY.filter(lambda sampling: sampling.seed is not None), min_size=1, max_size=4),
+    length=st.sampled_from([1, 2, 33]),
+    right=st.sampled_from([1.0, 0.8, 0.3]),
+)
+def test_any_parameters_have_the_tokens_that_they_have_without_drafts(
+    drafting: tuple[Engine, ReplayingDrafter], samplings: list[SamplingParameters], length: int, right: float
+) -> None:
+    engine, drafter = drafting
+    asked = []
+    for index, sampling in enumerate(samplings):
+        request = GenerationRequest(f"r{index}", random_prompts(length)[0], sampling)
+        with contextlib.suppress(InvalidRequest):
+            validate(request, LIMITS)
+            asked.append(request)
+    drafter.know([], [])
+    outputs = run_requests(engine, asked)
+    drafter.right = right
+    drafter.know(asked, [[choice.token_ids for choice in choices] for choices in outputs])
+    assert told(run_requests(engine, asked)) == told(outputs)

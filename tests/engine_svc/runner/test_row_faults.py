@@ -25,6 +25,7 @@ from quire.reasoning import ReasoningMarks
 from quire.sampling import SAMPLING_BOUNDS, LogitsProcessorCall, RepetitionDetection, SamplingParameters
 from tests.support import logits_processors
 from tests.support.plans import sampling_plan
+from tests.support.replaying_drafter import ReplayingDrafter
 from tests.support.run_engine import random_prompts, running_engine
 from tests.support.tiny_models import VOCAB_SIZE, make_model
 
@@ -67,7 +68,7 @@ def tokens(deltas: list[SequenceDelta]) -> list[int]:
 
 
 def neighbours() -> dict[int, GenerationRequest]:
-    return {key: GenerationRequest("r", prompt, NEIGHBOUR) for key, prompt in enumerate(PROMPTS)}
+    return {key: GenerationRequest(f"r{key}", prompt, NEIGHBOUR) for key, prompt in enumerate(PROMPTS)}
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,13 @@ def test_any_parameters_end_and_change_nothing_for_others(
         assert tokens(found[key]) == tokens(deltas)
 
 
+def drafter_of(undisturbed: dict[int, list[SequenceDelta]], drafts: bool) -> ReplayingDrafter | None:
+    """Drafts for the neighbours, most of them right."""
+    drafter = ReplayingDrafter(VOCAB_SIZE - 1)
+    drafter.know([*neighbours().values()], [[tokens(undisturbed[key])] for key in neighbours()])
+    return drafter if drafts else None
+
+
 # Nothing that validation lets through fails. What it would have to miss for a row to fail:
 BROKEN: dict[str, dict[str, Any]] = {
     "added": {"logit_bias": ((10**6, 1.0),)},
@@ -164,13 +172,16 @@ BROKEN: dict[str, dict[str, Any]] = {
 }
 
 
-def test_rows_that_cannot_be_sampled_fail_alone(folder: Path, undisturbed: dict[int, list[SequenceDelta]]) -> None:
+@pytest.mark.parametrize("drafts", [False, True])
+def test_rows_that_cannot_be_sampled_fail_alone(
+    folder: Path, undisturbed: dict[int, list[SequenceDelta]], drafts: bool
+) -> None:
     """More such requests than steps in a row may fail; the cache is kept and neighbours get their tokens."""
     broken = {
         7 + index: GenerationRequest(fault, random_prompts(40)[0], replace(NEIGHBOUR, **BROKEN[fault]))
         for index, fault in enumerate([*BROKEN, *BROKEN])
     }
-    with running_engine(folder) as engine:
+    with running_engine(folder, drafter=drafter_of(undisturbed, drafts)) as engine:
         run(engine, neighbours())
         found = run(engine, {**neighbours(), **broken})
     for key, request in broken.items():
@@ -184,8 +195,9 @@ def test_rows_that_cannot_be_sampled_fail_alone(folder: Path, undisturbed: dict[
     assert usage.cached_prompt_tokens == 32
 
 
+@pytest.mark.parametrize("drafts", [False, True])
 def test_a_row_that_the_model_cannot_run_fails_alone(
-    folder: Path, undisturbed: dict[int, list[SequenceDelta]], monkeypatch: pytest.MonkeyPatch
+    folder: Path, undisturbed: dict[int, list[SequenceDelta]], monkeypatch: pytest.MonkeyPatch, drafts: bool
 ) -> None:
     """More often than steps may fail in a row, in a prompt of several steps and in the midst of decoding."""
     bad, forward = VOCAB_SIZE - 1, Decoder.forward
@@ -198,7 +210,7 @@ def test_a_row_that_the_model_cannot_run_fails_alone(
     prompt = [token % bad for token in random_prompts(40)[0]]
     decoding = replace(NEIGHBOUR, logit_bias=((bad, 100.0),), temperature=0.0, min_tokens=0)
     broken = [*([*prompt[:length], bad, *prompt[length:]] for length in (0, 1, 20, 39)), prompt]
-    with running_engine(folder, max_num_batched_tokens=48) as engine:
+    with running_engine(folder, max_num_batched_tokens=48, drafter=drafter_of(undisturbed, drafts)) as engine:
         run(engine, neighbours())
         monkeypatch.setattr(Decoder, "forward", refuse)
         found = run(
