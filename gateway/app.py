@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from gateway.context import GatewayContext
-from gateway.endpoints import chat, completions, messages, operations, tokens
+from gateway.endpoints import adapters, chat, completions, messages, operations, tokens
 from gateway.endpoints.invocations import invocations
 from gateway.errors import (
     HttpError,
@@ -54,6 +54,11 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/load", operations.load),
         Route("/metrics", operations.metrics),
     ]
+    if options.allow_runtime_lora_updating:
+        found += [
+            Route("/v1/load_lora_adapter", adapters.load_adapter, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", adapters.unload_adapter, methods=["POST"]),
+        ]
     if options.enable_tokenizer_info_endpoint:
         found.append(Route("/tokenizer_info", tokens.tokenizer_info))
     if not options.disable_fastapi_docs:

@@ -41,6 +41,7 @@ MAX_MANY_LOGPROB_ENTRIES = 2**22
 MAX_STEP_LOGPROB_ENTRIES = 2**21  # of all such requests together, in a step of an engine: some 150 MB
 REQUEST_ID_PATTERN = r"[A-Za-z0-9._-]{1,128}"
 MAX_ADAPTERS = 1024  # that a worker knows
+MAX_REVISION_LENGTH = 64  # of an adapter: SHA-256 in hexadecimal digits
 ADAPTER_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}"
 
 _SHOWN_IDS = 100

@@ -12,6 +12,7 @@ from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.discovery import DnsSource, Resolver, resolve_host
 from quire.rpc.server import GrpcServer
 from quire.v1 import router_pb2, router_pb2_grpc
+from router.adapters import FleetAdapters
 from router.collector import StateCollector
 from router.core import RouterCore
 from router.heartbeat import Heartbeat
@@ -50,6 +51,7 @@ class Router:
         core = RouterCore(options, lambda: self.registry.workers, self._clock, self._counts, random.SystemRandom())
         self.core, self.index, self.table, self.dispatcher = core, core.index, core.table, core.dispatcher
         self.registry = WorkerRegistry(self._make_worker, core.on_change)
+        self._adapters = FleetAdapters(lambda: self.registry.workers)
         self._registrations = Registrations(self.registry, Leases(options.worker_lease_seconds))
         self._heartbeat = Heartbeat(lambda: self.registry.workers, core.dispatcher.waiting.by_model)
         self._dns = [
@@ -66,8 +68,9 @@ class Router:
         )
         self.server = GrpcServer("router", _SERVICE, server, security, self.metrics)
         servicer = RouterServicer(
-            self.dispatcher, self.registry, self._registrations, self._heartbeat, self.table.decisions, core.aliases
-        )
+            self.dispatcher, self.registry, self._registrations, self._heartbeat, self.table.decisions, core.aliases,
+            self._adapters,
+        )  # fmt: skip
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, self.server.server)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -98,6 +101,7 @@ class Router:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._adapters.close()
         await self.registry.close()
 
     def _make_worker(self, address: str) -> RemoteWorker:
@@ -111,6 +115,7 @@ class Router:
             dispatcher.on_lost,
             self.core.on_change,
             self._clock.time,
+            self._adapters.welcome,
         )
 
     async def _keep_house(self) -> None:

@@ -12,7 +12,8 @@ from quire.errors import Internal, InvalidRequest, NotFound
 from quire.rpc.context import current_request_id
 from quire.rpc.discovery import split_address
 from quire.rpc.status import from_request_error
-from quire.v1 import router_pb2, router_pb2_grpc
+from quire.v1 import engine_pb2, router_pb2, router_pb2_grpc
+from router.adapters import FleetAdapters
 from router.convert import explanation, worker_message
 from router.heartbeat import Heartbeat
 from router.placement.decisions import KEPT_DECISIONS, Decisions
@@ -38,10 +39,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         heartbeat: Heartbeat,
         decisions: Decisions,
         aliases: Aliases,
+        adapters: FleetAdapters,
     ) -> None:
         self._dispatcher = dispatcher
         self._decisions = decisions
         self._aliases = aliases
+        self._adapters = adapters
         self._registry = registry
         self._registrations = registrations
         self._heartbeat = heartbeat
@@ -114,6 +117,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 parameter="request_id",
             )
         return explanation(decision, request.weights)
+
+    async def LoadAdapter(
+        self, request: engine_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.LoadAdapterResponse:
+        return engine_pb2.LoadAdapterResponse(adapter=await self._adapters.load(request))
+
+    async def UnloadAdapter(
+        self, request: engine_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.UnloadAdapterResponse:
+        return engine_pb2.UnloadAdapterResponse(live_requests=await self._adapters.unload(request))
 
     async def _read(
         self, session: CallerSession, frames: AsyncIterator[router_pb2.RouterServiceSessionRequest]

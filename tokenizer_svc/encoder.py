@@ -27,6 +27,7 @@ class EncodeOptions:
     block_size: int = 0  # of the blocks whose keys are wanted; 0 for none
     cache_salt: str = ""
     max_tokens: int = 0  # of a text; 0 for any number
+    adapter: str = ""  # revision of the one that will compute the blocks
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,9 @@ def _finish(token_ids: Sequence[int], options: EncodeOptions) -> Encoded:
     """
     if options.max_tokens and len(token_ids) > options.max_tokens:
         raise _too_long(options.max_tokens, str(len(token_ids)))
-    keys = block_keys(token_ids, options.block_size, options.cache_salt) if options.block_size else ()
-    return Encoded(token_ids, keys)
+    if not options.block_size:
+        return Encoded(token_ids, ())
+    return Encoded(token_ids, block_keys(token_ids, options.block_size, options.cache_salt, adapter=options.adapter))
 
 
 def _too_long(max_tokens: int, number: str) -> ContextTooLong:

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from quire.bounds import BLOCK_SIZE_BOUND, MAX_CACHE_SALT_LENGTH
+from quire.bounds import BLOCK_SIZE_BOUND, MAX_CACHE_SALT_LENGTH, MAX_REVISION_LENGTH
 from quire.errors import FailedPrecondition, InvalidRequest
 from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.constraint import from_constraint, to_asked
@@ -206,7 +206,9 @@ def _options(wanted: _EncodeOptions) -> EncodeOptions:
         InvalidRequest: a field is out of bounds.
     """
     _check_block_keys(wanted)
-    return EncodeOptions(wanted.add_special_tokens, wanted.block_size, wanted.cache_salt, wanted.max_tokens)
+    return EncodeOptions(
+        wanted.add_special_tokens, wanted.block_size, wanted.cache_salt, wanted.max_tokens, wanted.adapter
+    )
 
 
 def _num_tokens(encoded: Sequence[Encoded]) -> int:
@@ -241,6 +243,8 @@ def _check_block_keys(wanted: _EncodeOptions) -> None:
             f"cache_salt has {len(wanted.cache_salt)} characters; at most {MAX_CACHE_SALT_LENGTH} are allowed.",
             parameter="cache_salt",
         )
+    if len(wanted.adapter) > MAX_REVISION_LENGTH:
+        raise InvalidRequest(f"adapter has more than {MAX_REVISION_LENGTH} characters.", parameter="adapter")
 
 
 def _parse(text: bytes, parameter: str, kind: type | tuple[type, ...]) -> Any:

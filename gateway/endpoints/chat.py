@@ -101,6 +101,7 @@ async def prepare(request: Request, body: ChatFields, conversations: Sequence[Co
             tools_json=tools.offered,
             block_size=model.block_size,
             cache_salt=caller.cache_salt,
+            adapter=model.revision,
             max_tokens=context_bound(body, model),
             with_text=context.reasoning is not None,
         )

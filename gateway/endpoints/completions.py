@@ -143,7 +143,7 @@ async def _tokenized_prompts(
         context.require_tokenizer("A prompt as text", "prompt")
         return await context.tokenizer.encode(
             texts, body.add_special_tokens, block_size=model.block_size, cache_salt=caller.cache_salt,
-            max_tokens=context_bound(body, model), suffix=body.suffix or None,
+            adapter=model.revision, max_tokens=context_bound(body, model), suffix=body.suffix or None,
         )  # fmt: skip
     if body.suffix:
         raise InvalidRequest("suffix needs prompts that are texts.", parameter="suffix")

@@ -46,7 +46,7 @@ async def get_model(request: Request) -> Response:
 
 
 def _card(context: GatewayContext, name: str, model: ServedModel) -> ModelCard:
-    return ModelCard(name, model.max_model_len, context.start_time, model.model)
+    return ModelCard(name, model.max_model_len, context.start_time, model.model, parent=model.parent)
 
 
 async def tokenize(request: Request) -> Response:

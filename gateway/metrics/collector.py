@@ -1,8 +1,8 @@
 """`/metrics`: one set of values under two names, native `quire_*` and `vllm:*`, so that vLLM's dashboards work.
 
 Figures of the engines are those that the routers told last (`fleet_metrics`); figures of requests are this gateway's
-own, and those of several gateways add up. A metric of vLLM's whose feature is not used (`spec_decode_*`) or is lacking
-(`lora_requests_info`) is left out: a constant would claim that it was measured.
+own, and those of several gateways add up. A metric of vLLM's whose feature is not used (`spec_decode_*`,
+`lora_requests_info`) is left out: a constant would claim that it was measured.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from gateway.metrics.adapters import adapter_metrics
 from gateway.metrics.prometheus import MODEL_LABEL, WHOLE_FLEET, counter, gauge, histogram_family, ratio
 from gateway.metrics.speculation import speculation_metrics
 from gateway.services.fleet import Fleet
@@ -102,6 +103,7 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
         yield _histogram(prefix + name, HELP[field], field, counters)
     yield from speculation_metrics(prefix, counters)
     yield _cache_config(prefix, fleet)
+    yield from adapter_metrics(prefix, fleet)
 
 
 def _waiting(fleet: Fleet, queued: Mapping[str, int]) -> Mapping[str, float]:
@@ -111,7 +113,7 @@ def _waiting(fleet: Fleet, queued: Mapping[str, int]) -> Mapping[str, float]:
     }
     models = fleet.models
     for name, count in queued.items():
-        main = models[name].served_model_names[0] if name in models else name
+        main = models[name].main_name if name in models else name
         waiting[main] = waiting.get(main, 0) + count
     return waiting
 

@@ -83,7 +83,7 @@ def make_generation_request(
     names = model.served_model_names
     return GenerationRequest(
         request_id=body.request_id or current_request_id(),
-        model=names[0],
+        model=model.main_name,
         requested_model=body.model or names[0],
         # An alias may stand for several models, any of which may answer; a name of this one is told by its first.
         answering_model=names[0] if not body.model or body.model in names else body.model,

@@ -52,7 +52,8 @@ def read_prompt_embeds(
             check_context_length(embeds.num_tokens, 0, max_tokens, prompt_name=_NAME)
         keys: Sequence[int] = ()
         if model.block_size:
-            keys = block_keys([0] * embeds.num_tokens, model.block_size, cache_salt, embeds.digest)
+            held = [0] * embeds.num_tokens
+            keys = block_keys(held, model.block_size, cache_salt, embeds.digest, model.revision)
         prompts.append(TokenizedPrompt((), tuple(keys), embeds))
     return prompts
 

@@ -11,7 +11,7 @@ import msgspec
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, PromptScore, TokenScore
 from gateway.requests.beams import Beam, Likeliest
 from gateway.requests.generation_request import TokenizedPrompt
-from gateway.requests.served_model import ServedModel
+from gateway.requests.served_model import Adapter, ServedModel
 from gateway.requests.state import GenerationUsage, StreamState
 from quire.rpc.constraint import from_constraint
 from quire.rpc.prompt_embeds import from_prompt_embeds
@@ -33,6 +33,7 @@ def to_served_model(info: common_pb2.ModelInfo) -> ServedModel:
     return ServedModel(
         tuple(info.served_model_names), info.model, info.max_model_len, info.vocab_size, info.block_size,
         info.max_logprobs, to_sampling(info.default_sampling), tuple(info.eos_token_ids), info.prompt_embeds_size,
+        tuple(Adapter(each.name, each.path, each.revision, each.base_model_name) for each in info.adapters),
     )  # fmt: skip
 
 

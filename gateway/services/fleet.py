@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import grpc
 
-from gateway.requests.served_model import ServedModel
+from gateway.requests.served_model import Adapter, ServedModel
 from gateway.services.convert import to_served_model
 from gateway.services.fleet_counters import FleetCounters
-from quire.errors import NotFound, Unavailable
+from quire.errors import NotFound, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
-from quire.v1 import common_pb2, router_pb2, router_pb2_grpc
+from quire.rpc.status import from_rpc_error
+from quire.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ _HEARD = (router_pb2.WORKER_STATE_READY, router_pb2.WORKER_STATE_DRAINING, route
 # Models stay known for so long after a router told of them last. Whether somebody will serve a request for one, the
 # router knows better: it lets it wait, or refuses it.
 _REMEMBERED_SECONDS = 60.0
+_LOAD_SECONDS = 150.0  # an adapter on all workers
 _LIST_SECONDS = 2.0  # a router that takes longer is as good as gone, and the next one is asked
 
 
@@ -124,15 +127,51 @@ class Fleet:
         infos = [*(worker.model_info for worker in self.ready), *(info for info, _ in self._remembered.values())]
         models: dict[str, ServedModel] = {}
         for info in infos:
-            if any(name not in models for name in info.served_model_names):
-                model = to_served_model(info)
-                for name in model.served_model_names:
+            if any(name not in models for name in info.served_model_names) or info.adapters:
+                for name, model in to_served_model(info).by_name():
                     models.setdefault(name, model)
         for alias in self._aliases:
             known = [models[name] for name in alias.models if name in models]
             if known:
                 models.setdefault(alias.name, known[0])
         return models
+
+    async def load_adapter(self, adapter: Adapter, in_place: bool) -> None:
+        """Has the workers serve an adapter, whose revision they find out; models know it from then on.
+
+        Raises:
+            QuireError: they do not.
+        """
+        request = engine_pb2.LoadAdapterRequest(
+            name=adapter.name, path=adapter.path, base_model_name=adapter.base_model_name, in_place=in_place
+        )
+        await self._change(lambda router: router.LoadAdapter, request, _LOAD_SECONDS)
+
+    async def unload_adapter(self, name: str, wait_seconds: float) -> int:
+        """Has them serve it no more; requests that still ran with it when the wait was over.
+
+        Raises: as `load_adapter`.
+        """
+        request = engine_pb2.UnloadAdapterRequest(name=name, wait_ms=round(wait_seconds * 1000))
+        answer = await self._change(lambda router: router.UnloadAdapter, request, wait_seconds + _LOAD_SECONDS)
+        return int(answer.live_requests)
+
+    async def _change(
+        self, call: Callable[[router_pb2_grpc.RouterServiceStub], Any], request: Any, seconds: float
+    ) -> Any:
+        """By the first router that answers: all have the same workers."""
+        failure: QuireError = Unavailable("No router can be reached; try again in a moment.")
+        for router in list(self._routers):
+            try:
+                answer = await call(router)(request, metadata=call_metadata(self._security), timeout=seconds)
+            except grpc.aio.AioRpcError as error:
+                failure = from_rpc_error(error)
+                if not isinstance(failure, Unavailable):
+                    raise failure from error
+                continue
+            self._take(await self._ask())
+            return answer
+        raise failure
 
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; the first one for no name.

@@ -52,12 +52,14 @@ class Tokenizer:
         *,
         block_size: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
         max_tokens: int = 0,
         suffix: str | None = None,
     ) -> list[TokenizedPrompt]:
         """Token ids of each text, and the keys of their blocks of `block_size` tokens if wanted.
 
         Args:
+            adapter: revision of the one that the prompt is for, on which the keys depend; empty for none.
             suffix: what follows what the model is to write.
 
         Raises:
@@ -68,7 +70,7 @@ class Tokenizer:
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
             request = tokenizer_pb2.EncodeRequest(
                 texts=texts[start : start + _TEXTS_AT_ONCE], add_special_tokens=add_special_tokens,
-                block_size=block_size, cache_salt=cache_salt, max_tokens=max_tokens, suffix=suffix,
+                block_size=block_size, cache_salt=cache_salt, adapter=adapter, max_tokens=max_tokens, suffix=suffix,
             )  # fmt: skip
             found += (await self._replicas.call("Encode", request)).sequences
         num_tokens = sum(len(sequence.token_ids) for sequence in found)
@@ -107,6 +109,7 @@ class Tokenizer:
         tools_json: bytes = b"",
         block_size: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
         max_tokens: int = 0,
         with_text: bool = False,
     ) -> RenderedChat:
@@ -121,6 +124,7 @@ class Tokenizer:
             template_kwargs_json=msgspec.json.encode(kwargs) if kwargs else b"",
             block_size=block_size,
             cache_salt=cache_salt,
+            adapter=adapter,
             max_tokens=max_tokens,
         )
         answer: tokenizer_pb2.RenderChatResponse = await self._replicas.call("RenderChat", request)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from quire.errors import StartupError
 from quire.options.base import option
+from quire.options.lora import runtime_updating_option
 from quire.options.reasoning import ReasoningOptions
 from quire.options.seed import seed_option
 from quire.options.server import LOOPBACK
@@ -44,6 +45,7 @@ class GatewayOptions:
     enable_force_include_usage: bool = option(False, "Adds usage to every stream, asked for or not.")
     return_tokens_as_token_ids: bool = option(False, "Shows tokens in logprobs as token_id:N.")
     disable_fastapi_docs: bool = option(False, "Turns /docs and /openapi.json off.")
+    allow_runtime_lora_updating: bool = runtime_updating_option()
     enable_tokenizer_info_endpoint: bool = option(False, "Turns /tokenizer_info on.")
     response_role: str = option("assistant", "Role of the answers of chat completions.")
     router_address: tuple[str, ...] = option(

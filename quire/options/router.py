@@ -23,6 +23,9 @@ class PlacementCostOptions:
     routing_temperature: float = option(
         0.0, "prefix policy: costs that exceed the least by less than this share of it are as good.", minimum=0
     )
+    adapter_seconds: float = option(
+        0.1, "prefix policy: what a request costs more at a worker that has its adapter not on the device.", minimum=0
+    )
 
 
 @dataclass(frozen=True)

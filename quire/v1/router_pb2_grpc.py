@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from quire.v1 import engine_pb2 as quire_dot_v1_dot_engine__pb2
 from quire.v1 import router_pb2 as quire_dot_v1_dot_router__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -65,6 +66,16 @@ class RouterServiceStub:
                 request_serializer=quire_dot_v1_dot_router__pb2.ExplainPlacementRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_router__pb2.ExplainPlacementResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/quire.v1.RouterService/LoadAdapter',
+                request_serializer=quire_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_engine__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/quire.v1.RouterService/UnloadAdapter',
+                request_serializer=quire_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_engine__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -115,6 +126,21 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """As EngineService.LoadAdapter, on all workers of the model: on all of them or on none. Workers that join later get
+        the adapters that the others have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """As EngineService.UnloadAdapter, on all workers that have it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +173,16 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.ExplainPlacement,
                     request_deserializer=quire_dot_v1_dot_router__pb2.ExplainPlacementRequest.FromString,
                     response_serializer=quire_dot_v1_dot_router__pb2.ExplainPlacementResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=quire_dot_v1_dot_engine__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_engine__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=quire_dot_v1_dot_engine__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_engine__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -312,6 +348,60 @@ class RouterService:
             '/quire.v1.RouterService/ExplainPlacement',
             quire_dot_v1_dot_router__pb2.ExplainPlacementRequest.SerializeToString,
             quire_dot_v1_dot_router__pb2.ExplainPlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.RouterService/LoadAdapter',
+            quire_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+            quire_dot_v1_dot_engine__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.RouterService/UnloadAdapter',
+            quire_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+            quire_dot_v1_dot_engine__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

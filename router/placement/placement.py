@@ -120,7 +120,8 @@ class PlacementTable(Generic[Request]):
             others = [worker for worker in workers if worker is not stream.avoid]
             workers = others if others or self._clock.time() < stream.avoid_until else workers
         if stream.make:
-            workers = [worker for worker in workers if worker.make == stream.make] or workers
+            model = stream.request.model
+            workers = [worker for worker in workers if worker.make_for(model) == stream.make] or workers
         return [worker for worker in workers if worker.has_room]
 
     def _candidates(self, stream: RoutedRequest, workers: Sequence[Worker]) -> list[Candidate]:
@@ -131,13 +132,14 @@ class PlacementTable(Generic[Request]):
         bits = [worker.blocks.bit for worker in workers]
         if self._policy.uses_cache:
             block_size = workers[0].model_info.block_size if workers[0].model_info else 0
-            keys = self._keys(stream, block_size)
+            keys = self._keys(stream, block_size, workers[0].adapters.get(stream.request.model, ""))
             if keys:
                 device, host = self._index.cover(keys, sum(bits))
                 start, stop = self._index.computing(keys, device)
             # The last token is computed in any case: its logits are wanted.
             most = (stream.request.known_tokens - 1) // block_size if block_size else 0
         candidates = []
+        model = stream.request.model
         for worker, bit in zip(workers, bits, strict=True):
             cached = device.get(bit, 0)
             cached = cached if cached < most else most
@@ -147,18 +149,22 @@ class PlacementTable(Generic[Request]):
             candidates.append(
                 Candidate(
                     worker.address, cached * block_size, in_host * block_size, *worker.load.facts, worker.last_placed,
-                    duplicate * block_size,
+                    duplicate * block_size, model in worker.adapters and not worker.load.has_at_hand(model),
                 )
             )  # fmt: skip
         return candidates
 
-    def _keys(self, stream: RoutedRequest, block_size: int) -> Sequence[int]:
-        """Of the full blocks of prompt and output; none for a request that may not use the cache."""
+    def _keys(self, stream: RoutedRequest, block_size: int, adapter: str) -> Sequence[int]:
+        """Of the full blocks of prompt and output; none for a request that may not use the cache.
+
+        Args:
+            adapter: revision of the one that it names; empty for none.
+        """
         if stream.keys is None:
             if not block_size or stream.assignment.generation.sampling.HasField("prompt_logprobs"):
                 stream.keys = ()
             else:
-                stream.keys = _block_keys(stream.assignment, stream.request.prompt_tokens, block_size)
+                stream.keys = _block_keys(stream.assignment, stream.request.prompt_tokens, block_size, adapter)
         return stream.keys
 
     def _start(self, stream: Request, worker: Worker, chosen: Candidate) -> None:
@@ -170,9 +176,10 @@ class PlacementTable(Generic[Request]):
         stream.worker, stream.worker_stream_id, stream.started = worker, stream_id, False
         stream.prompt_tokens = stream.request.known_tokens
         stream.prefill_tokens = max(1, stream.prompt_tokens - known)
-        worker.load.placed(stream.request.sequences, stream.prompt_tokens, stream.prefill_tokens)
+        adapter = stream.request.model if stream.request.model in worker.adapters else ""
+        worker.load.placed(stream.request.sequences, stream.prompt_tokens, stream.prefill_tokens, adapter)
         self._streams[stream_id] = stream
-        stream.make = worker.make
+        stream.make = worker.make_for(stream.request.model)
         if self._policy.uses_cache and stream.keys:
             block_size = worker.model_info.block_size if worker.model_info else 1
             stream.predicted_tokens = min(known, stream.request.prompt_tokens)
@@ -194,7 +201,7 @@ class PlacementTable(Generic[Request]):
         return max(1, round((stream.deadline - self._clock.time()) * 1000))
 
 
-def _block_keys(assignment: Assignment, prompt_tokens: int, block_size: int) -> Sequence[int]:
+def _block_keys(assignment: Assignment, prompt_tokens: int, block_size: int, adapter: str) -> Sequence[int]:
     """The caller's keys of the prompt's blocks if they fit, and those of the output that a single sequence has."""
     generation = assignment.generation
     progress = generation.progress if assignment.progress is None else assignment.progress
@@ -205,5 +212,5 @@ def _block_keys(assignment: Assignment, prompt_tokens: int, block_size: int) -> 
         return given
     if generation.HasField("prompt_embeds"):  # megabytes: their caller hashes them, or nobody does
         return given if fits else ()
-    found = block_keys([*prompt, *output], block_size, generation.cache_salt)
+    found = block_keys([*prompt, *output], block_size, generation.cache_salt, adapter=adapter)
     return [*given, *found[len(given) :]] if fits else found

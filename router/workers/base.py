@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from router.index.prefix_index import WorkerBlocks
@@ -32,6 +32,8 @@ class Worker(ABC):
         self.ejection = EjectionRecord()
         # What it serves; the last answer stays while the worker is away.
         self.model_info: common_pb2.ModelInfo | None = None
+        # Revisions of the adapters that it serves, by their names.
+        self.adapters: Mapping[str, str] = {}
         # Of the requests that ended there: prompt tokens, and those that it found in its cache.
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
@@ -71,6 +73,7 @@ class Worker(ABC):
     def learn(self, info: common_pb2.ModelInfo) -> None:
         """The worker has told what it serves."""
         self.model_info = info
+        self.adapters = {adapter.name: adapter.revision for adapter in info.adapters}
         self.load.max_sequences = info.max_num_seqs
 
     @property
@@ -78,6 +81,10 @@ class Worker(ABC):
         """Workers of one make generate the same tokens from the same request; empty for those that do not tell."""
         info = self.model_info
         return f"{info.fingerprint}, {info.max_model_len} tokens" if info and info.fingerprint else ""
+
+    def make_for(self, model: str) -> str:
+        """The same where the request names an adapter, which may differ where they do not."""
+        return f"{self.make}, {self.adapters[model]}" if self.make and model in self.adapters else self.make
 
     @property
     def ready(self) -> bool:
@@ -95,6 +102,13 @@ class Worker(ABC):
             and load.prefill_tokens <= _MOST_WAITING_STEPS * info.max_num_batched_tokens
         )
 
+    @property
+    def names(self) -> Sequence[str]:
+        """All that it answers to: its model's names, the main one first, and its adapters'."""
+        return (*self.model_info.served_model_names, *self.adapters) if self.model_info else ()
+
     def serves(self, model: str) -> bool:
         """Whether it answers to the name; every worker does to the empty one."""
-        return self.model_info is not None and (not model or model in self.model_info.served_model_names)
+        if self.model_info is None:
+            return False
+        return not model or model in self.adapters or model in self.model_info.served_model_names

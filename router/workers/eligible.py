@@ -30,9 +30,8 @@ def eligible(workers: Collection[Worker], model: str) -> Sequence[Worker]:
 
 
 def served_models(workers: Collection[Worker]) -> dict[str, str]:
-    """Each served name → the main name of the model that it belongs to."""
-    infos = [worker.model_info for worker in workers if worker.model_info]
-    return {name: info.served_model_names[0] for info in infos for name in info.served_model_names}
+    """Each served name, of a model or an adapter → the main name of the model that it belongs to."""
+    return {name: worker.names[0] for worker in workers for name in worker.names}
 
 
 def _why_none(workers: Collection[Worker]) -> str:

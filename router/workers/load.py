@@ -23,9 +23,9 @@ class LoadTracker:
     """
 
     __slots__ = (
-        "_foreign_prefill_tokens", "_foreign_sequences", "_progress_time", "_step_times", "facts", "inflight_requests",
-        "kv_usage", "last", "max_sequences", "own_prefill_tokens", "own_prompt_tokens", "own_sequences",
-        "prefill_tokens", "sequences", "speed",
+        "_adapters", "_foreign_prefill_tokens", "_foreign_sequences", "_progress_time", "_step_times", "facts",
+        "inflight_requests", "kv_usage", "last", "max_sequences", "own_prefill_tokens", "own_prompt_tokens",
+        "own_sequences", "prefill_tokens", "sequences", "speed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -45,13 +45,20 @@ class LoadTracker:
         self.speed = WorkerSpeed()
         self._step_times = StepTimes()
         self.last: common_pb2.EngineLoad | None = None
+        self._adapters: set[str] = set()  # on the device, or about to be
         self._progress_time = 0.0  # at which a step was last seen to have ended, or nothing to do
         # As Candidate lists them, from `sequences` to `seconds_per_token`.
         self.facts: tuple[int, int, int, float, float, float]
         self._sum_up()
 
-    def placed(self, sequences: int, prompt_tokens: int, prefill_tokens: int) -> None:
+    def has_at_hand(self, adapter: str) -> bool:
+        """Whether its weights are on the device, or will be for a request before."""
+        return adapter in self._adapters
+
+    def placed(self, sequences: int, prompt_tokens: int, prefill_tokens: int, adapter: str = "") -> None:
         """A request was sent to the worker, which has `prefill_tokens` of its prompt to compute."""
+        if adapter:
+            self._adapters.add(adapter)
         self.inflight_requests += 1
         self.own_sequences += sequences
         self.own_prompt_tokens += prompt_tokens
@@ -75,6 +82,7 @@ class LoadTracker:
         if self.last is None or load.step != self.last.step or not load.busy:
             self._progress_time = now
         self.last = load
+        self._adapters = {adapter.name for adapter in load.adapters}
         self._foreign_sequences = max(0, load.running_sequences + load.waiting_requests - self.own_sequences)
         self._foreign_prefill_tokens = max(0, load.waiting_prefill_tokens - self.own_prompt_tokens)
         self.kv_usage = load.used_kv_blocks / load.total_kv_blocks if load.total_kv_blocks else 0.0

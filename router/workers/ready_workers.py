@@ -50,7 +50,8 @@ class ReadyWorkers:
                 if not self._seen_lately(model):
                     raise
                 raise Unavailable(f"The engine workers of {model!r} have left.") from error
-            self._seen[model] = self._clock()
+            if model not in found[0].adapters:  # one that is gone does not come back with a worker
+                self._seen[model] = self._clock()
             self._share_speeds(found)
         return found
 

@@ -30,6 +30,9 @@ _RETRY_SECONDS = 0.25
 # An engine that hangs for so many times as long as makes it unready will not come back by itself.
 _LONG_STALL = 3
 
+# An adapter's folder is read and checked within this time.
+_ADAPTER_SECONDS = 120.0
+
 FrameHandler = Callable[[Worker, engine_pb2.EngineServiceSessionResponse], None]
 LossHandler = Callable[[Worker, QuireError], None]
 
@@ -38,7 +41,8 @@ class RemoteWorker(Worker):
     """Keeps up with one worker from `start` to `close`, through its restarts.
 
     Contract: `on_frame` gets each frame of the session without its load; `on_lost` is called once for each session
-    that ends, and the streams it carried are gone with it; `on_change` after each change of state, load or model.
+    that ends, and the streams it carried are gone with it; `on_change` after each change of state, load or model;
+    `on_joined` once it has told its model, on each connection.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class RemoteWorker(Worker):
         on_lost: LossHandler,
         on_change: Callable[[], None],
         now: Callable[[], float],
+        on_joined: Callable[[RemoteWorker], None] = lambda worker: None,
     ) -> None:
         super().__init__(address)
         # Set when no source announces the worker any more.
@@ -60,6 +65,7 @@ class RemoteWorker(Worker):
         self._on_lost = on_lost
         self._on_change = on_change
         self._now = now
+        self._on_joined = on_joined
         self._channel = open_channel(address, security)
         self._stub = engine_pb2_grpc.EngineServiceStub(self._channel)
         self._info = common_pb2_grpc.InfoServiceStub(self._channel)
@@ -72,6 +78,8 @@ class RemoteWorker(Worker):
             wait_for_peer=self._health.wait_serving,  # one that loads its model would end each session at once
         )  # fmt: skip
         self._ask_model = asyncio.Event()
+        self._has_model = False  # that of this connection
+        self._adapters_version = 0
         self._model_trouble = ""
         self._was_connected = False
         # On this connection. What it told on the one before says nothing of an engine that was started anew.
@@ -113,7 +121,7 @@ class RemoteWorker(Worker):
                 stalled=self._stalled() > 0,
                 health=self._health.health,
                 was_serving=self._health.was_serving,
-                has_model=not self._ask_model.is_set(),
+                has_model=self._has_model,
                 trouble=self._trouble(),
                 ejected=self.ejection.reason if self.ejection.ejected_until > self._now() else "",
             )
@@ -142,6 +150,36 @@ class RemoteWorker(Worker):
                 stream_id=stream_id, choice_index=choice_index, num_output_tokens=num_output_tokens
             )
 
+    async def load_adapter(self, request: engine_pb2.LoadAdapterRequest) -> common_pb2.AdapterInfo:
+        """Has it serve an adapter.
+
+        Raises:
+            QuireError: it does not; the message names the worker.
+        """
+        answer = await self._change_adapters(self._stub.LoadAdapter, request, _ADAPTER_SECONDS)
+        adapter: common_pb2.AdapterInfo = answer.adapter
+        return adapter
+
+    async def unload_adapter(self, request: engine_pb2.UnloadAdapterRequest) -> int:
+        """Has it serve an adapter no more; requests that still ran with it when the wait was over.
+
+        Raises: as `load_adapter`.
+        """
+        seconds = CALL_SECONDS + request.wait_ms / 1000
+        answer = await self._change_adapters(self._stub.UnloadAdapter, request, seconds)
+        return int(answer.live_requests)
+
+    async def _change_adapters(self, call: Callable[..., Any], request: Any, seconds: float) -> Any:
+        """What a call that changes the worker's adapters answers, once it has told of them anew."""
+        try:
+            answer = await call(request, metadata=call_metadata(self._security), timeout=seconds)
+            await self._learn_model()
+        except grpc.aio.AioRpcError as error:
+            failure = from_rpc_error(error)
+            failure.message = f"Engine worker {self.address}: {failure.message}"
+            raise failure from error
+        return answer
+
     def when_dead(self, callback: Callable[[], None]) -> None:
         """See Worker."""
         inquest = asyncio.create_task(self._inquire(self._instance_id, callback), context=contextvars.Context())
@@ -167,12 +205,16 @@ class RemoteWorker(Worker):
 
     def _begin_session(self) -> None:
         self._has_told_load = False
-        self._ask_model.set()  # a restarted worker may serve something else
+        self._has_model = False  # a restarted worker may serve something else
+        self._ask_model.set()
         self._on_change()
 
     def _take_frame(self, frame: engine_pb2.EngineServiceSessionResponse) -> None:
         if frame.HasField("load"):
             self._has_told_load = True
+            if frame.load.adapters_version != self._adapters_version:
+                self._adapters_version = frame.load.adapters_version
+                self._ask_model.set()
             self.load.heartbeat(frame.load, self._now())
             frame.ClearField("load")
         if frame.deltas:
@@ -204,17 +246,25 @@ class RemoteWorker(Worker):
         while True:
             await self._ask_model.wait()
             await self._health.wait_serving()
+            self._ask_model.clear()  # what is told from now on is asked for once more
             try:
                 self._instance_id = await self._ask_instance()
-                answer = await self._stub.GetModelInfo(
-                    engine_pb2.GetModelInfoRequest(), metadata=call_metadata(self._security), timeout=CALL_SECONDS
-                )
+                await self._learn_model()
             except grpc.aio.AioRpcError as error:
                 self._model_trouble = from_rpc_error(error).message
+                self._ask_model.set()
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
-            self.learn(answer.model_info)
             self._was_connected = True
             self._model_trouble = ""
-            self._ask_model.clear()
+            has_joined, self._has_model = not self._has_model, True
             self._on_change()
+            if has_joined:
+                self._on_joined(self)
+
+    async def _learn_model(self) -> None:
+        answer = await self._stub.GetModelInfo(
+            engine_pb2.GetModelInfoRequest(), metadata=call_metadata(self._security), timeout=CALL_SECONDS
+        )
+        self.learn(answer.model_info)
+        self._on_change()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +17,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from quire.block_hash import block_keys
-from quire.errors import InvalidRequest, NotFound, QuireError
+from quire.errors import FailedPrecondition, InvalidRequest, NotFound, QuireError
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.context import current_request_id, outgoing_metadata
 from quire.rpc.server import GrpcServer
@@ -55,6 +57,9 @@ class FakeOptions:
     prompt_embeds_size: int = 0
     # Of its generation config.
     max_new_tokens: int | None = None
+    # 0 where it has no adapters. Folders that it finds broken.
+    max_loras: int = 0
+    broken_folders: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -126,6 +131,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.counters = common_pb2.EngineCounters()
         # What it tells of its load beside what it knows.
         self.extra_load = common_pb2.EngineLoad()
+        self.adapters: dict[str, common_pb2.AdapterInfo] = {}
+        self.adapters_version = 0
         self.rpc = GrpcServer(
             "engine", "quire.v1.EngineService", server or GrpcServerOptions(), security or RpcSecurityOptions(),
             CollectorRegistry(),
@@ -221,6 +228,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             max_logprobs=20, fingerprint=self.options.fingerprint,
             prompt_embeds_size=self.options.prompt_embeds_size,
             default_sampling=common_pb2.SamplingParams(max_tokens=self.options.max_new_tokens),
+            adapters=self.adapters.values(), max_loras=self.options.max_loras,
         )  # fmt: skip
         return engine_pb2.GetModelInfoResponse(model_info=info)
 
@@ -235,6 +243,33 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             await asyncio.sleep(3600)
         self.record.metadata.append(dict(outgoing_metadata()))
         return engine_pb2.GetLoadResponse(load=self._load())
+
+    async def LoadAdapter(
+        self, request: engine_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.LoadAdapterResponse:
+        if not self.options.max_loras:
+            raise FailedPrecondition("no adapters are served")
+        if request.path in self.options.broken_folders:
+            raise InvalidRequest(f"{request.path} is broken", parameter="path")
+        revision = hashlib.sha256(request.path.encode()).hexdigest()
+        known = self.adapters.get(request.name)
+        if known and known.revision != revision and not request.in_place:
+            raise InvalidRequest(f"{request.name} is another", parameter="name")
+        self.adapters[request.name] = common_pb2.AdapterInfo(
+            name=request.name, path=request.path, revision=revision, base_model_name=request.base_model_name
+        )
+        self.adapters_version += 1
+        return engine_pb2.LoadAdapterResponse(adapter=self.adapters[request.name])
+
+    async def UnloadAdapter(
+        self, request: engine_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.UnloadAdapterResponse:
+        if request.name not in self.adapters:
+            raise NotFound(f"{request.name} is not here", parameter="name")
+        del self.adapters[request.name]
+        self.adapters_version += 1
+        live = sum(live.generation.model == request.name for live in self.live)
+        return engine_pb2.UnloadAdapterResponse(live_requests=live)
 
     async def _read(
         self,
@@ -259,13 +294,15 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     ) -> None:
         if self.options.start_error:
             raise self.options.start_error
-        if generation.model and generation.model not in self.options.models:
+        adapter = self.adapters.get(generation.model)
+        if generation.model and generation.model not in self.options.models and not adapter:
             raise NotFound(f"{generation.model} is not here", parameter="model")
         self.record.started.append(generation)
         sampling = generation.sampling
         limit = sampling.max_tokens if sampling.HasField("max_tokens") else self.options.default_max_tokens
         request = Request(stream_id, generation, outbox, limit)
-        keys = block_keys(list(generation.prompt_token_ids), 16, generation.cache_salt)
+        revision = adapter.revision if adapter else ""
+        keys = block_keys(list(generation.prompt_token_ids), 16, generation.cache_salt, adapter=revision)
         # As in an engine, the last token is computed in any case.
         request.cached_tokens = min(self.cache.covered(keys), (len(generation.prompt_token_ids) - 1) // 16) * 16
         self.cache.store(keys)
@@ -330,7 +367,11 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             step=self.steps,
             busy=bool(self.live),
             counters=self.counters,
+            adapters_version=self.adapters_version,
         )
+        used = Counter(live.generation.model for live in self.live if live.generation.model in self.adapters)
+        for name, count in used.items():
+            load.adapters.add(name=name, on_device=True, running_sequences=count)
         load.MergeFrom(self.extra_load)
         return load
 

@@ -60,6 +60,8 @@ class Candidate(NamedTuple):
     last_placed: int = 0
     # Tokens that it would have to compute although another worker is about to, and nobody has them yet.
     duplicate_tokens: int = 0
+    # The request names an adapter that has to be brought to the device first.
+    lacks_adapter: bool = False
 
 
 class Policy(ABC):

@@ -19,11 +19,13 @@ def cost_seconds(request: RouteRequest, candidate: Candidate, weights: Placement
     cached is lost to whoever comes next. Requests that have a prefix in common and arrive at once gather where the
     first of them computes it, as they wait no longer there than anywhere else; once it is computed, load spreads it.
     """
-    _, cached, host_cached, sequences, most, waiting_tokens, kv_usage, per_step, per_token, _, duplicates = candidate
+    _, cached, host_cached, sequences, most, waiting_tokens, kv_usage, per_step, per_token, _, duplicates, lacks = (
+        candidate
+    )
     tokens = request.known_tokens - cached - (1 - weights.host_tier_weight) * host_cached
     prefill = per_token * max(1.0, tokens)
     added = request.sequences
-    own = per_token * waiting_tokens + prefill
+    own = per_token * waiting_tokens + prefill + lacks * weights.adapter_seconds
     step = per_step + per_token * (sequences + added)
     own += request.output_tokens * step
     if most and sequences + added > most:  # of those that run, one ends every so often

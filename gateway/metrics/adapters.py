@@ -1,0 +1,30 @@
+"""Low-rank adapters in use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from gateway.metrics.prometheus import WHOLE_FLEET
+from gateway.services.fleet import Fleet
+
+
+def adapter_metrics(prefix: str, fleet: Fleet) -> Iterator[Metric]:
+    """Which adapters requests run or wait with now, as vLLM tells it: in labels, the value being the time. Nothing where
+    no worker serves any."""
+    serving = [worker for worker in fleet.ready if worker.model_info.max_loras]
+    if not serving:
+        return
+    family = GaugeMetricFamily(
+        f"{prefix}lora_requests_info",
+        f"Adapters that requests run and wait with; the value is the time. {WHOLE_FLEET}",
+        labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+    )
+    told = [adapter for worker in serving for adapter in worker.load.adapters]
+    running = sorted({adapter.name for adapter in told if adapter.running_sequences})
+    waiting = sorted({adapter.name for adapter in told if adapter.waiting_sequences})
+    most = max(worker.model_info.max_loras for worker in serving)
+    family.add_metric([str(most), ",".join(running), ",".join(waiting)], time.time())
+    yield family

@@ -1,0 +1,123 @@
+"""Adapters of the whole fleet: what one worker of a model serves, all of them do.
+
+Nothing of it is kept here. What the fleet has is what its workers tell, so that any number of routers see the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+
+from quire.errors import FailedPrecondition, InvalidRequest, NotFound, QuireError, Unavailable
+from quire.v1 import common_pb2, engine_pb2
+from router.workers.eligible import served_models
+from router.workers.remote import RemoteWorker
+
+logger = logging.getLogger(__name__)
+
+
+class FleetAdapters:
+    """Loads, unloads, and brings workers that join what the others have."""
+
+    def __init__(self, workers: Callable[[], Collection[RemoteWorker]]) -> None:
+        self._workers = workers
+        self._welcomes: set[asyncio.Task[None]] = set()
+
+    async def load(self, request: engine_pb2.LoadAdapterRequest) -> common_pb2.AdapterInfo:
+        """Has all ready workers of the model serve an adapter; where one cannot, none does that did not before.
+
+        Raises:
+            QuireError: the first worker's that cannot.
+        """
+        workers = self._that_may_serve(request)
+        had_it = {worker.address for worker in workers if request.name in worker.adapters}
+        loading = (worker.load_adapter(request) for worker in workers)
+        results = await asyncio.gather(*loading, return_exceptions=True)
+        loaded = [result for result in results if isinstance(result, common_pb2.AdapterInfo)]
+        failures: list[BaseException] = [result for result in results if isinstance(result, BaseException)]
+        if not failures and len({adapter.revision for adapter in loaded}) > 1:
+            failures.append(
+                FailedPrecondition(
+                    f"The folders {request.path!r} of the workers differ; give all of them the same files."
+                )
+            )
+        if not failures:
+            logger.info("adapter %s is on %d workers, from %s", request.name, len(workers), request.path)
+            return loaded[0]
+        undone = engine_pb2.UnloadAdapterRequest(name=request.name)
+        new = [worker for worker in workers if worker.address not in had_it and request.name in worker.adapters]
+        await asyncio.gather(*(worker.unload_adapter(undone) for worker in new), return_exceptions=True)
+        raise failures[0]
+
+    async def unload(self, request: engine_pb2.UnloadAdapterRequest) -> int:
+        """Takes an adapter away from all workers that have it; requests that still ran with it after the wait.
+
+        Raises:
+            NotFound: no worker has it.
+            QuireError: the first worker's that does not let it go; the others have.
+        """
+        workers = [worker for worker in self._workers() if request.name in worker.adapters]
+        if not workers:
+            raise NotFound(f"No worker serves an adapter {request.name[:256]!r}.", parameter="name")
+        unloading = (worker.unload_adapter(request) for worker in workers)
+        results = await asyncio.gather(*unloading, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, NotFound):
+                raise result
+        return sum(result for result in results if isinstance(result, int))
+
+    def welcome(self, worker: RemoteWorker) -> None:
+        """Brings a worker that has joined, or is back, the adapters of the others."""
+        task = asyncio.create_task(self._bring(worker))
+        self._welcomes.add(task)
+        task.add_done_callback(self._welcomes.discard)
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        for task in self._welcomes:
+            task.cancel()
+        await asyncio.gather(*self._welcomes, return_exceptions=True)
+
+    async def _bring(self, worker: RemoteWorker) -> None:
+        for adapter in self._missing(worker):
+            request = engine_pb2.LoadAdapterRequest(
+                name=adapter.name, path=adapter.path, base_model_name=adapter.base_model_name
+            )
+            try:
+                await worker.load_adapter(request)
+                logger.info("worker %s got the adapter %s of the others", worker.address, adapter.name)
+            except QuireError as error:
+                logger.warning("adapter %s of other workers is not served: %s", adapter.name, error.message)
+
+    def _missing(self, worker: RemoteWorker) -> Sequence[common_pb2.AdapterInfo]:
+        info = worker.model_info
+        if info is None or not info.max_loras:
+            return ()
+        others = (
+            other.model_info
+            for other in self._workers()
+            if other is not worker and other.ready and other.model_info and other.names[0] == worker.names[0]
+        )
+        found = {adapter.name: adapter for other in others for adapter in other.adapters}
+        return [adapter for name, adapter in found.items() if name not in worker.adapters]
+
+    def _that_may_serve(self, request: engine_pb2.LoadAdapterRequest) -> Sequence[RemoteWorker]:
+        """
+        Raises:
+            QuireError: no worker may, or it is not said which model the adapter is for.
+        """
+        ready = [worker for worker in self._workers() if worker.ready]
+        if not ready:
+            raise Unavailable("No engine worker is ready; try again in a moment.")
+        bases = sorted(set(served_models(ready).values()))
+        if len(bases) > 1:
+            ready = [worker for worker in ready if request.base_model_name in worker.names]
+            if not ready:
+                raise InvalidRequest(
+                    f"base_model_name is {request.base_model_name[:256]!r}; name the model that the adapter is for: "
+                    f"{', '.join(bases)}.", parameter="base_model_name",
+                )  # fmt: skip
+        if not any(worker.model_info and worker.model_info.max_loras for worker in ready):
+            raise FailedPrecondition("The engine workers serve no adapters; start them with --enable-lora.")
+        return ready

@@ -1,0 +1,158 @@
+"""Adapters of a fleet: on all workers of a model or on none, and on those that join later."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.errors import FailedPrecondition, InvalidRequest, NotFound
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.rpc.status import from_rpc_error
+from quire.v1 import common_pb2, engine_pb2, router_pb2
+from tests.router.conftest import Running, StartEngine, StartRouter
+from tests.support.fake_engine import FakeEngine, FakeOptions
+from tests.support.router_client import generation
+from tests.support.waiting import eventually
+
+BROKEN = ("/broken",)
+
+
+async def load(running: Running, name: str = "a", path: str = "/a", base: str = "") -> common_pb2.AdapterInfo:
+    request = engine_pb2.LoadAdapterRequest(name=name, path=path, base_model_name=base)
+    try:
+        answer = await running.client.stub.LoadAdapter(request, timeout=10)
+    except Exception as error:
+        raise from_rpc_error(error) from error
+    return answer.adapter
+
+
+async def unload(running: Running, name: str = "a") -> int:
+    try:
+        answer = await running.client.stub.UnloadAdapter(engine_pb2.UnloadAdapterRequest(name=name), timeout=10)
+    except Exception as error:
+        raise from_rpc_error(error) from error
+    return int(answer.live_requests)
+
+
+async def told(running: Running) -> list[list[str]]:
+    """Of each worker, the adapters that the router tells of."""
+    answer = await running.client.stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=10)
+    return [[adapter.name for adapter in worker.model_info.adapters] for worker in answer.workers]
+
+
+async def test_on_all_workers_until_it_is_taken_away(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engines = [await start_engine(max_loras=2) for _ in range(3)]
+    running = await start_router(*(engine.address for engine in engines))
+    adapter = await load(running)
+    assert (adapter.name, adapter.path) == ("a", "/a")
+    assert [list(engine.adapters) for engine in engines] == [["a"]] * 3
+    async with running.client.session() as session:
+        output = await session.start(1, generation([1] * 40, 8, model="a"))
+        await output.wait_ended()
+        assert sum(len(engine.record.started) for engine in engines) == 1
+        await eventually(lambda: not any(engine.live for engine in engines), "a request runs on")
+        assert await unload(running) == 0
+        assert not any(engine.adapters for engine in engines)
+        refused = await (await session.start(2, generation([1] * 40, 8, model="a"))).wait_ended()
+        assert refused.error is not None
+        assert "'a'" in refused.error.message
+    with pytest.raises(NotFound, match="'a'"):
+        await unload(running)
+
+
+async def test_one_that_cannot_takes_it_from_all(start_engine: StartEngine, start_router: StartRouter) -> None:
+    well, broken = await start_engine(max_loras=1), await start_engine(max_loras=1, broken_folders=BROKEN)
+    running = await start_router(well.address, broken.address)
+    with pytest.raises(InvalidRequest, match=f"{broken.address}: /broken is broken"):
+        await load(running, path="/broken")
+    assert not well.adapters
+    await load(running)
+    with pytest.raises(InvalidRequest):
+        await load(running, path="/broken")
+    assert [list(engine.adapters) for engine in (well, broken)] == [["a"], ["a"]]  # it was there before
+
+
+async def test_a_fleet_without_adapters_says_so(start_engine: StartEngine, start_router: StartRouter) -> None:
+    running = await start_router((await start_engine()).address)
+    with pytest.raises(FailedPrecondition, match="--enable-lora"):
+        await load(running)
+
+
+async def test_of_several_models_one_is_named(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engines = [await start_engine(max_loras=1, models=(name,)) for name in ("one", "two")]
+    running = await start_router(*(engine.address for engine in engines))
+    with pytest.raises(InvalidRequest, match="one, two"):
+        await load(running)
+    await load(running, base="two")
+    assert [list(engine.adapters) for engine in engines] == [[], ["a"]]
+
+
+async def test_a_worker_that_joins_gets_what_the_others_have(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    first = await start_engine(max_loras=2)
+    running = await start_router(first.address)
+    for name in ("a", "b"):
+        await load(running, name, f"/{name}")
+    second, other = await start_engine(max_loras=2), await start_engine(max_loras=2, models=("other",))
+    without = await start_engine()
+    running.router.registry.announce("test", [second.address, other.address, without.address])
+    await eventually(lambda: set(second.adapters) == {"a", "b"}, "the new worker has no adapters")
+    await eventually(
+        lambda: len([worker for worker in running.router.registry.workers if worker.ready]) == 4, "not all are ready"
+    )
+    assert not other.adapters
+    assert not without.adapters
+
+
+async def test_a_worker_that_comes_back_gets_them_again(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engines = [await start_engine(max_loras=1) for _ in range(2)]
+    running = await start_router(*(engine.address for engine in engines))
+    await load(running)
+    port = engines[0].rpc.port
+    await engines[0].close()
+    (worker,) = [each for each in running.router.registry.workers if each.address == engines[0].address]
+    await eventually(lambda: not worker.ready, "nobody misses the worker")
+    again = await FakeEngine(FakeOptions(max_loras=1), GrpcServerOptions(port=port), RpcSecurityOptions()).start()
+    try:
+        await eventually(lambda: "a" in again.adapters, "it has no adapter")
+    finally:
+        await again.close()
+
+
+async def test_what_another_router_does_is_seen(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engine = await start_engine(max_loras=1)
+    one, two = await start_router(engine.address), await start_router(engine.address)
+    await load(one)
+    (worker,) = two.router.registry.workers
+    await eventually(lambda: worker.serves("a"), "the other router does not know")
+    assert await told(two) == [["a"]]
+    await unload(one)
+    await eventually(lambda: not worker.serves("a"), "the other router still knows")
+
+
+async def test_requests_go_where_the_adapter_is(start_engine: StartEngine, start_router: StartRouter) -> None:
+    """Each adapter's requests gather, as long as the workers are about as busy."""
+    engines = [await start_engine(max_loras=1) for _ in range(2)]
+    running = await start_router(*(engine.address for engine in engines))
+    for name in ("a", "b"):
+        await load(running, name, f"/{name}")
+    async with running.client.session() as session:
+        outputs = [
+            await session.start(number, generation([number] * 4, 4, model="ab"[number % 2])) for number in range(12)
+        ]
+        for output in outputs:
+            await output.wait_ended()
+    seen = [{started.model for started in engine.record.started} for engine in engines]
+    assert sorted(seen, key=sorted) == [{"a"}, {"b"}]
+
+
+async def test_prefixes_of_an_adapter_are_its_own(start_engine: StartEngine, start_router: StartRouter) -> None:
+    engines = [await start_engine(max_loras=2) for _ in range(2)]
+    running = await start_router(*(engine.address for engine in engines))
+    await load(running)
+    prompt = list(range(160))
+    async with running.client.session() as session:
+        for number, model in enumerate(("a", "a", "fake", "a")):
+            await (await session.start(number, generation(prompt, 2, model=model))).wait_ended()
+    a = [engine for engine in engines if any(started.model == "a" for started in engine.record.started)]
+    assert len(a) == 1  # where its blocks are
