@@ -12,8 +12,10 @@ from gateway.services.fleet import Fleet
 
 
 def adapter_metrics(prefix: str, fleet: Fleet) -> Iterator[Metric]:
-    """Which adapters requests run or wait with now, as vLLM tells it: in labels, the value being the time. Nothing where
-    no worker serves any."""
+    """Which adapters requests run or wait with now, as vLLM tells it: in labels, the value being the time.
+
+    Nothing where no worker serves any.
+    """
     serving = [worker for worker in fleet.ready if worker.model_info.max_loras]
     if not serving:
         return
