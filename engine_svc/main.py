@@ -100,7 +100,7 @@ def build_server(
     """The worker's gRPC server, not listening yet, and its metrics in the registry."""
     grpc_server = GrpcServer("engine", GRPC_SERVICE, server, security, registry)
     engine_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(worker), grpc_server.server)
-    registry.register(EngineCollector(worker.loop.load))
+    registry.register(EngineCollector(worker.load_now))
     return grpc_server
 
 

@@ -41,6 +41,7 @@ class ModelInfo:
     cpu_kernels: str = ""
     batch_invariant: bool = False
     state_bytes: int = 0
+    max_loras: int = 0
 
     @property
     def limits(self) -> RequestLimits:
@@ -110,6 +111,7 @@ def make_model_info(
         cpu_kernels=spec.cpu_kernels,
         batch_invariant=spec.batch_invariant,
         state_bytes=spec.state_bytes,
+        max_loras=options.lora.max_loras if options.lora.enable_lora else 0,
     )
 
 

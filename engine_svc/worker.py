@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 
+from engine_svc.adapters.registry import AdapterRegistry
 from engine_svc.config_formats.registry import find_model_config
+from engine_svc.core.adapters import ServedAdapters
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.core.loop import EngineLoop, Sink
 from engine_svc.executor.base import Executor
@@ -18,6 +21,7 @@ from engine_svc.loader.read_ahead import read_ahead
 from engine_svc.model_info import ModelInfo, make_model_info
 from engine_svc.plan import KvCacheSpec
 from engine_svc.requests.generation_config import read_generation_defaults
+from engine_svc.requests.outputs import EngineLoad
 from engine_svc.requests.processors import RequestedProcessors
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.validation import validate
@@ -26,6 +30,7 @@ from engine_svc.speculative.registry import make_speculation
 from engine_svc.structured.grammars import Grammars, unknown_vocabulary
 from quire.errors import LOADING, StartupError, Unavailable
 from quire.options.engine import EngineOptions
+from quire.options.lora import ENABLE_FLAG
 from quire.options.model import ModelOptions
 from quire.options.tokenizer_init import SKIP_FLAG
 from quire.structured.vocabulary import Vocabulary, make_vocabulary
@@ -45,6 +50,7 @@ class EngineWorker:
         self._info: ModelInfo | None = None
         self._processors = RequestedProcessors(options.generation.logits_processor_pattern)
         self.loop = EngineLoop(self._build, options.scheduler.max_waiting_requests)
+        self._adapters: ServedAdapters | None = None
 
     @property
     def info(self) -> ModelInfo:
@@ -56,6 +62,26 @@ class EngineWorker:
         if self._info is None:
             raise Unavailable("The model is still loading; try again in a moment.", reason=LOADING)
         return self._info
+
+    @property
+    def adapters(self) -> ServedAdapters:
+        """The low-rank adapters of the model.
+
+        Raises:
+            Unavailable: the model is still loading.
+        """
+        if self._adapters is None:
+            raise Unavailable("The model is still loading; try again in a moment.", reason=LOADING)
+        return self._adapters
+
+    def load_now(self) -> EngineLoad:
+        """Load, and which adapters are served.
+
+        Raises:
+            Unavailable: the model is still loading.
+        """
+        max_loras = self._options.lora.max_loras if self._options.lora.enable_lora else 0
+        return replace(self.loop.load(), adapters_version=self.adapters.version, max_loras=max_loras)
 
     async def load(self) -> ModelInfo:
         """Loads the model, in the engine's thread.
@@ -74,12 +100,15 @@ class EngineWorker:
             InvalidRequest, ContextTooLong, NotFound: see `validate`; or `RequestedProcessors.check`.
             Overloaded, Unavailable: see `EngineLoop.submit`.
         """
+        if (adapter := self.adapters.find(request.model)) is not None:
+            request = replace(request, adapter=adapter)
         validate(request, self.info.limits)
         self._processors.check(request.sampling.logits_processors)
         return self.loop.submit(request, sink)
 
     def _build(self) -> Engine:
         """Runs in the engine's thread, as all calls of the executor do."""
+        self._options.lora.check()
         if self._options.cache.kv_sharing_fast_prefill:
             logger.warning("--kv-sharing-fast-prefill has no effect: prompts are computed as they are without it")
         try:
@@ -92,12 +121,13 @@ class EngineWorker:
             self._check_speculation(spec)
             size = size_kv_cache(spec, self._options.cache, self._options.scheduler)
             info = make_model_info(folder, self._model, self._options, spec, size, defaults)
+            adapters = self._read_adapters(info, spec)
             report(Stage.WARMING_UP)
             self._executor.allocate(size.num_blocks, size.num_host_blocks)
         except BaseException:
             self._executor.close()
             raise
-        self._info = info
+        self._info, self._adapters = info, ServedAdapters(adapters, self.loop)
         facts = _facts(info, spec, size)
         grammars = Grammars(spec.vocab_size, partial(self._load_vocabulary, spec.vocab_size, facts.eos_token_ids))
         return Engine(self._executor, self._options, facts, drafter=self._make_drafter(), grammars=grammars)
@@ -119,6 +149,15 @@ class EngineWorker:
                 f"--speculative-config does not go with {spec.architecture}: its recurrent layers keep a state of each "
                 "sequence, from which tokens that were guessed wrong cannot be taken back. Leave it out."
             )
+
+    def _read_adapters(self, info: ModelInfo, spec: KvCacheSpec) -> AdapterRegistry:
+        lora = self._options.lora
+        if lora.enable_lora and not spec.adapter_modules:
+            raise StartupError(f"{info.architecture} takes no adapters as it runs here; leave {ENABLE_FLAG} out.")
+        adapters = AdapterRegistry(lora, info.served_model_names, spec.adapter_modules)
+        for module in lora.modules():
+            adapters.read_at_start(module)
+        return adapters
 
     def _load_vocabulary(self, vocab_size: int, eos_token_ids: Collection[int]) -> Vocabulary:
         """

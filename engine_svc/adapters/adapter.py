@@ -31,7 +31,7 @@ class Adapter:
 
 
 def read_adapter(
-    name: str, path: str, base_model_name: str, key: int, folder: Path, max_rank: int, modules: ModuleShapes | None
+    name: str, path: str, base_model_name: str, key: int, folder: Path, max_rank: int, modules: ModuleShapes
 ) -> Adapter:
     """Checks a folder and names what is in it, which takes as long as reading it.
 

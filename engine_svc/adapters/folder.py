@@ -66,12 +66,12 @@ class AdapterFolder:
         return max((part.rank for part in self.parts.values()), default=0)
 
 
-def read_folder(path: Path, max_rank: int, modules: ModuleShapes | None = None) -> AdapterFolder:
+def read_folder(path: Path, max_rank: int, modules: ModuleShapes) -> AdapterFolder:
     """What a folder holds, checked.
 
     Args:
         max_rank: --max-lora-rank.
-        modules: of the base; None where they are not known, and shapes are compared with nothing.
+        modules: of the base.
 
     Raises:
         InvalidRequest: the adapter cannot be served; names file and tensor, what was expected and what was found.
@@ -87,8 +87,7 @@ def read_folder(path: Path, max_rank: int, modules: ModuleShapes | None = None) 
     folder = _sort(path, config, read_header(path / WEIGHTS_FILE))
     for module, part in folder.parts.items():
         _check_rank(folder, config, module, part, max_rank)
-    if modules is not None:
-        _check_modules(folder, modules)
+    _check_modules(folder, modules)
     return folder
 
 

@@ -23,7 +23,7 @@ class AdapterRegistry:
     have it to their end.
     """
 
-    def __init__(self, options: LoraOptions, served_model_names: Collection[str], modules: ModuleShapes | None) -> None:
+    def __init__(self, options: LoraOptions, served_model_names: Collection[str], modules: ModuleShapes) -> None:
         """
         Args:
             served_model_names: which no adapter may have.
@@ -35,7 +35,7 @@ class AdapterRegistry:
         self._adapters: dict[str, Adapter] = {}
         self._keys = itertools.count(1)
         # Begins with the clock, so that a worker that was started again has told of another one before.
-        self.version = time.time_ns()
+        self.version = time.time_ns() if options.enable_lora else 0
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine_svc.adapters.adapter import Adapter
 from engine_svc.core.constraints import ConstrainedRequests
 from engine_svc.core.live_requests import LiveRequests
 from engine_svc.core.processor import StepProcessor
@@ -23,6 +24,7 @@ from engine_svc.requests.admission import make_sequences
 from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import LiveRequest
+from engine_svc.scheduler.adapter_slots import AdapterSlots
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.policies import POLICIES
@@ -80,8 +82,10 @@ class Engine:
         self._policy = POLICIES[options.scheduler.scheduling_policy]()
         self._drafter = drafter
         lookahead = options.speculative.num_lookahead_slots
+        lora = options.lora
+        adapters = AdapterSlots(lora.max_loras, lora.host_places) if lora.enable_lora else None
         budget = facts.max_num_batched_tokens
-        self._scheduler = Scheduler(self._kv_cache, options.scheduler, budget, drafter, lookahead)
+        self._scheduler = Scheduler(self._kv_cache, options.scheduler, budget, drafter, lookahead, adapters)
         self._requests = LiveRequests(self._scheduler, clock)
         self._statistics = EngineStatistics()
         self._processor = StepProcessor(
@@ -153,6 +157,18 @@ class Engine:
         if sequence is not None:
             self._requests.stop(sequence, num_output_tokens)
 
+    def retire_adapter(self, adapter: Adapter, gone: Callable[[], None]) -> None:
+        """No request that is added from now on has the adapter: once the last one has ended, it is forgotten.
+
+        Args:
+            gone: called then, or now.
+        """
+        self._scheduler.adapters.retire(adapter, gone)
+
+    def num_requests_with(self, adapter: Adapter) -> int:
+        """Requests that have an adapter. May be called from any thread."""
+        return self._scheduler.adapters.num_requests(adapter.key)
+
     def step(self) -> list[SequenceDelta]:
         """Plans a step and hands it to the executor; what the oldest one under way brought for each request.
 
@@ -204,6 +220,7 @@ class Engine:
             step=scheduler.num_steps,
             busy=scheduler.has_work,
             counters=self._counters(),
+            adapters=scheduler.adapter_loads(),
         )
 
     def take_cache_changes(self) -> Changes | None:
@@ -272,6 +289,7 @@ class Engine:
         for live in {sequence.owner.key: sequence.owner for sequence in batch.holders().values()}.values():
             fault = Internal("The engine failed while it ran this request; try again.", reason=ENGINE_FAULT)
             self._requests.end(live, FinishReason.ERROR, fault)
+        self._scheduler.adapters.redo(batch.adapters)
         # A failed step may have written anywhere: nothing computed before is handed to later requests.
         self._kv_cache.clear()
         if isinstance(error, ExecutorDead) or self._failures >= MAX_CONSECUTIVE_FAILURES:

@@ -37,6 +37,7 @@ class LiveRequests:
     def enter(self, live: LiveRequest) -> None:
         """Takes a request into the books."""
         self._live[live.key] = live
+        self._scheduler.adapters.enter(live.request.adapter)
         if live.deadline is not None:
             if len(self._deadlines) > _STALE_DEADLINES + 2 * len(self._live):
                 self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
@@ -122,6 +123,7 @@ class LiveRequests:
     def _strike(self, live: LiveRequest) -> Usage:
         """Takes the request out of the books; what it cost."""
         del self._live[live.key]
+        self._scheduler.adapters.leave(live.request.adapter)
         now = self._clock()
         scheduled = now if live.first_scheduled_time is None else live.first_scheduled_time
         first = now if live.first_token_time is None else live.first_token_time

@@ -7,6 +7,7 @@ event loop, however many requests it is about, or in none of its own: see `hando
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from engine_svc.adapters.adapter import Adapter
 from engine_svc.core.engine import Engine
 from engine_svc.core.handover import Handover
 from engine_svc.kv_cache.events import CacheContents, Changes, EventLog
@@ -170,6 +172,29 @@ class EngineLoop:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         self._ready()
         return answer.result()
+
+    async def retire_adapter(self, adapter: Adapter, wait_seconds: float = 0.0) -> int:
+        """Has an adapter go with the last request that has it, of those submitted so far; see `Engine.retire_adapter`.
+
+        Returns:
+            Requests that still have it when the wait is over.
+
+        Raises:
+            Unavailable: the engine has died.
+        """
+        engine, gone = self._ready(), asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                self._event_loop.call_soon_threadsafe(gone.set)
+
+        self._command(partial(Engine.retire_adapter, adapter=adapter, gone=tell))
+        waiting = asyncio.ensure_future(gone.wait())
+        either: list[asyncio.Future[Any]] = [waiting, self.died]
+        await asyncio.wait(either, timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        self._ready()
+        return 0 if gone.is_set() else engine.num_requests_with(adapter)
 
     def step_age(self) -> float:
         """Seconds that the current step runs; 0 between steps."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -50,6 +50,8 @@ class StepProcessor:
         """
         if result.ended_transfers:
             self._kv_cache.end_transfers(result.ended_transfers)
+        if result.read_adapters:
+            self._end_reads(result.read_adapters)
         if not batch.sequences:
             return
         if missing := batch.sampling.keys() - result.sampled_slots - result.failed_slots.keys():
@@ -82,6 +84,15 @@ class StepProcessor:
             self._statistics.iteration_tokens.observe(tokens)
         self._statistics.forward_milliseconds.observe(result.forward_milliseconds)
         self._statistics.execute_milliseconds.observe(result.execute_milliseconds)
+
+    def _end_reads(self, read_adapters: Mapping[int, str]) -> None:
+        """Ends the requests that wait for an adapter which cannot be read."""
+        for sequence, why in self._scheduler.adapters.end_reads(read_adapters):
+            live = sequence.owner
+            if self._requests.find(live.key) is live:  # another of its sequences may have ended it
+                logger.error("request %s: adapter %s: %s", live.request.request_id, live.request.model, why)
+                message = f"The adapter {live.request.model} cannot be read: {why}."
+                self._requests.end(live, FinishReason.ERROR, Internal(message, reason=REQUEST_FAULT))
 
     def _append(
         self,

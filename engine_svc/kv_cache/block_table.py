@@ -9,11 +9,24 @@ class BlockTable:
     Filled by KvCacheManager only. The hashes outlive a preemption: the tokens they name do not change.
     """
 
-    __slots__ = ("block_ids", "cache_salt", "content", "has_awaited", "hashes", "num_findable", "num_released")
+    __slots__ = (
+        "adapter",
+        "block_ids",
+        "cache_salt",
+        "content",
+        "has_awaited",
+        "hashes",
+        "num_findable",
+        "num_released",
+    )
 
-    def __init__(self, cache_salt: str = "", hashes: list[bytes] | None = None, content: bytes = b"") -> None:
+    def __init__(
+        self, cache_salt: str = "", hashes: list[bytes] | None = None, content: bytes = b"", adapter: str = ""
+    ) -> None:
+        # What the hashes begin with: see block_hash.root_hash.
         self.cache_salt = cache_salt
-        self.content = content  # of a prompt that is no token ids; see block_hash.root_hash
+        self.content = content
+        self.adapter = adapter
         # Of each group of layers, all of the same length; empty when nothing is held.
         self.block_ids: list[list[int]] = []
         self.hashes = hashes if hashes is not None else []  # of the first full blocks of its tokens

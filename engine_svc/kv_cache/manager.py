@@ -113,7 +113,7 @@ class KvCacheManager:
         """
         if not self._caching:
             return Prefix()
-        extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt, table.content)
+        self._extend_hashes(table, token_ids)
         wanted = table.hashes[: (len(token_ids) - 1) // self.block_size]
         count = self._longest(wanted)
         elsewhere = self._find_elsewhere(table, wanted[count:], may_await and not table.has_awaited)
@@ -239,13 +239,16 @@ class KvCacheManager:
         if not self._caching or full <= table.num_findable:
             return
         if len(table.hashes) < full:
-            extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt, table.content)
+            self._extend_hashes(table, token_ids)
         self._save(table, full)
         for index in range(table.num_findable, full):
             parent = table.hashes[index - 1] if index else b""
             for cache, block_ids in zip(self._caches, table.block_ids, strict=True):
                 cache.store(block_ids[index], table.hashes[index], parent)
         table.num_findable = full
+
+    def _extend_hashes(self, table: BlockTable, token_ids: Sequence[int]) -> None:
+        extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt, table.content, table.adapter)
 
     def _save(self, table: BlockTable, full: int) -> None:
         """Of the blocks that are about to become findable, those that the connector wants leave."""
@@ -271,7 +274,8 @@ class KvCacheManager:
         of them, where nothing can be shared.
         """
         shared = (num_tokens - 1) // self.block_size if self._shares else 0
-        child = BlockTable(table.cache_salt, table.hashes[: num_tokens // self.block_size], table.content)
+        hashes = table.hashes[: num_tokens // self.block_size]
+        child = BlockTable(table.cache_salt, hashes, table.content, table.adapter)
         if shared:
             child.block_ids = [block_ids[:shared] for block_ids in table.block_ids]
             child.num_released = [min(released, shared) for released in table.num_released]

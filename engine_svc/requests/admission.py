@@ -30,7 +30,7 @@ def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int
         max_model_len: bounds the output where max_tokens does not.
         seed: the request's own, or one drawn for it.
     """
-    sampling, progress = live.request.sampling, live.request.progress
+    sampling, progress, adapter = live.request.sampling, live.request.progress, live.request.adapter
     prompt, embeds = live.request.num_prompt_tokens, live.request.prompt_embeds
     wanted = max_model_len if sampling.max_tokens is None else prompt + sampling.max_tokens
     unfinished = [choice for choice in range(sampling.n) if not (progress and progress[choice].finished)]
@@ -43,7 +43,11 @@ def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int
             (*order, choice),
             _sampling_plan(sampling, sequence_seed(seed, choice), live, choice == 0 and prompt > 1 and not told),
             min(wanted, max_model_len),
-            BlockTable(live.request.cache_salt, content=b"" if embeds is None else embeds.digest),
+            BlockTable(
+                live.request.cache_salt,
+                content=b"" if embeds is None else embeds.digest,
+                adapter="" if adapter is None else adapter.revision,
+            ),
         )
         for choice in unfinished
     ]

@@ -52,6 +52,16 @@ class SequenceDelta(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
+class AdapterLoad:
+    """What an adapter has of the engine now."""
+
+    name: str
+    on_device: bool
+    running_sequences: int
+    waiting_sequences: int
+
+
+@dataclass(frozen=True)
 class EngineLoad:
     """Load now, and the counters."""
 
@@ -66,3 +76,6 @@ class EngineLoad:
     step: int
     busy: bool
     counters: Counters
+    adapters: tuple[AdapterLoad, ...] = ()  # that are on the device or have sequences
+    adapters_version: int = 0  # of the names that are served
+    max_loras: int = 0  # 0 where none are

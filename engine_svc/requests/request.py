@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine_svc.adapters.adapter import Adapter
 from quire.prompt_embeds import PromptEmbeds
 from quire.sampling import SamplingParameters
 from quire.structured.base import Constraint
@@ -25,6 +26,7 @@ class GenerationRequest:
     prompt_token_ids: list[int]
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     model: str = ""
+    adapter: Adapter | None = None  # that `model` names
     priority: int = 0
     cache_salt: str = ""
     timeout_seconds: float | None = None

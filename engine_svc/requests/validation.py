@@ -46,7 +46,7 @@ def validate(request: GenerationRequest, limits: RequestLimits) -> None:
 
 
 def _check_identity(request: GenerationRequest, limits: RequestLimits) -> None:
-    if request.model and request.model not in limits.served_model_names:
+    if request.adapter is None and request.model and request.model not in limits.served_model_names:
         raise NotFound(
             f"model {request.model[:200]!r} is not served here; served: {', '.join(limits.served_model_names)}.",
             parameter="model",

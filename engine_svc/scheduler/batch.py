@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_svc.plan import NO_TRANSFERS, NewSequence, ScheduledSequence, StepPlan
+from engine_svc.plan import NO_ADAPTER_CHANGES, NO_TRANSFERS, NewSequence, ScheduledSequence, StepPlan
 from engine_svc.requests.sequence import Sequence
 
 
@@ -34,7 +34,8 @@ class Batch:
         self.awaits_masks = False  # some sequence that samples follows a grammar
         self.unscheduled_prefill_tokens = 0
         self.transfers = NO_TRANSFERS
-        self.is_transferring = False  # blocks are on their way that no step waits for
+        self.adapters = NO_ADAPTER_CHANGES
+        self.is_transferring = False  # blocks or adapters are on their way that no step waits for
         self._new: list[NewSequence] = []
         self._scheduled: list[ScheduledSequence] = []
 
@@ -45,7 +46,7 @@ class Batch:
 
     @property
     def has_work(self) -> bool:
-        """Whether the step would do anything: compute, or let blocks get on their way."""
+        """Whether the step would do anything: compute, or let blocks and adapters get on their way."""
         return bool(self.sequences) or self.is_transferring
 
     def add(
@@ -94,6 +95,7 @@ class Batch:
                 block_ids=[block_ids.copy() for block_ids in sequence.table.block_ids],
                 sampling=sequence.sampling,
                 prompt_embeds=embeds and embeds.rows(sequence.num_computed_tokens),
+                adapter_slot=sequence.adapter_slot,
             )
         )
         self.started.append(sequence)
@@ -105,4 +107,4 @@ class Batch:
 
     def plan(self) -> StepPlan:
         """The step as the executor gets it."""
-        return StepPlan(self.step, self._new, self._scheduled, self.transfers, self.awaits_masks)
+        return StepPlan(self.step, self._new, self._scheduled, self.transfers, self.awaits_masks, self.adapters)

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.manager import KvCacheManager, Prefix
+from engine_svc.requests.outputs import AdapterLoad
 from engine_svc.requests.sequence import Sequence, SequenceState
+from engine_svc.scheduler.adapter_slots import AdapterSlots
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.queue import WaitingQueue
@@ -40,12 +42,15 @@ class Scheduler:
         token_budget: int,
         drafter: Drafter | None = None,
         lookahead: int = 0,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """
         Args:
             token_budget: of a step.
             lookahead: positions behind its known tokens for which a sequence takes blocks, where there are some.
+            adapters: None where none are served.
         """
+        self.adapters = adapters or AdapterSlots()
         self._kv_cache = kv_cache
         self._options = options
         self._token_budget = token_budget
@@ -71,18 +76,24 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for a slot, or for blocks first."""
-        return len(self._waiting) + len(self._awaiting)
+        """Sequences that wait for a slot, or first for blocks or an adapter."""
+        return len(self._waiting) + len(self._awaiting) + self.adapters.num_set_aside
 
     @property
     def num_waiting_tokens(self) -> int:
         """Known tokens that wait to be computed, as of the last step."""
-        return self._waiting.num_uncomputed_tokens + self._unscheduled_prefill_tokens
+        aside = sum(sequence.num_uncomputed_tokens for sequence in self.adapters.set_aside)
+        return self._waiting.num_uncomputed_tokens + aside + self._unscheduled_prefill_tokens
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._running) or self.num_waiting > 0 or self._kv_cache.is_transferring
+        return bool(self._running) or self.num_waiting > 0 or self._is_transferring
+
+    @property
+    def _is_transferring(self) -> bool:
+        """Whether blocks or adapters get on by steps, though these compute nothing."""
+        return self._kv_cache.is_transferring or self.adapters.is_changing
 
     @property
     def num_steps(self) -> int:
@@ -108,6 +119,7 @@ class Scheduler:
         elif sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED):
             self._leave(sequence)
             self.num_preempted -= sequence.state is SequenceState.PREEMPTED
+        self.adapters.release(sequence)
         self._kv_cache.free(sequence.table)
         if self._drafter is not None:
             self._drafter.forget(sequence)
@@ -115,7 +127,9 @@ class Scheduler:
         sequence.state = SequenceState.FINISHED
 
     def _leave(self, sequence: Sequence) -> None:
-        """Takes a sequence out of the waiting queue, or from among those that wait for blocks."""
+        """Takes a sequence out of the waiting queue, or from among those that wait for blocks or an adapter."""
+        if self.adapters.forget(sequence):
+            return
         if self._awaiting.pop(sequence.table, None) is None:
             self._waiting.remove(sequence)
         else:
@@ -128,11 +142,14 @@ class Scheduler:
             self._drafter.begin(self._running)
         if self._awaiting:
             self._take_arrivals()
+        for sequence in self.adapters.settle():
+            self._waiting.push(sequence)
         self._schedule_running(batch)
         self._schedule_waiting(batch)
-        batch.is_transferring = self._kv_cache.is_transferring
+        batch.is_transferring = self._is_transferring
         if batch.has_work:
             batch.transfers = self._kv_cache.take_transfers()
+            batch.adapters = self.adapters.take_changes()
         self._step += 1
         self._unscheduled_prefill_tokens = batch.unscheduled_prefill_tokens
         return batch
@@ -222,6 +239,9 @@ class Scheduler:
             if too_many_long and self._is_long(sequence.num_uncomputed_tokens) and passed_over < _MOST_PASSED_OVER:
                 passed_over += 1  # shorter ones behind it need not wait for the long ones that run
                 continue
+            if not self.adapters.admit(sequence):
+                self._set_aside(sequence)
+                continue
             found = self._lookup(sequence)
             if found.elsewhere.is_awaited:
                 if not self._make_room(sequence, found):
@@ -245,6 +265,12 @@ class Scheduler:
             wanted = self._wanted(sequence)
             self._kv_cache.allocate(sequence.table, self._room(sequence, computed + count, wanted))
             batch.add_new(sequence, count, wanted)
+
+    def _set_aside(self, sequence: Sequence) -> None:
+        """Has a sequence wait for its adapter, out of the way of the others, and without blocks that they may need."""
+        self._waiting.remove(sequence)
+        self._kv_cache.free(sequence.table)
+        sequence.roll_back()
 
     def _lookup(self, sequence: Sequence) -> Prefix:
         """The cached blocks that a waiting sequence can begin with; none for one that holds some already."""
@@ -325,6 +351,7 @@ class Scheduler:
         """Takes slot and blocks away; the sequence waits to be computed anew (its cached blocks may still be found)."""
         self._running.remove(sequence)
         self._release_slot(sequence)
+        self.adapters.release(sequence)
         self._kv_cache.free(sequence.table)
         sequence.roll_back()
         sequence.state = SequenceState.PREEMPTED
@@ -346,10 +373,19 @@ class Scheduler:
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
 
+    def adapter_loads(self) -> tuple[AdapterLoad, ...]:
+        """What the adapters have that are on the device or have sequences. May be called from any thread."""
+        waiting = (*self._waiting, *list(self._awaiting.values()), *self.adapters.set_aside)
+        return self.adapters.loads(list(self._running), waiting)
+
+    @property
+    def _living(self) -> list[Sequence]:
+        """All that run or wait."""
+        return [*self._running, *self._waiting, *self._awaiting.values(), *self.adapters.set_aside]
+
     def live_tables(self) -> Iterable[BlockTable]:
         """Block tables of all running and waiting sequences, for the integrity check."""
-        for sequence in (*self._running, *self._waiting, *self._awaiting.values()):
-            yield sequence.table
+        return [sequence.table for sequence in self._living]
 
     def check(self) -> None:
         """Proves that no block and no slot is lost, and that sequences are as they always are.
@@ -357,9 +393,10 @@ class Scheduler:
         Raises:
             RuntimeError: it is not so.
         """
-        for sequence in (*self._running, *self._waiting, *self._awaiting.values()):
+        for sequence in self._living:
             sequence.check(self._kv_cache.block_size)
         self._kv_cache.check(list(self.live_tables()))
         slots = {sequence.slot for sequence in self._running}
         if slots & set(self._free_slots) or len(slots) + len(self._free_slots) != self._options.max_num_seqs:
             raise RuntimeError("slots of the runner are lost or given twice")
+        self.adapters.check(self._living)

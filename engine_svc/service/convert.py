@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
+from engine_svc.adapters.adapter import Adapter
 from engine_svc.model_info import ModelInfo
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta, Usage
@@ -92,16 +94,30 @@ def from_load(load: EngineLoad) -> common_pb2.EngineLoad:
     """The load as a message."""
     counters: dict[str, Any] = {name: getattr(load.counters, name) for name in COUNTS}
     counters |= {name: _from_histogram(getattr(load.counters, name)) for name in HISTOGRAMS}
-    gauges = {field.name: getattr(load, field.name) for field in dataclasses.fields(load) if field.name != "counters"}
-    return common_pb2.EngineLoad(**gauges, counters=common_pb2.EngineCounters(**counters))
+    others = ("counters", "adapters", "max_loras")
+    gauges = {field.name: getattr(load, field.name) for field in dataclasses.fields(load) if field.name not in others}
+    message = common_pb2.EngineLoad(**gauges, counters=common_pb2.EngineCounters(**counters))
+    message.adapters.extend(common_pb2.AdapterLoad(**dataclasses.asdict(adapter)) for adapter in load.adapters)
+    return message
 
 
 def _from_histogram(histogram: HistogramSnapshot) -> common_pb2.Histogram:
     return common_pb2.Histogram(bounds=histogram.bounds, counts=histogram.counts, sum=histogram.sum)
 
 
-def from_model_info(info: ModelInfo) -> common_pb2.ModelInfo:
-    """The facts as a message."""
+def from_adapter(adapter: Adapter) -> common_pb2.AdapterInfo:
+    """What is told of an adapter."""
+    return common_pb2.AdapterInfo(
+        name=adapter.name,
+        path=adapter.path,
+        revision=adapter.revision,
+        rank=adapter.rank,
+        base_model_name=adapter.base_model_name,
+    )
+
+
+def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common_pb2.ModelInfo:
+    """The facts as a message, with the adapters that are served."""
     return common_pb2.ModelInfo(
         served_model_names=info.served_model_names,
         model=info.model,
@@ -126,4 +142,6 @@ def from_model_info(info: ModelInfo) -> common_pb2.ModelInfo:
         cpu_kernels=info.cpu_kernels,
         batch_invariant=info.batch_invariant,
         state_bytes=info.state_bytes,
+        adapters=map(from_adapter, adapters),
+        max_loras=info.max_loras,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -46,7 +47,22 @@ def _gauges(load: EngineLoad) -> Iterator[Metric]:
         "Preempted sequences that wait while the host tier keeps what the device has to forget of them.",
         load.swapped_sequences,
     )
+    if load.max_loras:
+        yield _lora_requests(load)
     yield CounterMetricFamily("quire_engine_steps", "Engine steps.", load.step)
+
+
+def _lora_requests(load: EngineLoad) -> Metric:
+    """As vLLM tells it: the names are labels, and the value is the time."""
+    running = ",".join(adapter.name for adapter in load.adapters if adapter.running_sequences)
+    waiting = ",".join(adapter.name for adapter in load.adapters if adapter.waiting_sequences)
+    metric = GaugeMetricFamily(
+        "quire_engine_lora_requests_info",
+        "Adapters of the sequences that run and of those that wait. The value is the Unix time.",
+        labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+    )
+    metric.add_metric((str(load.max_loras), running, waiting), time.time())
+    return metric
 
 
 def _counters(counters: Counters) -> Iterator[Metric]:

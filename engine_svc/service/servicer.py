@@ -8,7 +8,7 @@ import grpc
 
 from engine_svc.core.loop import EngineLoop
 from engine_svc.requests.outputs import SequenceDelta
-from engine_svc.service.convert import add_delta, from_load, from_model_info, to_request
+from engine_svc.service.convert import add_delta, from_adapter, from_load, from_model_info, to_request
 from engine_svc.service.kv_events import kv_events
 from engine_svc.service.session import EngineSession
 from engine_svc.worker import EngineWorker
@@ -83,17 +83,32 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def GetModelInfo(
         self, request: engine_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> engine_pb2.GetModelInfoResponse:
-        return engine_pb2.GetModelInfoResponse(model_info=from_model_info(self._worker.info))
+        return engine_pb2.GetModelInfoResponse(
+            model_info=from_model_info(self._worker.info, self._worker.adapters.adapters)
+        )
 
     async def GetLoad(
         self, request: engine_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
     ) -> engine_pb2.GetLoadResponse:
-        return engine_pb2.GetLoadResponse(load=from_load(self._worker.loop.load()))
+        return engine_pb2.GetLoadResponse(load=from_load(self._worker.load_now()))
 
     def SubscribeKvEvents(
         self, request: engine_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
         return kv_events(self._worker, request.from_sequence, request.epoch)
+
+    async def LoadAdapter(
+        self, request: engine_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.LoadAdapterResponse:
+        adapters = self._worker.adapters
+        adapter = await adapters.load(request.name, request.path, request.base_model_name, request.in_place)
+        return engine_pb2.LoadAdapterResponse(adapter=from_adapter(adapter))
+
+    async def UnloadAdapter(
+        self, request: engine_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.UnloadAdapterResponse:
+        left = await self._worker.adapters.unload(request.name, request.wait_ms / 1000)
+        return engine_pb2.UnloadAdapterResponse(live_requests=left)
 
 
 def _generate_response(delta: SequenceDelta) -> engine_pb2.EngineServiceGenerateResponse:

@@ -138,7 +138,7 @@ class EngineSession:
         now = time.monotonic()
         if now - self._load_sent >= HEARTBEAT_SECONDS * 0.9:
             self._load_sent = now
-            frame.load.CopyFrom(from_load(self._worker.loop.load()))
+            frame.load.CopyFrom(from_load(self._worker.load_now()))
         return frame
 
 

@@ -28,6 +28,7 @@ from engine_svc.plan import (
 )
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from tests.support.fake_adapters import FakeAdapters
 
 _MASK = 2**61 - 1
 
@@ -42,9 +43,19 @@ def next_token(state: int, sampling: SamplingPlan, position: int, vocab_size: in
     return ((state ^ noise) >> 7) % vocab_size
 
 
-def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int, sampling: SamplingPlan) -> list[int]:
-    """What the fake model generates after `prompt`, computed without any engine."""
+def _root(adapter: str) -> int:
+    """The state before the first token, of the model with an adapter of that folder."""
     state = 1
+    for byte in adapter.encode():
+        state = _mix(state, byte)
+    return state
+
+
+def expected_tokens(
+    prompt: Sequence[int], count: int, vocab_size: int, sampling: SamplingPlan, adapter: str = ""
+) -> list[int]:
+    """What the fake model generates after `prompt`, with the adapter of a folder or none, without any engine."""
+    state = _root(adapter)
     for token_id in prompt:
         state = _mix(state, token_id)
     tokens: list[int] = []
@@ -80,6 +91,8 @@ class _Row:
     num_computed_tokens: int
     block_ids: list[list[int]]
     sampling: SamplingPlan
+    adapter_slot: int
+    adapter: str  # the folder of the slot's, when the sequence began
 
 
 class FakeExecutor(Executor):
@@ -96,6 +109,7 @@ class FakeExecutor(Executor):
         right_guesses: of the tokens that it is asked to guess, how many are right.
         draft_fails_in_step: in which nothing is guessed, for the draft model has failed.
         make_store: makes the store of a connector, which moves blocks of this cache; by default the host tier's.
+        adapters: by which every context begins with another hash.
     """
 
     def __init__(
@@ -115,6 +129,7 @@ class FakeExecutor(Executor):
         make_store: Callable[[list[Block]], BlockStore] | None = None,
         right_guesses: int = 0,
         draft_fails_in_step: int | None = None,
+        adapters: FakeAdapters | None = None,
     ) -> None:
         self.right_guesses = right_guesses
         self.draft_fails_in_step = draft_fails_in_step
@@ -124,6 +139,7 @@ class FakeExecutor(Executor):
             max_model_len=max_model_len, bytes_per_block=bytes_per_block, available_bytes=available_bytes,
             attention_backend="reference", block_size=block_size,
             max_num_batched_tokens=max_num_batched_tokens, windows=tuple(windows),
+            adapter_modules={"q_proj": (8, 6)} if adapters else {},
         )  # fmt: skip
         self.verify = verify
         self.step_seconds = step_seconds
@@ -136,6 +152,7 @@ class FakeExecutor(Executor):
         self._rows: dict[int, _Row] = {}
         self._cache: list[Block] = []
         self._make_store = make_store
+        self._adapters = adapters or FakeAdapters(0, 0)
         self._store: BlockStore = FakeHostMemory(self._cache, 0)
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
@@ -174,6 +191,8 @@ class FakeExecutor(Executor):
             time.sleep(self.step_seconds)
         self._store.begin(plan.transfers)
         ended = self._store.take_ended()
+        self._adapters.begin(plan.adapters)
+        read = self._adapters.take_read()
         for new in plan.new_sequences:
             self._rows[new.slot] = self._new_row(new)
         failed = self.failed_slots(plan) if self.failed_slots is not None else {}
@@ -204,14 +223,14 @@ class FakeExecutor(Executor):
                 if row.sampling.parameters.logprobs is not None:
                     logprobs[slot] = [_position(token_id, row.sampling.parameters.logprobs) for token_id in run]
         return StepResult(
-            slots, runs, logprobs, prompt_logprobs, 0.5, 1.0, failed, ended, draft_token_ids=guesses,
+            slots, runs, logprobs, prompt_logprobs, 0.5, 1.0, failed, ended, draft_token_ids=guesses, read_adapters=read,
             draft_failure="out of luck" if plan.step == self.draft_fails_in_step else "",
         )  # fmt: skip
 
     def _guess(self, row: _Row, wanted: int) -> list[int]:
         """The tokens that come next, from some on wrong ones, as far as the blocks have room for a draft's cache."""
         room = min(len(block_ids) for block_ids in row.block_ids) * self.spec.block_size - len(row.token_ids) + 1
-        found = expected_tokens(row.token_ids, min(wanted, room), self.vocab_size, row.sampling)
+        found = expected_tokens(row.token_ids, min(wanted, room), self.vocab_size, row.sampling, row.adapter)
         return [(token + (index >= self.right_guesses)) % self.vocab_size for index, token in enumerate(found)]
 
     def _sample(self, row: _Row, states: list[int], drafts: tuple[int, ...], masks: list[list[int]]) -> list[int]:
@@ -237,7 +256,8 @@ class FakeExecutor(Executor):
         assert new.num_prompt_tokens <= len(new.token_ids)
         return _Row(
             list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens,
-            [list(block_ids) for block_ids in new.block_ids], new.sampling,
+            [list(block_ids) for block_ids in new.block_ids], new.sampling, new.adapter_slot,
+            self._adapters.folder_of(new.adapter_slot),
         )  # fmt: skip
 
     def _compute(self, row: _Row, scheduled: ScheduledSequence) -> list[int]:
@@ -257,9 +277,12 @@ class FakeExecutor(Executor):
             assert start + count == len(token_ids)
         else:
             assert not drafts
+        assert self._adapters.folder_of(row.adapter_slot) == row.adapter, "a slot was given away"
         if self.verify:
             self._verify(row, start)
-        state = self._cache[row.block_ids[0][(start - 1) // size]][(start - 1) % size][1] if start else 1
+        state = (
+            self._cache[row.block_ids[0][(start - 1) // size]][(start - 1) % size][1] if start else _root(row.adapter)
+        )
         states = []
         for position in range(start, start + count):
             state = _mix(state, token_ids[position])
@@ -270,7 +293,7 @@ class FakeExecutor(Executor):
         return states
 
     def _verify(self, row: _Row, computed: int) -> None:
-        state = 1
+        state = _root(row.adapter)
         size = self.spec.block_size
         for position in range(computed):
             state = _mix(state, row.token_ids[position])

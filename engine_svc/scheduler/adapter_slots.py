@@ -1,0 +1,345 @@
+"""Which adapters are in host memory and on the device, and whose sequences wait for that.
+
+A sequence runs with an adapter's weights in a slot of the device, which it holds from when it may start to its end or
+preemption. One whose adapter has no slot is set aside, so that it stands in nobody's way, and takes its place in the
+queue again when there is one. Slots, and places in host memory before them, go to adapters in the order of their first
+sequences, from those that nobody holds.
+
+Nobody starves: while it is set aside, others that come behind it may start with the adapters that are there, but not
+without end. After some of them it claims a slot, which nobody behind it may take any more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from engine_svc.adapters.adapter import Adapter
+from engine_svc.plan import AdapterChanges, AdapterPlacement
+from engine_svc.requests.outputs import AdapterLoad
+from engine_svc.requests.sequence import Sequence
+
+# Sequences that may overtake one that is set aside, before a slot is kept for it.
+MOST_OVERTAKING = 32
+_CHANGED = "its files are others than those that were loaded; load it again, in place"
+
+
+def _order(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.order
+
+
+class _Entry:
+    """What is known of an adapter while a request has it or memory keeps it."""
+
+    __slots__ = ("adapter", "aside", "gone", "is_read", "num_overtaking", "num_requests", "num_running", "slot",
+                 "used", "wire_key")  # fmt: skip
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.wire_key = 0  # of its time in host memory; 0 outside of it
+        self.is_read = False
+        self.slot = 0
+        self.num_requests = 0
+        self.num_running = 0  # sequences that hold the slot
+        self.used = 0  # the greater, the later it was
+        self.aside: list[Sequence] = []  # in order
+        self.num_overtaking = 0  # sequences that have passed those by
+        self.gone: Callable[[], None] | None = (
+            None  # to be called with its last request's end: it is not served any more
+        )
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Of the first that is set aside."""
+        return self.aside[0].order
+
+    def is_free_for(self, order: tuple[int, int, int]) -> bool:
+        """Whether a sequence of that order may take its place."""
+        return not self.num_running and not (self.aside and self.order < order)
+
+
+class AdapterSlots:
+    """Owner of slots and places. Called from one thread, where nothing else is said."""
+
+    def __init__(self, num_slots: int = 0, num_places: int = 0) -> None:
+        """
+        Args:
+            num_slots: of the device: --max-loras; 0 where no adapters are served.
+            num_places: of host memory, which keeps what the device has as well.
+        """
+        self._num_places = num_places
+        self._entries: dict[int, _Entry] = {}  # by the adapter's key
+        self._slots: dict[int, _Entry | None] = dict.fromkeys(range(1, num_slots + 1))
+        self._claims: dict[int, _Entry] = {}  # slot → whose it will be
+        self._set_aside: dict[Sequence, _Entry] = {}
+        self._wire_keys = itertools.count(1)
+        self._uses = itertools.count(1)
+        self._dropped: list[int] = []
+        self._placed: dict[int, AdapterPlacement] = {}  # by slot
+        self._read: dict[int, str] = {}
+
+    # Requests.
+
+    def enter(self, adapter: Adapter | None) -> None:
+        """A request has come that has the adapter, if any."""
+        if adapter is not None:
+            self._entry(adapter).num_requests += 1
+
+    def leave(self, adapter: Adapter | None) -> None:
+        """It has ended, and so have its sequences."""
+        if adapter is not None:
+            entry = self._entries[adapter.key]
+            entry.num_requests -= 1
+            self._forget_unused(entry)
+
+    def num_requests(self, key: int) -> int:
+        """How many have an adapter. May be called from any thread."""
+        entry = self._entries.get(key)
+        return entry.num_requests if entry else 0
+
+    def retire(self, adapter: Adapter, gone: Callable[[], None]) -> None:
+        """No further request will have the adapter: with the last one it goes from all memory, and `gone` is called."""
+        entry = self._entry(adapter)
+        entry.gone = gone
+        self._forget_unused(entry)
+
+    # Sequences.
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Whether a sequence may start: it needs no adapter, or holds the slot of its own now. Else it is set aside."""
+        adapter = sequence.owner.request.adapter
+        if adapter is None or sequence.adapter_slot:
+            return True
+        entry = self._entries[adapter.key]
+        entry.used = next(self._uses)
+        is_first = not entry.aside
+        insort(entry.aside, sequence, key=_order)
+        self._set_aside[sequence] = entry
+        if not (entry.slot or is_first) or not self._get_on(entry, sequence.order):
+            return False
+        self.forget(sequence)
+        self._hold(entry, sequence)
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        """A sequence gives the slot that it holds, if any, back."""
+        if sequence.adapter_slot:
+            entry = self._slots[sequence.adapter_slot]
+            assert entry is not None
+            entry.num_running -= 1
+            sequence.adapter_slot = 0
+
+    def forget(self, sequence: Sequence) -> bool:
+        """A sequence is not set aside any more; returns whether it was."""
+        entry = self._set_aside.pop(sequence, None)
+        if entry is None:
+            return False
+        entry.aside.remove(sequence)
+        if not entry.aside:
+            self._clear_claims(entry)
+        return True
+
+    @property
+    def set_aside(self) -> Iterable[Sequence]:
+        """Those that are. May be read from any thread."""
+        return list(self._set_aside)
+
+    @property
+    def num_set_aside(self) -> int:
+        """How many. May be read from any thread."""
+        return len(self._set_aside)
+
+    def settle(self) -> list[Sequence]:
+        """At a step's beginning, gets on with the adapters that sequences wait for; those that wait no longer.
+
+        The first with each adapter holds its slot, the others ask again.
+        """
+        freed: list[Sequence] = []
+        if not self._set_aside:
+            return freed
+        for entry in sorted((each for each in self._entries.values() if each.aside), key=lambda each: each.order):
+            if self._get_on(entry, entry.order):
+                going = list(entry.aside)
+                for sequence in going:
+                    self.forget(sequence)
+                self._hold(entry, going[0])
+                freed += going
+        return freed
+
+    # Memory.
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a step is to take changes along, or adapters are being read."""
+        if self._dropped or self._placed or self._read:
+            return True
+        return any(entry.wire_key and not entry.is_read for entry in self._entries.values())
+
+    def take_changes(self) -> AdapterChanges:
+        """What the next step begins with."""
+        changes = AdapterChanges(self._dropped, list(self._placed.values()), self._read)
+        self._dropped, self._placed, self._read = [], {}, {}
+        return changes
+
+    def end_reads(self, read: Mapping[int, str]) -> list[tuple[Sequence, str]]:
+        """Adapters have been read, or could not be: the sequences that wait for these in vain, and why."""
+        failed: list[tuple[Sequence, str]] = []
+        for entry in [each for each in self._entries.values() if each.wire_key in read and not each.is_read]:
+            error = read[entry.wire_key] or (_CHANGED if entry.adapter.has_changed() else "")
+            entry.is_read = not error
+            if error:
+                self._drop(entry)
+                failed += [(sequence, error) for sequence in entry.aside]
+        return failed
+
+    def redo(self, changes: AdapterChanges) -> None:
+        """A step has failed that began with these changes: nobody knows which of them were made."""
+        self._dropped += changes.dropped
+        for entry in self._entries.values():
+            if entry.wire_key and not entry.is_read:  # its end may have been lost with the step
+                self._drop(entry)
+        for placement in changes.placed:
+            holder = self._slots[placement.slot]
+            if holder is not None and holder.wire_key == placement.key:
+                self._placed[placement.slot] = placement
+
+    def loads(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> tuple[AdapterLoad, ...]:
+        """What each name has that is on the device or has sequences. May be called from any thread."""
+        runs, waits = _count(running), _count(waiting)
+        there = {entry.adapter.name for entry in list(self._slots.values()) if entry and entry.gone is None}
+        names = sorted(there | runs.keys() | waits.keys())
+        return tuple(AdapterLoad(name, name in there, runs[name], waits[name]) for name in names)
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Proves that no slot or place is lost.
+
+        Args:
+            sequences: all that wait or run.
+
+        Raises:
+            RuntimeError: it is not so.
+        """
+        holders = [each for each in sequences if each.adapter_slot]
+        if any(self._slots[each.adapter_slot] is not self._entries[_key(each)] for each in holders):
+            raise RuntimeError("a sequence holds the slot of another adapter")
+        for slot, entry in self._slots.items():
+            if entry is not None and (entry.slot != slot or not entry.is_read):
+                raise RuntimeError(f"slot {slot} has an adapter that is not there")
+            if (entry.num_running if entry else 0) != sum(each.adapter_slot == slot for each in holders):
+                raise RuntimeError(f"slot {slot} has another number of sequences than hold it")
+        if self._num_kept() > self._num_places:
+            raise RuntimeError(f"{self._num_kept()} adapters are in host memory, {self._num_places} at most")
+        if any(not (entry.num_requests or entry.wire_key) for entry in self._entries.values()):
+            raise RuntimeError("an adapter is remembered that nobody has")
+        if sum(len(entry.aside) for entry in self._entries.values()) != len(self._set_aside):
+            raise RuntimeError("sequences that are set aside are lost or counted twice")
+
+    def _entry(self, adapter: Adapter) -> _Entry:
+        return self._entries.setdefault(adapter.key, _Entry(adapter))
+
+    def _forget_unused(self, entry: _Entry) -> None:
+        """Without requests, an adapter that is not served any more goes, and what is nowhere is not remembered."""
+        if entry.num_requests:
+            return
+        if entry.gone is not None:
+            self._drop(entry)
+            entry.gone()
+        if not entry.wire_key:
+            self._entries.pop(entry.adapter.key, None)
+
+    def _hold(self, entry: _Entry, sequence: Sequence) -> None:
+        sequence.adapter_slot = entry.slot
+        entry.num_running += 1
+        entry.num_overtaking = 0
+        for other in self._entries.values():
+            if other.aside and other.order < sequence.order:
+                other.num_overtaking += 1
+
+    def _get_on(self, entry: _Entry, order: tuple[int, int, int]) -> bool:
+        """A step further towards the slot of an adapter; whether a sequence of that order may hold it."""
+        if entry.slot:
+            return self._may_take(entry.slot, order)
+        if entry.is_read:
+            if slot := self._free_slot(order):
+                self._place(entry, slot)
+                return True
+        elif entry.wire_key:
+            return False  # it is being read
+        elif self._make_place(order):
+            entry.wire_key = next(self._wire_keys)
+            self._read[entry.wire_key] = entry.adapter.folder
+            return False
+        if entry.num_overtaking >= MOST_OVERTAKING and entry not in self._claims.values():
+            self._claim(entry)
+        return False
+
+    def _may_take(self, slot: int, order: tuple[int, int, int]) -> bool:
+        """Whether nobody before a sequence of that order has claimed a slot."""
+        claimant = self._claims.get(slot)
+        return claimant is None or not claimant.aside or order <= claimant.order
+
+    def _free_slot(self, order: tuple[int, int, int]) -> int:
+        """One that is empty, or else that whose adapter nobody has used for longest; 0 if there is none."""
+        free = [
+            (entry.used if entry else 0, slot)
+            for slot, entry in self._slots.items()
+            if (entry is None or entry.is_free_for(order)) and self._may_take(slot, order)
+        ]
+        return min(free)[1] if free else 0
+
+    def _place(self, entry: _Entry, slot: int) -> None:
+        last = self._slots[slot]
+        if last is not None:
+            last.slot = 0
+        self._slots[slot], entry.slot = entry, slot
+        self._placed[slot] = AdapterPlacement(slot, entry.wire_key)
+        self._clear_claims(entry)
+
+    def _claim(self, entry: _Entry) -> None:
+        """Keeps the slot for an adapter whose own has been used the least recently, of those that nobody claims."""
+        slots = [(last.used if last else 0, slot) for slot, last in self._slots.items() if slot not in self._claims]
+        if slots:
+            self._claims[min(slots)[1]] = entry
+
+    def _clear_claims(self, entry: _Entry) -> None:
+        entry.num_overtaking = 0
+        self._claims = {slot: claimant for slot, claimant in self._claims.items() if claimant is not entry}
+
+    def _num_kept(self) -> int:
+        return sum(1 for entry in self._entries.values() if entry.wire_key)
+
+    def _make_place(self, order: tuple[int, int, int]) -> bool:
+        """Whether host memory has room for one more, now that what nobody has used for longest is dropped."""
+        if self._num_kept() < self._num_places:
+            return True
+        kept = [entry for entry in self._entries.values() if entry.is_read and entry.is_free_for(order)]
+        kept = [entry for entry in kept if not entry.slot or self._may_take(entry.slot, order)]
+        if not kept:
+            return False
+        last = min(kept, key=lambda entry: entry.used)
+        self._drop(last)
+        self._forget_unused(last)
+        return True
+
+    def _drop(self, entry: _Entry) -> None:
+        """Takes an adapter out of host memory and off the device."""
+        if entry.slot:
+            self._slots[entry.slot], entry.slot = None, 0
+        if entry.wire_key:
+            self._dropped.append(entry.wire_key)
+            self._placed = {slot: each for slot, each in self._placed.items() if each.key != entry.wire_key}
+            self._read.pop(entry.wire_key, None)
+        entry.wire_key, entry.is_read = 0, False
+
+
+def _count(sequences: Iterable[Sequence]) -> Counter[str]:
+    """Sequences by the names of their adapters."""
+    adapters = (sequence.owner.request.adapter for sequence in sequences)
+    return Counter(adapter.name for adapter in adapters if adapter is not None)
+
+
+def _key(sequence: Sequence) -> int:
+    adapter = sequence.owner.request.adapter
+    return adapter.key if adapter is not None else 0
