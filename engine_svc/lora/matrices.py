@@ -61,7 +61,7 @@ class LowRankStack:
         sizes = [part.count for part in form.outputs.values()]
         if self._expanded is not None:
             sizes = [self._expanded.count]
-        self._starts = torch.tensor([0, *sizes]).cumsum(0)
+        self._starts = torch.tensor([0, *sizes], device=device).cumsum(0)
         self._columns = [slice(end - size, end) for size, end in zip(sizes, self._starts[1:].tolist(), strict=True)]
 
         def zeros(*shape: int) -> torch.Tensor:

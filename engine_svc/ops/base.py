@@ -152,7 +152,7 @@ class Ops(ABC):
             sums: what `shrink` returned for these tiles.
             matrices: [groups / sharing, rank, outputs]: the parts' outputs side by side, each from its own sums.
             ranks: as for `shrink`.
-            starts: int64 [parts + 1], on the host: the first output of each part, and how many outputs there are.
+            starts: int64 [parts + 1], the first output of each part, and how many outputs there are.
             output: [any, outputs], of any type and stride between rows.
         """
 

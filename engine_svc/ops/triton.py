@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from engine_svc.kernels import activation as activation_kernels
+from engine_svc.kernels import low_rank
 from engine_svc.kernels.coded import PackedCodes, coded_product, grouped_coded_product
 from engine_svc.kernels.experts import SortedRows, add_choices, grouped_product, sort_by_expert
 from engine_svc.kernels.matrix import product as fixed_product
@@ -22,6 +23,7 @@ from engine_svc.ops.base import (
     HeadNorms,
     HeadsProduct,
     Product,
+    RowTiles,
 )
 from engine_svc.ops.grids import INT8
 from engine_svc.ops.packing_triton import pack_codes
@@ -42,6 +44,19 @@ class TritonOps(PlainOps):
             return coded_product(hidden, packed, bias, wide=wide)
 
         return product
+
+    def shrink(
+        self, hidden: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, tiles: RowTiles, *, sharing: int = 1
+    ) -> torch.Tensor:
+        """See Ops.shrink."""
+        return low_rank.shrink(hidden, matrices, ranks, *tiles, sharing)
+
+    def expand(
+        self, sums: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, starts: torch.Tensor, tiles: RowTiles,
+        output: torch.Tensor, *, sharing: int = 1,
+    ) -> None:  # fmt: skip
+        """See Ops.expand."""
+        low_rank.expand(sums, matrices, ranks, starts, *tiles, output, sharing)
 
     def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""

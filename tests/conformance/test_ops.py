@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
 from engine_svc.ops.base import Activation, Affine, HeadNorms, Ops, Routing
+from tests.support.low_rank import LowRankCase, row_tiles
 from tests.support.native import needs_native
 from tests.support.ops import CLAMPED, FORMS, activated, experts_by_definition, forms_of_experts, make_ops
 
@@ -414,3 +416,23 @@ def test_a_row_that_has_overflowed_is_broken_alone(name: str, operation: str, di
     others = [0, 1, 3, 4]
     torch.testing.assert_close(found[others], whole[others])
     assert not found[2].isfinite().all()
+
+
+@every
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("size", "outputs"), [(64, (64, 32)), (131, (130, 7))])
+def test_low_rank(name: str, size: int, outputs: tuple[int, int], weight_dtype: torch.dtype) -> None:
+    ops, dtype = make_ops(name)
+    case = LowRankCase(size, outputs, dtype, weight_dtype)
+    case.check(case.run(ops))
+
+
+@every
+def test_neighbouring_groups_may_share_low_rank_matrices(name: str) -> None:
+    ops, dtype = make_ops(name)
+    case = LowRankCase(40, (24, 8), dtype, dtype)
+    groups, output = np.arange(len(case.hidden)) % 6, case.base.clone()
+    sums = ops.shrink(case.hidden, case.down, case.ranks, row_tiles(groups), sharing=2)
+    ops.expand(sums, case.up, case.ranks, case.starts, row_tiles(groups), output, sharing=2)
+    case.groups = groups // 2
+    case.check(output)

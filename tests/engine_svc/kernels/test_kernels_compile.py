@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from engine_svc.kernels import activation, cache_write, coded, experts, matrix, rotary, sampling, tiles
+from engine_svc.kernels import activation, cache_write, coded, experts, low_rank, matrix, rotary, sampling, tiles
 from engine_svc.kernels import paged_decode, paged_prefill
 
 element, cached = sys.argv[1:]
@@ -115,6 +115,24 @@ for kind, zero, nibbles, group in kinds if element == "bf16" and cached in ("bf1
         compiled = triton.compile(source, target=target, options={"num_warps": 4, "num_stages": 2})
         assert compiled.metadata.shared <= 96 * 1024, compiled.metadata.shared
         print("coded", kind, group, given, compiled.metadata.shared)
+
+for tile in (16, 64) if element == cached else ():
+    for weight in {element, "bf16"}:
+        types = {"weight_ptr": weight, "sum_ptr": "fp32", "start_ptr": "i64"}
+        types |= {"input_ptr": element, "output_ptr": element}
+        for kernel, constants in (
+            (low_rank._shrink_kernel, {"TILE_K": low_rank._TILE_K}),
+            (low_rank._expand_kernel, {"TILE_N": low_rank._TILE_N}),
+        ):
+            constants |= {"PARTS": 3, "TILE_M": 16, "TILE_R": tile}
+            signature = {
+                name: "constexpr" if name in constants else "*" + types.get(name, "i32") if name.endswith("_ptr")
+                else "i32" for name in kernel.arg_names
+            }
+            for capability in (80, 90):
+                source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+                compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+                assert compiled.metadata.shared <= 96 * 1024, (kernel.__name__, compiled.metadata.shared)
 
 pointers = ("logits", "temperature", "top_k", "top_p", "min_p", "noise", "token_ids")
 for unused in ((), ("top_k_ptr",), ("top_k_ptr", "top_p_ptr", "min_p_ptr")) if element == "fp32" else ():

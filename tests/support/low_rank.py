@@ -1,0 +1,62 @@
+"""Rows of several groups, for the low-rank products of every implementation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_svc.lora.tiles import tiles_of
+from engine_svc.ops.base import Ops, RowTiles
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+RANK, GROUPS, ROWS = 12, 3, 37
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+class LowRankCase:
+    """Rows of three groups and of none, over a layer of two parts."""
+
+    def __init__(self, size: int, outputs: tuple[int, int], dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
+        self.down = normal(GROUPS, 2, RANK, size, dtype=weight_dtype, seed=1) / size**0.5
+        self.up = normal(GROUPS, RANK, sum(outputs), dtype=weight_dtype, seed=2)
+        self.ranks = torch.tensor([[RANK, 3], [0, 8], [1, RANK]], dtype=torch.int32)
+        self.starts = torch.tensor([0, outputs[0], sum(outputs)])
+        self.hidden = normal(ROWS, size + 8, dtype=dtype, seed=3)[:, 3 : 3 + size]
+        self.base = normal(ROWS, sum(outputs), dtype=dtype, seed=4)
+        self.groups = np.random.default_rng(0).integers(-1, GROUPS, ROWS)
+        self.groups[:18] = 0  # more than a tile of them
+
+    def check(self, output: torch.Tensor) -> None:
+        """What `run` gave."""
+        tolerance = TOLERANCE[output.dtype]
+        torch.testing.assert_close(output.double(), self.expected(), atol=tolerance, rtol=tolerance)
+        assert output[self.groups < 0].equal(self.base[self.groups < 0])
+
+    def run(self, ops: Ops, rows: slice = slice(None)) -> torch.Tensor:
+        """What comes of some of the rows."""
+        tiles = row_tiles(self.groups[rows])
+        output = self.base[rows].clone()
+        sums = ops.shrink(self.hidden[rows], self.down, self.ranks, tiles)
+        ops.expand(sums, self.up, self.ranks, self.starts, tiles, output)
+        return output
+
+    def expected(self) -> torch.Tensor:
+        """float64."""
+        output = self.base.double()
+        for row, group in enumerate(self.groups):
+            for part in (0, 1) if group >= 0 else ():
+                rank, columns = self.ranks[group, part], slice(*self.starts[part : part + 2].tolist())
+                inner = self.down[group, part, :rank].double() @ self.hidden[row].double()
+                output[row, columns] += inner @ self.up[group, :rank, columns].double()
+        return output
+
+
+def row_tiles(groups: npt.NDArray[Any]) -> RowTiles:
+    """Those of rows of groups."""
+    return RowTiles(*(torch.from_numpy(each) for each in tiles_of(groups)))
