@@ -42,6 +42,7 @@ class ModelInfo:
     batch_invariant: bool = False
     state_bytes: int = 0
     max_loras: int = 0
+    draft_cache_bytes: int = 0
 
     @property
     def limits(self) -> RequestLimits:
@@ -65,7 +66,7 @@ class ModelInfo:
         return (
             f"{self.architecture} in {self.dtype} on {self.device}{kernels}, {invariance}: KV cache of {tokens:,} "
             f"tokens, room for {tokens / self.max_model_len:.2f} requests of the full {self.max_model_len:,} tokens at "
-            f"once{self._states()}"
+            f"once{self._states()}{self._draft()}"
         )
 
     def _states(self) -> str:
@@ -75,6 +76,10 @@ class ModelInfo:
             f"; the states of its recurrent layers take {self.state_bytes / 2**20:,.1f} MiB for {self.max_num_seqs} "
             "sequences, and prefix caching is off: a state is of a sequence's last token alone"
         )
+
+    def _draft(self) -> str:
+        mebibytes = self.draft_cache_bytes / 2**20
+        return f"; {mebibytes:,.1f} MiB of its memory are the draft model's" if self.draft_cache_bytes else ""
 
 
 def make_model_info(
@@ -112,6 +117,7 @@ def make_model_info(
         batch_invariant=spec.batch_invariant,
         state_bytes=spec.state_bytes,
         max_loras=options.lora.max_loras if options.lora.enable_lora else 0,
+        draft_cache_bytes=spec.draft_bytes_per_block * size.num_blocks,
     )
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from engine_svc.adapters.registry import AdapterRegistry
 from engine_svc.config_formats.registry import find_model_config
@@ -27,6 +28,7 @@ from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.validation import validate
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.speculative.registry import make_speculation
+from engine_svc.speculative.vocabulary import check_vocabulary
 from engine_svc.structured.grammars import Grammars, unknown_vocabulary
 from quire.errors import LOADING, StartupError, Unavailable
 from quire.options.engine import EngineOptions
@@ -117,6 +119,7 @@ class EngineWorker:
             defaults = read_generation_defaults(
                 folder, self._options.generation, find_model_config(folder, self._options.form)
             )
+            self._check_draft(folder)
             spec = self._executor.load(self._model, self._options)
             self._check_speculation(spec)
             size = size_kv_cache(spec, self._options.cache, self._options.scheduler)
@@ -138,6 +141,16 @@ class EngineWorker:
             return None
         overlaps = self._options.scheduler.async_scheduling and self._executor.max_in_flight > 1
         return make_speculation(config, time.monotonic, overlaps)
+
+    def _check_draft(self, folder: Path) -> None:
+        """
+        Raises:
+            StartupError: see check_vocabulary.
+        """
+        config = self._options.speculative.chosen()
+        if config is not None and config.chosen_method == "draft_model":
+            own = find_model_config(folder, self._options.form)
+            check_vocabulary(config, self._model, (own.get("text_config") or own).get("vocab_size", 0))
 
     def _check_speculation(self, spec: KvCacheSpec) -> None:
         """

@@ -11,8 +11,9 @@ from quire.gguf.files import is_gguf, model_in
 from quire.gguf.place import chosen_file, split_name
 from quire.hub import S3, Hub, Wanted
 
-# The model in the box: its name for users, and its folder in the package demo_model.
+# The models in the box: their names for users, and their folders in the package demo_model.
 DEMO_MODEL = "quire-demo"
+_IN_THE_BOX = (DEMO_MODEL, "quire-demo-draft")  # the second guesses for the first
 _CONFIGURATIONS = ("config.json", "params.json")
 
 
@@ -31,8 +32,8 @@ def model_folder(wanted: Wanted, hub: Hub) -> Path:
         return path if any((path / name).is_file() for name in _CONFIGURATIONS) else model_in(path) or path
     if is_gguf(path) and path.is_file():
         return path
-    if wanted.name == DEMO_MODEL:
-        return Path(str(resources.files("demo_model") / DEMO_MODEL))
+    if wanted.name in _IN_THE_BOX:
+        return Path(str(resources.files("demo_model") / wanted.name))
     repository, pattern = ("", None) if wanted.name.startswith(S3) else split_name(wanted.name)
     if not pattern:
         return hub.fetch(wanted)

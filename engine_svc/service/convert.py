@@ -144,4 +144,5 @@ def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common
         state_bytes=info.state_bytes,
         adapters=map(from_adapter, adapters),
         max_loras=info.max_loras,
+        draft_cache_bytes=info.draft_cache_bytes,
     )

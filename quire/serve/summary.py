@@ -37,6 +37,7 @@ def format_summary(
         "workers": str(workers),
         "KV cache": f"{tokens:,} tokens a worker ({model.num_kv_blocks:,} blocks of {model.block_size})",
         **({"states": _states(model)} if model.state_bytes else {}),
+        **({"draft": f"{model.draft_cache_bytes / 2**20:,.1f} MiB beside it"} if model.draft_cache_bytes else {}),
         "concurrency": f"{concurrency:.1f} x {model.max_model_len:,} tokens a request at full length, "
         f"at most {model.max_num_seqs} sequences",
         "API": f"{url}/v1    docs {url}/docs    metrics {url}/metrics",

@@ -20,6 +20,12 @@ def test_the_first_log_line_says_what_fits() -> None:
     assert "states" not in said
 
 
+def test_and_what_a_draft_model_takes() -> None:
+    assert "draft" not in INFO.summary()
+    said = dataclasses.replace(INFO, draft_cache_bytes=3 * 2**20).summary()
+    assert said.endswith("; 3.0 MiB of its memory are the draft model's")
+
+
 def test_and_what_states_take_and_cost() -> None:
     said = dataclasses.replace(INFO, state_bytes=3 * 2**20).summary()
     assert "the states of its recurrent layers take 3.0 MiB for 8 sequences, and prefix caching is off" in said

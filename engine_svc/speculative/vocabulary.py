@@ -1,0 +1,60 @@
+"""Whether a draft model means the same by its tokens as the model that verifies them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from engine_svc.config_formats.registry import find_model_config
+from quire.errors import StartupError
+from quire.hub import Wanted
+from quire.model_folder import model_folder
+from quire.options.model import ModelOptions
+from quire.options.model_form import ModelFormOptions
+from quire.options.speculative import SpeculativeConfig
+from quire.tokenizer.modes import find_tokenizer
+
+logger = logging.getLogger(__name__)
+
+_FIX = "Take a draft of the model's own family; or ngram or suffix, which need none."
+
+
+def check_vocabulary(config: SpeculativeConfig, model: ModelOptions, vocab_size: int) -> None:
+    """
+    Args:
+        vocab_size: of the model, as its configuration has it.
+
+    Raises:
+        StartupError: a token stands for something else in the draft; or nobody can tell, and there are more or fewer.
+    """
+    draft = replace(model, model=config.model or "", revision=config.revision, tokenizer=None, tokenizer_revision=None)
+    try:
+        ours, theirs = _tokens(model), _tokens(draft)
+    except StartupError as error:
+        _check_size(config, draft, vocab_size, error)
+        return
+    for token_id in sorted(ours.keys() & theirs.keys()):
+        if ours[token_id] != theirs[token_id]:
+            raise StartupError(
+                f"--speculative-config: the draft {config.model} has another vocabulary: its token {token_id} is "
+                f"{theirs[token_id]!r}, and the model's is {ours[token_id]!r}. {_FIX}"
+            )
+
+
+def _tokens(model: ModelOptions) -> Mapping[int, str]:
+    """By id, without those that were added to the vocabulary: these are named in many ways, and rarely guessed."""
+    vocabulary = find_tokenizer(model).read().tokenizer.get_vocab(with_added_tokens=False)
+    return {token_id: token for token, token_id in vocabulary.items()}
+
+
+def _check_size(config: SpeculativeConfig, draft: ModelOptions, vocab_size: int, reason: StartupError) -> None:
+    folder = model_folder(Wanted(draft.model, draft.revision, ("*.json",)), draft.hub)
+    found = find_model_config(folder, ModelFormOptions())
+    size = (found.get("text_config") or found).get("vocab_size")
+    if size != vocab_size:
+        raise StartupError(
+            f"--speculative-config: the draft {config.model} has a vocabulary of {size} tokens, and the model one of "
+            f"{vocab_size}; whether they agree cannot be seen ({reason}). {_FIX}"
+        )
+    logger.info("that the draft's tokens are the model's cannot be seen, and is taken for granted: %s", reason)
