@@ -210,7 +210,7 @@ class Scheduler:
 
     def _wanted(self, sequence: Sequence) -> int:
         """Tokens that the ranks are to guess behind what a step samples."""
-        return self._drafter.wanted(sequence, sequence.num_missing_tokens - 1) if self._drafter is not None else 0
+        return self._drafter.wanted(sequence, sequence.num_missing_tokens - 2) if self._drafter is not None else 0
 
     def _room(self, sequence: Sequence, end: int, wanted: int) -> int:
         """Positions that a sequence has blocks for, in a step that computes so many: more where more are to be guessed.

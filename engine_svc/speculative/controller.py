@@ -17,6 +17,8 @@ _MARGIN = 1.03
 _LEAST_PROBABILITY = 0.05
 # Of the steps with so many sequences that draft one in so many does not, to see what that costs now.
 _PLAIN_EVERY = 128
+# One in so many drafts somewhat more or less than seems best, for that follows from what was measured alone.
+_NEIGHBOUR_EVERY = 16
 # Of those that might draft and do not one in so many does, to see what that brings now.
 _DRAFT_EVERY = 128
 # Where so many steps in a row have drafted nothing, guesses are not even looked for in the next ones: first so many,
@@ -46,6 +48,7 @@ class Controller:
         self._plain_steps = plain_steps
         self._plain_left = 0  # steps that stay plain, whatever is offered
         self._since_plain: dict[int, int] = {}  # number of sequences → steps with drafts since the last without
+        self._drafting = 0  # steps that were worth drafting
         self._idle = 0  # steps in a row that drafted nothing
         self._asleep = 0  # steps for which nothing need be offered
         self._asleep_with = 0  # as many sequences as there were when it fell asleep
@@ -75,15 +78,21 @@ class Controller:
         return lengths
 
     def _best(self, num_sequences: int, ranked: list[tuple[float, int]]) -> int:
-        """How many of the likeliest tokens bring the most tokens in a second."""
-        best, count = self._rate(num_sequences, 0, 0.0) * _MARGIN, 0
+        """How many of the likeliest tokens bring the most tokens in a second; now and then a few more, or fewer."""
+        best, chosen = self._rate(num_sequences, 0, 0.0) * _MARGIN, -1
         gain, done = 0.0, 0
-        for candidate in _candidates(len(ranked)):
+        candidates = _candidates(len(ranked))
+        for index, candidate in enumerate(candidates):
             gain += sum(probability for probability, _ in ranked[done:candidate])
             done = candidate
             if (rate := self._rate(num_sequences, candidate, gain)) > best:
-                best, count = rate, candidate
-        return count
+                best, chosen = rate, index
+        if chosen < 0:
+            return 0
+        self._drafting += 1
+        if self._drafting % _NEIGHBOUR_EVERY == 0:
+            chosen += 1 if self._drafting // _NEIGHBOUR_EVERY % 2 else -1
+        return candidates[max(0, min(chosen, len(candidates) - 1))]
 
     def _rate(self, num_sequences: int, num_rows: int, gain: float) -> float:
         """Tokens in a second; where nothing is known yet, drafts are tried."""
@@ -93,7 +102,7 @@ class Controller:
     def _is_to_be_plain(self, num_sequences: int) -> bool:
         """Now and then, and at first, so that what drafts cost is known."""
         if not self._plain_left:
-            since = self._since_plain.get(num_sequences, _PLAIN_EVERY) + 1
+            since = self._since_plain.get(num_sequences, 0) + 1
             if since <= _PLAIN_EVERY and self._costs.is_known(num_sequences):
                 self._since_plain[num_sequences] = since
                 return False

@@ -2,39 +2,81 @@
 
 from __future__ import annotations
 
-# A new measurement counts for so much of an estimate, and the first few for more.
-_SHARE = 0.1
-# What takes so many times as long as was to be expected counts as that: a pause of the machine is no price of rows.
-_MOST_SURPRISE = 3.0
+import math
+from bisect import bisect_left
+
+# A new measurement counts for so much of an estimate, and the first few for more. There are fewer of steps with drafts.
+_PLAIN_SHARE, _EXTRA_SHARE = 0.05, 0.1
+# What takes so many times as long as the usual counts as that: a pause of the machine is no price of rows.
+_MOST_SURPRISE = 2.0
+# So many measurements make an estimate that others need not help out for.
+_FEW = 4
 # Until a row's price is measured it is taken for such a share of a step by its number of sequences.
 _PRIOR_SHARE = 0.1
+# Numbers that are so close together are one kind of step: steps of a quarter of a power of two, and of a half.
+_SEQUENCES_PER_OCTAVE, _ROWS_PER_OCTAVE = 4, 2
 
 
-class Estimate:
-    """A mean that follows what is measured."""
+class _Point:
+    """Steps of one kind: a mean, which follows what is measured, of their numbers and of their seconds."""
 
-    __slots__ = ("count", "value")
+    __slots__ = ("at", "count", "seconds")
 
     def __init__(self) -> None:
-        self.value = 0.0
+        self.at = self.seconds = 0.0
         self.count = 0
 
-    def note(self, value: float) -> None:
-        """One more measurement."""
+    def note(self, at: float, seconds: float, least_share: float) -> None:
         self.count += 1
-        self.value += (value - self.value) * max(_SHARE, 1.0 / self.count)
+        share = max(least_share, 1.0 / self.count)
+        self.at += (at - self.at) * share
+        self.seconds += (seconds - self.seconds) * share
+
+
+class _Curve:
+    """Seconds over a number, by the points that are known of it."""
+
+    def __init__(self, per_octave: int, least_share: float, points: tuple[tuple[float, float], ...] = ()) -> None:
+        """
+        Args:
+            least_share: that a new measurement counts for.
+            points: that hold whatever is measured.
+        """
+        self._per_octave = per_octave
+        self._least_share = least_share
+        self._points: dict[int, _Point] = {}
+        self._fixed = points
+        self._line: list[tuple[float, float]] = []  # all points in order
+
+    def note(self, at: int, seconds: float) -> None:
+        kind = round(self._per_octave * math.log2(at))
+        self._points.setdefault(kind, _Point()).note(at, seconds, self._least_share)
+        known = [point for point in self._points.values() if point.count >= _FEW] or self._points.values()
+        self._line = sorted([*self._fixed, *((point.at, point.seconds) for point in known)])
+
+    def count(self, at: int) -> int:
+        """Measurements thereabouts."""
+        point = self._points.get(round(self._per_octave * math.log2(at)))
+        return point.count if point else 0
+
+    def at(self, number: int) -> float | None:
+        """By the line between the points beside it; beyond the last one as the line goes on, level before the first."""
+        line = self._line
+        if not line:
+            return None
+        index = min(bisect_left(line, (number, 0.0)), len(line) - 1)
+        if index == 0:
+            return line[0][1]
+        (left, low), (right, high) = line[index - 1], line[index]
+        return max(0.0, low + (high - low) * (number - left) / (right - left)) if right > left else high
 
 
 class StepCosts:
-    """Seconds of steps that decode.
-
-    Those without drafts are known by their number of sequences. What drafted rows add is known by the order of
-    magnitude of both numbers, as seconds for each row, for a processor's price of a row depends on how many there are.
-    """
+    """Seconds of steps that decode: of those without drafts, by their sequences; and what drafted rows add to them."""
 
     def __init__(self) -> None:
-        self._plain: dict[int, Estimate] = {}  # number of sequences → seconds
-        self._per_row: dict[tuple[int, int], Estimate] = {}  # magnitudes of sequences and of rows → seconds
+        self._plain = _Curve(_SEQUENCES_PER_OCTAVE, _PLAIN_SHARE)
+        self._extra: dict[int, _Curve] = {}  # magnitude of the number of sequences → seconds over drafted rows
 
     def note(self, num_sequences: int, num_rows: int, seconds: float) -> None:
         """A step took so long.
@@ -43,39 +85,27 @@ class StepCosts:
             num_sequences: that sampled; at least one, and nothing else was computed.
             num_rows: drafted tokens that it verified.
         """
-        if not num_rows:
-            estimate = self._plain.setdefault(num_sequences, Estimate())
-            usual = estimate.value if estimate.count else seconds
-            estimate.note(min(seconds, _MOST_SURPRISE * usual))
-        elif plain := self.plain(num_sequences):
-            most = _MOST_SURPRISE * self.seconds(num_sequences, num_rows)
-            key = num_sequences.bit_length(), num_rows.bit_length()
-            self._per_row.setdefault(key, Estimate()).note(max(0.0, min(seconds, most) - plain) / num_rows)
-
-    def plain(self, num_sequences: int) -> float:
-        """Seconds of a step without drafts; 0 where none is known."""
-        found = self._plain.get(num_sequences)
-        if found is None and self._plain:
-            nearest = min(self._plain, key=lambda each: abs(each - num_sequences))
-            found = self._plain[nearest]
-        return found.value if found else 0.0
+        curve, at = (self._curve(num_sequences), num_rows) if num_rows else (self._plain, num_sequences)
+        if curve.count(at) >= _FEW:
+            seconds = min(seconds, _MOST_SURPRISE * self.seconds(num_sequences, num_rows))
+        plain = self._plain.at(num_sequences) if num_rows else 0.0
+        if plain is not None:
+            curve.note(at, max(0.0, seconds - plain))
 
     def is_known(self, num_sequences: int) -> bool:
-        """Whether steps of so many sequences without drafts have been measured."""
-        return num_sequences in self._plain
+        """Whether steps of about so many sequences without drafts have been measured."""
+        return self._plain.count(num_sequences) > 0
 
     def seconds(self, num_sequences: int, num_rows: int) -> float:
         """Of a step that verifies so many drafted tokens; 0 where not even one without is known."""
-        plain = self.plain(num_sequences)
+        plain = self._plain.at(num_sequences) or 0.0
         if not num_rows:
             return plain
-        return plain + num_rows * self._row(num_sequences, num_rows, plain)
+        extra = self._curve(num_sequences).at(num_rows)
+        return plain + (plain * _PRIOR_SHARE * num_rows / num_sequences if extra is None else extra)
 
-    def _row(self, num_sequences: int, num_rows: int, plain: float) -> float:
-        """As measured, else as it was for the nearest number of rows."""
-        sequences, rows = num_sequences.bit_length(), num_rows.bit_length()
-        for away in range(8):
-            for magnitude in (rows - away, rows + away):
-                if found := self._per_row.get((sequences, magnitude)):
-                    return found.value
-        return _PRIOR_SHARE * plain / num_sequences
+    def _curve(self, num_sequences: int) -> _Curve:
+        magnitude = num_sequences.bit_length()
+        if magnitude not in self._extra:
+            self._extra[magnitude] = _Curve(_ROWS_PER_OCTAVE, _EXTRA_SHARE, ((0.0, 0.0),))
+        return self._extra[magnitude]

@@ -123,6 +123,28 @@ async def test_the_host_tier(
         await wait_for(stack, **wanted)
 
 
+async def test_speculation(tokenizer_folder: Path) -> None:
+    """Of ten guesses of four tokens two were right as a whole, three at their first token, and five not at all."""
+    counts = [0] * 66
+    counts[0], counts[1], counts[4] = 5, 3, 2
+    accepted = common_pb2.Histogram(bounds=range(65), counts=counts, sum=11)
+    counters = common_pb2.EngineCounters(
+        draft_tokens=40, draft_emitted_tokens=20, draft_failures=1, draft_accepted_tokens=accepted
+    )
+    async with running_gateway(tokenizer_folder) as stack:
+        stack.engine.extra_load = common_pb2.EngineLoad(counters=counters)
+        await wait_for(
+            stack, spec_decode_draft_acceptance_rate=11 / 40, spec_decode_efficiency=20 / 50,
+            spec_decode_num_drafts_total=10, spec_decode_num_draft_tokens_total=40, spec_decode_num_failures_total=1,
+            spec_decode_num_accepted_tokens_total=11, spec_decode_num_emitted_tokens_total=20,
+        )  # fmt: skip
+        text = (await stack.client.get("/metrics")).text
+    for position, count in enumerate((5.0, 2.0, 2.0, 2.0)):
+        labels = f'{{model_name="fake",position="{position}"}}'
+        assert f"vllm:spec_decode_num_accepted_tokens_per_pos_total{labels} {count}" in text
+    assert 'position="4"' not in text
+
+
 async def test_what_does_not_exist_is_not_told(gateway: GatewayStack) -> None:
     await gateway.complete()
     text = (await gateway.client.get("/metrics")).text

@@ -33,6 +33,15 @@ def test_buckets_that_differ_are_left_out() -> None:
     assert list(fleet.total.iteration_tokens.counts) == [1, 1]
 
 
+def test_workers_that_count_no_such_thing_are_no_hindrance() -> None:
+    fleet, without = FleetCounters(), common_pb2.EngineCounters(draft_accepted_tokens=common_pb2.Histogram(counts=[0]))
+    guessing = common_pb2.Histogram(bounds=[0, 1], counts=[2, 3, 4], sum=11)
+    fleet.take("a", without)
+    fleet.take("b", common_pb2.EngineCounters(draft_accepted_tokens=guessing))
+    fleet.take("a", without)
+    assert fleet.total.draft_accepted_tokens == guessing
+
+
 def test_only_so_many_workers_are_remembered() -> None:
     fleet = FleetCounters()
     for number in range(5000):

@@ -1,0 +1,175 @@
+"""How much is guessed, for processors and acceptances that are made up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from engine_svc.speculative.acceptance import Acceptance, sequence_rate
+from engine_svc.speculative.controller import Controller, Offer
+from engine_svc.speculative.step_costs import StepCosts
+
+Price = Callable[[int, int], float]  # sequences, drafted rows → seconds
+
+
+def memory_bound(sequences: int, rows: int) -> float:
+    """A GPU, or a CPU with few rows: reading the weights takes the time."""
+    return 0.020 + 0.0001 * (sequences + rows)
+
+
+def compute_bound(sequences: int, rows: int) -> float:
+    """Each row costs what a row costs."""
+    return 0.001 * (sequences + rows)
+
+
+def stepped(sequences: int, rows: int) -> float:
+    """Products of a few rows cost more than of one, and then the same up to 16."""
+    return 0.010 * (1 if sequences + rows == 1 else 1.4 + 0.9 * ((sequences + rows - 1) // 16))
+
+
+def settled(price: Price, sequences: int, offer: Offer, steps: int = 600, noise: float = 0.0) -> list[int]:
+    """Tokens guessed in each step of an engine all of whose sequences are offered the same."""
+    source = random.Random(1)
+    costs = StepCosts()
+    controller, chosen = Controller(costs, plain_steps=1), []
+    for _ in range(steps):
+        asleep = controller.is_asleep(sequences)
+        rows = 0 if asleep else sum(controller.lengths(sequences, [offer] * sequences))
+        costs.note(sequences, rows, price(sequences, rows) * (1 + noise * source.random()))
+        chosen.append(rows)
+    return chosen
+
+
+def throughput(price: Price, sequences: int, offer: Offer, rows: list[int]) -> float:
+    """Tokens in a second, as expected."""
+    tokens = seconds = 0.0
+    for count in rows:
+        tokens += sequences
+        for index in range(sequences):
+            probability = offer.first
+            for _ in range(count // sequences + (index < count % sequences)):
+                tokens += probability
+                probability *= offer.following
+        seconds += price(sequences, count)
+    return tokens / seconds
+
+
+@pytest.mark.parametrize("price", [memory_bound, compute_bound, stepped])
+@pytest.mark.parametrize("sequences", [1, 2, 8, 32, 100])
+@pytest.mark.parametrize("rate", [0.02, 0.3, 0.6, 0.9, 0.99])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_it_pays_or_it_stops(price: Price, sequences: int, rate: float, noise: float) -> None:
+    """No load is slower than without by more than 2 %; where there is much to gain, at least half of it is gained."""
+    offer = Offer(rate, rate, 8)
+    rows = settled(price, sequences, offer, noise=noise)[100:]
+    plain = sequences / price(sequences, 0)
+    reached = throughput(price, sequences, offer, rows)
+    best = max(throughput(price, sequences, offer, [sequences * length]) for length in range(9))
+    assert reached > 0.98 * plain
+    if best > 1.3 * plain and not noise:
+        assert reached > plain + 0.5 * (best - plain)
+
+
+def test_an_engine_measures_before_it_drafts_and_again_now_and_then() -> None:
+    rows = settled(memory_bound, 1, Offer(0.9, 0.9, 4), steps=1000)
+    assert rows[0] == 0
+    assert 0.005 < rows.count(0) / len(rows) < 0.02
+
+
+def test_what_misses_is_tried_again_now_and_then() -> None:
+    """Though a row's price was once measured far too high."""
+    costs = StepCosts()
+    controller = Controller(costs, plain_steps=1)
+    for _ in range(20):
+        costs.note(2, 0, 0.01)
+        costs.note(2, 2, 0.05)
+    drafted = []
+    for _ in range(3000):
+        rows = sum(controller.lengths(2, [Offer(0.9, 0.9, 4)] * 2))
+        costs.note(2, rows, 0.01)
+        drafted.append(rows)
+    assert not any(drafted[:100])
+    assert all(drafted[-10:])
+
+
+def test_the_likeliest_tokens_of_all_sequences_are_taken() -> None:
+    costs = StepCosts()
+    for sequences in (1, 8, 16):
+        costs.note(sequences, 0, compute_bound(sequences, 0) + 0.004)
+    for rows in (1, 4, 16):
+        costs.note(8, rows, compute_bound(8, rows) + 0.004)
+    offers = [Offer(0.95, 0.95, 6), *[Offer(0.2, 0.5, 6)] * 6, Offer(0.6, 0.99, 6)]
+    lengths = Controller(costs, plain_steps=1).lengths(8, offers)
+    assert lengths[0] > 3
+    assert lengths[1:7] == [0] * 6
+
+
+def test_many_sequences_for_which_nothing_is_guessed_are_not_even_looked_at() -> None:
+    controller = Controller(StepCosts(), plain_steps=1)
+    looked = 0
+    for _ in range(5000):
+        if not controller.is_asleep(32):
+            looked += 1
+            assert not any(controller.lengths(32, []))
+    assert looked < 600
+    for _ in range(5):
+        assert not controller.is_asleep(2)  # few are left: it looks at once
+
+
+def test_steps_that_overlap_are_measured_in_a_row() -> None:
+    costs = StepCosts()
+    controller = Controller(costs, plain_steps=4)
+    lengths = []
+    for _ in range(6):
+        (length,) = controller.lengths(1, [Offer(0.9, 0.9, 3)])
+        costs.note(1, length, memory_bound(1, length))
+        lengths.append(length)
+    assert [bool(length) for length in lengths] == [False] * 4 + [True] * 2
+
+
+def test_costs_are_those_of_steps_like_it() -> None:
+    costs = StepCosts()
+    assert costs.seconds(4, 0) == costs.seconds(4, 3) == 0
+    assert not costs.is_known(4)
+    for sequences in (1, 2, 4, 8, 16, 32):
+        for _ in range(5):
+            costs.note(sequences, 0, 0.005 + 0.001 * sequences)
+    assert costs.is_known(4)
+    assert costs.seconds(12, 0) == pytest.approx(0.017)
+    assert costs.seconds(4, 4) > costs.seconds(4, 0)  # a row has some price before it is measured
+    for rows in (4, 16):
+        for _ in range(5):
+            costs.note(4, rows, 0.009 + 0.0005 * rows)
+    assert costs.seconds(4, 10) == pytest.approx(0.014)
+    assert costs.seconds(4, 2) == pytest.approx(0.010)
+
+
+def test_a_pause_of_the_machine_is_no_price() -> None:
+    costs = StepCosts()
+    for _ in range(50):
+        costs.note(2, 0, 0.01)
+    costs.note(2, 0, 5.0)
+    assert costs.seconds(2, 0) < 0.012
+
+
+def test_rates_by_kind_and_by_sequence() -> None:
+    acceptance, good, bad = Acceptance(), sequence_rate(), sequence_rate()
+    before = acceptance.rates(3, sequence_rate())
+    for _ in range(40):
+        acceptance.note(3, good, 4, 4)
+        acceptance.note(5, bad, 4, 0)
+    assert acceptance.rates(3, sequence_rate())[0] > max(0.85, before[0])
+    assert acceptance.rates(3, sequence_rate())[1] > 0.9
+    assert acceptance.rates(5, sequence_rate())[0] < 0.2
+    assert acceptance.rates(3, bad)[0] < acceptance.rates(3, good)[0]
+    assert acceptance.rates(4, sequence_rate()) == Acceptance().rates(4, sequence_rate())
+
+
+def test_what_was_long_ago_counts_little() -> None:
+    acceptance, rate = Acceptance(), sequence_rate()
+    for right in (1, 0):
+        for _ in range(600):
+            acceptance.note(0, rate, 1, right)
+    assert acceptance.rates(0, rate)[0] < 0.1
