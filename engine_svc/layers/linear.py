@@ -85,7 +85,7 @@ def product_of(ops: Ops, weights: Sequence[Weight], bias: torch.Tensor | None) -
         return products[0]
 
     def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
-        return torch.cat([each(hidden, wide=wide) for each in products], -1)
+        return ops.join([each(hidden, wide=wide)[:, None] for each in products])
 
     return product
 

@@ -87,7 +87,7 @@ class Decoder(torch.nn.Module):
         hidden = self.embed_tokens(token_ids)
         if embedded is not None:
             hidden = embedded.put(hidden, self.config.embedding_multiplier)
-        residual = torch.zeros_like(hidden)
+        residual = self._ops.zeros_like(hidden)
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden = layer(hidden, residual, cache, step)
         return self.norm(hidden, residual)

@@ -24,7 +24,7 @@ class DeltaNet(RecurrentLayer):
             ValueError: heads cannot be divided among the ranks.
         """
         super().__init__()
-        self._recurrence = create_recurrence(context.ops)
+        self._ops, self._recurrence = context.ops, create_recurrence(context.ops)
         self._group, self._config, self._epsilon = context.groups.tensor, config, config.norm_epsilon
         values, keys = self._of_heads(self._served * config.value_dim), self._of_heads(config.key_dim)
         heads = self._of_heads(self._served)
@@ -94,5 +94,5 @@ class HeadwiseDeltaNet(DeltaNet):
         heads = self._of_heads(1).count
         *mixed, gates = self.in_proj_qkvz(hidden).view(len(hidden), heads, -1).split(self._sizes, dim=-1)
         strengths, steps = self.in_proj_ba(hidden).view(len(hidden), heads, -1).chunk(2, dim=-1)
-        together = torch.cat([part.flatten(1) for part in mixed], dim=-1)
-        return together, gates.flatten(1), strengths.flatten(1), steps.flatten(1)
+        join = self._ops.join
+        return join(mixed), join([gates]), join([strengths]), join([steps])

@@ -28,5 +28,5 @@ class GatedAttention(Attention):
         heads = self.qkv_proj(hidden).view(len(hidden), -1, self._head_dim)
         pairs, keys_and_values = heads.split((2 * self._heads, 2 * self._kv_heads), dim=1)
         query, gates = pairs.unflatten(1, (self._heads, 2)).unbind(2)
-        output = self._attend(torch.cat((query, keys_and_values), dim=1), cache, step)
-        return self.o_proj(self._ops.gate(output, gates.flatten(1)))
+        together = self._ops.join((query, keys_and_values)).view(len(hidden), -1, self._head_dim)
+        return self.o_proj(self._ops.gate(self._attend(together, cache, step), self._ops.join((gates,))))

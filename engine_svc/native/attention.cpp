@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "parallel.h"
+#include "recordable.h"
 #include "types.h"
 
 using namespace quire;
@@ -203,3 +204,5 @@ void quire_attend(int type, int cached, const void* query, int64_t query_stride,
   });
 }
 }
+
+RECORDABLE(attend)

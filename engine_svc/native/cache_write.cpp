@@ -5,6 +5,7 @@
 #include "eight_bits.h"
 #include "paged.h"
 #include "parallel.h"
+#include "recordable.h"
 #include "types.h"
 
 using namespace quire;
@@ -13,7 +14,7 @@ namespace {
 
 constexpr int64_t WORTH_A_THREAD = 1 << 15;  // values: below, waking a thread costs more than it saves
 
-// Tokens whose slots follow each other within a unit.
+// Tokens whose slots follow each other within a unit. Those of slots below 0 are nobody's.
 struct Run {
   int64_t first, last;
 };
@@ -21,6 +22,7 @@ struct Run {
 std::vector<Run> find_runs(const int64_t* slots, int64_t tokens) {
   std::vector<Run> runs;
   for (int64_t token = 0; token < tokens; ++token) {
+    if (slots[token] < 0) continue;
     bool goes_on = token && slots[token] == slots[token - 1] + 1 && slots[token] % UNIT;
     if (goes_on) ++runs.back().last;
     else runs.push_back({token, token + 1});
@@ -61,7 +63,7 @@ const Cached* as_cached(const Value* rows, int64_t& stride, int64_t tokens, int6
 extern "C" {
 
 // key, value [tokens, kv_heads, dim], tokens `..._stride` values apart; `plane` values between the cache's heads. keys is
-// null where values are keys too. `cached` is as with_cached numbers it.
+// null where values are keys too; what has a slot below 0 is left out. `cached` is as with_cached numbers it.
 void quire_write_cache(int type, int cached, const void* key, const void* value, int64_t key_stride,
                        int64_t value_stride, const int64_t* slots, void* keys, void* values, int64_t plane,
                        int64_t tokens, int64_t kv_heads, int64_t dim, int64_t block_size) {
@@ -88,3 +90,5 @@ void quire_write_cache(int type, int cached, const void* key, const void* value,
   with_type(type, [&](auto stored) { with_cached(cached, stored, [&](auto in_cache) { write(stored, in_cache); }); });
 }
 }
+
+RECORDABLE(write_cache)

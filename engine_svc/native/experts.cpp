@@ -8,6 +8,7 @@
 #include "inputs.h"
 #include "parallel.h"
 #include "product.h"
+#include "recordable.h"
 #include "types.h"
 
 using namespace quire;
@@ -175,3 +176,5 @@ void quire_experts(int type, const void* input, int64_t tokens, int64_t stride, 
   });
 }
 }
+
+RECORDABLE(experts)

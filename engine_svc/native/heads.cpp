@@ -2,6 +2,7 @@
 #include "inputs.h"
 #include "parallel.h"
 #include "product.h"
+#include "recordable.h"
 #include "types.h"
 
 using namespace quire;
@@ -52,3 +53,5 @@ void quire_head_matrices(int type, const void* input, int64_t token_stride, int6
   });
 }
 }
+
+RECORDABLE(head_matrices)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
 import platform
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from engine_svc.native.build import NativeUnavailable, library
+from engine_svc.native.calls import Calls, NotRecordable
 from engine_svc.native.levels import LEVELS, available_levels
 from quire.errors import StartupError
 from quire.processor_name import processor_name
@@ -51,6 +56,8 @@ _SIGNATURES = {
     "gate": (_INT, _POINTER, _POINTER, _LONG, _LONG),
     "softcap": (_POINTER, _LONG, _LONG, _LONG, _FLOAT),
     "scale": (_POINTER, _LONG, _LONG, _LONG, _FLOAT),
+    "copy_parts": (_POINTER, _LONG, _LONG, _POINTER, *(_LONG,) * 4),
+    "clear": (_POINTER, _LONG, _LONG),
     "rotate_pairs": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *(_LONG,) * 5),
     "choose_experts": (_POINTER, _POINTER, *(_LONG,) * 5, _INT, _FLOAT, _INT, _FLOAT, _POINTER, _POINTER),
     "rotate": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _FLOAT, *(_LONG,) * 5, _INT),
@@ -67,6 +74,7 @@ _SIGNATURES = {
     "scan_heads": (_INT, _INT, *(_POINTER,) * 7, _FLOAT, _FLOAT, *(_POINTER,) * 2, *(_LONG,) * 4, _POINTER),
     "delta_rule": (_INT, _INT, *(_POINTER,) * 9, *(_LONG,) * 4, _POINTER),
     "gated_norm": (_INT, *(_POINTER,) * 3, _FLOAT, _INT, *(_LONG,) * 3, _POINTER),
+    "replay": (_POINTER, _LONG),
 }  # fmt: skip
 _COUNTS = ("panel", "packed_values", "packed_coded_bytes")  # those that return a number
 
@@ -101,15 +109,51 @@ class Kernels:
         if level not in available_levels():  # which asks the system for the instructions that it grants by process
             raise NativeUnavailable(f"this processor has no {level}")
         self.level = level
+        self._recorded = threading.Lock()  # by one thread at a time
+        self._callers: dict[str, int] = {}  # of the kernels that can be recorded
         loaded = ctypes.CDLL(str(library(level)))
         for name, types in _SIGNATURES.items():
             function = getattr(loaded, f"quire_{name}")
             function.argtypes, function.restype = types, _LONG if name in _COUNTS else None
             setattr(self, name, function)
+            with contextlib.suppress(AttributeError):  # it cannot be recorded
+                self._callers[name] = _address(getattr(loaded, f"quire_call_{name}"))
         self.set_threads(torch.get_num_threads())
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Calls]:
+        """Notes the calls that this thread makes meanwhile, and makes them; other threads' stay what they are.
+
+        A call that cannot be recorded raises NotRecordable, and is not made.
+        """
+        calls = Calls(self.replay)
+        with self._recorded:
+            functions = {name: getattr(self, name) for name in _SIGNATURES}
+            for name, function in functions.items():
+                setattr(self, name, self._noted(name, function, calls))
+            try:
+                yield calls
+            finally:
+                vars(self).update(functions)
+
+    def _noted(self, name: str, function: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
+        recorder, caller, types = threading.get_ident(), self._callers.get(name), _SIGNATURES[name]
+
+        def call(*arguments: Any) -> Any:
+            if threading.get_ident() == recorder:
+                if caller is None:
+                    raise NotRecordable(f"the kernel {name}")
+                calls.add(caller, types, arguments)
+            return function(*arguments)
+
+        return call
 
     def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:
         raise AttributeError(f"there is no kernel {name}")
+
+
+def _address(function: ctypes._NamedFuncPointer) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 @functools.cache

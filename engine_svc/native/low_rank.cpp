@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "parallel.h"
+#include "recordable.h"
 #include "types.h"
 
 using namespace quire;
@@ -231,3 +232,6 @@ void quire_expand(int type, int weight_type, const float* sums, const void* weig
   });
 }
 }
+
+RECORDABLE(shrink)
+RECORDABLE(expand)

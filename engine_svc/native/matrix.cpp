@@ -2,6 +2,7 @@
 #include "inputs.h"
 #include "parallel.h"
 #include "product.h"
+#include "recordable.h"
 #include "types.h"
 
 using namespace quire;
@@ -68,3 +69,5 @@ void quire_matrix(int type, const void* input, int64_t rows, int64_t stride, int
   });
 }
 }
+
+RECORDABLE(matrix)

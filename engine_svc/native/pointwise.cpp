@@ -5,6 +5,7 @@
 
 #include "activation.h"
 #include "parallel.h"
+#include "recordable.h"
 #include "types.h"
 
 using namespace quire;
@@ -12,6 +13,7 @@ using namespace quire;
 namespace {
 
 constexpr int64_t WORTH_A_THREAD = 1 << 15;  // values: below, waking a thread costs more than it saves
+constexpr int64_t BYTES_WORTH_A_THREAD = 1 << 18;
 
 // The factor that makes the root mean square of a row 1.
 template <class Value>
@@ -267,4 +269,32 @@ void quire_activate_and_multiply(int type, const void* gate_up, void* output, in
     });
   });
 }
+
+// parts [tokens, count, bytes], tokens and parts so many bytes apart, to output, whose tokens are too and whose parts
+// follow each other.
+void quire_copy_parts(const void* parts, int64_t token_stride, int64_t part_stride, void* output,
+                      int64_t output_stride, int64_t tokens, int64_t count, int64_t bytes) {
+  parallel_for(tokens, tokens * count * bytes > BYTES_WORTH_A_THREAD, [=](int64_t token) {
+    const char* from = (const char*)parts + token * token_stride;
+    char* to = (char*)output + token * output_stride;
+    for (int64_t i = 0; i < count; ++i) std::copy_n(from + i * part_stride, bytes, to + i * bytes);
+  });
 }
+
+// output [rows, bytes] becomes zeros.
+void quire_clear(void* output, int64_t rows, int64_t bytes) {
+  parallel_for(rows, rows * bytes > BYTES_WORTH_A_THREAD,
+               [=](int64_t row) { std::fill_n((char*)output + row * bytes, bytes, 0); });
+}
+}
+
+RECORDABLE(take_rows)
+RECORDABLE(rms_norm)
+RECORDABLE(layer_norm)
+RECORDABLE(add)
+RECORDABLE(gate)
+RECORDABLE(rotate)
+RECORDABLE(rotate_pairs)
+RECORDABLE(activate_and_multiply)
+RECORDABLE(copy_parts)
+RECORDABLE(clear)

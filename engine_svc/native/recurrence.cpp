@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "recordable.h"
 #include "types.h"
 
 using namespace quire;
@@ -332,3 +333,9 @@ void quire_gated_norm(int type, const Rows* hidden, const Rows* gates, const voi
   });
 }
 }
+
+RECORDABLE(convolve)
+RECORDABLE(scan_channels)
+RECORDABLE(scan_heads)
+RECORDABLE(delta_rule)
+RECORDABLE(gated_norm)

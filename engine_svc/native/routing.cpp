@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "recordable.h"
 
 namespace {
 
@@ -95,3 +96,5 @@ void quire_choose_experts(const float* logits, const float* bias, int64_t tokens
   });
 }
 }
+
+RECORDABLE(choose_experts)

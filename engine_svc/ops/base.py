@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
@@ -179,6 +180,21 @@ class Ops(ABC):
     @abstractmethod
     def take_rows(self, matrix: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """Rows int64 [count] of a matrix [any, ...], times a factor: [count, ...]."""
+
+    @abstractmethod
+    def zeros_like(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of a contiguous [tokens, ...]."""
+
+    @abstractmethod
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Each token's values side by side.
+
+        Args:
+            parts: [tokens, count, size], each of a count and size of its own, any strides between tokens and counts.
+
+        Returns:
+            [tokens, all values of a token]
+        """
 
     @abstractmethod
     def add(self, total: torch.Tensor, values: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from engine_svc.native.library import SCORINGS, TYPES, Kernels
@@ -126,6 +128,24 @@ class NativeOps(Ops):
             TYPES[matrix.dtype], matrix.data_ptr(), indices.data_ptr(), len(indices), matrix.stride(0), scale,
             output.data_ptr(),
         )  # fmt: skip
+        return output
+
+    def zeros_like(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Ops.zeros_like."""
+        output = hidden.new_empty(hidden.shape)
+        self.kernels.clear(output.data_ptr(), len(output), output.stride(0) * output.itemsize)
+        return output
+
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See Ops.join."""
+        widths = [part.shape[1] * part.shape[2] for part in parts]
+        output = parts[0].new_empty((len(parts[0]), sum(widths)))
+        for part, place in zip(parts, output.split(widths, dim=1), strict=True):
+            unit = part.itemsize
+            self.kernels.copy_parts(
+                part.data_ptr(), part.stride(0) * unit, part.stride(1) * unit, place.data_ptr(),
+                place.stride(0) * unit, len(part), part.shape[1], part.shape[2] * unit,
+            )  # fmt: skip
         return output
 
     def add(self, total: torch.Tensor, values: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:

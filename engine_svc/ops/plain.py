@@ -111,6 +111,14 @@ class PlainOps(Ops):
         rows = matrix[indices]
         return rows if scale == 1.0 else rows * scale
 
+    def zeros_like(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Ops.zeros_like."""
+        return torch.zeros_like(hidden)
+
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See Ops.join."""
+        return torch.cat([part.flatten(1) for part in parts], dim=-1)
+
     def add(self, total: torch.Tensor, values: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:
         """See Ops.add."""
         return total.add_(values if gates is None else values * gates.sigmoid().to(values.dtype))

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, Prepared
+from engine_svc.attention.native import NativeBackend
 from engine_svc.block_stores.base import BlockStore
 from engine_svc.block_stores.host_memory import HostMemory
 from engine_svc.layer_groups import group_layers
@@ -36,9 +37,12 @@ from engine_svc.recurrence.base import LayerState, StateMetadata
 from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.drafting import Drafting, Guesses
-from engine_svc.runner.graphs import Capture, CudaCapture, DecodeGraphs, Forward, graph_sizes
+from engine_svc.runner.graphs import CudaCapture, PaddedShapes, graph_sizes
+from engine_svc.runner.inputs import InputBuffers, Room
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
+from engine_svc.runner.native_calls import ExactShapes, NativeCapture
 from engine_svc.runner.pending import BegunStep, Ended, PendingStep, StepTimer
+from engine_svc.runner.recorded import Capture, Forward, RecordedSteps, Shapes
 from engine_svc.runner.states import StateCache
 from engine_svc.runner.threads import bind_threads
 from engine_svc.sampling.acceptance import TypicalAcceptance
@@ -56,6 +60,7 @@ from quire.sampling import SamplingParameters
 logger = logging.getLogger(__name__)
 
 _SCORED_ROWS = 256
+_RECORDED_QUERY_LEN = 16  # on a CPU, steps in which a sequence has more new tokens are not recorded
 
 
 class Runner:
@@ -102,7 +107,7 @@ class Runner:
         self._state_form = loaded.states
         self._states: StateCache | None = None
         self._store: BlockStore | None = None
-        self._graphs: DecodeGraphs | None = None
+        self._recorded: RecordedSteps | None = None
         self._drafting = self._make_drafting(Target(loaded, model, options, groups, device))
         self._is_warm = False
 
@@ -161,13 +166,13 @@ class Runner:
         return self._attention.kernels.level if self._attention.kernels else "torch"
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Allocates the KV cache and its tier in host memory, warms the kernels up, and on a GPU records graphs."""
+        """Allocates the KV cache and its tier in host memory, warms the kernels up, and records steps."""
         self._allocate(num_blocks, self._options.scheduler.max_num_seqs)
         if num_host_blocks:
             self.connect(lambda attention, caches: HostMemory(attention, caches, num_host_blocks))
         self._warm_up(num_blocks)
-        if self._device.type == "cuda" and isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager:
-            self.make_graphs(CudaCapture())
+        if isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager:
+            self._record_steps()
         # What layers have done to states cannot be undone: a step with them is not run again.
         self._isolates = self._num_ranks == 1 and not self._state_form.shapes
         self._is_warm = True
@@ -200,17 +205,32 @@ class Runner:
             self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, 1, [], num_wanted_drafts=drafts)]))
         self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, 1, [], num_wanted_drafts=drafts)]))
 
-    @torch.inference_mode()
+    def _record_steps(self) -> None:
+        if self._device.type == "cuda":
+            self.make_graphs(CudaCapture())
+        elif isinstance(self._attention, NativeBackend) and self._attention.kernels:
+            shapes = ExactShapes(_RECORDED_QUERY_LEN, self._max_model_len)
+            self._make_recorded(NativeCapture(self._attention.kernels), shapes, self._room(_RECORDED_QUERY_LEN))
+
     def make_graphs(self, capture: Capture, query_len: int = 1) -> None:
         """Records graphs of so many tokens a sequence: of a few sizes now, of the others when they come up."""
         sizes = graph_sizes(self._options.kernels.cuda_graph_sizes, self._options.scheduler.max_num_seqs)
-        self._graphs = DecodeGraphs(
-            self._forward, sizes, len(self._groups), self._max_model_len, self._attention.shape.block_size,
-            self._device, capture, query_len, nobodys_slot=self._options.scheduler.max_num_seqs,
-        )  # fmt: skip
-        for size in sizes:
-            if size.bit_count() == 1:
-                self._graphs.record(size)
+        self._make_recorded(
+            capture, PaddedShapes(sizes, self._max_model_len, query_len), self._room(query_len), query_len
+        )
+
+    def _room(self, query_len: int) -> Room:
+        """For so many new tokens of each sequence."""
+        sequences = self._options.scheduler.max_num_seqs
+        blocks = -(-self._max_model_len // self._attention.shape.block_size)
+        return Room(sequences, sequences * query_len, blocks, len(self._groups))
+
+    @torch.inference_mode()
+    def _make_recorded(self, capture: Capture, shapes: Shapes, room: Room, nobodys_query_len: int = 1) -> None:
+        buffers = InputBuffers(room, nobodys_query_len, self._options.scheduler.max_num_seqs, self._device)
+        self._recorded = RecordedSteps(
+            lambda inputs: self._forward(*inputs), capture, shapes, buffers, has_states=bool(self._state_form.shapes)
+        )
 
     def step(self, plan: StepPlan) -> StepResult:
         """Runs the plan; see StepResult."""
@@ -306,7 +326,7 @@ class Runner:
         last = sequence.num_computed_tokens + sequence.num_new_tokens - 1
         where = msgspec.structs.replace(sequence, num_computed_tokens=last, num_new_tokens=1, new_block_ids=[])
         batch = self._buffers.flatten(StepPlan(0, [], [where]))
-        return self._compute(dataclasses.replace(batch, token_ids=torch.zeros_like(batch.token_ids), embedded=None))
+        return self._run(dataclasses.replace(batch, token_ids=torch.zeros_like(batch.token_ids), embedded=None))
 
     def _compute_apart(self, plan: StepPlan, failed: dict[int, str]) -> dict[int, torch.Tensor]:
         """By slot, the hidden states of the sequences that do not raise. Their blocks are in the tables already."""
@@ -314,20 +334,21 @@ class Runner:
         for sequence in plan.scheduled:
             alone = msgspec.structs.replace(sequence, new_block_ids=[])
             try:
-                found[sequence.slot] = self._compute(self._buffers.flatten(StepPlan(plan.step, [], [alone]))).clone()
+                found[sequence.slot] = self._run(self._buffers.flatten(StepPlan(plan.step, [], [alone])))
             except Exception as error:
                 failed[sequence.slot] = blame(sequence.slot, "the model cannot run it", error)
         return found
 
     def _compute(self, batch: FlatBatch) -> torch.Tensor:
-        """[tokens, hidden_size]; of a graph, only until it runs again."""
-        has_graph = self._graphs is not None and batch.embedded is None and not self._adapters.is_used(batch)
-        hidden = self._graphs.run(batch) if self._graphs and has_graph else None
-        if hidden is None:
-            forward = self._forward(batch.token_ids, batch.positions, batch.metadata, batch.states, batch.embedded)
-            with self._adapters.rows(batch):
-                hidden = forward()
-        return hidden
+        """[tokens, hidden_size]; what was replayed is there only until the next step."""
+        is_plain = batch.embedded is None and not self._adapters.is_used(batch)
+        hidden = self._recorded.run(batch) if self._recorded and is_plain else None
+        return self._run(batch) if hidden is None else hidden
+
+    def _run(self, batch: FlatBatch) -> torch.Tensor:
+        forward = self._forward(batch.token_ids, batch.positions, batch.metadata, batch.states, batch.embedded)
+        with self._adapters.rows(batch):
+            return forward()
 
     def _forward(
         self,

@@ -56,7 +56,9 @@ class KernelOptions:
         None, "Cores of each rank that cpu-threads-bind auto, all and nobind leave to the services and the event loop. "
         "Default: 1 where auto binds threads, else none. As VLLM_CPU_NUM_OF_RESERVED_CPU.", minimum=0,
     )  # fmt: skip
-    enforce_eager: bool = option(False, "Records no CUDA graphs: starts sooner and decodes slower.")
+    enforce_eager: bool = option(
+        False, "Records no CUDA graphs, nor on a CPU the kernels' calls: starts sooner and decodes slower."
+    )
     cuda_graph_sizes: tuple[int, ...] = option(
         (), "Batch sizes of CUDA graphs, which decoding is rounded up to; one alone is the greatest. Default: up to "
         "512. For Quire's own models on a GPU.", minimum=1,

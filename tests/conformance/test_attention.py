@@ -13,6 +13,7 @@ from engine_svc.attention.base import AttentionBackend, AttentionMetadata, Atten
 from engine_svc.attention.native import NativeBackend
 from engine_svc.attention.registry import create_backend
 from engine_svc.native.library import kernels
+from tests.support.native import fastest_kernels, needs_native
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 64
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -256,3 +257,15 @@ def test_keys_that_are_values(name: str, batch: str) -> None:
 def test_decode_over_several_parts(window: int | None, special: str) -> None:
     """Longer than a part of the split decode kernel, and just at its edge."""
     check_backend(make_backend("triton"), [(255, 1), (256, 1), (400, 1), (3, 1)], window, special)
+
+
+@needs_native
+def test_native_caches_nothing_of_nobodys_tokens() -> None:
+    """As steps that are recorded before there are any have them."""
+    shape = AttentionShape(4, 2, 32, BLOCK_SIZE, torch.bfloat16, torch.device("cpu"))
+    backend = NativeBackend(shape, fastest_kernels())
+    (cache,), (expected,) = backend.allocate(4, 1), backend.allocate(4, 1)
+    rows = torch.randn(5, 2, 32, dtype=torch.bfloat16)
+    backend.write(rows, rows, cache, torch.tensor([-1, 0, -1, -1, 17]))
+    backend.write(rows[[1, 4]], rows[[1, 4]], expected, torch.tensor([0, 17]))
+    assert cache.equal(expected)

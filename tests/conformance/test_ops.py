@@ -96,6 +96,25 @@ def test_take_rows(name: str, scale: float) -> None:
 
 
 @every
+@pytest.mark.parametrize("tokens", [1, 5, 700])
+def test_join(name: str, tokens: int) -> None:
+    """Parts of a wider tensor, whose values are copied as they are."""
+    ops, dtype = make_ops(name)
+    wider, other = normal(tokens, 4, 30, dtype=dtype), normal(tokens, 3, 11, dtype=dtype, seed=1)
+    parts = [wider[..., 3:10], wider[:, 1:3, 10:], other]
+    found = ops.join(parts)
+    assert found.equal(torch.cat([part.reshape(tokens, -1) for part in parts], dim=1))
+    assert ops.join(parts[:1]).equal(parts[0].reshape(tokens, -1))
+
+
+@every
+def test_zeros_like(name: str) -> None:
+    ops, dtype = make_ops(name)
+    hidden = normal(300, 77, dtype=dtype)
+    assert ops.zeros_like(hidden).equal(torch.zeros_like(hidden))
+
+
+@every
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_add(name: str, is_gated: bool) -> None:
     ops, dtype = make_ops(name)

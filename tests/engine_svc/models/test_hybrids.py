@@ -117,7 +117,7 @@ def test_on_two_ranks(model_folder: ModelFolder, family: str) -> None:
 def test_a_step_that_raises_is_not_run_again(model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its requests end: layers before the one that raised have changed their states already. The next ones are well."""
     folder = model_folder("jamba")
-    with running_engine(folder) as engine:
+    with running_engine(folder, enforce_eager=True) as engine:
         expected = tokens(run(engine, PROMPTS, SHORT))
         forward, calls = Decoder.forward, []
 

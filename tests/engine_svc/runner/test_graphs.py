@@ -14,21 +14,22 @@ from engine_svc.ops.triton import InvariantTritonOps
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner import graphs
-from engine_svc.runner.graphs import Forward, graph_sizes
+from engine_svc.runner.graphs import graph_sizes
+from engine_svc.runner.recorded import CannotRecord, Capture, Forward, Replay
 from engine_svc.runner.runner import Runner
 from quire.prompt_embeds import PromptEmbeds
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import check_greedy, make_model
 
 
-class Recorder:
+class Recorder(Capture):
     """Runs the recorded pass again, over the buffers as they are then, as a graph does."""
 
     def __init__(self) -> None:
         self.replays = 0
         self.recorded = 0
 
-    def __call__(self, forward: Forward) -> tuple[Callable[[], None], torch.Tensor]:
+    def __call__(self, forward: Forward) -> tuple[Replay, torch.Tensor]:
         output = forward().clone()
         self.recorded += 1
 
@@ -39,8 +40,9 @@ class Recorder:
         return replay, output
 
 
-def failing(forward: Forward) -> tuple[Callable[[], None], torch.Tensor]:
-    raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+class Failing(Capture):
+    def __call__(self, forward: Forward) -> tuple[Replay, torch.Tensor]:
+        raise CannotRecord("CUDA error: operation not permitted when stream is capturing")
 
 
 def test_sizes() -> None:
@@ -119,13 +121,13 @@ def test_without_graphs_decoding_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     folder = make_model(tmp_path / "llama", "llama")
     prompts = random_prompts(5)
     sampling = replace(GREEDY, max_tokens=4)
-    monkeypatch.setattr(Runner, "allocate", allocate_with(failing))
+    monkeypatch.setattr(Runner, "allocate", allocate_with(Failing()))
     with running_engine(folder, attention_backend="triton") as engine:
         found = tokens(run(engine, prompts, sampling))
     check_greedy(folder, prompts, found, 4)
 
 
-def allocate_with(capture: graphs.Capture, query_len: int = 1) -> Callable[..., None]:
+def allocate_with(capture: Capture, query_len: int = 1) -> Callable[..., None]:
     allocate = Runner.allocate
 
     def both(runner: Runner, *arguments: int) -> None:

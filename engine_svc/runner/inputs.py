@@ -1,0 +1,111 @@
+"""Inputs of steps in buffers that stay where they are, for what is recorded once and reads them in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from engine_svc.attention.base import AttentionMetadata
+from engine_svc.recurrence.base import StateMetadata
+from engine_svc.runner.batch import FlatBatch
+
+
+class Shape(NamedTuple):
+    """What a recording is for."""
+
+    sequences: int
+    tokens: int  # new ones of all sequences
+    query_len: int  # of one, at most
+    context: int  # of one with those before, at most
+
+
+class Inputs(NamedTuple):
+    """What a forward pass reads."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    metadata: list[AttentionMetadata]
+    states: StateMetadata
+
+
+@dataclass(frozen=True)
+class Room:
+    """What buffers hold at most."""
+
+    sequences: int
+    tokens: int
+    blocks: int  # of a sequence
+    groups: int  # of layers, with tables of their own
+
+
+class InputBuffers:
+    """First they are full of sequences that have new tokens only, whose slots are none: such write nothing.
+
+    Whatever else changes from step to step is one buffer more, and one line of `_sources`.
+    """
+
+    def __init__(self, room: Room, query_len: int, nobodys_slot: int, device: torch.device) -> None:
+        """
+        Args:
+            query_len: new tokens of those sequences.
+            nobodys_slot: of their states.
+        """
+
+        def full(value: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.full(shape, value, dtype=dtype, device=device)
+
+        self._query_len, self._nobodys = query_len, nobodys_slot
+        self._token_ids, self._positions = full(0, 2, room.tokens, dtype=torch.int64)
+        self._seq_lens = full(query_len, room.sequences)
+        self._query_start_loc = torch.arange(room.sequences + 1, dtype=torch.int32, device=device) * query_len
+        self._block_tables = [full(0, room.sequences, room.blocks) for _ in range(room.groups)]
+        self._slot_mappings = [full(-1, room.tokens, dtype=torch.int64) for _ in range(room.groups)]
+        self._state_slots = full(nobodys_slot, room.sequences, dtype=torch.int64)
+        self._is_fresh = full(True, room.sequences, dtype=torch.bool)
+
+    def fill(self, batch: FlatBatch, shape: Shape) -> None:
+        """Copies the batch; behind it come sequences that write nothing."""
+        for buffer, values, size, rest in self._sources(batch, shape):
+            buffer[: len(values)].copy_(values)
+            if len(values) < size:
+                buffer[len(values) : size].fill_(rest)
+        self._query_start_loc[: len(batch.query_start)].copy_(batch.metadata[0].query_start_loc)
+        for table, each in zip(self._block_tables, batch.metadata, strict=True):
+            table[: len(each.block_table), : each.block_table.shape[1]].copy_(each.block_table)
+
+    def _sources(self, batch: FlatBatch, shape: Shape) -> Iterator[tuple[torch.Tensor, torch.Tensor, int, int]]:
+        """Buffers, what the batch has for them, how far they are read, and what those have that write nothing."""
+        yield self._token_ids, batch.token_ids, shape.tokens, 0
+        yield self._positions, batch.positions, shape.tokens, 0
+        yield self._seq_lens, batch.metadata[0].seq_lens, shape.sequences, self._query_len
+        yield self._state_slots, batch.states.slots, shape.sequences, self._nobodys
+        yield self._is_fresh, batch.states.is_fresh, shape.sequences, True
+        for buffer, each in zip(self._slot_mappings, batch.metadata, strict=True):
+            yield buffer, each.slot_mapping, shape.tokens, -1
+
+    def views(self, shape: Shape) -> Inputs:
+        """What a pass of a shape reads, now and later."""
+        sequences, tokens = shape.sequences, shape.tokens
+        starts, lengths = self._query_start_loc[: sequences + 1], [shape.query_len] * sequences
+        metadata = [
+            AttentionMetadata(
+                query_start_loc=starts, seq_lens=self._seq_lens[:sequences], block_table=table[:sequences],
+                slot_mapping=slots[:tokens], query_lens_host=lengths, seq_lens_host=[shape.context] * sequences,
+                max_query_len=shape.query_len, max_seq_len=shape.context,
+            )
+            for table, slots in zip(self._block_tables, self._slot_mappings, strict=True)
+        ]  # fmt: skip
+        states = StateMetadata(starts, self._state_slots[:sequences], self._is_fresh[:sequences], lengths)
+        return Inputs(self._token_ids[:tokens], self._positions[:tokens], metadata, states)
+
+    @contextmanager
+    def nobodys_states(self) -> Iterator[None]:
+        """What runs inside changes no sequence's states."""
+        slots = self._state_slots.clone()
+        self._state_slots.fill_(self._nobodys)
+        yield
+        self._state_slots.copy_(slots)

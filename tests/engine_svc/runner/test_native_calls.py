@@ -1,0 +1,226 @@
+"""Steps on a CPU as recorded calls of kernels: what they leave is what the layers would have left, bit for bit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file
+
+from engine_svc.core.engine import Engine
+from engine_svc.native.calls import NotRecordable
+from engine_svc.plan import PositionLogprobs
+from engine_svc.requests.request import GenerationRequest
+from engine_svc.runner import native_calls, recorded
+from engine_svc.runner.native_calls import Arena, ExactShapes, KernelsAlone
+from engine_svc.runner.recorded import RecordedSteps
+from engine_svc.runner.runner import Runner
+from quire.prompt_embeds import PromptEmbeds
+from tests.support.native import needs_native
+from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine
+from tests.support.tiny_models import make_model
+
+pytestmark = needs_native
+SAMPLING = replace(GREEDY, logprobs=1)
+# Of few tokens, which are recorded whole, and of more; they come and go, so that the number of rows changes.
+LENGTHS = ((3, 4), (17, 9), (1, 11), (24, 6), (2, 13))
+
+Answers = list[tuple[list[int], list[PositionLogprobs]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            # Heads of a multiple of 16 values, which the kernels want.
+            changes = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16} if family == "deepseek-v3" else {}
+            made[family] = make_model(tmp_path_factory.mktemp(family), family, **changes)
+        return made[family]
+
+    return get
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Of each step that was asked for, whether it was recorded or replayed."""
+    found: list[bool] = []
+    run_recorded = RecordedSteps.run
+
+    def note(self: RecordedSteps, *arguments: Any) -> torch.Tensor | None:
+        hidden = run_recorded(self, *arguments)
+        found.append(hidden is not None)
+        return hidden
+
+    monkeypatch.setattr(RecordedSteps, "run", note)
+    return found
+
+
+def requests(**changes: Any) -> list[GenerationRequest]:
+    prompts = random_prompts(*(length for length, _ in LENGTHS))
+    return [
+        GenerationRequest("r", prompt, replace(SAMPLING, max_tokens=count, **changes))
+        for prompt, (_, count) in zip(prompts, LENGTHS, strict=True)
+    ]
+
+
+def answers(engine: Engine, asked: list[GenerationRequest]) -> Answers:
+    return [(choice.token_ids, choice.logprobs) for (choice,) in run_requests(engine, asked)]
+
+
+def compare(folder: Path, **options: Any) -> None:
+    """More requests than slots: some wait for others to leave."""
+    found = []
+    for enforce_eager in (True, False):
+        with running_engine(folder, max_num_seqs=3, enforce_eager=enforce_eager, **options) as engine:
+            found.append(answers(engine, requests()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama", "qwen3", "gemma2", "gemma3", "olmo2", "cohere2", "mixtral", "qwen2-moe", "deepseek-v3", "jamba",
+        "granite-hybrid", "qwen3-next", "mamba",
+    ],
+)  # fmt: skip
+def test_families(folder: Callable[[str], Path], replays: list[bool], family: str) -> None:
+    compare(folder(family), dtype="bfloat16")
+    assert sum(replays) > len(replays) / 2
+
+
+@pytest.mark.parametrize("options", [
+    {"kv_cache_dtype": "fp8"}, {"quantization": "int8"}, {"quantization": "fp8"}, {"quantization": "int4"},
+    {"dtype": "float16"}, {"cpu_kernels": "avx2"}, {"num_blocks": 3},
+])  # fmt: skip
+def test_forms(folder: Callable[[str], Path], replays: list[bool], options: dict[str, Any]) -> None:
+    """The last one has room for some of the sequences only, which are preempted."""
+    compare(folder("qwen3"), **options)
+    assert sum(replays) > len(replays) / 2
+
+
+def test_prompts_as_embeddings(folder: Callable[[str], Path], replays: list[bool]) -> None:
+    """Their rows are put in by torch, and the tokens behind them are like others."""
+    weights = load_file(folder("llama") / "model.safetensors")["model.embed_tokens.weight"].float()
+    prompts = random_prompts(3, 20)
+    asked = [
+        GenerationRequest("r", [], replace(SAMPLING, max_tokens=5), prompt_embeds=PromptEmbeds("float32", 64, values))
+        for values in (weights[prompt].numpy().tobytes() for prompt in prompts)
+    ]
+    plain = [GenerationRequest("r", prompt, replace(SAMPLING, max_tokens=5)) for prompt in prompts]
+    with running_engine(folder("llama")) as engine:
+        assert answers(engine, asked) == answers(engine, plain)
+    assert sum(replays) >= 8
+
+
+def test_several_tokens_of_a_sequence_each(
+    folder: Callable[[str], Path], replays: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One recording serves all that have as many rows, however many each sequence has and had before."""
+    caplog.set_level(logging.DEBUG, native_calls.__name__)
+    with running_engine(folder("llama"), enable_prefix_caching=False) as engine:
+        for lengths in ((3, 3), (3, 3), (16, 2), (2, 16), (30, 3)):
+            run(engine, random_prompts(*lengths), replace(GREEDY, max_tokens=1))
+    assert replays == [True, True, True, True, False]
+    assert sum("recorded" in record.message for record in caplog.records) == 1 + 2  # one token, before any came
+
+
+def test_the_last_used_ones_are_kept(
+    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, native_calls.__name__)
+    monkeypatch.setattr(ExactShapes, "most", 2)
+    with running_engine(folder("llama"), enable_prefix_caching=False) as engine:
+        for length in (2, 1, 3, 1, 2):  # that of 1 is there already; 3 takes the place of 2, and 2 of 3
+            run(engine, random_prompts(length), replace(GREEDY, max_tokens=1))
+    assert sum("recorded" in record.message for record in caplog.records) == 1 + 3
+
+
+def test_a_model_that_needs_torch_is_not_recorded(
+    folder: Callable[[str], Path], replays: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Keys over their scales are torch's work. It is said once, and only to whoever wants to know."""
+    caplog.set_level(logging.DEBUG, recorded.__name__)
+    compare(folder("llama"), kv_cache_dtype="fp8", calculate_kv_scales=True)
+    assert not any(replays)
+    (record,) = [record for record in caplog.records if record.name == recorded.__name__]
+    assert record.levelno == logging.DEBUG
+    assert record.message == "steps are not recorded: aten.div.Tensor cannot be"
+
+
+def test_operators_that_compute_are_found() -> None:
+    memory = torch.zeros(1 << 16, dtype=torch.uint8)
+    given = torch.arange(12.0).view(3, 4)
+    with torch.inference_mode(), KernelsAlone(Arena(memory)):
+        wide = given.new_empty((3, 8))
+        wide.view(-1, 4)[:, 1:].split((1, 2), dim=1)[0].flatten().unsqueeze(0)
+        torch.empty_like(wide).transpose(0, 1)
+        assert given.float().data_ptr() == given.contiguous().reshape(4, 3).data_ptr()
+        for compute in (
+            lambda: given + 1,
+            lambda: given.add_(1),
+            lambda: given.t().contiguous(),
+            lambda: given.to(torch.bfloat16),
+            lambda: torch.zeros(3),
+            lambda: torch.tensor([1.0]),
+            lambda: torch.cat((given, given)),
+            lambda: float(given[0, 0]),
+            lambda: bool((given > 3).any()),
+            lambda: given[torch.tensor([0])],
+            lambda: given.clone(),
+            lambda: wide.copy_(wide),
+            lambda: wide.zero_(),
+        ):
+            with pytest.raises(NotRecordable):
+                compute()
+
+
+def test_memory_is_used_again_when_no_tensor_is_on_it() -> None:
+    memory = torch.zeros(1024, dtype=torch.uint8)
+    arena = Arena(memory)
+    first, second = arena.new(torch.empty(5, 20)), arena.new(torch.empty(3, dtype=torch.int64))
+    assert first.data_ptr() == memory.data_ptr()
+    assert second.data_ptr() == memory.data_ptr() + 448  # 400 bytes, and what is left of a line
+    view = first[1:].t()
+    del first
+    assert arena.new(torch.empty(100)).data_ptr() == second.data_ptr() + 64
+    del view
+    third = arena.new(torch.empty(100))
+    assert third.data_ptr() == memory.data_ptr()
+    assert arena.most == 512 + 448
+    with pytest.raises(NotRecordable, match="1024 bytes"):
+        arena.new(torch.empty(200))
+
+
+def test_a_fault_does_not_end_recording(
+    folder: Callable[[str], Path], replays: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that raises while it is recorded is run apart, and the next ones are recorded."""
+    compute = Runner._forward
+    faults = iter([True])
+
+    def forward(self: Runner, *arguments: Any) -> Any:
+        run_it = compute(self, *arguments)
+
+        def fail() -> torch.Tensor:
+            if len(arguments[0]) == 2 and next(faults, False):
+                raise ValueError("once")
+            return run_it()
+
+        return fail
+
+    prompts = random_prompts(1, 1)
+    with running_engine(folder("llama"), enable_prefix_caching=False) as engine:
+        expected = run(engine, prompts[:1], SAMPLING), run(engine, prompts[1:], SAMPLING)
+        monkeypatch.setattr(Runner, "_forward", forward)
+        replays.clear()
+        found = run(engine, prompts, SAMPLING)
+    assert [choices[0].token_ids for choices in found] == [both[0][0].token_ids for both in expected]
+    assert len(replays) == 63
+    assert all(replays)
