@@ -128,10 +128,10 @@ class ExactShapes(Shapes):
 
     def of(self, batch: FlatBatch) -> Shape | None:
         """See Shapes.of: prompts come in too many lengths, and what recording them saves is little beside them."""
-        longest = batch.metadata[0].max_query_len
-        if longest > self.max_query_len:
+        if batch.metadata[0].max_query_len > self.max_query_len:
             return None
-        return Shape(len(batch.slots), len(batch.token_ids), longest, self.max_model_len)
+        sequences, tokens = len(batch.slots), len(batch.token_ids)
+        return Shape(sequences, tokens, min(self.max_query_len, tokens - sequences + 1), self.max_model_len)
 
     def early(self) -> list[Shape]:
         """See Shapes.early: one that decodes."""
