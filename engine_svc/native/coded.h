@@ -2,7 +2,7 @@
 //
 // A panel is chunks of CHUNK inputs, and a chunk is the scales [spans, PANEL], the offsets likewise, if there are any, and
 // the codes: [CHUNK / 8, PANEL] of 32 bits that have those of eight inputs, the first in the lowest bits, or [CHUNK, PANEL]
-// of 8 bits. Inputs of a span share a scale.
+// of 8 bits; matrix registers have orders of their own (coded_amx.h, coded_pairs.h). Inputs of a span share a scale.
 //
 // A product is the one with what the codes stand for, in the same order, and equal to it bit for bit: blocks are widened
 // into the first-level cache, once for all rows of a task, as weights of the type Wide.

@@ -1,4 +1,4 @@
-// Sums of a panel of coded weights by AMX's matrix registers (tiles).
+// Sums of a panel of coded weights by AMX's matrix registers (tiles); for int8, see coded_pairs.h.
 //
 // An output's codes of a chunk stand together here: 32 words of four codes each, so that a shift by 4 * i brings those of
 // inputs 32 * i to 32 * i + 31 into the words' lowest bits, or 128 bytes in the order of inputs. All that the codes of a
@@ -30,7 +30,6 @@ constexpr int64_t LINES = 4;
 
 template <int SPAN>
 struct NibbleRows {
-  static constexpr float RAISED_BY = 0;
   static void widen(const char* codes, const Scales& scales, Table grid, int64_t first, bf16* to) {
     Ints low = _mm512_set1_epi16(15), high = _mm512_set1_epi16(16);
     Ints high_half = _mm512_inserti64x4(all_ints(0), _mm256_set1_epi16(16), 1);
@@ -54,24 +53,8 @@ struct NibbleRows {
   }
 };
 
-// int8 that are loaded RAISED higher, without a conversion: matrix registers share the port of every second one.
-struct RaisedInt8 {
-  int8_t value;
-};
-constexpr float RAISED = 32768 + 128;
-
-inline Floats load(const RaisedInt8* from) {
-  Ints places = _mm512_set_epi8(
-      -1, -1, 15, -1, -1, -1, 14, -1, -1, -1, 13, -1, -1, -1, 12, -1, -1, -1, 11, -1, -1, -1, 10, -1, -1, -1, 9, -1, -1,
-      -1, 8, -1, -1, -1, 7, -1, -1, -1, 6, -1, -1, -1, 5, -1, -1, -1, 4, -1, -1, -1, 3, -1, -1, -1, 2, -1, -1, -1, 1, -1,
-      -1, -1, 0, -1);
-  Ints spread = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)from)), places);
-  return _mm512_castsi512_ps(_mm512_xor_si512(spread, all_ints(0x47008000)));  // 2^15 and what is in its lower bits
-}
-
 template <class Code, int SPAN>
 struct ByteRows {
-  static constexpr float RAISED_BY = std::is_same_v<Code, RaisedInt8> ? RAISED : 0;
   static void widen(const char* codes, const Scales& scales, Table, int64_t first, bf16* to) {
 #pragma GCC unroll 4
     for (int64_t n = first; n < first + LINES; ++n) {
@@ -109,8 +92,6 @@ inline const E4m3Numbers E4M3_NUMBERS;
 // the rounded one's bits. Words have the codes of two tiles' inputs.
 template <int SPAN>
 struct E4m3Rows {
-  static constexpr float RAISED_BY = 0;
-
   struct Tables {
     Floats scale;
     Ints normal;
@@ -159,10 +140,6 @@ void with_rows(const CodedForm& form, const Call& call) {
     constexpr int SPAN = decltype(span)::value;
     switch (form.codes) {
       case NIBBLES: return call(NibbleRows<SPAN>{});
-      case INT8_CODES:
-        // 32896 times a scale of 16 bits is exact, and so is the whole.
-        if (form.offset_type < 0 && form.scale_type != 0) return call(ByteRows<RaisedInt8, SPAN>{});
-        return call(ByteRows<int8_t, SPAN>{});
       case E4M3_CODES: return call(ByteRows<e4m3, SPAN>{});
       case E5M2_CODES: return call(ByteRows<e5m2, SPAN>{});
       case E4M3_TABLES: return call(E4m3Rows<std::max(SPAN, 64)>{});
@@ -184,27 +161,6 @@ inline void shape_strips(int64_t first, int64_t second) {
   if (second)
     for (int tile : {2, 3, 7}) shapes.set(tile, STRIP, 4 * second);
   shapes.use();
-}
-
-inline void load_sums(const float* a, const float* b, const float* c, const float* d, bool fresh) {
-  if (fresh) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, a, LINE);
-    _tile_loadd(1, b, LINE);
-    _tile_loadd(2, c, LINE);
-    _tile_loadd(3, d, LINE);
-  }
-}
-
-inline void store_sums(float* a, float* b, float* c, float* d) {
-  _tile_stored(0, a, LINE);
-  _tile_stored(1, b, LINE);
-  _tile_stored(2, c, LINE);
-  _tile_stored(3, d, LINE);
 }
 
 constexpr int64_t SQUARE = 16 * STRIP;          // sums of a tile [16 outputs, STRIP]
@@ -229,9 +185,9 @@ inline void add_strip(const bf16* input, int64_t count, const bf16* wide, int64_
 inline void add_strips(const bf16* first, const bf16* second, int64_t count, const bf16* wide, int64_t tiles) {
   for (int64_t i = 0; i < tiles; ++i, wide += PANEL * TILE_INPUTS) {
     _tile_loadd(4, wide, LINE);
-    _tile_stream_loadd(6, first, LINE);
+    _tile_loadd(6, first, LINE);
     _tile_loadd(5, wide + TILE_STEP, LINE);
-    _tile_stream_loadd(7, second, 4 * count);
+    _tile_loadd(7, second, 4 * count);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 5, 6);
     _tile_dpbf16ps(2, 4, 7);
@@ -278,12 +234,12 @@ template <class Rows>
 void sum_strip(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t count, int64_t index, float* sums) {
   alignas(LINE) bf16 wide[2][WIDE_CHUNK];
   Table grid = table(call.form->grid);
-  Scales scales(*call.form, Rows::RAISED_BY);
+  Scales scales(*call.form);
   const bf16* input = call.input + first * call.stride;
   const char* chunk = call.panel(index);
   widen_chunk<Rows>(chunk, scales, grid, wide[0]);
   shape_strips(count, 0);
-  load_sums(sums, sums, sums, sums, true);
+  load_sums(sums, sums, sums, sums, LINE, true);
   int64_t last = call.steps / CHUNK - 1, bytes = call.form->chunk_bytes();
   for (int64_t i = 0; i < last; ++i, input += CHUNK * count) {
     chunk += bytes;
@@ -292,7 +248,7 @@ void sum_strip(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t c
   }
   tile_fence();
   add_strip(input, count, wide[last % 2], CHUNK_TILES);
-  store_sums(sums, sums + SQUARE, sums + 2 * SQUARE, sums + 3 * SQUARE);
+  store_sums(sums, sums + SQUARE, sums + 2 * SQUARE, sums + 3 * SQUARE, LINE);
 }
 
 // The same of half a panel with two strips, the first of which is whole.
@@ -320,7 +276,7 @@ template <class Rows>
 void sum_two_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t count, int64_t index, float* sums) {
   alignas(LINE) bf16 wide[2][WIDE_CHUNK];
   Table grid = table(call.form->grid);
-  Scales scales(*call.form, Rows::RAISED_BY);
+  Scales scales(*call.form);
   int64_t last = call.steps / CHUNK - 1, bytes = call.form->chunk_bytes();
   shape_strips(STRIP, count);
   for (int64_t half = 0; half < 2; ++half) {
@@ -328,7 +284,7 @@ void sum_two_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int6
     const char *chunk = call.panel(index), *codes = scales.read(chunk);
     float *to = sums + half * 2 * SQUARE, *others = to + STRIP * PANEL;
     for (int64_t n = 0; n < PANEL / 2; n += LINES) Rows::widen(codes, scales, grid, half * PANEL / 2 + n, wide[0]);
-    load_sums(to, to, to, to, true);
+    load_sums(to, to, to, to, LINE, true);
     for (int64_t i = 0; i < last; ++i, one += CHUNK * STRIP, other += CHUNK * count) {
       codes = scales.read(chunk += bytes);
       tile_fence();
@@ -336,7 +292,7 @@ void sum_two_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int6
     }
     tile_fence();
     add_strips(one, other, count, wide[last % 2] + half * 2 * TILE_STEP, CHUNK_TILES);
-    store_sums(to, to + SQUARE, others, others + SQUARE);
+    store_sums(to, to + SQUARE, others, others + SQUARE, LINE);
     tile_fence();
   }
 }
@@ -353,23 +309,23 @@ inline void add_block(const Operands<Coded<Bf16Groups>>& call, int64_t begin, in
       if (count != shaped) shape_strips(STRIP, shaped = count);
       float* one = sums + (row - first) * PANEL + half * 2 * SQUARE;
       float* other = one + STRIP * PANEL;
-      load_sums(one, one + SQUARE, other, other + SQUARE, fresh);
+      load_sums(one, one + SQUARE, other, other + SQUARE, LINE, fresh);
       add_strips(input(row), input(row + STRIP), count, wide + half * 2 * TILE_STEP, tiles);
-      store_sums(one, one + SQUARE, other, other + SQUARE);
+      store_sums(one, one + SQUARE, other, other + SQUARE, LINE);
     }
   if (row >= last) return;
   float* rest = sums + (row - first) * PANEL;
   shape_strips(last - row, 0);
-  load_sums(rest, rest + SQUARE, rest + 2 * SQUARE, rest + 3 * SQUARE, fresh);
+  load_sums(rest, rest + SQUARE, rest + 2 * SQUARE, rest + 3 * SQUARE, LINE, fresh);
   add_strip(input(row), last - row, wide, tiles);
-  store_sums(rest, rest + SQUARE, rest + 2 * SQUARE, rest + 3 * SQUARE);
+  store_sums(rest, rest + SQUARE, rest + 2 * SQUARE, rest + 3 * SQUARE, LINE);
 }
 
 template <class Rows>
 void sum_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
   alignas(LINE) bf16 wide[BLOCK_CHUNKS * WIDE_CHUNK];
   Table grid = table(call.form->grid);
-  Scales scales(*call.form, Rows::RAISED_BY);
+  Scales scales(*call.form);
   const char* chunk = call.panel(index);
   for (int64_t begin = 0, bytes = call.form->chunk_bytes(); begin < call.steps; begin += BLOCK_CHUNKS * CHUNK) {
     int64_t chunks = std::min(BLOCK_CHUNKS, (call.steps - begin) / CHUNK);
@@ -382,8 +338,8 @@ void sum_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t 
 }
 
 // See the others' in coded.h. Rows stand in strips.
-template <class Wide, std::enable_if_t<Wide::TILES, int> = 0>
-void sum_panel(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
+inline void sum_panel_of_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t last, int64_t index,
+                                float* sums) {
   tile_fence();
   with_rows(*call.form, [&](auto rows) {
     using Rows = decltype(rows);

@@ -81,7 +81,7 @@ void prepare_rows(const Sorted& sorted, const Stack& stack, Inputs<Type>& inputs
     auto [expert, first, last] = strips[strip];
     const int64_t* order = stack.packed.form.input_order;
     for (int64_t row = first; row < last; ++row) prepare(row, order ? order + expert * stack.size : nullptr);
-    inputs.arrange(first, last - first);
+    if (in_strips<Type>(stack.packed.form)) inputs.arrange(first, last - first);
   });
 }
 

@@ -52,10 +52,15 @@ inline float prepare_row(const Value* row, int64_t size, typename Type::Input* t
   }
 }
 
-// Whether rows of a task stand in strips, which is how matrix registers take them beside coded weights.
+// Whether rows of a task may stand in strips, which is how matrix registers take them beside coded weights.
 template <class Type>
 constexpr bool IN_STRIPS = IS_CODED<Type> && Type::TILES;
 constexpr int64_t STRIP = 16;
+
+template <class Type>
+inline bool in_strips(const CodedForm& form) {
+  return IN_STRIPS<Type> && form.codes != INT8_CODES;
+}
 
 // A strip of `count` rows, in place: [count, size] pairs of values become [size, count].
 template <class Input>
@@ -93,7 +98,8 @@ struct Inputs {
     scale[row] = prepare_row<Type>(order ? ordered.get() : from, size, values.get() + row * stride, stride);
   }
 
-  // What is left to do for a strip of rows that are prepared, up to STRIP of a task's from its first on.
+  // What is left to do for a strip of rows that are prepared, up to STRIP of a task's from its first on, if they are to
+  // stand in strips.
   void arrange(int64_t first, int64_t count) {
     if constexpr (IN_STRIPS<Type>)
       if (count > 1) arrange_strip(values.get() + first * stride, count, stride / 2);

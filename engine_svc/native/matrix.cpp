@@ -35,14 +35,14 @@ void multiply_matrix(const Value* input, int64_t rows, int64_t stride, int64_t s
   };
   const int64_t* order = weight.form.input_order;
   if constexpr (std::is_same_v<typename Type::Input, Value>)
-    if (steps_of<Type>(size) * Type::GROUP == size && !order && !(IN_STRIPS<Type> && rows > 1))
+    if (steps_of<Type>(size) * Type::GROUP == size && !order && !(in_strips<Type>(weight.form) && rows > 1))
       return run<Type, Out>(product(input, stride), result, rows);
   for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
     int64_t count = std::min(ROWS_AT_ONCE, rows - first), strips = (count + STRIP - 1) / STRIP;
     bool worth = count * size > WORTH_A_THREAD_TO_PREPARE;
     Inputs<Type> inputs(count, size);
     parallel_for(count, worth, [&](int64_t row) { inputs.prepare(row, input + (first + row) * stride, size, order); });
-    if (IN_STRIPS<Type>)
+    if (in_strips<Type>(weight.form))
       parallel_for(strips, worth, [&](int64_t i) { inputs.arrange(i * STRIP, std::min(STRIP, count - i * STRIP)); });
     Result part = result;
     part.output = (Out*)result.output + first * result.outputs, part.input_scale = inputs.scale.get();

@@ -31,17 +31,15 @@ inline void shape_square(int64_t rows) {
   else                                            \
     _tile_dpbssd(sum, input, weight)
 
-// Up to 16 rows by a panel.
+// Up to 16 rows by a panel: what `chunks` times 16 steps add to the sums. `lines` at each are prefetched.
 template <class Type>
-void multiply_strip(const Operands<Type>& call, int64_t row, int64_t index, typename Type::Total* sums) {
-  auto input = (const char*)(call.input + row * call.stride), weight = (const char*)call.panel(index);
-  int64_t pitch = call.stride * sizeof(typename Type::Input);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t k = 0; k < call.steps; k += TILE, input += LINE, weight += TILE * TILE_PITCH) {
-    for (int i = 0; i < TILE * TILE_PITCH / LINE; ++i) prefetch_far(weight + AHEAD_BYTES + i * LINE);
+void multiply_strip(const typename Type::Input* rows, int64_t stride, const typename Type::Stored* block, int64_t chunks,
+                    bool fresh, Ahead ahead, typename Type::Total* sums) {
+  auto input = (const char*)rows, weight = (const char*)block;
+  int64_t pitch = stride * sizeof(typename Type::Input);
+  load_sums(sums, sums + TILE, sums + 2 * TILE, sums + 3 * TILE, TILE_PITCH, fresh);
+  for (int64_t k = 0; k < chunks; ++k, input += LINE, weight += TILE * TILE_PITCH) {
+    for (int line = 0; line < ahead.lines; ++line, ahead.next += LINE) prefetch_far(ahead.next);
     _tile_loadd(4, input, pitch);
     _tile_loadd(5, weight, TILE_PITCH);
     _tile_loadd(6, weight + LINE, TILE_PITCH);
@@ -52,10 +50,7 @@ void multiply_strip(const Operands<Type>& call, int64_t row, int64_t index, type
     QUIRE_TILE_PRODUCT(2, 4, 7);
     QUIRE_TILE_PRODUCT(3, 4, 5);
   }
-  _tile_stored(0, sums, TILE_PITCH);
-  _tile_stored(1, sums + TILE, TILE_PITCH);
-  _tile_stored(2, sums + 2 * TILE, TILE_PITCH);
-  _tile_stored(3, sums + 3 * TILE, TILE_PITCH);
+  store_sums(sums, sums + TILE, sums + 2 * TILE, sums + 3 * TILE, TILE_PITCH);
 }
 
 // 17 to 32 rows by half a panel: what `chunks` times 16 steps add to the sums. `lines` at each are prefetched.
@@ -64,62 +59,67 @@ void multiply_square(const typename Type::Input* input, int64_t stride, const ty
                      int64_t chunks, bool fresh, Ahead ahead, typename Type::Total* sums) {
   int64_t pitch = stride * sizeof(typename Type::Input);
   auto first = (const char*)input, second = first + TILE * pitch, weight = (const char*)block;
-  if (fresh) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, sums, TILE_PITCH);
-    _tile_loadd(1, sums + TILE, TILE_PITCH);
-    _tile_loadd(2, sums + TILE * PANEL, TILE_PITCH);
-    _tile_loadd(3, sums + TILE * PANEL + TILE, TILE_PITCH);
-  }
+  load_sums(sums, sums + TILE, sums + TILE * PANEL, sums + TILE * PANEL + TILE, TILE_PITCH, fresh);
   for (int64_t k = 0; k < chunks; ++k, first += LINE, second += LINE, weight += TILE * TILE_PITCH) {
     for (int line = 0; line < ahead.lines; ++line, ahead.next += LINE) prefetch_far(ahead.next);
     _tile_loadd(6, weight, TILE_PITCH);
-    _tile_stream_loadd(4, first, pitch);
+    _tile_loadd(4, first, pitch);
     _tile_loadd(7, weight + LINE, TILE_PITCH);
-    _tile_stream_loadd(5, second, pitch);
+    _tile_loadd(5, second, pitch);
     QUIRE_TILE_PRODUCT(0, 4, 6);
     QUIRE_TILE_PRODUCT(1, 4, 7);
     QUIRE_TILE_PRODUCT(2, 5, 6);
     QUIRE_TILE_PRODUCT(3, 5, 7);
   }
-  _tile_stored(0, sums, TILE_PITCH);
-  _tile_stored(1, sums + TILE, TILE_PITCH);
-  _tile_stored(2, sums + TILE * PANEL, TILE_PITCH);
-  _tile_stored(3, sums + TILE * PANEL + TILE, TILE_PITCH);
+  store_sums(sums, sums + TILE, sums + TILE * PANEL, sums + TILE * PANEL + TILE, TILE_PITCH);
 }
 
 #undef QUIRE_TILE_PRODUCT
 
-// The sums [rows, PANEL] of rows [first, last) against one panel. More than a strip are taken in blocks over k; what
-// comes next is prefetched meanwhile.
+// Some rows of inputs, and the sums [rows, PANEL] that become theirs block by block.
+template <class Type>
+struct TileRows {
+  const typename Type::Input* input;
+  int64_t stride, count, shaped = 0;
+
+  // What a block of `steps` steps, of the inputs from `begin` on, adds. What comes `next`, if anything, is prefetched.
+  void add(int64_t begin, const typename Type::Stored* block, int64_t steps, const char* next,
+           typename Type::Total* sums) {
+    tile_fence();
+    int64_t squares = (count + TILE - 1) / (2 * TILE), strip = squares * 2 * TILE;
+    Ahead ahead{next, next && squares ? int((TILE * TILE_PITCH / LINE + 2 * squares - 1) / (2 * squares)) : 0};
+    for (int half = 0; half < 2; ++half)
+      for (int64_t row = 0; row < strip; row += 2 * TILE, ahead.next += steps / TILE * ahead.lines * LINE) {
+        shape(std::min<int64_t>(count - row, 2 * TILE));
+        multiply_square<Type>(input + row * stride + begin, stride, block + half * 2 * TILE * Type::GROUP, steps / TILE,
+                              !begin, ahead, sums + row * PANEL + half * 2 * TILE);
+      }
+    if (strip < count) {
+      shape(count - strip);
+      Ahead later{(const char*)block + AHEAD_BYTES, next ? int(TILE * TILE_PITCH / LINE) : 0};
+      multiply_strip<Type>(input + strip * stride + begin, stride, block, steps / TILE, !begin, later,
+                           sums + strip * PANEL);
+    }
+    tile_fence();
+  }
+
+ private:
+  void shape(int64_t rows) {
+    if (rows != shaped) rows > TILE ? shape_square(rows) : shape_strip(rows);
+    shaped = rows;
+  }
+};
+
+// The sums [rows, PANEL] of rows [first, last) against one panel, which is taken in blocks over k.
 template <class Type, std::enable_if_t<Type::TILES && !IS_CODED<Type>, int> = 0>
 void sum_panel(const Operands<Type>& call, int64_t first, int64_t last, int64_t index, typename Type::Total* sums) {
-  tile_fence();
-  int64_t squares = (last - first + TILE - 1) / (2 * TILE), strip = first + squares * 2 * TILE, shaped = 0;
-  for (int64_t begin = 0; squares && begin < call.steps; begin += BLOCK_STEPS) {
+  TileRows<Type> rows{call.input + first * call.stride, call.stride, last - first};
+  for (int64_t begin = 0; begin < call.steps; begin += BLOCK_STEPS) {
     int64_t steps = std::min(BLOCK_STEPS, call.steps - begin);
     const auto* block = call.panel(index) + begin * PANEL * Type::GROUP;
-    const auto* next = block + steps * PANEL * Type::GROUP;
-    Ahead ahead{(const char*)next, int((TILE * TILE_PITCH / LINE + 2 * squares - 1) / (2 * squares))};
-    for (int half = 0; half < 2; ++half)
-      for (int64_t row = first; row < strip; row += 2 * TILE, ahead.next += steps / TILE * ahead.lines * LINE) {
-        int64_t rows = std::min<int64_t>(last - row, 2 * TILE);
-        if (rows != shaped) shape_square(shaped = rows);
-        multiply_square<Type>(call.input + row * call.stride + begin * Type::GROUP, call.stride,
-                              block + half * 2 * TILE * Type::GROUP, steps / TILE, !begin, ahead,
-                              sums + (row - first) * PANEL + half * 2 * TILE);
-      }
-  }
-  if (strip < last) {
-    shape_strip(last - strip);
-    multiply_strip<Type>(call, strip, index, sums + (strip - first) * PANEL);
+    rows.add(begin * Type::GROUP, block, steps, (const char*)(block + steps * PANEL * Type::GROUP), sums);
   }
   _tile_release();
-  tile_fence();
 }
 
 }  // namespace quire

@@ -1,4 +1,4 @@
-// Packs coded weights: see coded.h and coded_amx.h.
+// Packs coded weights: see coded.h, coded_amx.h and coded_pairs.h.
 #include "parallel.h"
 #include "product.h"
 
@@ -27,15 +27,20 @@ char* pack_scales(const char* from, const CodedForm& form, int64_t width, int64_
   return to;
 }
 
+constexpr int64_t HALF = PANEL / 2;  // outputs
+
 // Codes [CHUNK] of one output, where the n-th of a panel has its place. Those of 8 bits become the bytes of numbers.
-template <bool IN_ROWS>
+template <bool TILES>
 void pack_codes(const uint8_t* from, const CodedForm& form, int64_t n, char* to) {
-  if (IN_ROWS && form.codes == E4M3_TABLES) {
+  if (TILES && form.codes == INT8_CODES) {
+    char* half = to + n / HALF * CHUNK * HALF + n % HALF * 2;
+    for (int64_t k = 0; k < CHUNK; ++k) half[k / 2 * PANEL + k % 2] = char(from[k]);
+  } else if (TILES && form.codes == E4M3_TABLES) {
     for (int64_t k = 0; k < CHUNK; ++k) to[n * CHUNK + k / 64 * 64 + k % 32 * 2 + k / 32 % 2] = char(from[k]);
   } else if (form.codes != NIBBLES) {
     uint8_t sign = form.codes == INT8_CODES ? 0x80 : 0;
-    for (int64_t k = 0; k < CHUNK; ++k) to[IN_ROWS ? n * CHUNK + k : k * PANEL + n] = char(from[k] ^ sign);
-  } else if (IN_ROWS) {
+    for (int64_t k = 0; k < CHUNK; ++k) to[TILES ? n * CHUNK + k : k * PANEL + n] = char(from[k] ^ sign);
+  } else if (TILES) {
     auto words = (uint16_t*)(to + n * CHUNK / 2);
     for (int64_t k = 0; k < 32; ++k)
       words[k] = uint16_t(from[k] | from[k + 32] << 4 | from[k + 64] << 8 | from[k + 96] << 12);

@@ -4,8 +4,7 @@
 #include "coded.h"
 #include "inputs.h"
 #if defined(__AMX_TILE__)
-#include "coded_amx.h"
-#include "matrix_amx.h"
+#include "coded_pairs.h"
 #endif
 
 namespace quire {

@@ -29,5 +29,29 @@ struct alignas(64) TileShapes {
 // what it reads after the last is not what it knows.
 inline void tile_fence() { __asm__ volatile("" ::: "memory"); }
 
+// Sums in tiles 0 to 3, of rows `pitch` bytes apart: zeros if they are fresh.
+template <class Total>
+inline void load_sums(const Total* a, const Total* b, const Total* c, const Total* d, int64_t pitch, bool fresh) {
+  if (fresh) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, a, pitch);
+    _tile_loadd(1, b, pitch);
+    _tile_loadd(2, c, pitch);
+    _tile_loadd(3, d, pitch);
+  }
+}
+
+template <class Total>
+inline void store_sums(Total* a, Total* b, Total* c, Total* d, int64_t pitch) {
+  _tile_stored(0, a, pitch);
+  _tile_stored(1, b, pitch);
+  _tile_stored(2, c, pitch);
+  _tile_stored(3, d, pitch);
+}
+
 }  // namespace quire
 #endif

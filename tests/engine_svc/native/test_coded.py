@@ -127,6 +127,25 @@ def test_every_code_stands_for_its_number(level: str, dtype: torch.dtype) -> Non
 
 
 @every_level
+@pytest.mark.parametrize("grid", [INT8, INT4], ids=lambda grid: grid.name)
+@pytest.mark.parametrize("group", [16, 32])
+def test_what_lies_between_two_numbers_becomes_the_even_one(level: str, grid: Grid, group: int) -> None:
+    """Scales of few bits make many such weights; a few rows may have kernels of their own."""
+    outputs, codes = 64, len(grid.values)
+    weight = CodedWeight(
+        grid, torch.arange(codes, dtype=torch.uint8).repeat(outputs, 256 // codes),
+        ((torch.arange(outputs) + 65) / 4096)[:, None].repeat(1, 256 // group), None, group,
+    )  # fmt: skip
+    hidden = torch.eye(256, dtype=torch.bfloat16)
+    product = product_of(kernels(level), weight, torch.bfloat16)
+    whole = product(hidden, wide=True)
+    assert whole.equal(plain(kernels(level), meaning(weight), torch.bfloat16)(hidden))
+    for count in (1, 2, 3):
+        parts = [product(rows, wide=True) for rows in hidden.split(count)]
+        assert torch.cat(parts).equal(whole), count
+
+
+@every_level
 @every_type
 @every_grid
 def test_an_output_of_no_scale_is_zero(level: str, dtype: torch.dtype, grid: Grid) -> None:
