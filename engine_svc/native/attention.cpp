@@ -11,7 +11,7 @@ using namespace quire;
 
 namespace {
 
-constexpr int64_t TASKS_PER_THREAD = 4;
+constexpr int64_t TASKS_PER_THREAD = 4, PIECES_PER_THREAD = 8;
 constexpr int64_t WORTH_A_THREAD = 1 << 17;  // products: below, waking a thread costs more than it saves
 
 struct Call {
@@ -70,12 +70,13 @@ class Work {
  public:
   Work(const Call& call, const Task& task) : call(call), task(task) {}
 
-  // The whole of it.
-  void run() {
+  // The whole of it; this thread does `next` (null: unknown) then.
+  void run(const Task* next) {
     State whole = begin(), part(scratch().part, task.rows.count(), call.dim);
     load_query();
     for (int64_t i = 0; i < task.partitions(); ++i) {
-      attend(i, part);
+      bool last = i + 1 == task.partitions();
+      attend(i, part, last ? next : &task, last ? 0 : i + 1);
       merge(i, part, whole);
     }
     finish(whole);
@@ -85,7 +86,7 @@ class Work {
   void run(int64_t partition, float* memory) {
     State part(memory, task.rows.count(), call.dim);
     load_query();
-    attend(partition, part);
+    attend(partition, part, nullptr, 0);
   }
 
   // What is left when all partitions are there.
@@ -127,17 +128,28 @@ class Work {
     return whole;
   }
 
-  void attend(int64_t partition, State& part) {
+  static int64_t position(const Task& task, int64_t partition) { return (task.first_partition() + partition) * PARTITION; }
+
+  Paged<Stored, Cached> cache_of(const Task& task) const {
     auto *keys = (const Cached*)call.keys, *values = (const Cached*)call.values;
-    Paged<Stored, Cached> cache{keys ? keys + task.head * call.plane : nullptr, values + task.head * call.plane,
-                        call.block_table + task.sequence * call.table_stride, call.block_size, call.dim};
-    int64_t at = (task.first_partition() + partition) * PARTITION;
+    return {keys ? keys + task.head * call.plane : nullptr, values + task.head * call.plane,
+            call.block_table + task.sequence * call.table_stride, call.block_size, call.dim};
+  }
+
+  // A partition, before one of `next` (null: unknown).
+  void attend(int64_t partition, State& part, const Task* next, int64_t next_partition) {
+    Paged<Stored, Cached> cache = cache_of(task);
+    Place<Stored, Cached> after{};
+    if (next)
+      after = {cache_of(*next), next->seen, std::max(position(*next, next_partition), next->seen.begin / CHUNK * CHUNK)};
+    int64_t at = position(task, partition);
     part.clear();
-    Attention<Type, Cached>(task.rows, call.options, cache, (const Input*)scratch().query).attend(at, at + PARTITION, part);
+    Attention<Type, Cached> attention(task.rows, call.options, cache, (const Input*)scratch().query);
+    attention.attend(at, at + PARTITION, part, next ? &after : nullptr);
   }
 
   void merge(int64_t partition, const State& part, State& whole) {
-    int64_t at = (task.first_partition() + partition) * PARTITION;
+    int64_t at = position(task, partition);
     for (int64_t row = 0; row < whole.rows; ++row)
       if (!task.rows.seen(row, call.options).within(at, at + PARTITION).empty()) whole.merge(row, part);
   }
@@ -182,8 +194,11 @@ void run(const Call& call) {
   for (const Task& task : tasks) cost += task.cost(), partitions = std::max(partitions, task.partitions());
   if (partitions > 1 && int64_t(tasks.size()) < 2 * TASKS_PER_THREAD * threads())
     return run_in_parts<Value, Stored, Cached>(call, tasks);
-  parallel_for(int64_t(tasks.size()), cost * call.dim > WORTH_A_THREAD,
-               [&](int64_t i) { Work<Value, Stored, Cached>(call, tasks[i]).run(); });
+  int64_t count = tasks.size(), size = std::max<int64_t>(1, count / (PIECES_PER_THREAD * threads()));
+  parallel_for((count + size - 1) / size, cost * call.dim > WORTH_A_THREAD, [&](int64_t piece) {
+    for (int64_t i = piece * size, end = std::min(count, i + size); i < end; ++i)
+      Work<Value, Stored, Cached>(call, tasks[i]).run(i + 1 < end ? &tasks[i + 1] : nullptr);
+  });
 }
 
 }  // namespace

@@ -102,6 +102,7 @@ struct Scratch {
   alignas(64) float turning[UNIT * MOST_DIM];
   alignas(64) float keys[CHUNK * MOST_DIM];
   alignas(64) float values[CHUNK * MOST_DIM];  // that are cached in 8 bits
+  Wanted wanted;
 };
 
 inline Scratch& scratch() {
@@ -115,6 +116,26 @@ inline Floats cap_scores(Floats scores, float softcap) {
   return all(softcap) * (all(1.0f) - all(2.0f) / (power + all(1.0f)));
 }
 
+// A chunk, and which positions are seen of the cache that it is in.
+template <class Stored, class Cached>
+struct Place {
+  Paged<Stored, Cached> cache;
+  Range seen;
+  int64_t start;
+
+  bool sees(int unit) const { return !seen.within(start + unit * UNIT, start + (unit + 1) * UNIT).empty(); }
+  int64_t units() const { return sees(0) + sees(1) + sees(2) + sees(3); }
+
+  void want(Wanted& wanted, int64_t pace) const {
+    wanted.begin(pace);
+    for (int unit = 0; cache.keys && unit < SEGMENTS; ++unit)
+      if (sees(unit))
+        wanted.add(cache.keys_at(start + unit * UNIT), cache.step() * sizeof(Cached), cache.dim / cache.GROUP);
+    for (int unit = 0; unit < SEGMENTS; ++unit)
+      if (sees(unit)) wanted.add(cache.values_at(start + unit * UNIT), 64, UNIT * cache.dim * sizeof(Cached) / 64);
+  }
+};
+
 // Rows against the cache: `Type` are the groups of its type.
 template <class Type, class Cached>
 class Attention {
@@ -126,21 +147,21 @@ class Attention {
   Attention(const Rows& rows, const Options& options, const Paged<Stored, Cached>& cache, const Input* query)
       : rows(rows), options(options), cache(cache), query(query), seen(rows.seen(0, rows.count(), options)) {}
 
-  // Adds to the rows' state what they see of positions [begin, end), multiples of CHUNK.
-  void attend(int64_t begin, int64_t end, State& state) {
+  // Adds to the rows' state what they see of positions [begin, end), multiples of CHUNK. `after` (null: unknown) is what
+  // this thread computes with then.
+  void attend(int64_t begin, int64_t end, State& state, const Place<Stored, Cached>* after) {
     Range range = seen.within(begin, end);
-    if (range.empty()) return;
-    find(range.begin / CHUNK * CHUNK);
     for (int64_t start = range.begin / CHUNK * CHUNK; start < range.end; start += CHUNK) {
-      Chunk<Stored> chunk = take();
-      find(std::min(start + CHUNK, (range.end - 1) / CHUNK * CHUNK));
+      Place<Stored, Cached> here{cache, seen, start}, next{cache, seen, start + CHUNK};
+      if (next.start < range.end) after_this(here, next);
+      else if (after) after_this(here, *after);
+      Chunk chunk = take(here);
       make_ready(chunk);
-      if constexpr (NARROW) fetch_upcoming();
       int64_t tiles = (rows.count() + most_rows<Type>() - 1) / most_rows<Type>();
       for (int64_t t = 0, row = 0; t < tiles; ++t) {
-        int64_t next = (t + 1) * rows.count() / tiles;
-        attend_tile(chunk, row, next, t == 0, state);
-        row = next;
+        int64_t end_row = (t + 1) * rows.count() / tiles;
+        attend_tile(chunk, row, end_row, state);
+        row = end_row;
       }
     }
 #ifdef __AMX_TILE__
@@ -155,10 +176,9 @@ class Attention {
   static constexpr bool NARROW = !std::is_same_v<Stored, Cached>;
 
   // Units of CHUNK positions from `start` on; those that the task does not see are like others that it does.
-  template <class Value>
   struct Chunk {
     int64_t start;
-    const Value *keys[SEGMENTS], *values[SEGMENTS];
+    const Stored *keys[SEGMENTS], *values[SEGMENTS];
   };
 
   const Rows& rows;
@@ -166,50 +186,38 @@ class Attention {
   const Paged<Stored, Cached>& cache;
   const Input* query;
   Range seen;
-  Chunk<Cached> upcoming;
   Scratch& memory = scratch();
   int64_t shaped = 0;
 
-  void find(int64_t start) {
-    upcoming.start = start;
-    for (int unit = 0; unit < SEGMENTS; ++unit) {
-      int64_t at = std::clamp(start + unit * UNIT, seen.begin / UNIT * UNIT, (seen.end - 1) / UNIT * UNIT);
-      upcoming.keys[unit] = cache.keys ? cache.keys_at(at) : nullptr;
-      upcoming.values[unit] = cache.values_at(at);
-    }
+  void after_this(const Place<Stored, Cached>& here, const Place<Stored, Cached>& next) {
+    int64_t units = here.units();
+    next.want(memory.wanted, (next.units() + units - 1) / units);
   }
 
-  // The chunk that was found, in the type that is multiplied.
-  Chunk<Stored> take() {
-    if constexpr (!NARROW) {
-      return upcoming;
-    } else {
-      Chunk<Stored> chunk{upcoming.start, {}, {}};
-      for (int unit = 0; unit < SEGMENTS; ++unit) {
-        int64_t at = chunk.start + unit * UNIT;
-        if (seen.within(at, at + UNIT).empty()) continue;
+  // A chunk in the type that is multiplied.
+  Chunk take(const Place<Stored, Cached>& place) {
+    Chunk chunk{place.start, {}, {}};
+    for (int unit = 0; unit < SEGMENTS; ++unit) {
+      if (!place.sees(unit)) continue;
+      int64_t at = place.start + unit * UNIT;
+      if constexpr (!NARROW) {
+        chunk.keys[unit] = cache.keys ? cache.keys_at(at) : nullptr, chunk.values[unit] = cache.values_at(at);
+      } else {
         auto* values = (Stored*)memory.values + unit * UNIT * cache.dim;
-        widen_all(upcoming.values[unit], UNIT * cache.dim, values);
+        widen_all(cache.values_at(at), UNIT * cache.dim, values);
         chunk.values[unit] = values;
         if (!cache.keys) continue;
         auto* keys = (Stored*)memory.keys + unit * UNIT * cache.dim;
         for (int64_t i = 0; i < cache.dim / Type::GROUP; ++i)
-          widen_all(upcoming.keys[unit] + i * cache.step(), UNIT * Type::GROUP, keys + i * UNIT * Type::GROUP);
+          widen_all(cache.keys_at(at) + i * cache.step(), UNIT * Type::GROUP, keys + i * UNIT * Type::GROUP);
         chunk.keys[unit] = keys;
       }
-      return chunk;
     }
-  }
-
-  void fetch_upcoming() {
-    for (int unit = 0; unit < SEGMENTS; ++unit) {
-      for (int64_t i = 0; i < UNIT * cache.dim; i += 64) prefetch(upcoming.values[unit] + i);
-      for (int64_t i = 0; cache.keys && i < cache.dim / Type::GROUP; ++i) prefetch(upcoming.keys[unit] + i * cache.step());
-    }
+    return chunk;
   }
 
   // Cleans the values of units that the task sees a part of, and turns values to keys where they are both.
-  void make_ready(Chunk<Stored>& chunk) {
+  void make_ready(Chunk& chunk) {
     for (int unit = 0; unit < SEGMENTS; ++unit) {
       int64_t at = chunk.start + unit * UNIT;
       Range known = seen.within(at, at + UNIT);
@@ -227,7 +235,7 @@ class Attention {
   Input* turned(int unit) { return (Input*)memory.keys + unit * UNIT * cache.dim; }
 
   // Rows [first, last) against a chunk.
-  void attend_tile(const Chunk<Stored>& chunk, int64_t first, int64_t last, bool fetch, State& state) {
+  void attend_tile(const Chunk& chunk, int64_t first, int64_t last, State& state) {
     Range any = rows.seen(first, last, options).within(chunk.start, chunk.start + CHUNK);
     if (any.empty()) return;
 #ifdef __AMX_TILE__
@@ -235,33 +243,28 @@ class Attention {
 #endif
     int begin = int(any.begin - chunk.start) / UNIT, end = int(any.end - chunk.start + UNIT - 1) / UNIT;
     if (cache.keys) {
-      if constexpr (NARROW)
-        score<Type>(chunk.keys, chunk.keys, UNIT * Type::GROUP, first, last, begin, end, false);
-      else
-        score<Type>(chunk.keys, upcoming.keys, cache.step(), first, last, begin, end, fetch);
+      score<Type>(chunk.keys, NARROW ? UNIT * Type::GROUP : cache.step(), first, last, begin, end);
     } else {
       const Input* keys[SEGMENTS] = {turned(0), turned(1), turned(2), turned(3)};
-      score<Wide>(keys, keys, UNIT * Wide::GROUP, first, last, begin, end, false);
+      score<Wide>(keys, UNIT * Wide::GROUP, first, last, begin, end);
     }
     for (int64_t row = first; row < last; ++row) {
       Range own = rows.seen(row, options).within(chunk.start, chunk.start + CHUNK);
       soften({own.begin - chunk.start, own.end - chunk.start}, row, row - first, begin * UNIT, end * UNIT, state);
     }
-    add_values(chunk, first, last, begin, end, fetch, state);
+    add_values(chunk, first, last, begin, end, state);
   }
 
   // The tile's scores against units [begin, end), which lie `stride` values between steps.
   template <class Keys>
-  void score(const typename Keys::Stored* const* keys, const typename Keys::Stored* const* next, int64_t stride,
-             int64_t first, int64_t last, int begin, int end, bool fetch) {
-    Product<Keys> product{query + first * cache.dim, cache.dim, {}, {}, fetch, 1, cache.dim / Keys::GROUP, stride,
-                          nullptr, CHUNK, true};
+  void score(const typename Keys::Stored* const* keys, int64_t stride, int64_t first, int64_t last, int begin, int end) {
+    Product<Keys> product{query + first * cache.dim, cache.dim, {}, 1, cache.dim / Keys::GROUP, stride, nullptr, CHUNK, true,
+                          &memory.wanted};
     for (int at = begin * UNIT, count; at < end * UNIT; at += count * LANES) {
       count = most_vectors<Keys>(last - first, (end * UNIT - at) / LANES);
       for (int v = 0; v < count; ++v) {
         int unit = (at + v * LANES) / UNIT, within = (at + v * LANES) % UNIT;
         product.from[0][v] = keys[unit] + within * Keys::GROUP;
-        product.next[0][v] = next[unit] + within * Keys::GROUP;
       }
       product.output = memory.scores + at;
       multiply(product, last - first, count);
@@ -302,17 +305,14 @@ class Attention {
   }
 
   // The values of units [begin, end) by the tile's weights.
-  void add_values(const Chunk<Stored>& chunk, int64_t first, int64_t last, int begin, int end, bool fetch, State& state) {
-    Product<Type> product{(Input*)memory.weights + begin * UNIT, CHUNK, {}, {}, fetch && !NARROW, end - begin,
-                          UNIT / Type::GROUP, cache.dim * Type::GROUP, nullptr, cache.dim, false};
+  void add_values(const Chunk& chunk, int64_t first, int64_t last, int begin, int end, State& state) {
+    Product<Type> product{(Input*)memory.weights + begin * UNIT, CHUNK, {}, end - begin, UNIT / Type::GROUP,
+                          cache.dim * Type::GROUP, nullptr, cache.dim, false, &memory.wanted};
     for (int64_t at = 0, count; at < cache.dim; at += count * LANES) {
       count = most_vectors<Type>(last - first, (cache.dim - at) / LANES);
       for (int unit = begin; unit < end; ++unit)
-        for (int v = 0; v < count; ++v) {
+        for (int v = 0; v < count; ++v)
           product.from[unit - begin][v] = chunk.values[unit] + (at + v * LANES) * Type::GROUP;
-          if constexpr (!NARROW)
-            product.next[unit - begin][v] = upcoming.values[unit] + (at + v * LANES) * Type::GROUP;
-        }
       product.output = state.output + first * cache.dim + at;
       multiply(product, last - first, count);
     }

@@ -1,4 +1,5 @@
 // New keys and values to their slots of the paged cache, whose layout paged.h has.
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -12,7 +13,7 @@ using namespace quire;
 
 namespace {
 
-constexpr int64_t WORTH_A_THREAD = 1 << 15;  // values: below, waking a thread costs more than it saves
+constexpr int64_t WORTH_A_THREAD = 1 << 12;  // values: below, waking a thread costs more than it saves
 
 // Tokens whose slots follow each other within a unit. Those of slots below 0 are nobody's.
 struct Run {
@@ -33,17 +34,36 @@ std::vector<Run> find_runs(const int64_t* slots, int64_t tokens) {
 // GROUP values of each token side by side, tokens behind each other.
 template <int GROUP, class Cached>
 void write_keys(const Cached* key, int64_t stride, int64_t tokens, int64_t dim, Cached* to, int64_t step) {
+  constexpr int64_t BYTES = GROUP * sizeof(Cached);
+  if (BYTES == sizeof(float) && tokens == UNIT && stride % GROUP == 0)
+    return turn_unit((const float*)key, stride / GROUP, dim / GROUP, (float*)to, step / GROUP);
   for (int64_t i = 0; i < dim; i += GROUP, to += step)
-    for (int64_t t = 0; t < tokens; ++t) std::copy_n(key + t * stride + i, GROUP, to + t * GROUP);
+    for (int64_t t = 0; t < tokens; ++t) std::memcpy(to + t * GROUP, key + t * stride + i, BYTES);
 }
 
-// A token's values, to every GROUP-th place from the one that it has in its group on.
+// A token's values, to every GROUP-th place from the one that it has in its group on; those of a whole group at once.
 template <int GROUP, class Cached>
 void write_values(const Cached* value, int64_t stride, int64_t tokens, int64_t within, int64_t dim, Cached* block) {
-  for (int64_t t = 0; t < tokens; ++t, value += stride, ++within) {
-    Cached* to = block + within / GROUP * GROUP * dim + within % GROUP;
-    for (int64_t i = 0; i < dim; ++i) to[i * GROUP] = value[i];
+  for (int64_t t = 0, count; t < tokens; t += count, value += count * stride, within += count) {
+    Cached* __restrict to = block + within / GROUP * GROUP * dim + within % GROUP;
+    count = within % GROUP == 0 && t + GROUP <= tokens ? GROUP : 1;
+    if (count == 1) {
+      for (int64_t i = 0; i < dim; ++i) to[i * GROUP] = value[i];
+    } else {
+      for (int64_t i = 0; i < dim; ++i)
+        for (int64_t g = 0; g < GROUP; ++g) to[i * GROUP + g] = value[g * stride + i];
+    }
   }
+}
+
+// Has the lines on their way to which a head's rows of a run go: one after the other, each would be waited for. Inline, for
+// gcc takes a function that only fetches for one that does nothing.
+template <int GROUP, class Cached>
+[[gnu::always_inline]] inline void fetch(const Cached* keys, int64_t step, const Cached* values, int64_t within, int64_t tokens, int64_t dim) {
+  constexpr int64_t LINE = 64 / sizeof(Cached);
+  for (int64_t i = 0; keys && i < dim; i += GROUP, keys += step) prefetch(keys);
+  const Cached* end = values + (within + tokens + GROUP - 1) / GROUP * GROUP * dim;
+  for (values += within / GROUP * GROUP * dim; values < end; values += LINE) prefetch(values);
 }
 
 // The rows of a run, as the cache holds them: as they are, or narrowed in memory that is `run`'s.
@@ -75,6 +95,11 @@ void quire_write_cache(int type, int cached, const void* key, const void* value,
     parallel_for(int64_t(runs.size()), tokens * kv_heads * dim > WORTH_A_THREAD, [&](int64_t i) {
       Cached memory[std::is_same_v<Cached, Stored> ? 1 : UNIT * MOST_DIM];
       int64_t token = runs[i].first, count = runs[i].last - token, within = slots[token] % block_size;
+      for (int64_t head = 0; head < kv_heads; ++head) {
+        int64_t block = head * plane + (slots[token] - within) * dim;
+        fetch<GROUP>(keys ? (const Cached*)keys + block + within * GROUP : nullptr, block_size * GROUP,
+                     (const Cached*)values + block, within, count, dim);
+      }
       for (int64_t head = 0; head < kv_heads; ++head) {
         int64_t block = head * plane + (slots[token] - within) * dim, stride = key_stride;
         if (keys) {

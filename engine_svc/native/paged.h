@@ -36,10 +36,25 @@ struct Paged {
 template <class Stored>
 void clean_values(const Stored* values, int64_t dim, int64_t begin, int64_t end, Stored* to) {
   constexpr int GROUP = Groups<Stored>::GROUP;
-  for (int64_t at = 0; at < UNIT; at += GROUP)
-    for (int64_t g = 0; g < GROUP; ++g) {
-      bool known = begin <= at + g && at + g < end;
-      for (int64_t i = at * dim + g; i < (at + GROUP) * dim; i += GROUP) to[i] = known ? values[i] : Stored{};
+  for (int64_t at = 0; at < UNIT; at += GROUP, values += GROUP * dim, to += GROUP * dim) {
+    if (begin <= at && at + GROUP <= end) {
+      std::copy_n(values, GROUP * dim, to);
+      continue;
+    }
+    std::fill_n(to, GROUP * dim, Stored{});
+    for (int64_t g = std::max<int64_t>(0, begin - at); g < std::min<int64_t>(GROUP, end - at); ++g)
+      for (int64_t i = g; i < GROUP * dim; i += GROUP) to[i] = values[i];
+  }
+}
+
+// The rows of a unit, `words` of 32 bits each and `stride` apart, become columns, those of neighbouring words `step` apart.
+inline void turn_unit(const float* rows, int64_t stride, int64_t words, float* to, int64_t step) {
+  for (int64_t at = 0; at < UNIT; at += LANES)
+    for (int64_t i = 0; i < words; i += LANES) {
+      Floats square[LANES];
+      for (int r = 0; r < LANES; ++r) square[r] = load(rows + (at + r) * stride + i, words - i);
+      transpose(square);
+      for (int r = 0; r < LANES && i + r < words; ++r) store(to + (i + r) * step + at, square[r]);
     }
 }
 
@@ -59,13 +74,7 @@ void turn_to_keys(const typename Type::Stored* values, int64_t dim, typename Typ
       }
     }
   int64_t words = dim * int64_t(sizeof(*rows)) / 4;
-  for (int64_t at = 0; at < UNIT; at += LANES)
-    for (int64_t i = 0; i < words; i += LANES) {
-      Floats square[LANES];
-      for (int r = 0; r < LANES; ++r) square[r] = load((const float*)rows + (at + r) * words + i, words - i);
-      transpose(square);
-      for (int r = 0; r < LANES && i + r < words; ++r) store((float*)keys + (i + r) * UNIT + at, square[r]);
-    }
+  turn_unit((const float*)rows, words, words, (float*)keys, UNIT);
 }
 
 }  // namespace quire

@@ -5,6 +5,7 @@
 // for each output. Every output is one sum, in order, whatever is computed beside it.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
 #include "groups.h"
@@ -16,6 +17,40 @@ constexpr int SEGMENTS = 4;
 constexpr int MOST_VECTORS = 4;  // of LANES outputs, at once
 constexpr int TILE_ROWS = 16;    // of matrix registers
 constexpr int FULL_ROWS = 6;     // whose sums fit in the others
+constexpr int FEW_STEPS = 8;     // what products have a multiple of
+
+// Lines that are wanted soon, fetched a few at a time while others are computed with. In the order in which they lie: where
+// a few follow each other the processor goes on by itself.
+class Wanted {
+ public:
+  // So many lines are fetched for each that is computed with.
+  void begin(int64_t pace) { number = place = 0, this->pace = pace; }
+
+  // `count` lines that begin `stride` bytes apart; no more than 2 * SEGMENTS times.
+  void add(const void* first, int64_t stride, int64_t count) { runs[number++] = {(const char*)first, stride, count}; }
+
+  void fetch(int64_t computed) {
+    int64_t lines = computed * pace;
+    while (lines > 0 && place < number) {
+      Run& run = runs[place];
+      int64_t count = std::min(lines, run.count), stride = run.stride;
+      const char* next = run.next;
+      for (int64_t i = 0; i < count; ++i, next += stride) prefetch_far(next);
+      run.next = next, run.count -= count, lines -= count;
+      if (!run.count) ++place;
+    }
+  }
+
+ private:
+  struct Run {
+    const char* next;
+    int64_t stride, count;
+  };
+
+  Run runs[2 * SEGMENTS];
+  int number = 0, place = 0;
+  int64_t pace = 1;
+};
 
 template <class Type>
 struct Product {
@@ -23,13 +58,12 @@ struct Product {
   const typename Type::Input* input;
   int64_t input_stride;                        // between rows, in values
   const Stored* from[SEGMENTS][MOST_VECTORS];  // of each vector of outputs
-  const Stored* next[SEGMENTS][MOST_VECTORS];  // of the same size, fetched meanwhile
-  bool fetch;
   int segments;
   int64_t steps, stride;  // stride in values
   float* output;          // its vectors of outputs stand side by side
   int64_t output_stride;  // between rows
   bool fresh;             // not added to what is there
+  Wanted* wanted;         // fetched meanwhile, as many lines as are read
 };
 
 // How many rows are best taken at once.
@@ -49,6 +83,7 @@ inline int most_vectors(int64_t rows, int64_t vectors) {
 template <class Type, int ROWS, int W>
 void multiply(const Product<Type>& product) {
   constexpr int PART = Type::GROUP / Type::PARTS;
+  constexpr int64_t STEP_BYTES = LANES * Type::GROUP * sizeof(typename Type::Stored);  // of a vector
   typename Type::Sum sums[ROWS][W];
 #pragma GCC unroll 24
   for (int i = 0; i < ROWS * W; ++i) {
@@ -59,13 +94,9 @@ void multiply(const Product<Type>& product) {
   int64_t input_stride = product.input_stride;
   for (int s = 0; s < product.segments; ++s) {
     const auto* const* from = product.from[s];
-    const auto* const* next = product.next[s];
-    int64_t end = product.steps * product.stride, stride = product.stride;
+    int64_t fetched = 0, end = product.steps * product.stride, stride = product.stride;
     for (int64_t at = 0; at < end; at += stride) {
-      if (product.fetch) {
-#pragma GCC unroll 4
-        for (int v = 0; v < W; ++v) prefetch(next[v] + at);
-      }
+      if (at == fetched) product.wanted->fetch(W * FEW_STEPS * STEP_BYTES / 64), fetched += FEW_STEPS * stride;
 #pragma GCC unroll 2
       for (int part = 0; part < Type::PARTS; ++part, input += PART) {
         typename Type::Weight weight[W];
@@ -123,9 +154,7 @@ void multiply_tiles(const Product<Type>& product, int64_t vectors) {
     const auto* const* from = product.from[s];
     for (int64_t k = 0, at = 0; k < product.steps;) {
       int64_t count = product.steps - k >= 16 ? 16 : 8;
-      if (product.fetch)
-        for (int64_t v = 0; v < vectors; ++v)
-          for (int64_t i = 0; i < count; ++i) prefetch(product.next[s][v] + at + i * product.stride);
+      product.wanted->fetch(count * vectors);
       if (count == 16) {
         _tile_loadd(4, input, input_bytes);
         _tile_loadd(6, from[0] + at, bytes);
