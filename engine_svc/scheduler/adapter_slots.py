@@ -197,7 +197,7 @@ class AdapterSlots:
     def redo(self, changes: AdapterChanges) -> None:
         """A step has failed that began with these changes: nobody knows which of them were made."""
         self._dropped += changes.dropped
-        for entry in self._entries.values():
+        for entry in list(self._entries.values()):
             if entry.wire_key and not entry.is_read:  # its end may have been lost with the step
                 self._drop(entry)
         for placement in changes.placed:
@@ -320,7 +320,6 @@ class AdapterSlots:
             return False
         last = min(kept, key=lambda entry: entry.used)
         self._drop(last)
-        self._forget_unused(last)
         return True
 
     def _drop(self, entry: _Entry) -> None:
@@ -332,6 +331,8 @@ class AdapterSlots:
             self._placed = {slot: each for slot, each in self._placed.items() if each.key != entry.wire_key}
             self._read.pop(entry.wire_key, None)
         entry.wire_key, entry.is_read = 0, False
+        if not entry.num_requests:
+            self._entries.pop(entry.adapter.key, None)
 
 
 def _count(sequences: Iterable[Sequence]) -> Counter[str]:

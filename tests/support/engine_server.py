@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
+from engine_svc.executor.base import Executor
 from engine_svc.main import build_server
 from engine_svc.worker import EngineWorker
 from quire.options.model import ModelOptions
@@ -36,7 +37,7 @@ class RunningEngine:
 
 @contextlib.asynccontextmanager
 async def running_engine(
-    executor: FakeExecutor | None = None,
+    executor: Executor | None = None,
     model: ModelOptions | None = None,
     port: int = 0,
     load: bool = True,

@@ -203,4 +203,4 @@ class AdapterMachine(RuleBasedStateMachine):
 
 
 TestAdapterMachine = AdapterMachine.TestCase
-TestAdapterMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestAdapterMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
