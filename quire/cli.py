@@ -1,4 +1,5 @@
-"""The `quire` command: `serve`, one sub-command per service, and the clients `chat`, `complete` and `workers`."""
+"""The `quire` command: `serve`, `run-batch`, one sub-command per service, and the clients `chat`, `complete` and
+`workers`."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import click
 import quire
 from quire.collection import without_collection
 from quire.errors import StartupError
+from quire.options.batch import BatchOptions
 from quire.options.command import OptionsCommand
 from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
@@ -75,6 +77,24 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
                 "log": LogOptions,
             },
             _main_of("quire.serve.stack"),
+            {"router_address": (), "tokenizer_address": ()},
+        ),
+        "run-batch": partial(
+            OptionsCommand,
+            "run-batch",
+            "Answers the requests of a file by MODEL, and ends.",
+            {
+                "batch": BatchOptions,
+                "serve": ServeOptions,
+                "model": ModelOptions,
+                "gateway": GatewayOptions,
+                "tokenizer": TokenizerOptions,
+                "router": RouterOptions,
+                "engine": EngineOptions,
+                "security": RpcSecurityOptions,
+                "log": LogOptions,
+            },
+            _main_of("quire.batch.run"),
             {"router_address": (), "tokenizer_address": ()},
         ),
         "gateway": partial(

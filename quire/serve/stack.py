@@ -7,6 +7,7 @@ import dataclasses
 import signal
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import click
@@ -29,11 +30,27 @@ from quire.v1 import router_pb2, router_pb2_grpc, tokenizer_pb2, tokenizer_pb2_g
 _REFRESH_SECONDS = 0.2
 
 
+# What somebody wants of a stack, once it is ready.
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
 def main(**groups: Any) -> None:
     """Starts the stack and supervises it until Ctrl-C.
 
     Raises:
         StartupError: it cannot start, or a service dies again and again.
+    """
+    run_stack(None, **groups)
+
+
+def run_stack(work: Work | None, **groups: Any) -> bool:
+    """Starts the stack and supervises it until Ctrl-C, or until the work is done.
+
+    Returns:
+        Whether that is done.
+
+    Raises:
+        StartupError: as `main`.
     """
     options = StackOptions(**groups)
     options.gateway.check()
@@ -44,11 +61,11 @@ def main(**groups: Any) -> None:
         layout = choose_layout(options, ports)
         log_file = choose_log_file(options.log, options.gateway.port)
         log = dataclasses.replace(options.log, log_file=str(log_file.path) if log_file else "-")
-        asyncio.run(_serve(dataclasses.replace(with_derived(options), log=log), layout, log_file))
+        return asyncio.run(_serve(dataclasses.replace(with_derived(options), log=log), layout, log_file, work))
 
 
-async def _serve(options: StackOptions, layout: Layout, log_file: LogFile | None) -> None:
-    await _Stack(options, layout, log_file).run()
+async def _serve(options: StackOptions, layout: Layout, log_file: LogFile | None, work: Work | None) -> bool:
+    return await _Stack(options, layout, log_file).run(work)
 
 
 class _Stack:
@@ -80,19 +97,16 @@ class _Stack:
     def _signalled(self) -> None:
         (self._hurry if self._stop.is_set() else self._stop).set()
 
-    async def run(self) -> None:
-        """Starts, serves and stops.
-
-        Raises:
-            StartupError: see `main`.
-        """
+    async def run(self, work: Work | None) -> bool:
+        """Starts, serves and stops; see `run_stack`."""
+        is_done = False
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal was closed
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
                 asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         keeping = asyncio.create_task(self._keep_house())
         try:
             if await self._start():
-                await self._until(self._stop)
+                is_done = await self._carry_out(work) if work else await self._until(self._stop)
         except StartupError:
             self._hurry.set()
             raise
@@ -105,6 +119,21 @@ class _Stack:
                 (("gateway",), ("router",)), self._options.gateway.drain_timeout_seconds, self._hurry
             )
             keeping.cancel()
+        return is_done
+
+    async def _carry_out(self, work: Work) -> bool:
+        """Whether it is done; it is not where the stack is told to stop first."""
+        done = asyncio.Event()
+        task = asyncio.create_task(work())
+        task.add_done_callback(lambda task: done.set())
+        try:
+            await self._until(done)
+        finally:
+            task.cancel()
+            results = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(results[0], Exception):
+            raise results[0]
+        return results[0] is None
 
     async def _start(self) -> bool:
         """Starts everything and shows the summary; returns whether it came to that before it was to stop."""
@@ -127,8 +156,8 @@ class _Stack:
         click.echo(await _summary(self._options, self._layout, time.monotonic() - start))
         return True
 
-    async def _until(self, event: asyncio.Event) -> None:
-        """Waits for it, or for the signal to stop.
+    async def _until(self, event: asyncio.Event) -> bool:
+        """Waits for it, or for the signal to stop; whether it was the former.
 
         Raises:
             StartupError: a service cannot go on.
@@ -141,6 +170,7 @@ class _Stack:
                 task.cancel()
         if self._supervisor.failed.done():
             self._supervisor.failed.result()
+        return event.is_set()
 
     async def _keep_house(self) -> None:
         while True:

@@ -1,0 +1,101 @@
+"""The answers that are there so far: in a file beside the output, so that a run that was cut goes on from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import msgspec
+
+from quire.batch.lines import BatchInput, BatchResult
+from quire.errors import StartupError
+
+_encoder = msgspec.json.Encoder()
+
+
+class Results:
+    """A context in which answers come in any order; `write` puts them into that of the requests.
+
+    The file begins with a line that names the input. What follows is an answer a line, behind the number of its
+    request; one that was cut off in the middle is not there.
+    """
+
+    def __init__(self, path: Path, requests: BatchInput) -> None:
+        """
+        Raises:
+            StartupError: the file is of another input.
+        """
+        self.path = path
+        self._requests = requests
+        self._places: dict[int, tuple[int, int]] = {}  # of each answer, by its request's number
+        self._file: BinaryIO
+
+    def __enter__(self) -> Results:
+        head = json.dumps({"quire batch": 1, "input": self._requests.digest}).encode() + b"\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch()
+        self._file = self.path.open("r+b")
+        found = self._file.readline()
+        if found and found != head:
+            self._file.close()
+            raise StartupError(
+                f"{self.path} has answers to other requests than {self._requests.path} has: move it away, or name "
+                "another output."
+            )
+        if not found:
+            self._file.write(head)
+        self._end = self._read_back(len(head))
+        self._file.seek(self._end)
+        self._file.truncate()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _read_back(self, at: int) -> int:
+        """Finds the whole lines; returns where they end."""
+        for line in self._file:
+            number, _, answer = line.partition(b" ")
+            if not line.endswith(b"\n") or not number.isdigit() or int(number) >= len(self._requests):
+                break
+            self._places[int(number)] = at + len(number) + 1, len(answer)
+            at += len(line)
+        return at
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of the requests without an answer."""
+        return [index for index in range(len(self._requests)) if index not in self._places]
+
+    def add(self, index: int, result: BatchResult) -> None:
+        """Keeps the answer to a request."""
+        number, answer = b"%d " % index, _encoder.encode(result) + b"\n"
+        self._file.write(number + answer)
+        self._file.flush()
+        self._places[index] = self._end + len(number), len(answer)
+        self._end += len(number) + len(answer)
+
+    def write(self, to: Path) -> None:
+        """All answers, in the order of the requests. What stood there before is replaced only by the whole."""
+        part = to.with_name(f"{to.name}.new")
+        with part.open("wb") as output:
+            for index in range(len(self._requests)):
+                start, length = self._places[index]
+                self._file.seek(start)
+                output.write(self._file.read(length))
+            output.flush()
+            os.fsync(output.fileno())
+        shutil.move(part, to)
+
+    def remove(self) -> None:
+        """Once the output is where it belongs."""
+        self.path.unlink()

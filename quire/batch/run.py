@@ -1,0 +1,114 @@
+"""`quire run-batch` from start to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import tqdm
+
+from quire.batch.lines import BatchInput, BatchResult, read_input
+from quire.batch.results import Results
+from quire.batch.sending import BatchSender
+from quire.batch.transfer import fetch, file_name, is_address, send, shown
+from quire.errors import StartupError
+from quire.options.batch import BatchOptions
+from quire.options.gateway import GatewayOptions
+from quire.serve.ports import free_ports
+from quire.serve.stack import run_stack
+
+_GRACE_SECONDS = 60.0
+
+
+def main(batch: BatchOptions, **groups: Any) -> None:
+    """Answers all requests of a file, and ends.
+
+    Raises:
+        StartupError: input or output are not as they should be, or the stack cannot start or go on.
+    """
+    for name in ("input_file", "output_file"):
+        if not getattr(batch, name):
+            raise StartupError(f"--{name.replace('_', '-')} is missing: quire run-batch -i INPUT -o OUTPUT MODEL.")
+    output = _local_output(batch)
+    requests = read_input(_local_input(batch, output.parent))
+    gateway = _gateway(groups["gateway"], batch)
+    with Results(output.with_name(f"{output.name}.partial"), requests) as results:
+        if results.missing:
+            _answer(batch, requests, results, {**groups, "gateway": gateway})
+        results.write(output)
+        if is_address(batch.output_file):
+            send(output, batch.output_file)
+            output.unlink()
+        results.remove()
+    click.echo(f"{len(requests)} answers are in {shown(batch.output_file)}.")
+
+
+def _local_output(batch: BatchOptions) -> Path:
+    """Where the whole output is written first."""
+    if not is_address(batch.output_file):
+        path = Path(batch.output_file).expanduser()
+        folder = Path(batch.output_tmp_dir).expanduser() if batch.output_tmp_dir else None
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise StartupError(f"--output-file {path} is no file in a folder that is there.")
+        return path if folder is None else folder / path.name
+    folder = Path(batch.output_tmp_dir or tempfile.gettempdir()).expanduser()
+    return folder / f"quire-batch-{file_name(batch.output_file)}"
+
+
+def _local_input(batch: BatchOptions, folder: Path) -> Path:
+    if not is_address(batch.input_file):
+        return Path(batch.input_file).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"quire-batch-{file_name(batch.input_file)}"
+    fetch(batch.input_file, path)
+    return path
+
+
+def _gateway(options: GatewayOptions, batch: BatchOptions) -> GatewayOptions:
+    """Nobody else is served, unless metrics are wanted."""
+    if batch.enable_metrics:
+        return dataclasses.replace(options, host=batch.url)
+    return dataclasses.replace(options, host="127.0.0.1", port=free_ports(1)[0])
+
+
+def _answer(batch: BatchOptions, requests: BatchInput, results: Results, groups: dict[str, Any]) -> None:
+    """Starts a stack and has it answer what is missing."""
+    gateway: GatewayOptions = groups["gateway"]
+    headers = {"authorization": f"Bearer {gateway.api_key[0]}"} if gateway.api_key else {}
+    scheme = "https" if gateway.ssl_certfile else "http"
+    most = min(batch.max_concurrent_requests, len(results.missing))
+
+    async def work() -> None:
+        failures = 0
+        with tqdm.tqdm(
+            total=len(requests), initial=len(results), unit="request", file=sys.stderr, mininterval=_interval()
+        ) as bar:
+
+            def tell(result: BatchResult) -> None:
+                nonlocal failures
+                failures += result.error is not None
+                bar.set_postfix(failed=failures, refresh=False)
+                bar.update()
+
+            async with httpx.AsyncClient(
+                base_url=f"{scheme}://{gateway.host}:{gateway.port}", headers=headers, verify=not gateway.ssl_certfile,
+                timeout=httpx.Timeout(30.0, read=gateway.request_timeout_seconds + _GRACE_SECONDS, pool=None),
+                limits=httpx.Limits(max_connections=most),
+            ) as client:  # fmt: skip
+                await BatchSender(client, most, tell).run(requests, results)
+
+    if not run_stack(work, **groups):
+        raise StartupError(
+            f"The batch was stopped: {len(results)} of {len(requests)} requests are answered. The same command goes on "
+            "from there."
+        )
+
+
+def _interval() -> float:
+    """Seconds between two looks at the bar: a log wants fewer."""
+    return 0.2 if sys.stderr.isatty() else 10.0

@@ -1,0 +1,83 @@
+"""Sends a batch's requests to a server, many at a time, each until it has an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator
+
+import httpx
+import msgspec
+
+from quire.batch.lines import BatchInput, BatchLine, BatchResponse, BatchResult
+from quire.batch.results import Results
+
+# What a server that is full or restarts says; it is asked again after a while, that grows to the longest.
+_LATER = frozenset((429, 502, 503))
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 10.0
+# A request that a server refuses for so long is told as refused.
+_PATIENCE_SECONDS = 600.0
+
+
+class BatchSender:
+    """Sends what is missing."""
+
+    def __init__(self, client: httpx.AsyncClient, most: int, tell: Callable[[BatchResult], None]) -> None:
+        """
+        Args:
+            client: whose base address is the server's.
+            most: requests under way at any time.
+            tell: called with each answer once it is kept.
+        """
+        self._client = client
+        self._most = most
+        self._tell = tell
+
+    async def run(self, requests: BatchInput, results: Results) -> None:
+        """Returns once every request has an answer, if only that it failed."""
+        waiting = requests.read(results.missing)
+        async with asyncio.TaskGroup() as senders:
+            for _ in range(self._most):
+                senders.create_task(self._send_all(waiting, results))
+
+    async def _send_all(self, waiting: Iterator[tuple[int, BatchLine]], results: Results) -> None:
+        for index, line in waiting:  # shared by all senders
+            result = await self._answer(line)
+            results.add(index, result)
+            self._tell(result)
+
+    async def _answer(self, line: BatchLine) -> BatchResult:
+        pause, patience = _FIRST_PAUSE_SECONDS, _PATIENCE_SECONDS
+        while True:
+            result, is_final = await self._ask(line)
+            if is_final or patience <= 0:
+                return result
+            await asyncio.sleep(pause)
+            patience -= pause
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _ask(self, line: BatchLine) -> tuple[BatchResult, bool]:
+        """An answer, and whether it is to stay."""
+        request_id = uuid.uuid4().hex
+        name = f"quire-{request_id}"
+        headers = {"content-type": "application/json", "x-request-id": request_id}
+        try:
+            answer = await self._client.post(line.url, content=bytes(line.body), headers=headers)
+        except httpx.ReadTimeout:
+            return BatchResult(name, line.custom_id, None, {"message": "The server did not answer in time."}), True
+        except httpx.TransportError as error:
+            message = f"The server cannot be reached: {error or type(error).__name__}."
+            return BatchResult(name, line.custom_id, None, {"message": message}), False
+        body = _parsed(answer)
+        response = BatchResponse(answer.status_code, request_id, body)
+        if answer.is_success:
+            return BatchResult(name, line.custom_id, response), True
+        told = body.get("error", body) if isinstance(body, dict) else {"message": str(body)}
+        return BatchResult(name, line.custom_id, response, told), answer.status_code not in _LATER
+
+
+def _parsed(answer: httpx.Response) -> object:
+    try:
+        return msgspec.json.decode(answer.content)
+    except msgspec.DecodeError:
+        return answer.text

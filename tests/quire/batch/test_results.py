@@ -1,0 +1,64 @@
+"""Answers that come in any order, and runs that are cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quire.batch.lines import BatchInput, BatchResponse, BatchResult, read_input
+from quire.batch.results import Results
+from quire.errors import StartupError
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> BatchInput:
+    path = tmp_path / "in.jsonl"
+    lines = ({"custom_id": f"r{number}", "url": "/v1/completions", "body": {}} for number in range(4))
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return read_input(path)
+
+
+def answer(number: int) -> BatchResult:
+    return BatchResult(f"id{number}", f"r{number}", BatchResponse(200, "x", {"text": "\u2028 \n ü" * number}))
+
+
+def test_they_are_written_in_the_order_of_the_requests(tmp_path: Path, requests: BatchInput) -> None:
+    output = tmp_path / "out.jsonl"
+    with Results(tmp_path / "partial", requests) as results:
+        for number in (2, 0, 3, 1):
+            results.add(number, answer(number))
+        assert not results.missing
+        results.write(output)
+        results.remove()
+    assert [json.loads(line)["custom_id"] for line in output.read_bytes().splitlines()] == ["r0", "r1", "r2", "r3"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_a_run_goes_on_wherever_it_was_cut(tmp_path: Path, requests: BatchInput, cut: int) -> None:
+    path, output = tmp_path / "partial", tmp_path / "out.jsonl"
+    with Results(path, requests) as results:
+        for number in (3, 1):
+            results.add(number, answer(number))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    with Results(path, requests) as results:
+        assert 3 not in results.missing or cut > len(whole) // 2
+        for number in results.missing:
+            results.add(number, answer(number))
+        results.write(output)
+    assert [json.loads(line) for line in output.read_bytes().splitlines()] == [
+        json.loads(json.dumps({"id": f"id{n}", "custom_id": f"r{n}", "response": {
+            "status_code": 200, "request_id": "x", "body": {"text": "\u2028 \n ü" * n}}, "error": None}))
+        for n in range(4)
+    ]  # fmt: skip
+
+
+def test_answers_to_other_requests_are_left_alone(tmp_path: Path, requests: BatchInput) -> None:
+    path = tmp_path / "partial"
+    path.write_text('{"quire batch": 1, "input": "other"}\n0 {}\n')
+    with pytest.raises(StartupError, match="other requests"), Results(path, requests):
+        pass
+    assert path.read_text().endswith("0 {}\n")
