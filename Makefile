@@ -25,7 +25,7 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: serve test test-fast test-slow test-lm-eval test-arm clients lint format protos docs models bench bench-compare bench-quantization bench-gpu bench-router-fleet bench-router-simulation lock clean
+.PHONY: serve test test-fast test-slow test-lm-eval test-arm clients lint format protos docs models bench bench-compare bench-quantization bench-gpu bench-speculation bench-router-fleet bench-router-simulation lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -94,6 +94,10 @@ bench-gpu: $(VENV)/.installed
 	for shape in qwen3-0.6b llama-3.1-8b qwen3-30b-a3b; do \
 	  $(BIN)/python -m benchmarks.continuous_batching --shape $$shape --streams 1 32 256 --input-len 1024 || exit 1; \
 	done
+
+# What guessing tokens brings, through the whole stack with the model in the box: docs/speculation.md
+bench-speculation: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.speculation $(ARGS)
 
 # A fleet of real processes: what becomes of streams when a worker fails, and what placement is worth.
 bench-router-fleet: $(VENV)/.installed

@@ -7,6 +7,7 @@ import json
 import random
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,24 @@ async def complete(host: str, port: int, model: str, prompt: list[int] | str, ou
     Raises:
         RuntimeError: the server refused it, or generated less than asked for.
     """
-    body = json.dumps(
-        {"model": model, "prompt": prompt, "max_tokens": output_length, "temperature": 0, "ignore_eos": True,
-         "stream": True, "stream_options": {"include_usage": True}}
-    ).encode()  # fmt: skip
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    body = {"model": model, "prompt": prompt, "max_tokens": output_length, "temperature": 0, "ignore_eos": True}
+    timings = await stream(host, port, "/v1/completions", body)
+    if timings.tokens != output_length:
+        raise RuntimeError(f"asked for {output_length} tokens, got {timings.tokens}")
+    return timings
+
+
+async def stream(host: str, port: int, path: str, body: dict[str, Any]) -> Timings:
+    """One streamed request; `text` is what its events bring, in chats as they bring it.
+
+    Raises:
+        RuntimeError: the server refused it.
+    """
+    content = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
     reader, writer = await asyncio.open_connection(host, port)
     start = time.perf_counter()
-    writer.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+    writer.write(f"{head}content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode() + content)
     status = await reader.readline()
     if b" 200 " not in status:
         raise RuntimeError(f"the server answered {status!r}: {await reader.read(4000)!r}")
@@ -99,12 +110,22 @@ async def complete(host: str, port: int, model: str, prompt: list[int] | str, ou
         if event["choices"]:
             timings.first = timings.first or now
             timings.last = now
-            timings.text += event["choices"][0]["text"]
+            timings.text += _text(event["choices"][0])
         if usage := event.get("usage"):
             timings.tokens = usage["completion_tokens"]
             timings.prompt_tokens = usage["prompt_tokens"]
             timings.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     writer.close()
-    if timings.tokens != output_length:
-        raise RuntimeError(f"asked for {output_length} tokens, got {timings.tokens}")
     return timings
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """What an event brings: text, or a piece of a tool call."""
+    if "text" in choice:
+        return str(choice["text"])
+    delta = choice["delta"]
+    calls = "".join(
+        (call["function"].get("name") or "") + (call["function"].get("arguments") or "")
+        for call in delta.get("tool_calls") or ()
+    )
+    return (delta.get("content") or "") + calls

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from engine_svc.speculative.step_costs import StepCosts
 
 # Guessing has to promise so much more than not guessing, for neither is known exactly.
-_MARGIN = 1.03
+_MARGIN = 1.05
 # Less likely tokens are not considered.
 _LEAST_PROBABILITY = 0.05
 # Of the steps with so many sequences that draft one in so many does not, to see what that costs now.
@@ -26,6 +26,7 @@ _DRAFT_EVERY = 128
 _AWAKE = 64
 _FIRST_SLEEP, _LONGEST_SLEEP = 64, 1024
 _FEW_SEQUENCES = 3
+_FEW_ROWS = 8
 
 
 class Offer(NamedTuple):
@@ -135,6 +136,6 @@ def _ranked(offers: Sequence[Offer]) -> list[tuple[float, int]]:
 
 
 def _candidates(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16 and so on, and the most."""
-    found = [count for power in range(most.bit_length()) for count in (2**power, 3 * 2**power // 2) if count < most]
-    return [*sorted(set(found)), most]
+    """1, 2, 3, 4, 6, 8, 12, 16 and so on, and a few more: each is a shape of steps that has to be recorded once."""
+    found = {count for power in range(most.bit_length()) for count in (2**power, 3 * 2**power // 2) if count <= most}
+    return sorted(found | {most} if most <= _FEW_ROWS else found)

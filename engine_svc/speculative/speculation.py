@@ -60,11 +60,12 @@ class Speculation(Drafter):
         self._guesser = guesser
         self._clock = clock
         self._costs = StepCosts()
-        self._controller = Controller(self._costs, plain_steps=4 if overlaps else 1)
+        # Before a step without drafts where the ranks guess comes one that still verifies what they did.
+        self._controller = Controller(self._costs, plain_steps=4 if overlaps else 1 if guesser else 2)
         self._acceptance = Acceptance()
         self._sequences: dict[Sequence, _Speculated] = {}
         self._chosen: dict[Sequence, int] = {}  # of the step that is planned: tokens to guess, where there are any
-        self._usual = 0  # for sequences that start
+        self._usual = config.most_tokens  # for sequences that start: as for those that decoded last
         self._last_end = clock()
         self._was_plain = False  # the last step that ended
         self._reported = self._last_end
@@ -93,15 +94,12 @@ class Speculation(Drafter):
         """See Drafter."""
         self._chosen.clear()
         if not self._sequences:
-            self._usual = 0
             return
         decoding = [sequence for sequence in sequences if sequence.num_uncomputed_tokens == 1]
-        if decoding and not self._controller.is_asleep(len(decoding)):
-            self._guarded(partial(self._decide, decoding))
-        elif decoding:
+        if decoding and self._controller.is_asleep(len(decoding)):
             self._usual = 0
-        else:
-            self._usual = self._config.most_tokens
+        elif decoding:
+            self._guarded(partial(self._decide, decoding))
 
     def _guarded(self, call: Callable[[], None]) -> None:
         try:
@@ -190,7 +188,8 @@ class Speculation(Drafter):
         is_decode = num_sequences > 0 and batch.num_tokens == num_sequences + batch.num_drafts
         is_plain = is_decode and not batch.num_drafts and not batch.num_wanted
         is_alone = self._was_plain or batch.began >= self._last_end  # nothing of the time is another kind of step's
-        if is_decode and (batch.num_drafts or (is_plain and is_alone)):
+        is_whole = batch.num_drafts and (self._guesser is not None or batch.num_wanted)  # it verifies and guesses
+        if is_decode and (is_whole or (is_plain and is_alone)):
             self._costs.note(num_sequences, batch.num_drafts, seconds)
         self._last_end, self._was_plain = now, is_plain
         if now - self._reported >= _REPORT_SECONDS:

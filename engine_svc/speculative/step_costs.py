@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
 
-# A new measurement counts for so much of an estimate, and the first few for more. There are fewer of steps with drafts.
-_PLAIN_SHARE, _EXTRA_SHARE = 0.05, 0.1
-# What takes so many times as long as the usual counts as that: a pause of the machine is no price of rows.
-_MOST_SURPRISE = 2.0
+# So many of the latest measurements make an estimate, by their lower quartile: what a step takes while nothing else has
+# the processor, and where it is not the first of its shape, which is recorded (`runner/recorded.py`).
+_SAMPLES = 16
 # So many measurements make an estimate that others need not help out for.
 _FEW = 4
 # Until a row's price is measured it is taken for such a share of a step by its number of sequences.
@@ -18,46 +18,48 @@ _SEQUENCES_PER_OCTAVE, _ROWS_PER_OCTAVE = 4, 2
 
 
 class _Point:
-    """Steps of one kind: a mean, which follows what is measured, of their numbers and of their seconds."""
+    """Steps of one kind."""
 
-    __slots__ = ("at", "count", "seconds")
+    __slots__ = ("_numbers", "_samples", "at", "seconds")
 
     def __init__(self) -> None:
+        self._numbers: deque[int] = deque(maxlen=_SAMPLES)
+        self._samples: deque[float] = deque(maxlen=_SAMPLES)
         self.at = self.seconds = 0.0
-        self.count = 0
 
-    def note(self, at: float, seconds: float, least_share: float) -> None:
-        self.count += 1
-        share = max(least_share, 1.0 / self.count)
-        self.at += (at - self.at) * share
-        self.seconds += (seconds - self.seconds) * share
+    @property
+    def count(self) -> int:
+        return len(self._samples)
+
+    def note(self, number: int, seconds: float) -> None:
+        self._numbers.append(number)
+        self._samples.append(seconds)
+        self.at = sum(self._numbers) / len(self._numbers)
+        self.seconds = sorted(self._samples)[len(self._samples) // 4]
 
 
 class _Curve:
     """Seconds over a number, by the points that are known of it."""
 
-    def __init__(self, per_octave: int, least_share: float, points: tuple[tuple[float, float], ...] = ()) -> None:
+    def __init__(self, per_octave: int, points: tuple[tuple[float, float], ...] = ()) -> None:
         """
         Args:
-            least_share: that a new measurement counts for.
             points: that hold whatever is measured.
         """
         self._per_octave = per_octave
-        self._least_share = least_share
         self._points: dict[int, _Point] = {}
         self._fixed = points
         self._line: list[tuple[float, float]] = []  # all points in order
 
     def note(self, at: int, seconds: float) -> None:
         kind = round(self._per_octave * math.log2(at))
-        self._points.setdefault(kind, _Point()).note(at, seconds, self._least_share)
+        self._points.setdefault(kind, _Point()).note(at, seconds)
         known = [point for point in self._points.values() if point.count >= _FEW] or self._points.values()
         self._line = sorted([*self._fixed, *((point.at, point.seconds) for point in known)])
 
-    def count(self, at: int) -> int:
-        """Measurements thereabouts."""
-        point = self._points.get(round(self._per_octave * math.log2(at)))
-        return point.count if point else 0
+    def knows(self, at: int) -> bool:
+        """Whether it has been measured thereabouts."""
+        return round(self._per_octave * math.log2(at)) in self._points
 
     def at(self, number: int) -> float | None:
         """By the line between the points beside it; beyond the last one as the line goes on, level before the first."""
@@ -75,7 +77,7 @@ class StepCosts:
     """Seconds of steps that decode: of those without drafts, by their sequences; and what drafted rows add to them."""
 
     def __init__(self) -> None:
-        self._plain = _Curve(_SEQUENCES_PER_OCTAVE, _PLAIN_SHARE)
+        self._plain = _Curve(_SEQUENCES_PER_OCTAVE)
         self._extra: dict[int, _Curve] = {}  # magnitude of the number of sequences → seconds over drafted rows
 
     def note(self, num_sequences: int, num_rows: int, seconds: float) -> None:
@@ -85,16 +87,14 @@ class StepCosts:
             num_sequences: that sampled; at least one, and nothing else was computed.
             num_rows: drafted tokens that it verified.
         """
-        curve, at = (self._curve(num_sequences), num_rows) if num_rows else (self._plain, num_sequences)
-        if curve.count(at) >= _FEW:
-            seconds = min(seconds, _MOST_SURPRISE * self.seconds(num_sequences, num_rows))
-        plain = self._plain.at(num_sequences) if num_rows else 0.0
-        if plain is not None:
-            curve.note(at, max(0.0, seconds - plain))
+        if not num_rows:
+            self._plain.note(num_sequences, seconds)
+        elif (plain := self._plain.at(num_sequences)) is not None:
+            self._curve(num_sequences).note(num_rows, seconds - plain)
 
     def is_known(self, num_sequences: int) -> bool:
         """Whether steps of about so many sequences without drafts have been measured."""
-        return self._plain.count(num_sequences) > 0
+        return self._plain.knows(num_sequences)
 
     def seconds(self, num_sequences: int, num_rows: int) -> float:
         """Of a step that verifies so many drafted tokens; 0 where not even one without is known."""
@@ -107,5 +107,5 @@ class StepCosts:
     def _curve(self, num_sequences: int) -> _Curve:
         magnitude = num_sequences.bit_length()
         if magnitude not in self._extra:
-            self._extra[magnitude] = _Curve(_ROWS_PER_OCTAVE, _EXTRA_SHARE, ((0.0, 0.0),))
+            self._extra[magnitude] = _Curve(_ROWS_PER_OCTAVE, ((0.0, 0.0),))
         return self._extra[magnitude]

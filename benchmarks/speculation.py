@@ -1,0 +1,186 @@
+"""What speculative decoding brings: the whole stack with each method against one without, on the model in the box.
+
+`python -m benchmarks.speculation` runs a stack for each method beside one that guesses nothing, and has them answer the
+same questions in turn, at 1, 8 and 32 streams: tokens per second and their ratio to those without in the same rounds,
+tokens of a step for a sequence that was guessed for, and the acceptance by position. Answers are compared as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import statistics
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from random import Random
+from types import MappingProxyType
+
+from benchmarks.load import Result, Timings, stream
+from benchmarks.machine import heading
+from benchmarks.processes import running_stack
+from benchmarks.speculation_traces import TRACES, Body
+from quire.model_folder import DEMO_MODEL
+
+NONE = "none"
+METHODS: Mapping[str, str] = MappingProxyType(
+    {
+        NONE: "",
+        "ngram": '{"method": "ngram"}',
+        "suffix": '{"method": "suffix"}',
+        "draft_model": '{"model": "demo_model/quire-demo-draft"}',
+    }
+)
+_COUNTER = re.compile(r'^vllm:spec_decode_(\w+)_total\{model_name="bench"(?:,position="(\d+)")?\} (\S+)$', re.MULTILINE)
+_WARM_UP = 4  # requests of each stream
+_SHOWN_POSITIONS = 6
+_TOLD_SECONDS = 1.0  # engines tell what they count four times a second, and so do routers
+_HEADS = (
+    "trace",
+    "streams",
+    "method",
+    "tok/s",
+    "/ none",
+    "tokens a step",
+    "of all",
+    "right at 1, 2, …",
+    "same answers",
+)
+
+
+@dataclass
+class Case:
+    """All rounds of one method on one trace with so many streams."""
+
+    rates: list[float] = field(default_factory=list)  # tokens per second of each round
+    counters: Mapping[tuple[str, int], float] = field(default_factory=dict)  # growth of the metrics, by position
+    answers: list[str] = field(default_factory=list)  # of all rounds
+    tokens: int = 0
+
+    def add(self, result: Result) -> None:
+        """One more round."""
+        self.rates.append(result.tokens_per_second)
+        self.tokens += result.output_tokens
+        self.answers += [timing.text for timing in result.timings]
+
+    @property
+    def per_guess(self) -> float:
+        """Tokens of a sequence in a step that verified guesses of it."""
+        drafts = self.counters.get(("num_drafts", -1), 0.0)
+        return self.counters.get(("num_emitted_tokens", -1), 0.0) / drafts if drafts else 1.0
+
+    @property
+    def share(self) -> float:
+        """Of all tokens, those that came of such steps."""
+        return self.counters.get(("num_emitted_tokens", -1), 0.0) / max(1, self.tokens)
+
+    def acceptance(self) -> Iterator[float]:
+        """By position: of the guesses that were verified, those right up to there."""
+        drafts = self.counters.get(("num_drafts", -1), 0.0)
+        for position in range(_SHOWN_POSITIONS if drafts else 0):
+            yield self.counters.get(("num_accepted_tokens_per_pos", position), 0.0) / drafts
+
+
+def main() -> None:
+    """Prints the table."""
+    arguments = _parse()
+    before, cases = heading(), {}
+    with ExitStack() as stacks:
+        ports = {}
+        for index, method in enumerate(arguments.methods):
+            ports[method] = arguments.port + index
+            options = ["--port", str(ports[method]), "--served-model-name", "bench", "--tool-call-parser", "hermes"]
+            options += ["--enable-auto-tool-choice", "--max-num-seqs", "64"]
+            config = ["--speculative-config", METHODS[method]] if METHODS[method] else []
+            stacks.enter_context(running_stack(arguments.model, [*options, *config]))
+        for trace in arguments.traces:
+            for streams in arguments.streams:
+                found = _measure(ports, trace, streams, arguments.rounds, arguments.requests)
+                cases.update({(trace, streams, method): case for method, case in found.items()})
+    print(before)
+    print(report(cases))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=DEMO_MODEL)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=8, help="requests of each stream in a round, one by one")
+    parser.add_argument("--port", type=int, default=8140)
+    return parser.parse_args()
+
+
+def _measure(ports: Mapping[str, int], trace: str, streams: int, rounds: int, requests: int) -> dict[str, Case]:
+    """Each round asks all stacks the same questions, which no round before has asked."""
+    _round(ports, trace, streams, Random(f"{trace} {streams} warm-up"), _WARM_UP)
+    cases, before = {method: Case() for method in ports}, _settled_counters(ports)
+    for number in range(rounds):
+        results = _round(ports, trace, streams, Random(f"{trace} {streams} {number}"), requests)
+        for method, result in results.items():
+            cases[method].add(result)
+    for method, after in _settled_counters(ports).items():
+        cases[method].counters = {key: value - before[method].get(key, 0.0) for key, value in after.items()}
+    return cases
+
+
+def _round(ports: Mapping[str, int], trace: str, streams: int, random: Random, requests: int) -> dict[str, Result]:
+    bodies = [TRACES[trace](random) for _ in range(streams * requests)]
+    order = list(ports)
+    random.shuffle(order)
+    return {method: asyncio.run(_ask(ports[method], bodies, streams)) for method in order}
+
+
+def _settled_counters(ports: Mapping[str, int]) -> dict[str, dict[tuple[str, int], float]]:
+    """The metrics of all stacks, once their engines have told what they have counted."""
+    time.sleep(_TOLD_SECONDS)
+    return {method: _counters(port) for method, port in ports.items()}
+
+
+async def _ask(port: int, bodies: Sequence[Body], streams: int) -> Result:
+    """So many requests are under way at any time."""
+    loop = asyncio.get_running_loop()
+
+    async def client(index: int) -> list[tuple[int, Timings]]:
+        found: list[tuple[int, Timings]] = []
+        for number in range(index, len(bodies), streams):
+            body = {"model": "bench", "temperature": 0, "max_tokens": 128, **bodies[number]}
+            found.append((number, await stream("127.0.0.1", port, "/v1/chat/completions", body)))
+        return found
+
+    start = loop.time()
+    groups = await asyncio.gather(*(client(index) for index in range(streams)))
+    seconds = loop.time() - start
+    timings = dict(pair for group in groups for pair in group)
+    return Result(seconds, [timings[number] for number in range(len(bodies))])
+
+
+def _counters(port: int) -> dict[tuple[str, int], float]:
+    """(name, position or -1) → value."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return {(name, int(position or -1)): float(value) for name, position, value in _COUNTER.findall(text)}
+
+
+def report(cases: Mapping[tuple[str, int, str], Case]) -> str:
+    """The table as Markdown, with medians over the rounds."""
+    lines = [f"| {' | '.join(_HEADS)} |", "|---" * len(_HEADS) + "|"]
+    for (trace, streams, method), case in cases.items():
+        plain = cases[trace, streams, NONE]
+        ratio = statistics.median(own / without for own, without in zip(case.rates, plain.rates, strict=True))
+        same = sum(own == other for own, other in zip(case.answers, plain.answers, strict=True)) / len(case.answers)
+        cells = [trace, str(streams), method, f"{statistics.median(case.rates):.0f}", f"{ratio:.2f}"]
+        if method != NONE:
+            positions = " ".join(f"{share:.2f}" for share in case.acceptance())
+            cells += [f"{case.per_guess:.2f}", f"{case.share:.0%}", positions, f"{same:.1%}"]
+        lines.append(f"| {' | '.join([*cells, *[''] * (len(_HEADS) - len(cells))])} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
