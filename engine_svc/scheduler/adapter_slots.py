@@ -329,7 +329,6 @@ class AdapterSlots:
         if entry.wire_key:
             self._dropped.append(entry.wire_key)
             self._placed = {slot: each for slot, each in self._placed.items() if each.key != entry.wire_key}
-            self._read.pop(entry.wire_key, None)
         entry.wire_key, entry.is_read = 0, False
         if not entry.num_requests:
             self._entries.pop(entry.adapter.key, None)

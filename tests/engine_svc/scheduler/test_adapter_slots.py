@@ -104,6 +104,30 @@ def test_host_memory_keeps_what_was_used_last() -> None:
     assert reads == ["a", "b", "c", "b"]
 
 
+def test_the_device_keeps_what_was_used_last() -> None:
+    setup = Setup(slots=2, places=2)
+    for name in ("a", "b", "a", "c", "a"):
+        sequence = setup.add(name)
+        assert setup.steps() == [name]
+        setup.end(sequence)
+    placed = [(each.slot, each.key) for changes in setup.changes for each in changes.placed]
+    assert placed == [(1, 1), (2, 2), (2, 3)]
+
+
+def test_what_somebody_waits_for_stays_in_memory_for_those_behind_him() -> None:
+    setup = Setup(places=2)
+    a = setup.add("a")
+    setup.steps()
+    b, c = setup.add("b"), setup.add("c")
+    setup.steps()
+    assert [folder for changes in setup.changes for folder in changes.read.values()] == ["a", "b"]
+    setup.end(a)
+    assert setup.steps() == ["b"]
+    setup.end(b)
+    assert setup.steps() == ["c"]
+    setup.end(c)
+
+
 def test_nobody_starves_behind_an_adapter_that_is_always_asked_for() -> None:
     setup = Setup(seqs=4)
     running = [setup.add("a") for _ in range(4)]
@@ -159,7 +183,16 @@ def test_a_claim_goes_with_those_who_made_it() -> None:
     assert waiting.state is SequenceState.WAITING
     setup.end(b)
     assert setup.steps() == ["a", "a"]
-    setup.end(a, waiting)
+    c = setup.add("c")
+    setup.end(waiting)
+    for _ in range(MOST_OVERTAKING):
+        over = setup.add("a")
+        setup.step()
+        setup.end(over)
+    setup.add("a")
+    setup.end(a)
+    assert setup.steps() == ["c"]  # another claims what it claimed
+    assert c.adapter_slot
 
 
 def test_who_comes_first_joins_though_the_slot_is_claimed_by_another() -> None:
