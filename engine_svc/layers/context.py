@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from engine_svc.layers.part import Part
-from engine_svc.ops.base import Ops, Product
+from engine_svc.ops.base import ExpertAdapters, Ops, Product
 from engine_svc.parallel.group import ParallelGroups
 from engine_svc.quantization.base import QuantizationMethod
+
+
+class AddToEmbeddings(Protocol):
+    """Adds to embeddings what rows' adapters change of them."""
+
+    def __call__(self, hidden: torch.Tensor, token_ids: torch.Tensor, scale: float) -> None:
+        """
+        Args:
+            hidden: [tokens, size]
+            token_ids: int64 [tokens], counted from the rank's first one; others than the rank's have no embedding.
+            scale: on what is added.
+        """
+        ...
+
+
+class HeadAdapters(Protocol):
+    """Adds what adapters change of each head's two products."""
+
+    def to_inputs(self, hidden: torch.Tensor, output: torch.Tensor) -> None:
+        """By the transpose of a head's first rows: [tokens, heads, split] → [tokens, heads, size]. All may be parts of
+        wider tensors, of one stride from one head to the next."""
+        ...
+
+    def to_rows(self, hidden: torch.Tensor, output: torch.Tensor) -> None:
+        """By a head's other rows: [tokens, heads, size] → [tokens, heads, those rows]; else as the other."""
+        ...
 
 
 class Adapters(Protocol):
@@ -23,6 +49,31 @@ class Adapters(Protocol):
         Args:
             path: of the layer.
             outputs: of its matrices by their names, which stand below each other.
+        """
+        ...
+
+    def experts(
+        self, path: str, count: int, inner: Part, hidden_size: int
+    ) -> Callable[[torch.Tensor], ExpertAdapters | None]:
+        """What adapters add to gated experts, for the tokens that are computed.
+
+        Args:
+            inner: features inside each.
+        """
+        ...
+
+    def embedding(self, path: str, vocabulary: Part, size: int) -> AddToEmbeddings:
+        """What adds what adapters change of a rank's part of an embedding."""
+        ...
+
+    def heads(self, path: str, rows: Part, heads: int, split: int, size: int) -> HeadAdapters:
+        """What adds what adapters change of the matrices of heads, each of which stands below the last one's.
+
+        Args:
+            rows: of the rank's heads.
+            heads: how many those are.
+            split: of a head's rows, those that are used the other way round; see HeadAdapters.
+            size: inputs.
         """
         ...
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from engine_svc.layers.context import LayerContext, PackedLayer
+from engine_svc.layers.context import AddToEmbeddings, LayerContext, PackedLayer
 from engine_svc.layers.split import Part, Split, bias_of, hold, split_parameter
 from engine_svc.ops.base import Product
 from engine_svc.ops.weights import Weight
@@ -55,6 +55,7 @@ class VocabParallelEmbedding(PackedLayer):
         self._scale = scale
         self._product: Product | None = None
         self._rows: Weight | None = None
+        self._add: AddToEmbeddings | None = None
         self._split = Split({"": Part(self._first, self._count, vocab_size)}, Part(0, hidden_size, hidden_size))
         self._held = hold(self, self, self._split, "embedding" if is_input else "head", context)
         self.bias = split_parameter(bias_of(context.dtype), self._split, context.device) if bias else None
@@ -68,16 +69,24 @@ class VocabParallelEmbedding(PackedLayer):
             self._product = head.adapted(product, self._split.outputs, self._split.inputs)
         if self._is_input:
             self._rows = weight
+            if self._context.adapters is not None:
+                vocabulary, hidden = self._split.outputs[""], self._split.inputs
+                self._add = self._context.adapters.embedding(self._context.path, vocabulary, hidden.count)
         del self.bias, self._held
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [tokens] → [tokens, hidden_size]."""
         if self._group.world_size == 1:
-            return self._look_up(token_ids, self._scale)
+            hidden = self._look_up(token_ids, self._scale)
+            if self._add is not None:
+                self._add(hidden, token_ids, self._scale)
+            return hidden
         local = token_ids - self._first
         absent = (local < 0) | (local >= self._count)
-        hidden = self._look_up(local.masked_fill(absent, 0), 1.0)
-        hidden = self._group.all_reduce(hidden.masked_fill_(absent[:, None], 0))
+        hidden = self._look_up(local.masked_fill(absent, 0), 1.0).masked_fill_(absent[:, None], 0)
+        if self._add is not None:
+            self._add(hidden, local, 1.0)
+        hidden = self._group.all_reduce(hidden)
         return hidden if self._scale == 1.0 else hidden * self._scale
 
     def _look_up(self, indices: torch.Tensor, scale: float) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +12,7 @@ from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.fused_experts import FusedForm
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice, take
 from engine_svc.layers.split import Part, Split, bias_of, features_together, hold, split_parameter, take_all
-from engine_svc.ops.base import ExpertsForm, ExpertsProduct
+from engine_svc.ops.base import ExpertAdapters, ExpertsForm, ExpertsProduct
 from engine_svc.ops.weights import Weight, wide
 
 
@@ -37,7 +38,9 @@ class Experts(PackedLayer):
         super().__init__()
         self._context, self._shape, self._form = context, shape, form
         self._product: ExpertsProduct | None = None
+        self._adapters: Callable[[torch.Tensor], ExpertAdapters | None] = lambda hidden: None
         mine, whole = _features(shape.size, context), Part(0, shape.hidden_size, shape.hidden_size)
+        self._inner = mine
         splits = {"gate_up": Split({"gate": mine, "up": mine}, whole), "down": Split({"down": whole}, mine)}
         self._held = {}
         for name, split in splits.items():
@@ -73,6 +76,11 @@ class Experts(PackedLayer):
         gate_up, down = (self._take_one(name) for name in ("gate_up", "down"))
         self._product = self._context.ops.experts(gate_up, down, self._form_with_biases())
         del self._held
+        if self._context.adapters is not None:
+            shape = self._shape
+            self._adapters = self._context.adapters.experts(
+                self._context.path, shape.count, self._inner, shape.hidden_size
+            )
 
     def _take_one(self, name: str) -> Weight:
         """A weight; gate and up matrices of different forms become plain."""
@@ -99,7 +107,8 @@ class Experts(PackedLayer):
             expert_ids: int64 [tokens, chosen]
         """
         assert self._product is not None
-        return self._context.groups.expert.all_reduce(self._product(hidden, weights, expert_ids))
+        output = self._product(hidden, weights, expert_ids, self._adapters(hidden))
+        return self._context.groups.expert.all_reduce(output)
 
 
 def _features(size: int, context: LayerContext) -> Part:

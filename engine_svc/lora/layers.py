@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,15 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.layers.part import Part
+from engine_svc.lora.embedding import AdaptedEmbedding
+from engine_svc.lora.heads import AdaptedHeads
 from engine_svc.lora.matrices import LowRank, LowRankStack, Matrices, MatrixForm
 from engine_svc.lora.names import Find
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.lora.tiles import TileBuffers
-from engine_svc.ops.base import Ops, Product, RowTiles
+from engine_svc.ops.base import ExpertAdapters, Ops, Product, RowTiles
 from engine_svc.parallel.group import ParallelGroups
+from engine_svc.transfer import to_device
 
 HEAD = "lm_head"
 
@@ -31,7 +35,12 @@ class AdapterLayers:
         self._ops, self._groups, self._device = ops, groups, device
         self._layers: dict[str, _Layer] = {}
         self._buffers = TileBuffers(1, settings.max_adapters, device)
+        self._row_adapters = torch.empty(0, dtype=torch.int32)  # of each row of the batch; -1 of those that have none
         self._tiles: RowTiles | None = None
+        self._num_heads = 0  # of layers whose heads have a matrix each; 0 where there are none
+        self._head_buffers: TileBuffers | None = None
+        self._head_tiles: RowTiles | None = None
+        self._looked_up: list[_Layer] = []
         self._all = False  # layers that no adapter changes yet add, too
 
     @property
@@ -41,24 +50,67 @@ class AdapterLayers:
 
     def matrix(self, path: str, outputs: Mapping[str, Part], inputs: Part, product: Product) -> Product:
         """See Adapters.matrix."""
-        layer = self._add(path, MatrixForm(outputs, inputs))
+        stack, layer = self._add(path, MatrixForm(outputs, inputs))
 
         def adapted(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
             output = product(hidden, wide=wide)
             if self._tiles is not None and (layer.slots or self._all):
-                layer.stack.add(hidden, output, self._tiles)
+                stack.add(hidden, output, self._tiles)
             return output
 
         return adapted
 
-    def _add(self, path: str, form: MatrixForm) -> _Layer:
-        stack = LowRankStack(form, self.settings, self._ops, self._groups.tensor, self._device)
-        self._layers[path] = _Layer(form, stack)
-        return self._layers[path]
+    def experts(
+        self, path: str, count: int, inner: Part, hidden_size: int
+    ) -> Callable[[torch.Tensor], ExpertAdapters | None]:
+        """See Adapters.experts."""
+        whole = Part(0, hidden_size, hidden_size)
+        first_stack, first = self._add(f"{path}.gate_up", MatrixForm({"gate": inner, "up": inner}, whole, count))
+        second_stack, second = self._add(f"{path}.down", MatrixForm({"down": whole}, inner, count))
+
+        def added(hidden: torch.Tensor) -> ExpertAdapters | None:
+            if self._tiles is None or not (first.slots or second.slots or self._all):
+                return None
+            return ExpertAdapters(self._row_adapters[: len(hidden)], first_stack.matrices, second_stack.matrices)
+
+        return added
+
+    def embedding(self, path: str, vocabulary: Part, size: int) -> AdaptedEmbedding:
+        """See Adapters.embedding."""
+        stack, layer = self._add(path, MatrixForm({"": Part(0, size, size)}, vocabulary))
+        self._looked_up.append(layer)
+        return AdaptedEmbedding(stack, vocabulary.count, lambda: self._tiles if layer.slots else None)
+
+    def heads(self, path: str, rows: Part, heads: int, split: int, size: int) -> AdaptedHeads:
+        """See Adapters.heads."""
+        if self._num_heads not in (0, heads):
+            raise ValueError(f"{path} has {heads} heads, and other layers {self._num_heads}")
+        self._num_heads = heads
+        sizes = (split, rows.count // heads - split, size)
+        adapted = AdaptedHeads(
+            heads, sizes, self.settings, self._ops, self._device,
+            lambda: self._head_tiles if layer.slots or self._all else None,
+        )  # fmt: skip
+        layer = self._layers[path] = _Layer(MatrixForm({"": rows}, Part(0, size, size)), adapted.write)
+        return adapted
+
+    def _add(self, path: str, form: MatrixForm) -> tuple[LowRankStack, _Layer]:
+        settings = replace(self.settings, fully_sharded=False) if form.count > 1 else self.settings
+        stack = LowRankStack(form, settings, self._ops, self._groups.tensor, self._device)
+        self._layers[path] = _Layer(form, stack.write)
+        return stack, self._layers[path]
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether what is added is added by kernels alone."""
+        return not any(layer.slots for layer in self._looked_up)
 
     def reserve(self, max_rows: int) -> None:
         """Makes room for batches of so many rows."""
         self._buffers = TileBuffers(max_rows, self.settings.max_adapters, self._device)
+        if heads := self._num_heads:
+            self._head_buffers = TileBuffers(max_rows * heads, self.settings.max_adapters * heads, self._device)
+        self._row_adapters = torch.full((max_rows,), -1, dtype=torch.int32, device=self._device)
 
     def place(self, slot: int, matrices: Matrices) -> None:
         """Gives a slot, 1 to max_adapters, to an adapter in place of what it held."""
@@ -76,10 +128,21 @@ class AdapterLayers:
         self._all = padded_rows is not None
         if self._all or np.any(slots):
             self._tiles = self._buffers.fill(slots - 1, padded_rows)
+            self._row_adapters[: len(slots)].copy_(to_device(slots - 1, self._device))
+            self._row_adapters[len(slots) : padded_rows].fill_(-1)
+            self._head_tiles = self._tiles_of_heads(slots - 1, padded_rows)
         try:
             yield
         finally:
-            self._tiles = None
+            self._tiles = self._head_tiles = None
+
+    def _tiles_of_heads(self, adapters: npt.NDArray[Any], padded_rows: int | None) -> RowTiles | None:
+        """Those of all rows' heads, where there are layers that want them."""
+        heads = self._num_heads
+        if self._head_buffers is None:
+            return None
+        groups = np.where(adapters[:, None] >= 0, adapters[:, None] * heads + np.arange(heads), -1)
+        return self._head_buffers.fill(groups.reshape(-1), padded_rows and padded_rows * heads)
 
     def head_rows(self, slots: npt.NDArray[Any]) -> contextlib.AbstractContextManager[None]:
         """The same for rows of which nothing but logits is computed."""
@@ -90,15 +153,19 @@ class AdapterLayers:
 class _Layer:
     """One that adapters may change."""
 
-    def __init__(self, form: MatrixForm, stack: LowRankStack) -> None:
-        self.form, self.stack = form, stack
-        self.slots: set[int] = set()  # of adapters that do
+    def __init__(self, form: MatrixForm, write: Callable[[int, Mapping[str, LowRank]], None]) -> None:
+        """
+        Args:
+            write: gives a number, counted from 0, an adapter's matrices: adapter * form.count + number of the layer.
+        """
+        self.form, self._write = form, write
+        self.slots: set[int] = set()  # of adapters that do, counted from 0
 
     def place(self, index: int, found: Mapping[str, LowRank]) -> None:
-        """Gives the matrices of an adapter to an index of the stack, counted from 0."""
+        """Gives a slot the matrices of an adapter."""
         if found or index in self.slots:
             for number in range(self.form.count):
-                self.stack.write(index * self.form.count + number, self._of(number, found))
+                self._write(index * self.form.count + number, self._of(number, found))
         self.slots = self.slots | {index} if found else self.slots - {index}
 
     def _of(self, number: int, found: Mapping[str, LowRank]) -> Mapping[str, LowRank]:

@@ -10,7 +10,7 @@ import torch
 from engine_svc.layers.part import Part
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.memory import zeros_when_touched
-from engine_svc.ops.base import Ops, RowTiles
+from engine_svc.ops.base import LowRankMatrices, Ops, RowTiles
 from engine_svc.parallel.group import ParallelGroup
 
 
@@ -64,15 +64,16 @@ class LowRankStack:
         self._starts = torch.tensor([0, *sizes], device=device).cumsum(0)
         self._columns = [slice(end - size, end) for size, end in zip(sizes, self._starts[1:].tolist(), strict=True)]
 
-        def zeros(*shape: int) -> torch.Tensor:
-            if device.type == "cpu":
-                return zeros_when_touched(shape, settings.dtype)
-            return torch.zeros(shape, dtype=settings.dtype, device=device)
-
-        self._down = zeros(groups, parts, self._shrunk.count, form.inputs.count)
-        self._up = zeros(groups, self._shrunk.total, sum(sizes))
+        down = (groups, parts, self._shrunk.count, form.inputs.count)
+        self._down = zeros(down, settings.dtype, device)
+        self._up = zeros((groups, self._shrunk.total, sum(sizes)), settings.dtype, device)
         self._ranks = torch.zeros((groups, parts), dtype=torch.int32, device=device)
         self._shrunk_ranks = torch.zeros_like(self._ranks)
+
+    @property
+    def matrices(self) -> LowRankMatrices:
+        """Those of all groups, where they are not divided any further than the layer is."""
+        return LowRankMatrices(self._down, self._up, self._ranks, self._starts)
 
     def write(self, group: int, found: Mapping[str, LowRank]) -> None:
         """Gives a group the matrices of an adapter, by the parts' names, in place of what it had."""
@@ -93,10 +94,21 @@ class LowRankStack:
 
     def add(self, hidden: torch.Tensor, output: torch.Tensor, tiles: RowTiles) -> None:
         """Adds what the rows' adapters give: hidden [rows, inputs], output [rows, outputs]."""
-        sums = self._join(self._ops.shrink(hidden, self._down, self._shrunk_ranks, tiles))
+        self.expand(self._ops.shrink(hidden, self._down, self._shrunk_ranks, tiles), output, tiles)
+
+    def expand(self, sums: torch.Tensor, output: torch.Tensor, tiles: RowTiles) -> None:
+        """The second half of it, from this rank's sums [tiles, TILE_ROWS, parts, rank]."""
+        sums = self._join(sums)
         if self._expanded is not None:
             output = output[:, self._expanded.first : self._expanded.first + self._expanded.count]
         self._ops.expand(sums, self._up, self._ranks, self._starts, tiles, output)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On the device; of the host, where it is the device, as it is needed."""
+    if device.type == "cpu":
+        return zeros_when_touched(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 Join = Callable[[torch.Tensor], torch.Tensor]

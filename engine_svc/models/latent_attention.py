@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from engine_svc.attention.base import AttentionOptions
-from engine_svc.layers.context import LayerContext, PackedLayer
+from engine_svc.layers.context import HeadAdapters, LayerContext, PackedLayer
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.split import Part, Split, hold
@@ -94,15 +94,16 @@ class HeadMatrices(PackedLayer):
         self, heads: int, first_head: int, all_heads: int, latent: LatentConfig, context: LayerContext
     ) -> None:
         super().__init__()
-        self._ops = context.ops
+        self._ops, self._context = context.ops, context
         self._plain_dim = latent.plain_dim
         self._rows = latent.plain_dim + latent.value_dim
         self._dtype = context.dtype
         self._shape = (heads, self._rows, latent.rank)
         self._to_vector: HeadsProduct | None = None
         self._to_values: HeadsProduct | None = None
-        rows = Part(first_head * self._rows, heads * self._rows, all_heads * self._rows)
-        split = Split({"": rows}, Part(0, latent.rank, latent.rank))
+        self._adapters: HeadAdapters | None = None
+        self._part = Part(first_head * self._rows, heads * self._rows, all_heads * self._rows)
+        split = Split({"": self._part}, Part(0, latent.rank, latent.rank))
         self._held = hold(self, self, split, "linear", context)
 
     def pack(self) -> None:
@@ -112,13 +113,21 @@ class HeadMatrices(PackedLayer):
         self._to_vector = self._ops.head_matrices(keys.transpose(1, 2))
         self._to_values = self._ops.head_matrices(values)
         del self._held
+        if self._context.adapters is not None:
+            heads, _, size = self._shape
+            path = self._context.path
+            self._adapters = self._context.adapters.heads(path, self._part, heads, self._plain_dim, size)
 
     def to_vector(self, plain: torch.Tensor, vectors: torch.Tensor) -> None:
         """The plain part of queries, [tokens, heads, plain_dim] → [tokens, heads, rank]."""
         assert self._to_vector is not None
         self._to_vector(plain, vectors)
+        if self._adapters is not None:
+            self._adapters.to_inputs(plain, vectors)
 
     def to_values(self, vectors: torch.Tensor, values: torch.Tensor) -> None:
         """[tokens, heads, rank] → [tokens, heads, value_dim]."""
         assert self._to_values is not None
         self._to_values(vectors, values)
+        if self._adapters is not None:
+            self._adapters.to_rows(vectors, values)

@@ -6,6 +6,7 @@
 
 #include "activation.h"
 #include "inputs.h"
+#include "low_rank.h"
 #include "parallel.h"
 #include "product.h"
 #include "recordable.h"
@@ -13,11 +14,27 @@
 
 using namespace quire;
 
+// What adapters add to one of an expert's two products: see low_rank.h.
+struct LowRank {
+  const void *down, *up;
+  const int32_t* ranks;
+  const int64_t* starts;
+  int64_t parts, rank;
+};
+
+// Of each token which adapter it runs with, or -1; their groups are those of the experts, an adapter's behind another's.
+struct Adapters {
+  const int32_t* slots;  // null: none runs with any
+  int type;
+  LowRank gate_up, down;
+};
+
 // What experts are like, beside their weights; the biases are of the packed outputs of each, or null.
 struct ExpertsForm {
   Activation activation;
   int weighs_inputs;
   const float *gate_up_bias, *down_bias;
+  Adapters adapters;
 };
 
 namespace {
@@ -123,10 +140,55 @@ void add_results(const float* results, const Sorted& sorted, int64_t token, cons
   }
 }
 
+template <class Value>
+constexpr int TYPE = std::is_same_v<Value, float> ? 0 : std::is_same_v<Value, bf16> ? 1 : 2;
+
+// The rows that run with adapters, in tiles of one expert and adapter each.
+struct AdaptedRows {
+  std::vector<int32_t> rows, groups;
+
+  AdaptedRows(const Sorted& sorted, const int32_t* slots) {
+    int32_t experts = int32_t(sorted.start.size()) - 1;
+    std::vector<std::pair<int32_t, int32_t>> found;  // adapter, row
+    for (int32_t e = 0; slots && e < experts; ++e) {
+      found.clear();
+      for (int64_t row = sorted.start[e]; row < sorted.start[e + 1]; ++row)
+        if (int32_t slot = slots[sorted.token[row]]; slot >= 0) found.emplace_back(slot, int32_t(row));
+      std::sort(found.begin(), found.end());
+      for (size_t i = 0, in_tile = 0; i < found.size(); ++i, ++in_tile) {
+        int32_t group = found[i].first * experts + e;
+        if (in_tile % LOW_RANK_ROWS == 0 || groups.back() != group) {
+          groups.push_back(group), in_tile = 0;
+          rows.resize(groups.size() * LOW_RANK_ROWS, -1);
+        }
+        rows[(groups.size() - 1) * LOW_RANK_ROWS + in_tile] = found[i].second;
+      }
+    }
+  }
+
+  // output[row] += what the row's adapter makes of input[source(row)]; rows are `stride` values apart.
+  template <class Value, class Out, class Source>
+  void add(const LowRank& adapters, int type, const Value* input, int64_t stride, int64_t size, Source source, Out* output,
+           int64_t output_stride) const {
+    if (groups.empty()) return;
+    std::vector<int32_t> sources(rows);
+    for (int32_t& row : sources)
+      if (row >= 0) row = int32_t(source(row));
+    int64_t tiles = int64_t(groups.size());
+    std::unique_ptr<float[]> sums(new float[tiles * LOW_RANK_ROWS * adapters.parts * adapters.rank]);
+    quire_shrink(TYPE<Value>, type, input, stride, adapters.down, adapters.ranks, adapters.parts, adapters.rank, size,
+                 sources.data(), groups.data(), tiles, 1, sums.get());
+    quire_expand(TYPE<Out>, type, sums.get(), adapters.up, adapters.ranks, adapters.starts, adapters.parts,
+                 adapters.rank, rows.data(), groups.data(), tiles, 1, output, output_stride);
+  }
+};
+
 template <class First, class Second, class Value>
 void run(const Value* input, int64_t tokens, int64_t stride, const int64_t* experts, const float* weights,
-         const Layer& layer, Value* output) {
+         const int32_t* slots, const Layer& layer, Value* output) {
   Sorted sorted = sort(experts, weights, tokens, layer);
+  AdaptedRows adapted(sorted, slots);
+  const Adapters& adapters = layer.form.adapters;
   int64_t rows = tokens * layer.chosen, size = layer.size, inner = layer.inner;
   Inputs<First> first(rows, size);
   Inputs<Second> second(rows, inner);
@@ -142,12 +204,20 @@ void run(const Value* input, int64_t tokens, int64_t stride, const int64_t* expe
     first.prepare(row, values, size, order);
   });
   multiply_stack(sorted, layer.gate_up, first, both.get());
+  if (layer.form.weighs_inputs)
+    adapted.add(adapters.gate_up, adapters.type, weighed.get(), size, size, [](int32_t row) { return row; }, both.get(),
+                2 * inner);
+  else
+    adapted.add(adapters.gate_up, adapters.type, input, stride, size, [&](int32_t row) { return sorted.token[row]; },
+                both.get(), 2 * inner);
   prepare_rows(sorted, layer.down, second, [&](int64_t row, const int64_t* order) {
     Value* active = both.get() + row * 2 * inner;
     activate_and_multiply(layer.form.activation, active, active, inner);
     second.prepare(row, active, inner, order);
   });
   multiply_stack(sorted, layer.down, second, results.get());
+  adapted.add(adapters.down, adapters.type, both.get(), 2 * inner, inner, [](int32_t row) { return row; }, results.get(),
+              size);
   parallel_for(tokens, [&](int64_t token) { add_results(results.get(), sorted, token, layer, output + token * size); });
 }
 
@@ -170,7 +240,8 @@ void quire_experts(int type, const void* input, int64_t tokens, int64_t stride, 
         for (int64_t token = 0; token < tokens; token += TOKENS_AT_ONCE)
           run<typename decltype(first)::Type, typename decltype(second)::Type>(
               (const Value*)input + token * stride, std::min(TOKENS_AT_ONCE, tokens - token), stride,
-              experts + token * chosen, weights + token * chosen, layer, (Value*)output + token * size);
+              experts + token * chosen, weights + token * chosen,
+              form->adapters.slots ? form->adapters.slots + token : nullptr, layer, (Value*)output + token * size);
       });
     });
   });

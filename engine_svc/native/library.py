@@ -88,12 +88,27 @@ class PackedForm(ctypes.Structure):
     )  # fmt: skip
 
 
+class LowRank(ctypes.Structure):
+    """See experts.cpp."""
+
+    _fields_ = (
+        ("down", _POINTER), ("up", _POINTER), ("ranks", _POINTER), ("starts", _POINTER), ("parts", _LONG),
+        ("rank", _LONG),
+    )  # fmt: skip
+
+
+class Adapters(ctypes.Structure):
+    """See experts.cpp."""
+
+    _fields_ = (("slots", _POINTER), ("type", _INT), ("gate_up", LowRank), ("down", LowRank))
+
+
 class ExpertsForm(ctypes.Structure):
     """See experts.cpp."""
 
     _fields_ = (
         ("gate", _INT), ("slope", _FLOAT), ("limit", _FLOAT), ("weighs_inputs", _INT), ("gate_up_bias", _POINTER),
-        ("down_bias", _POINTER),
+        ("down_bias", _POINTER), ("adapters", Adapters),
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
-// Low-rank adapters: rows, in tiles of one group each, times the two matrices of their group. What lies between the two
-// products, and every sum, is float32, and summed in one order whatever the tile has beside it.
+// See low_rank.h. What lies between the two products, and every sum, is float32, and summed in one order whatever the
+// tile has beside it.
+#include "low_rank.h"
+
 #include <algorithm>
 #include <type_traits>
 
@@ -11,7 +13,7 @@ using namespace quire;
 
 namespace {
 
-constexpr int TILE_ROWS = 16;
+constexpr int TILE_ROWS = LOW_RANK_ROWS;
 constexpr int64_t RANKS = 8;      // of a task that shrinks
 constexpr int64_t OUTPUTS = 512;  // of a task that expands
 constexpr int ROWS = REGISTERS == 32 ? 4 : 2, OTHERS = 4;  // what is summed in registers at once
@@ -206,8 +208,6 @@ void expand_tiles(const float* sums, const Weight* weights, const int32_t* ranks
 
 extern "C" {
 
-// sums [tiles, TILE_ROWS, parts, rank] = rows of input, `stride` values apart, times weights [groups / sharing, parts,
-// rank, size], of which ranks [groups / sharing, parts] are there; zero beyond those.
 void quire_shrink(int type, int weight_type, const void* input, int64_t stride, const void* weights,
                   const int32_t* ranks, int64_t parts, int64_t rank, int64_t size, const int32_t* rows,
                   const int32_t* groups, int64_t tiles, int64_t sharing, float* sums) {
@@ -219,8 +219,6 @@ void quire_shrink(int type, int weight_type, const void* input, int64_t stride, 
   });
 }
 
-// Rows of output, `stride` values apart, += sums times weights [groups / sharing, rank, outputs]; part p's are the outputs
-// from starts[p] to starts[p + 1].
 void quire_expand(int type, int weight_type, const float* sums, const void* weights, const int32_t* ranks,
                   const int64_t* starts, int64_t parts, int64_t rank, const int32_t* rows, const int32_t* groups,
                   int64_t tiles, int64_t sharing, void* output, int64_t stride) {

@@ -39,10 +39,33 @@ class HeadsProduct(Protocol):
         ...
 
 
+class LowRankMatrices(NamedTuple):
+    """Of groups, what `shrink` and `expand` take."""
+
+    down: torch.Tensor  # [groups, parts, rank, size]
+    up: torch.Tensor  # [groups, rank, outputs]
+    ranks: torch.Tensor  # int32 [groups, parts]
+    starts: torch.Tensor  # int64 [parts + 1]
+
+
+class ExpertAdapters(NamedTuple):
+    """What adapters add to experts. A group is an adapter's matrices for an expert: adapter * experts + expert."""
+
+    adapters: torch.Tensor  # int32 [tokens], -1 for none
+    gate_up: LowRankMatrices
+    down: LowRankMatrices
+
+
 class ExpertsProduct(Protocol):
     """The weighted sum of the chosen experts."""
 
-    def __call__(self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+        expert_ids: torch.Tensor,
+        adapters: ExpertAdapters | None = None,
+    ) -> torch.Tensor:
         """[tokens, hidden_size] → the same.
 
         Args:

@@ -11,7 +11,15 @@ import torch.nn.functional as F
 from engine_svc.memory import zeros_when_touched
 from engine_svc.native import library
 from engine_svc.native.library import GATES, INT8, KINDS, TYPES, Kernels
-from engine_svc.ops.base import Activation, ClampedSwish, ExpertsForm, ExpertsProduct, Product
+from engine_svc.ops.base import (
+    Activation,
+    ClampedSwish,
+    ExpertAdapters,
+    ExpertsForm,
+    ExpertsProduct,
+    LowRankMatrices,
+    Product,
+)
 from engine_svc.ops.weights import Int8Weight
 
 
@@ -154,13 +162,18 @@ def experts_product(
     gate = gate_arguments(form.activation)
     first, second = gate_up.form(), down.form()
 
-    def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+    def product(
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+        expert_ids: torch.Tensor,
+        adapters: ExpertAdapters | None = None,
+    ) -> torch.Tensor:
         assert gate_up.is_for(hidden.dtype)
         assert down.is_for(hidden.dtype)
         output = hidden.new_empty(hidden.shape)
         # The kernel reads a token's choices behind the last token's.
         weights, expert_ids = weights.contiguous(), expert_ids.contiguous()
-        told = library.ExpertsForm(*gate, form.weighs_inputs, *(pointer(bias) for bias in biases))
+        told = library.ExpertsForm(*gate, form.weighs_inputs, *(pointer(bias) for bias in biases), _adapters(adapters))
         kernels.experts(
             TYPES[hidden.dtype], hidden.data_ptr(), hidden.shape[0], hidden.stride(0), expert_ids.data_ptr(),
             weights.data_ptr(), weights.shape[1], count, ctypes.addressof(first), ctypes.addressof(second),
@@ -169,3 +182,15 @@ def experts_product(
         return output
 
     return product
+
+
+def _adapters(adapters: ExpertAdapters | None) -> library.Adapters:
+    if adapters is None:
+        return library.Adapters()
+    stacks = (_low_rank(adapters.gate_up), _low_rank(adapters.down))
+    return library.Adapters(adapters.adapters.data_ptr(), TYPES[adapters.down.down.dtype], *stacks)
+
+
+def _low_rank(matrices: LowRankMatrices) -> library.LowRank:
+    pointers = (matrices.down, matrices.up, matrices.ranks, matrices.starts)
+    return library.LowRank(*(tensor.data_ptr() for tensor in pointers), *matrices.down.shape[1:3])

@@ -13,10 +13,12 @@ from engine_svc.ops.base import (
     Activation,
     Affine,
     ClampedSwish,
+    ExpertAdapters,
     ExpertsForm,
     ExpertsProduct,
     HeadNorms,
     HeadsProduct,
+    LowRankMatrices,
     Ops,
     Product,
     Routing,
@@ -228,7 +230,12 @@ def experts_of_products(
 ) -> ExpertsProduct:
     """One expert after the other, each of two products: with gate and up, and back. Biases are the products' own."""
 
-    def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+    def product(
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+        expert_ids: torch.Tensor,
+        adapters: ExpertAdapters | None = None,
+    ) -> torch.Tensor:
         output = torch.zeros_like(hidden, dtype=torch.float32)
         for index in expert_ids.unique().tolist():
             rows, choice = torch.nonzero(expert_ids == index, as_tuple=True)
@@ -236,11 +243,35 @@ def experts_of_products(
             inputs, share = hidden[rows], weights[rows, choice, None]
             if form.weighs_inputs:
                 inputs = (inputs * share).to(hidden.dtype)
-            result = second(ops.activate_and_multiply(first(inputs), form.activation), wide=True)
+            both = first(inputs)
+            if adapters is not None:
+                groups = adapters.adapters[rows] * len(pairs) + index
+                groups[adapters.adapters[rows] < 0] = -1
+                add_low_rank(inputs, both, groups, adapters.gate_up)
+            active = ops.activate_and_multiply(both, form.activation)
+            result = second(active, wide=True)
+            if adapters is not None:
+                add_low_rank(active, result, groups, adapters.down)
             output.index_add_(0, rows, result if form.weighs_inputs else result * share)
         return output.to(hidden.dtype)
 
     return product
+
+
+def add_low_rank(hidden: torch.Tensor, output: torch.Tensor, groups: torch.Tensor, matrices: LowRankMatrices) -> None:
+    """Adds to each row of the output what its group's matrices, if it has a group, make of the inputs.
+
+    Args:
+        groups: [rows], -1 for none.
+    """
+    starts = matrices.starts.tolist()
+    for group in groups.unique().tolist():
+        rows = torch.nonzero(groups == group)[:, 0]
+        for part, rank in enumerate(matrices.ranks[group].tolist() if group >= 0 else ()):
+            columns = slice(starts[part], starts[part + 1])
+            inner = hidden[rows].float() @ matrices.down[group, part, :rank].float().T
+            added = inner @ matrices.up[group, :rank, columns].float()
+            output[rows, columns] = (output[rows, columns].float() + added).to(output.dtype)
 
 
 def quantize_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,17 +11,19 @@ import torch
 from engine_svc.kernels import activation as activation_kernels
 from engine_svc.kernels import low_rank
 from engine_svc.kernels.coded import PackedCodes, coded_product, grouped_coded_product
-from engine_svc.kernels.experts import SortedRows, add_choices, grouped_product, sort_by_expert
+from engine_svc.kernels.experts import TILE_M, SortedRows, add_choices, grouped_product, sort_by_expert
 from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
 from engine_svc.kernels.rotary import rotate
 from engine_svc.ops.base import (
     Activation,
     ClampedSwish,
+    ExpertAdapters,
     ExpertsForm,
     ExpertsProduct,
     HeadNorms,
     HeadsProduct,
+    LowRankMatrices,
     Product,
     RowTiles,
 )
@@ -62,7 +64,12 @@ class TritonOps(PlainOps):
         """See Ops.experts."""
         count, first, second = gate_up.shape[0], _stacked(gate_up), _stacked(down)
 
-        def product(hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        def product(
+            hidden: torch.Tensor,
+            weights: torch.Tensor,
+            expert_ids: torch.Tensor,
+            adapters: ExpertAdapters | None = None,
+        ) -> torch.Tensor:
             tokens, chosen = expert_ids.shape
             rows = sort_by_expert(expert_ids, count)
             sharing = chosen  # rows that read the same inputs
@@ -70,11 +77,24 @@ class TritonOps(PlainOps):
                 hidden = (hidden[:, None] * weights[..., None]).to(hidden.dtype).flatten(0, 1)
                 weights, sharing = torch.ones_like(weights), 1
             both = _each_by_its_own(hidden, first, rows, sharing, form.gate_up_bias)
+            adapted = None if adapters is None else _adapted_rows(adapters, expert_ids, count)
+            if adapters is not None and adapted is not None:
+                self._add_low_rank(hidden, both, adapters.gate_up, adapted, sharing)
             active = self.activate_and_multiply(both, form.activation)
             results = _each_by_its_own(active, second, rows, 1, form.down_bias)
+            if adapters is not None and adapted is not None:
+                self._add_low_rank(active, results, adapters.down, adapted, 1)
             return add_choices(results.view(tokens, chosen, -1), weights)
 
         return product
+
+    def _add_low_rank(
+        self, hidden: torch.Tensor, output: torch.Tensor, matrices: LowRankMatrices, tiles: RowTiles, divisor: int
+    ) -> None:
+        """Adds to rows of the output what their groups' matrices make of hidden[row // divisor]."""
+        sources = RowTiles(torch.where(tiles.rows >= 0, tiles.rows // divisor, -1), tiles.groups)
+        sums = self.shrink(hidden, matrices.down, matrices.ranks, sources)
+        self.expand(sums, matrices.up, matrices.ranks, matrices.starts, tiles, output)
 
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None
@@ -138,6 +158,16 @@ def _stacked(weight: Weight) -> torch.Tensor | PackedCodes:
         codes = (weight.values.to(torch.int16) + 128).to(torch.uint8)
         weight = CodedWeight(INT8, codes, weight.scale[..., None], None, weight.shape[-1])
     return pack_codes(weight) if isinstance(weight, CodedWeight) else weight
+
+
+def _adapted_rows(adapters: ExpertAdapters, expert_ids: torch.Tensor, num_experts: int) -> RowTiles:
+    """The choices of experts, as rows, by adapter and expert; those of tokens without an adapter are in none."""
+    none = len(adapters.down.ranks)
+    own = adapters.adapters[:, None].long()
+    groups = torch.where(own >= 0, own * num_experts + expert_ids, none)
+    rows = sort_by_expert(groups, none + 1)
+    places = torch.where(rows.row < rows.num_rows, rows.row, -1).view(-1, TILE_M)
+    return RowTiles(places, torch.where(rows.expert < none, rows.expert, -1))
 
 
 def _each_by_its_own(

@@ -29,6 +29,11 @@ CASES = {
     "llama": Case((*LINEAR, "lm_head"), {"tie_word_embeddings": False}),
     "gemma2": Case(LINEAR, {"tie_word_embeddings": False}),
     "phi3": Case(("qkv_proj", "o_proj", "gate_up_proj", "down_proj")), "qwen3": Case(("k_proj", "v_proj", "up_proj")),
+    "mixtral": Case(("w1", "w2", "w3", "gate")), "qwen3-moe": Case((*LINEAR, "gate")),
+    "deepseek-v2": Case(("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "up_proj", "down_proj")),
+    "deepseek-v2-plain": Case(("q_proj", "kv_b_proj")),
+    "gemma": Case(("embed_tokens",), {"tie_word_embeddings": False}),
+    "qwen2": Case(("embed_tokens", "lm_head"), {"tie_word_embeddings": False}),
 }  # fmt: skip
 
 

@@ -1,0 +1,33 @@
+"""Adapters on the embedding: what stands next to its inputs is looked up by token, not multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine_svc.lora.matrices import LowRankStack
+from engine_svc.ops.base import RowTiles
+
+
+class AdaptedEmbedding:
+    """See AddToEmbeddings."""
+
+    def __init__(self, stack: LowRankStack, num_tokens: int, tiles: Callable[[], RowTiles | None]) -> None:
+        """
+        Args:
+            num_tokens: of the rank's vocabulary, which are the stack's inputs.
+            tiles: of the present batch; None where no adapter changes it.
+        """
+        self._stack, self._num_tokens, self._tiles = stack, num_tokens, tiles
+
+    def __call__(self, hidden: torch.Tensor, token_ids: torch.Tensor, scale: float) -> None:
+        """See AddToEmbeddings."""
+        tiles = self._tiles()
+        if tiles is None:
+            return
+        ids = token_ids[tiles.rows.clamp(min=0).long()]  # [tiles, TILE_ROWS]
+        absent = (ids < 0) | (ids >= self._num_tokens)
+        down = self._stack.matrices.down[:, 0]  # [groups, rank, tokens]
+        sums = down[tiles.groups.clamp(min=0).long()[:, None], :, ids.masked_fill(absent, 0)].float() * scale
+        self._stack.expand(sums.masked_fill_(absent[..., None], 0)[:, :, None].contiguous(), hidden, tiles)
