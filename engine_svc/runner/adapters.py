@@ -51,6 +51,10 @@ class StepAdapters:
         """Whether any row of it runs with an adapter."""
         return self._layers is not None and bool(self._slots[batch.slots].any())
 
+    def are_recordable(self, batch: FlatBatch) -> bool:
+        """Whether a forward pass over the batch can be recorded, as far as adapters go."""
+        return self._layers is None or self._layers.is_recordable or not self.is_used(batch)
+
     def rows(self, batch: FlatBatch, padded_rows: int | None = None) -> contextlib.AbstractContextManager[None]:
         """What is computed meanwhile are a batch's rows; see AdapterLayers.rows."""
         if self._layers is None:

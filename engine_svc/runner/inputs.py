@@ -21,6 +21,7 @@ class Shape(NamedTuple):
     tokens: int  # new ones of all sequences
     query_len: int  # of one, at most
     context: int  # of one with those before, at most
+    has_adapters: bool = False  # some rows run with adapters, which may be any
 
 
 class Inputs(NamedTuple):

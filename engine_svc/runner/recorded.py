@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
+from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.batch import FlatBatch
 from engine_svc.runner.inputs import InputBuffers, Inputs, Shape
 
@@ -95,11 +96,17 @@ class RecordedSteps:
         for shape in shapes.early():
             self._record(shape)
 
-    def run(self, batch: FlatBatch) -> torch.Tensor | None:
+    def run(self, batch: FlatBatch, adapters: StepAdapters) -> torch.Tensor | None:
         """The hidden states of a batch; None for one that is not replayed."""
-        shape = None if self._broken else self._shapes.of(batch)
+        shape = None if self._broken or not adapters.are_recordable(batch) else self._shapes.of(batch)
         if shape is None:
             return None
+        if not adapters.is_used(batch):
+            return self._run(batch, shape)
+        with adapters.rows(batch, shape.tokens):
+            return self._run(batch, shape._replace(has_adapters=True))
+
+    def _run(self, batch: FlatBatch, shape: Shape) -> torch.Tensor | None:
         self._buffers.fill(batch, shape)
         found = self._replay(shape)
         return None if found is None else found.hidden[: len(batch.token_ids)]

@@ -341,8 +341,7 @@ class Runner:
 
     def _compute(self, batch: FlatBatch) -> torch.Tensor:
         """[tokens, hidden_size]; what was replayed is there only until the next step."""
-        is_plain = batch.embedded is None and not self._adapters.is_used(batch)
-        hidden = self._recorded.run(batch) if self._recorded and is_plain else None
+        hidden = self._recorded.run(batch, self._adapters) if self._recorded and batch.embedded is None else None
         return self._run(batch) if hidden is None else hidden
 
     def _run(self, batch: FlatBatch) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine_svc.ops.base import Activation, Affine, HeadNorms, Ops, Routing
-from tests.support.low_rank import LowRankCase, row_tiles
+from tests.support.low_rank import ExpertAdapterCase, LowRankCase, row_tiles
 from tests.support.native import needs_native
 from tests.support.ops import CLAMPED, FORMS, activated, experts_by_definition, forms_of_experts, make_ops
 
@@ -455,3 +455,27 @@ def test_neighbouring_groups_may_share_low_rank_matrices(name: str) -> None:
     ops.expand(sums, case.up, case.ranks, case.starts, row_tiles(groups), output, sharing=2)
     case.groups = groups // 2
     case.check(output)
+
+
+@every
+@pytest.mark.parametrize("form", ["plain", "llama 4"])
+@pytest.mark.parametrize("tokens", [1, 19])
+def test_experts_with_adapters(name: str, form: str, tokens: int) -> None:
+    """Each token's experts are those of its adapter."""
+    ops, dtype = make_ops(name)
+    experts, chosen, size, inner = 3, 2, 48, 40
+    told = forms_of_experts(experts, size, inner, dtype)[form]
+    gate_up = normal(experts, 2 * inner, size, dtype=dtype) / size**0.5
+    down = normal(experts, size, inner, dtype=dtype, seed=1) / inner**0.5
+    hidden = normal(tokens, size, dtype=dtype, seed=2)
+    weights, ids = normal(tokens, experts, dtype=torch.float32, seed=3).softmax(-1).topk(chosen)
+    case = ExpertAdapterCase(experts, size, inner, dtype, tokens)
+    found = ops.experts(gate_up, down, told)(hidden, weights, ids, case.given())
+    for adapter in (-1, 0, 1):
+        rows = case.adapters == adapter
+        merged = case.merged(gate_up, case.gate_up, adapter), case.merged(down, case.down, adapter)
+        expected = experts_by_definition(hidden[rows], weights[rows], ids[rows], *merged, told)
+        close(found[rows], expected, dtype)
+    plain = ops.experts(gate_up, down, told)
+    without = case.given()._replace(adapters=torch.full_like(case.adapters, -1))
+    assert plain(hidden, weights, ids, without).equal(plain(hidden, weights, ids))

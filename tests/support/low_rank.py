@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.lora.tiles import tiles_of
-from engine_svc.ops.base import Ops, RowTiles
+from engine_svc.ops.base import ExpertAdapters, LowRankMatrices, Ops, RowTiles
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 RANK, GROUPS, ROWS = 12, 3, 37
@@ -60,3 +60,36 @@ class LowRankCase:
 def row_tiles(groups: npt.NDArray[Any]) -> RowTiles:
     """Those of rows of groups."""
     return RowTiles(*(torch.from_numpy(each) for each in tiles_of(groups)))
+
+
+class ExpertAdapterCase:
+    """Two adapters on experts."""
+
+    def __init__(self, experts: int, size: int, inner: int, dtype: torch.dtype, tokens: int) -> None:
+        self.experts = experts
+        self.gate_up = _matrices(2 * experts, size, (inner, inner), dtype, 1)
+        self.down = _matrices(2 * experts, inner, (size,), dtype, 5)
+        self.adapters = torch.tensor([-1, 0, 1, 1, 0]).repeat(tokens)[:tokens].to(torch.int32)
+
+    def given(self) -> ExpertAdapters:
+        """As products take them."""
+        return ExpertAdapters(self.adapters, self.gate_up, self.down)
+
+    def merged(self, weights: torch.Tensor, matrices: LowRankMatrices, adapter: int) -> torch.Tensor:
+        """[experts, outputs, size] with what an adapter adds, in float64."""
+        merged = weights.double()
+        for expert in range(self.experts if adapter >= 0 else 0):
+            group = adapter * self.experts + expert
+            for part, rank in enumerate(matrices.ranks[group].tolist()):
+                columns = slice(*matrices.starts[part : part + 2].tolist())
+                up = matrices.up[group, :rank, columns].double()
+                merged[expert, columns] += up.T @ matrices.down[group, part, :rank].double()
+        return merged
+
+
+def _matrices(groups: int, size: int, outputs: tuple[int, ...], dtype: torch.dtype, seed: int) -> LowRankMatrices:
+    rank, starts = 6, torch.tensor([0, *outputs]).cumsum(0)
+    down = normal(groups, len(outputs), rank, size, dtype=dtype, seed=seed) / size**0.5
+    up = normal(groups, rank, sum(outputs), dtype=dtype, seed=seed + 1) / rank
+    ranks = torch.arange(groups * len(outputs)).remainder(rank + 1).view(groups, -1).to(torch.int32)
+    return LowRankMatrices(down, up, ranks, starts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine_svc.executor.messages import Step
-from engine_svc.executor.multiproc import TransferEnds, agree
+from engine_svc.executor.multiproc import AdapterReads, TransferEnds, agree
 from engine_svc.plan import BlockTransfer, EndedTransfer, StepPlan, StepResult, Transfers
 
 
@@ -41,6 +41,21 @@ def test_a_transfer_has_ended_once_it_has_on_every_rank() -> None:
     assert step({4: 2}, {}) == {}
     assert step({4: 0}, {4: 0}) == {4: 0}
     assert step({}, {}) == {}
+
+
+def test_an_adapter_has_been_read_once_every_rank_has_read_it() -> None:
+    reads = AdapterReads()
+
+    def step(*ranks: dict[int, str]) -> dict[int, str]:
+        results = [msgspec.structs.replace(result({}, {}), read_adapters=told) for told in ranks]
+        return reads.agree(results, results[0]).read_adapters
+
+    assert step({}, {}) == {}
+    assert step({1: "", 2: ""}, {2: "cut off"}) == {2: "cut off"}
+    assert step({}, {1: ""}) == {1: ""}
+    assert step({3: ""}, {}) == {}
+    reads.forget([3])
+    assert step({}, {3: ""}) == {}
 
 
 def test_transfers_reach_a_rank_as_they_are() -> None:
