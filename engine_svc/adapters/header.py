@@ -78,7 +78,11 @@ def read_header(file: Path) -> dict[str, TensorPlace]:
         raise broken(f"{file} cannot be read: {error}.") from error
     entries = _decode(file, text)
     begin = _LENGTH_BYTES + length
-    return {name: _place(file, name, entry, begin, size) for name, entry in entries.items()}
+    places = {name: _place(file, name, entry, begin, size) for name, entry in entries.items()}
+    end = max((place.start + place.num_bytes for place in places.values()), default=begin)
+    if end != size:  # whoever reads all of the file reads no more than its tensors
+        raise broken(f"{file} has {size - end} bytes behind its tensors: it is damaged. Copy it again.")
+    return places
 
 
 def _decode(file: Path, text: bytes) -> Mapping[str, _Entry]:

@@ -74,6 +74,7 @@ class AdapterSlots:
         self._slots: dict[int, _Entry | None] = dict.fromkeys(range(1, num_slots + 1))
         self._claims: dict[int, _Entry] = {}  # slot → whose it will be
         self._set_aside: dict[Sequence, _Entry] = {}
+        self._reading: dict[int, _Entry] = {}  # by wire key
         self._wire_keys = itertools.count(1)
         self._uses = itertools.count(1)
         self._dropped: list[int] = []
@@ -173,9 +174,7 @@ class AdapterSlots:
     @property
     def is_changing(self) -> bool:
         """Whether a step is to take changes along, or adapters are being read."""
-        if self._dropped or self._placed or self._read:
-            return True
-        return any(entry.wire_key and not entry.is_read for entry in self._entries.values())
+        return bool(self._dropped or self._placed or self._reading)
 
     def take_changes(self) -> AdapterChanges:
         """What the next step begins with."""
@@ -186,20 +185,21 @@ class AdapterSlots:
     def end_reads(self, read: Mapping[int, str]) -> list[tuple[Sequence, str]]:
         """Adapters have been read, or could not be: the sequences that wait for these in vain, and why."""
         failed: list[tuple[Sequence, str]] = []
-        for entry in [each for each in self._entries.values() if each.wire_key in read and not each.is_read]:
+        for entry in [self._reading[wire_key] for wire_key in read if wire_key in self._reading]:
             error = read[entry.wire_key] or (_CHANGED if entry.adapter.has_changed() else "")
-            entry.is_read = not error
             if error:
                 self._drop(entry)
                 failed += [(sequence, error) for sequence in entry.aside]
+            else:
+                entry.is_read = True
+                del self._reading[entry.wire_key]
         return failed
 
     def redo(self, changes: AdapterChanges) -> None:
         """A step has failed that began with these changes: nobody knows which of them were made."""
         self._dropped += changes.dropped
-        for entry in list(self._entries.values()):
-            if entry.wire_key and not entry.is_read:  # its end may have been lost with the step
-                self._drop(entry)
+        for entry in list(self._reading.values()):  # the ends of those before may have been lost with the step
+            self._drop(entry)
         for placement in changes.placed:
             holder = self._slots[placement.slot]
             if holder is not None and holder.wire_key == placement.key:
@@ -235,6 +235,10 @@ class AdapterSlots:
             raise RuntimeError("an adapter is remembered that nobody has")
         if sum(len(entry.aside) for entry in self._entries.values()) != len(self._set_aside):
             raise RuntimeError("sequences that are set aside are lost or counted twice")
+        if self._reading != {
+            each.wire_key: each for each in self._entries.values() if each.wire_key and not each.is_read
+        }:
+            raise RuntimeError("adapters are being read that nobody wants, or wanted and not read")
 
     def _entry(self, adapter: Adapter) -> _Entry:
         return self._entries.setdefault(adapter.key, _Entry(adapter))
@@ -269,6 +273,7 @@ class AdapterSlots:
             return False  # it is being read
         elif self._make_place(order):
             entry.wire_key = next(self._wire_keys)
+            self._reading[entry.wire_key] = entry
             self._read[entry.wire_key] = entry.adapter.folder
             return False
         if entry.num_overtaking >= MOST_OVERTAKING and entry not in self._claims.values():
@@ -328,6 +333,7 @@ class AdapterSlots:
             self._slots[entry.slot], entry.slot = None, 0
         if entry.wire_key:
             self._dropped.append(entry.wire_key)
+            self._reading.pop(entry.wire_key, None)
             self._placed = {slot: each for slot, each in self._placed.items() if each.key != entry.wire_key}
         entry.wire_key, entry.is_read = 0, False
         if not entry.num_requests:

@@ -158,6 +158,8 @@ def test_files_that_are_missing_or_none_are_named(tmp_path: Path) -> None:
     weights.unlink()
     weights.write_bytes(whole[:-1])
     assert "it is damaged or cut off" in refusal(tmp_path)
+    weights.write_bytes(whole + b"more")
+    assert "4 bytes behind its tensors" in refusal(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{")
     assert "is damaged" in refusal(tmp_path)
     (tmp_path / "adapter_config.json").write_text(" " * (2**20 + 1))
