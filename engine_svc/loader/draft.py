@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.loader.folder import weights_folder
+from engine_svc.loader.heads import load_eagle, load_multi_token
 from engine_svc.loader.model import BuiltModel, LoadedModel, load_model
 from engine_svc.models.draft import Draft, DraftDecoder
 from engine_svc.models.registry import is_ours
@@ -44,9 +48,10 @@ def load_draft(config: SpeculativeConfig, target: Target) -> Draft:
     """
     _check_target(target.loaded)
     try:
-        return _load_decoder(config, target)
+        return _load(config, target)
     except StartupError as error:
-        raise StartupError(f"{_FLAG}: the draft {config.model}: {error}") from error
+        what = f"the draft {config.model}" if config.model else config.chosen_method
+        raise StartupError(f"{_FLAG}: {what}: {error}") from error
 
 
 def _check_target(target: LoadedModel) -> None:
@@ -68,10 +73,46 @@ def _check_target(target: LoadedModel) -> None:
         raise StartupError(f"{_FLAG} needs another model to verify drafts: {facts.architecture} {reason}.")
 
 
-def _load_decoder(config: SpeculativeConfig, target: Target) -> Draft:
-    options = _draft_options(config, target)
+def _load(config: SpeculativeConfig, target: Target) -> Draft:
+    options, method = _draft_options(config, target), config.chosen_method
+    if method == "mtp":
+        return _load_multi_token(config, target)
     folder = weights_folder(replace(target.model, model=config.model or "", revision=config.revision), options.load)
     raw = read_model_config(folder, options.form)
+    if method != "draft_model":
+        _check_ranks(config, target)
+        assert isinstance(target.loaded, BuiltModel)
+        return load_eagle(method, folder, raw, options, target.loaded, target.groups, target.device)
+    return _load_decoder(config, target, folder, raw)
+
+
+def _load_multi_token(config: SpeculativeConfig, target: Target) -> Draft:
+    """With the options of the target, whose checkpoint it is in."""
+    _check_ranks(config, target)
+    if config.model:
+        raise StartupError("its layer is in the model's own checkpoint; expected no model beside it: leave it out.")
+    assert isinstance(target.loaded, BuiltModel)
+    options = replace(_draft_options(config, target), form=target.options.form, load=target.options.load)
+    folder = weights_folder(target.model, options.load)
+    raw = read_model_config(folder, options.form)
+    return load_multi_token(folder, raw, options, target.loaded, target.groups, target.device)
+
+
+def _check_ranks(config: SpeculativeConfig, target: Target) -> None:
+    """
+    Raises:
+        StartupError: a head is to run on other ranks than the model whose embedding it shares.
+    """
+    size, expected = config.draft_tensor_parallel_size, target.groups.layout.tensor
+    if size not in (None, expected):
+        raise StartupError(
+            f"draft_tensor_parallel_size is {size}; expected {expected}: a head runs on the ranks of the model, whose "
+            "embedding and output layer it shares. Leave it out."
+        )
+
+
+def _load_decoder(config: SpeculativeConfig, target: Target, folder: Path, raw: Mapping[str, Any]) -> Draft:
+    options = _draft_options(config, target)
     if not is_ours(raw):
         names = ", ".join(raw.get("architectures") or ()) or "none"
         raise StartupError(

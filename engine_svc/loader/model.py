@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -174,23 +175,13 @@ def _build_ours(
 ) -> BuiltModel:
     raw = text_part(raw_config)
     config = config_for(raw)
-    dtype, longest = _dtype(config.dtype, options.form.dtype), _max_model_len(config, options.form)
+    longest = _max_model_len(config, options.form)
     config = without_windows(config) if options.form.disable_sliding_window else config
-    kernels = choose_kernels(options.kernels.cpu_kernels, device)
-    invariant = options.kernels.batch_invariant is True
-    ops = create_ops(kernels, dtype, device, invariant)
-    method = _quantization(raw, options, ModelForm(ops, dtype))
-    adapters = _adapters(options.lora, config, LayerContext(groups, dtype, device, ops, method))
-    context = LayerContext(groups, dtype, device, ops, method, adapters=adapters)
-    try:
-        heads = _heads(config, groups.tensor)
-        shape = _shape(heads, dtype, options.cache, device, config.latent is not None, invariant)
-        attention = create_backend(options.kernels.attention_backend, shape, kernels)
-        if invariant:
-            check_invariance(ops, attention, bool(config.recurrent))
-        model = Decoder(config, context, attention, longest)
-    except ValueError as error:
-        raise StartupError(f"--tensor-parallel-size {groups.layout.tensor}: {error}") from error
+    with division_told(groups):
+        context, attention = place_layers(raw, config, options, groups, device)
+        adapters = _adapters(options.lora, config, context)
+        model = Decoder(config, replace(context, adapters=adapters), attention, longest)
+    ops, dtype = context.ops, context.dtype
     invariant = (
         ops.batch_invariant
         and attention.batch_invariant
@@ -198,6 +189,40 @@ def _build_ours(
     )
     states = _state_form(model.state_shapes(), options.cache, dtype)
     return BuiltModel(model, config, attention, dtype, longest, invariant, states, adapters)
+
+
+def place_layers(
+    raw: Mapping[str, Any], config: ModelConfig, options: EngineOptions, groups: ParallelGroups, device: torch.device
+) -> tuple[LayerContext, AttentionBackend]:
+    """What layers of this shape are made with, and by what they attend.
+
+    Raises:
+        StartupError: they are not supported with these options.
+        ValueError: the ranks cannot share them.
+    """
+    dtype = _dtype(config.dtype, options.form.dtype)
+    kernels = choose_kernels(options.kernels.cpu_kernels, device)
+    invariant = options.kernels.batch_invariant is True
+    ops = create_ops(kernels, dtype, device, invariant)
+    method = _quantization(raw, options, ModelForm(ops, dtype))
+    heads = _heads(config, groups.tensor)
+    shape = _shape(heads, dtype, options.cache, device, config.latent is not None, invariant)
+    attention = create_backend(options.kernels.attention_backend, shape, kernels)
+    if invariant:
+        check_invariance(ops, attention, bool(config.recurrent))
+    return LayerContext(groups, dtype, device, ops, method), attention
+
+
+@contextlib.contextmanager
+def division_told(groups: ParallelGroups) -> Iterator[None]:
+    """
+    Raises:
+        StartupError: what is made here cannot be shared by the ranks.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise StartupError(f"--tensor-parallel-size {groups.layout.tensor}: {error}") from error
 
 
 def _adapters(options: LoraOptions, config: ModelConfig, context: LayerContext) -> AdapterLayers | None:

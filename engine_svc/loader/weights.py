@@ -17,6 +17,7 @@ from engine_svc.loader.names import is_of_another, parameter_name
 from engine_svc.loader.progress import with_progress
 from engine_svc.loader.source import TensorSource
 from engine_svc.models.decoder import Decoder
+from engine_svc.models.heads import FeatureHead
 from quire.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ _IGNORED = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
 
 
 def load_weights(
-    model: Decoder, checkpoint: TensorSource, progress: bool, *, packs: bool = True
+    model: Decoder | FeatureHead, checkpoint: TensorSource, progress: bool, *, packs: bool = True
 ) -> Mapping[int, CacheScales]:
     """Loads every parameter, and packs each layer as soon as all of its own have come.
 
@@ -119,11 +120,11 @@ def _is_zero_bias(name: str, source: TensorSlice) -> bool:
 class _Loading:
     """Which parameters are there, of which layers, and which of them are packed already."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder | FeatureHead) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if isinstance(p, LoadedParameter)}
         self.packed: set[str] = set()
         self._config = model.config
-        self._is_tied = model.lm_head is model.embed_tokens
+        self._is_tied = model.is_tied
         self._ignored = {path: layer.ignored for path, layer in model.named_modules() if isinstance(layer, PackedLayer)}
         self._layers: dict[str, PackedLayer] = {}
         self._parts: dict[str, list[str]] = {}
@@ -184,14 +185,14 @@ class _Loading:
         self.packed.update(names)
 
 
-def pack_weights(model: Decoder) -> None:
+def pack_weights(model: torch.nn.Module) -> None:
     """Turns weights that are all there into the form that products are computed from, a layer at a time."""
     for module in model.modules():
         if isinstance(module, PackedLayer):
             module.pack()
 
 
-def randomize_weights(model: Decoder, seed: int) -> None:
+def randomize_weights(model: torch.nn.Module, seed: int) -> None:
     """Random weights, for benchmarks of shapes: norms are one, all else is normal with a small deviation.
 
     Of quantized weights, codes are any and scales small.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,8 +56,18 @@ class Decoder(torch.nn.Module):
             )
             return found.to(context.device)
 
+        self._taps: frozenset[int] = frozenset()
         self._rotary = table(config.rope_parameters)
         self._local_rotary = table(config.local_rope_parameters) if config.local_rope_parameters else None
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the embedding is the output layer too."""
+        return self.lm_head is self.embed_tokens
+
+    def tap(self, layers: Collection[int]) -> None:
+        """`forward` gives each token's sums before these layers behind its hidden state from now on."""
+        self._taps = frozenset(layers)
 
     def state_shapes(self) -> dict[int, StateShape]:
         """Of the recurrent layers."""
@@ -79,7 +89,7 @@ class Decoder(torch.nn.Module):
             embedded: rows whose embeddings are given: scaled, where the model scales those that it looks up.
 
         Returns:
-            Hidden states [tokens, hidden_size], normalised.
+            Hidden states [tokens, hidden_size], normalised; and what is tapped beside them.
         """
         rotary = self._ops.take_rows(self._rotary, positions)
         local = rotary if self._local_rotary is None else self._ops.take_rows(self._local_rotary, positions)
@@ -88,9 +98,13 @@ class Decoder(torch.nn.Module):
         if embedded is not None:
             hidden = embedded.put(hidden, self.config.embedding_multiplier)
         residual = self._ops.zeros_like(hidden)
-        for layer, cache in zip(self.layers, caches, strict=True):
+        tapped: list[torch.Tensor] = []
+        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            if index in self._taps:
+                tapped.append(self._ops.add(self._ops.add(self._ops.zeros_like(hidden), residual), hidden))
             hidden = layer(hidden, residual, cache, step)
-        return self.norm(hidden, residual)
+        hidden = self.norm(hidden, residual)
+        return self._ops.join([each[:, None] for each in (hidden, *tapped)]) if tapped else hidden
 
     def _query_scales(self, positions: torch.Tensor) -> torch.Tensor | None:
         temperature = self.config.temperature

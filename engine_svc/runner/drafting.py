@@ -120,7 +120,7 @@ class Drafting:
 
     def guess(
         self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, known: Mapping[int, int],
-        features: torch.Tensor | None = None,
+        features: torch.Tensor,
     ) -> Guesses:  # fmt: skip
         """Runs the draft over what the step has computed, and guesses what comes next.
 
@@ -128,7 +128,7 @@ class Drafting:
             known: slot → tokens of its sequence with the run that it has sampled; of those that have sampled one.
             features: the target's, of the batch's rows.
         """
-        if features is not None:
+        if self._draft.model.reads_features:
             self._hold(batch, known, features)
         rows = self._choose(scheduled, batch, known)
         if not rows:
@@ -174,7 +174,7 @@ class Drafting:
 
     def _completes(self, start: int, end: int) -> bool:
         """Whether a block is complete once these positions are computed."""
-        return (end + 1) // self._block_size > (start + 1) // self._block_size
+        return end // self._block_size > start // self._block_size
 
     def _catch_up(self, rows: list[_Row]) -> torch.Tensor:
         """Hidden states of the positions that were missing."""
@@ -190,8 +190,8 @@ class Drafting:
         return hidden
 
     def _note_complete(self, slot: int, start: int, end: int) -> None:
-        """A row of features is of the token behind it too: the last of a block comes with the next block's first."""
-        end += self._draft.model.reads_features
+        """What reads features has made the last row of a block with the token behind the block, which is another one
+        where another sequence finds it: one key of many, that costs a little acceptance."""
         first, last = start // self._block_size, end // self._block_size
         if last > first:
             self._complete[self._buffers.blocks(slot, first, last)] = True

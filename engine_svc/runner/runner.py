@@ -266,16 +266,24 @@ class Runner:
         scheduled, batch, hidden, failed = step.plan.scheduled, step.batch, step.hidden, step.failed
         if batch is None or hidden is None:
             return PendingStep(step.timer, [], {}, failed, None, step.ended)
+        hidden, features = self._split(hidden)
         prompt_scores = self._score_prompts(batch, hidden, failed) if self._prompts else {}
         outputs = self._sample(step.plan, batch, hidden, failed, masks)
         rest = [index for index, sequence in enumerate(scheduled) if not sequence.num_sampled_positions]
         broken = self._find_broken(batch, hidden, rest) if rest else None
         step.timer.mark()
-        guesses = self._guess(self._drafting, step, batch, outputs, failed) if self._drafting else None
+        guesses = self._guess(self._drafting, step, batch, features, outputs) if self._drafting else None
         return PendingStep(step.timer, outputs, prompt_scores, failed, broken, step.ended, guesses)
 
+    def _split(self, computed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states, and what a draft reads: these, or what is tapped beside them."""
+        size = self._facts.hidden_size
+        if computed.shape[-1] == size:
+            return computed, computed
+        return computed[:, :size].contiguous(), computed[:, size:]
+
     def _guess(
-        self, drafting: Drafting, step: BegunStep, batch: FlatBatch, outputs: list[SampleOutput], failed: dict[int, str]
+        self, drafting: Drafting, step: BegunStep, batch: FlatBatch, features: torch.Tensor, outputs: list[SampleOutput]
     ) -> Guesses:
         """Once the sampled tokens are known: which of them count says where the draft goes on."""
         step.timer.wait()
@@ -283,10 +291,10 @@ class Runner:
         lengths = {
             sequence.slot: length - len(sequence.draft_token_ids) + len(runs.token_ids[sequence.slot])
             for sequence, length in zip(step.plan.scheduled, batch.lengths, strict=True)
-            if sequence.slot in runs.token_ids.keys() - runs.failed.keys() - failed.keys()
+            if sequence.slot in runs.token_ids.keys() - runs.failed.keys() - step.failed.keys()
         }
         try:
-            return drafting.guess(step.plan.scheduled, batch, lengths)
+            return drafting.guess(step.plan.scheduled, batch, lengths, features)
         except Exception as error:
             if not self._is_warm:
                 raise

@@ -1,0 +1,265 @@
+"""Heads: a layer or so that guesses by the hidden states of the model that verifies, the target.
+
+A row is of the target's features at a position and of the token behind it, and guesses the token after that one. From
+there on a head goes by what it has put out itself. Embedding and output layer are the target's, unless a checkpoint
+brings others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine_svc.attention.base import AttentionBackend, CacheScales
+from engine_svc.layers.context import LayerContext
+from engine_svc.layers.embedding import VocabParallelEmbedding
+from engine_svc.layers.linear import ColumnParallelLinear, ReplicatedLinear, qkv_parts
+from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.layers.rotary import rotary_table
+from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
+from engine_svc.models.config import ModelConfig
+from engine_svc.models.decoder import Decoder
+from engine_svc.models.decoder_layer import DecoderLayer, hidden_norm
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """What there is to a head beside its layers' shape."""
+
+    config: ModelConfig
+    own_embedding: bool = False
+    own_output: bool = False
+    draft_vocab_size: int | None = None  # tokens that it guesses among, where they are not the target's first ones
+    fc_bias: bool = False
+    norm_before_residual: bool = False  # EAGLE-3: the residual is of normalised features
+
+
+class FeatureHead(torch.nn.Module):
+    """See DraftModel; loaded as a Decoder is."""
+
+    reads_features = True
+    is_tied = False
+
+    def __init__(
+        self, form: HeadForm, context: LayerContext, attention: AttentionBackend, target: Decoder, longest: int
+    ) -> None:
+        """
+        Args:
+            longest: positions that are used.
+        """
+        super().__init__()
+        self.config, self.quantization = form.config, context.quantization
+        self._ops, self._dtype, self._attention = context.ops, context.dtype, attention
+        config = form.config
+        rotary = rotary_table(
+            config.rope_parameters, config.rotary_dim, config.max_position_embeddings, longest, context.dtype
+        )
+        self._rotary = rotary.to(context.device)
+        # The target's are called by their functions: as modules they would be this one's, to be loaded.
+        self._embed: Callable[[torch.Tensor], torch.Tensor] = target.embed_tokens.forward
+        self._logits: Callable[[torch.Tensor], torch.Tensor] = target.logits
+        self._vocab_size = target.config.vocab_size
+        if form.own_embedding:
+            size = config.vocab_size, config.hidden_size
+            self.embed_tokens = VocabParallelEmbedding(*size, context=context.at("embed_tokens"))
+            self._embed = self.embed_tokens.forward
+        self.d2t: LoadedParameter | None = None
+        if form.own_output:
+            rows = form.draft_vocab_size or config.vocab_size
+            self.lm_head = VocabParallelEmbedding(
+                rows, config.hidden_size, context=context.at("lm_head"), is_input=False, is_output=True
+            )
+            self._logits = self.lm_head.logits
+        if form.draft_vocab_size is not None:
+            self.d2t = LoadedParameter((form.draft_vocab_size,), torch.int64, context.device)
+            self.d2t.default, self.d2t.loader = 0, self._load_d2t
+            self._places = torch.arange(form.draft_vocab_size, device=context.device)
+
+    def _load_d2t(self, source: TensorSlice, part: str) -> None:
+        """How far each of the head's tokens is from the target's."""
+        assert self.d2t is not None
+        self.d2t.write(part, self.d2t, source, (slice(None),))
+        targets = self.d2t + self._places
+        if int(targets.min()) < 0 or int(targets.max()) >= self._vocab_size:
+            raise ValueError(f"names a token that is not among the model's {self._vocab_size}")
+
+    def use_cache_scales(self, scales: Mapping[int, CacheScales]) -> None:
+        """There are none."""
+
+    def _step(self, positions: torch.Tensor) -> StepInputs:
+        rotary = self._ops.take_rows(self._rotary, positions)
+        return StepInputs(rotary, rotary, self._attention)
+
+    def _join(self, joint: ReplicatedLinear, *inputs: torch.Tensor) -> torch.Tensor:
+        return joint(torch.cat(inputs, -1)).to(self._dtype)
+
+    def _normalised(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the output layer reads."""
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See DraftModel.logits; minus infinity for tokens that are none of the head's."""
+        logits = self._logits(self._normalised(hidden))
+        if self.d2t is None:
+            return logits[:, : self._vocab_size]
+        spread = logits.new_full((len(logits), self._vocab_size), -torch.inf)
+        spread[:, self._places + self.d2t] = logits
+        return spread
+
+
+class EagleHead(FeatureHead):
+    """EAGLE (Li et al. 2024): embedding and feature make the input of ordinary layers, of which the first has no norm
+    before it. What comes out is a feature, and read by the target's output layer as it is."""
+
+    def __init__(
+        self, form: HeadForm, context: LayerContext, attention: AttentionBackend, target: Decoder, longest: int
+    ) -> None:
+        super().__init__(form, context, attention, target, longest)
+        size, config = form.config.hidden_size, form.config
+        self.fc = ReplicatedLinear(2 * size, size, bias=form.fc_bias, context=context.at("fc"))
+        self.layers = torch.nn.ModuleList(
+            [
+                (DecoderLayer if index else _FirstLayer)(config, context.at(f"layers.{index}"), index)
+                for index in range(config.num_layers)
+            ]
+        )
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[AnyLayerCache],
+        features: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """See DraftModel.forward."""
+        assert features is not None
+        step, hidden = self._step(positions), self._join(self.fc, self._embed(token_ids), features)
+        residual = self._ops.zeros_like(hidden)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            hidden = layer(hidden, residual, cache, step)
+        return self._ops.add(residual, hidden)
+
+
+class _FirstLayer(DecoderLayer):
+    norms = ("post_attention_layernorm",)
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
+    ) -> torch.Tensor:
+        """See DecoderLayer.forward."""
+        residual.copy_(hidden)
+        return self.mlp(self.post_attention_layernorm(self._mix(hidden, cache, step), residual))
+
+
+class Eagle3Head(FeatureHead):
+    """EAGLE-3 (Li et al. 2025): a layer that attends by embedding and feature side by side. The target's features are
+    the sums before three of its layers, made one by `fc`; the head's own are the sums behind its layer."""
+
+    def __init__(
+        self, form: HeadForm, context: LayerContext, attention: AttentionBackend, target: Decoder, longest: int
+    ) -> None:
+        super().__init__(form, context, attention, target, longest)
+        size = form.config.hidden_size
+        self.fc = ReplicatedLinear(3 * size, size, bias=form.fc_bias, context=context.at("fc"))
+        self.layers = torch.nn.ModuleList([_PairLayer(form, context.at("layers.0"))])
+        self.norm = hidden_norm(form.config, context)
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[AnyLayerCache],
+        features: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """See DraftModel.forward."""
+        assert features is not None
+        if features.shape[-1] != self.config.hidden_size:
+            features = self._join(self.fc, features)
+        (cache,) = caches
+        return self.layers[0].forward_pair(self._embed(token_ids), features, cache, self._step(positions))
+
+    def _normalised(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.norm(hidden)
+
+
+class _PairAttention(Attention):
+    """Of twice as many inputs."""
+
+    def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
+        super().__init__(config, context, index)
+        parts = qkv_parts(context.groups.tensor, config.num_heads, config.num_kv_heads, config.head_dim)
+        self.qkv_proj = ColumnParallelLinear(
+            2 * config.hidden_size, parts, bias=config.qkv_bias, context=context.at("qkv_proj")
+        )
+
+
+class _PairLayer(DecoderLayer):
+    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+
+    def __init__(self, form: HeadForm, context: LayerContext) -> None:
+        super().__init__(form.config, context, 0)
+        self.self_attn = _PairAttention(form.config, context.at("self_attn"), 0)
+        self._norm_before_residual = form.norm_before_residual
+
+    def forward_pair(
+        self, embedded: torch.Tensor, features: torch.Tensor, cache: AnyLayerCache, step: StepInputs
+    ) -> torch.Tensor:
+        """Both [tokens, hidden_size]. Returns the sum behind the layer."""
+        normed = self.hidden_norm(features)
+        residual = (normed if self._norm_before_residual else features).clone()
+        hidden = self._mix(torch.cat((self.input_layernorm(embedded), normed), -1), cache, step)
+        hidden = self.mlp(self.post_attention_layernorm(hidden, residual))
+        return self._ops.add(residual, hidden)
+
+
+class MultiTokenHead(FeatureHead):
+    """The layer behind a model's own that it was trained with to guess one token further (DeepSeek V3)."""
+
+    def __init__(
+        self, form: HeadForm, context: LayerContext, attention: AttentionBackend, target: Decoder, longest: int
+    ) -> None:
+        super().__init__(form, context, attention, target, longest)
+        index = form.config.num_layers - 1
+        # Under the name that it has in the checkpoint.
+        self.layers = torch.nn.ModuleDict(
+            {str(index): _MultiTokenLayer(form.config, context.at(f"layers.{index}"), index)}
+        )
+        self._layer = (self.layers[str(index)],)
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[AnyLayerCache],
+        features: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """See DraftModel.forward."""
+        assert features is not None
+        (layer,), (cache,) = self._layer, caches
+        embedded, features = layer.enorm(self._embed(token_ids)), layer.hnorm(features)
+        hidden = self._join(layer.eh_proj, embedded, features)
+        residual = self._ops.zeros_like(hidden)
+        hidden = layer(hidden, residual, cache, self._step(positions))
+        return self._ops.add(residual, hidden)
+
+    def _normalised(self, hidden: torch.Tensor) -> torch.Tensor:
+        normalised: torch.Tensor = self._layer[0].shared_head.norm(hidden)
+        return normalised
+
+
+class _SharedHead(torch.nn.Module):
+    """The output layer behind the norm is the target's, which checkpoints have a second time."""
+
+    def __init__(self, config: ModelConfig, context: LayerContext) -> None:
+        super().__init__()
+        self.norm = hidden_norm(config, context)
+
+
+class _MultiTokenLayer(DecoderLayer):
+    def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
+        super().__init__(config, context, index)
+        size = config.hidden_size
+        self.enorm, self.hnorm = hidden_norm(config, context), hidden_norm(config, context)
+        self.eh_proj = ReplicatedLinear(2 * size, size, context=context.at("eh_proj"))
+        self.shared_head = _SharedHead(config, context)
+
+
+def one_layer_more(config: ModelConfig) -> ModelConfig:
+    """A model's shape with a layer like its last one behind it."""
+    return replace(
+        config, num_layers=config.num_layers + 1, moe=(*config.moe, config.moe[-1]),
+        sliding_windows=(*config.sliding_windows, None),
+    )  # fmt: skip

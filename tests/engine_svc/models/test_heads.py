@@ -1,0 +1,177 @@
+"""Heads guess what plain torch guesses by the same weights, and change nothing in the output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from engine_svc.parallel.group import ParallelGroups
+from engine_svc.runner.runner import Runner
+from quire.errors import StartupError
+from quire.options.model import ModelOptions
+from quire.sampling import SamplingParameters
+from tests.engine_svc.models.conftest import ModelFolder
+from tests.engine_svc.runner.test_drafting import Driver
+from tests.support.engine_options import engine_options
+from tests.support.heads import Reference, add_multi_token_layer, make_eagle, make_eagle3
+from tests.support.rank_drafter import RankDrafter
+from tests.support.run_engine import random_prompts, run, running_engine, tokens
+from tests.support.tiny_models import make_model
+
+GREEDY = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
+SEEDED = replace(GREEDY, temperature=0.8, top_k=20, seed=7)
+PROMPTS = random_prompts(5, 33, 60, 18)
+
+
+class Made:
+    """A target with a head, which plain torch knows too."""
+
+    def __init__(self, target: Path, reference: Reference, **config: Any) -> None:
+        self.target, self.reference, self.config = target, reference, config
+
+
+def eagle(folder: Path, target: Path) -> Made:
+    return Made(target, make_eagle(folder, target), method="eagle", model=str(folder))
+
+
+def eagle3(folder: Path, target: Path) -> Made:
+    return Made(target, make_eagle3(folder, target), method="eagle3", model=str(folder))
+
+
+def eagle3_of_other_layers(folder: Path, target: Path) -> Made:
+    reference = make_eagle3(folder, target, None, (1, 3, 4), norm_before_residual=True)
+    return Made(target, reference, method="eagle3", model=str(folder))
+
+
+def multi_token(family: str) -> Callable[[Path, Path], Made]:
+    def make(folder: Path, _target: Path) -> Made:
+        make_model(folder, family)
+        return Made(folder, add_multi_token_layer(folder), method="mtp")
+
+    return make
+
+
+HEADS = {
+    "eagle": eagle, "eagle3": eagle3, "eagle3-other-layers": eagle3_of_other_layers,
+    "deepseek-v3": multi_token("deepseek-v3"), "glm4-moe": multi_token("glm-moe"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=HEADS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_folder: ModelFolder) -> Made:
+    target = model_folder("llama", tie_word_embeddings=False, num_hidden_layers=7)
+    return HEADS[request.param](tmp_path_factory.mktemp(request.param), target)
+
+
+def test_guesses_are_those_of_plain_torch(made: Made) -> None:
+    """Behind a prompt, in one step and behind tokens of whose guesses some were wrong or none was asked for."""
+    options = engine_options(dtype="float32", use_tqdm_on_load=False, speculative_config=made.config)
+    runner = Runner(ModelOptions(model=str(made.target)), options, ParallelGroups(), torch.device("cpu"))
+    runner.allocate(32)
+    driver = Driver(runner, PROMPTS[1])
+    for blocks, wanted in (([3, 1, 7, 2], 4), (None, 3), (None, 0), (None, 0), (None, 5)):
+        guessed = driver.start(blocks, wanted=wanted) if blocks else driver.go_on(wanted=wanted)
+        expected = {0: made.reference.guess(driver.token_ids, wanted)} if wanted else {}
+        assert guessed == expected
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_tokens_are_those_without(made: Made, sampling: SamplingParameters) -> None:
+    """Again from the prefix cache, after a pause that the head has not run in."""
+    prompts = PROMPTS[: 2 if made.config["method"] == "mtp" else 4]  # mixtures take their time
+    with running_engine(made.target, max_num_batched_tokens=24) as engine:
+        expected = tokens(run(engine, prompts, sampling))
+    drafter = RankDrafter(3)
+    with running_engine(
+        made.target, drafter=drafter, speculative_config=made.config, max_num_batched_tokens=24
+    ) as engine:
+        drafter.pauses = True
+        assert tokens(run(engine, prompts, sampling)) == expected
+        assert not drafter.drafts
+        drafter.pauses = False
+        assert tokens(run(engine, prompts, sampling)) == expected
+    assert drafter.drafts["all"] > 60
+
+
+def test_a_head_keeps_up_with_what_is_cached(made: Made) -> None:
+    """A block at a time at the latest, so that what is found in the prefix cache is found by the head as well."""
+    options = engine_options(dtype="float32", use_tqdm_on_load=False, speculative_config=made.config)
+    runner = Runner(ModelOptions(model=str(made.target)), options, ParallelGroups(), torch.device("cpu"))
+    runner.allocate(32)
+    first = Driver(runner, PROMPTS[1])  # 33 tokens
+    first.start([3, 1, 7, 2])
+    while len(first.token_ids) < 50:
+        first.go_on()
+    second = Driver(runner, first.token_ids[:-1], 1)
+    # What the head makes of a block's last token with the first of the next one is in the cache: they are the same.
+    assert second.start([3, 1, 7, 9], found=48, wanted=3) == {1: made.reference.guess(second.token_ids, 3)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["eagle", "eagle3"])
+def test_two_ranks(head: str, tmp_path: Path, model_folder: ModelFolder) -> None:
+    made = HEADS[head](tmp_path, model_folder("llama", tie_word_embeddings=False, num_hidden_layers=7))
+    options = {"drafter": RankDrafter(3), "speculative_config": made.config}
+    with running_engine(made.target, **options) as engine:  # type: ignore[arg-type]
+        expected = tokens(run(engine, PROMPTS, SEEDED))
+    drafter = RankDrafter(3)
+    with running_engine(made.target, drafter=drafter, speculative_config=made.config, tensor_parallel_size=2) as engine:
+        assert tokens(run(engine, PROMPTS, SEEDED)) == expected
+    assert drafter.drafts == options["drafter"].drafts  # type: ignore[attr-defined]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "architectures": ({"architectures": ["EagleMixtralForCausalLM"]}, "expected one of LlamaForCausalLM"),
+    "hidden_size": ({"hidden_size": 32}, r"hidden_size in config\.json is 32; expected 64"),
+    "vocab_size": ({"vocab_size": 100}, r"vocab_size in config\.json is 100; expected 160"),
+    "num_hidden_layers": ({"num_hidden_layers": 2}, "is 2; expected 1 for eagle3"),
+    "layers": ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, r"reads what comes to three layers, \[1, 2, 9\]"),
+    "intermediate_size": ({"intermediate_size": 48}, "mlp.down_proj.weight: shape"),
+    "draft_vocab_size": ({"draft_vocab_size": 30}, "shape"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_heads_of_other_models_are_refused(field: str, tmp_path: Path, model_folder: ModelFolder) -> None:
+    target, (changes, message) = model_folder("llama", tie_word_embeddings=False, num_hidden_layers=7), REFUSED[field]
+    made = eagle3(tmp_path, target)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    options = engine_options(dtype="float32", use_tqdm_on_load=False, speculative_config=made.config)
+    with pytest.raises(StartupError, match=message) as caught:
+        Runner(ModelOptions(model=str(target)), options, ParallelGroups(), torch.device("cpu"))
+    assert str(caught.value).startswith(f"--speculative-config: the draft {tmp_path}: ")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("llama", {}, "LlamaForCausalLM has no layers for multi-token prediction"),
+        ("deepseek-v3", {"num_nextn_predict_layers": None}, "num_nextn_predict_layers in config.json is None"),
+        ("deepseek-v3", {"num_nextn_predict_layers": 1}, r"the checkpoint has no tensor of model\.layers\.3\.\*"),
+    ],
+)
+def test_models_without_such_layers_are_refused(
+    family: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make_model(tmp_path, family)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    options = engine_options(dtype="float32", use_tqdm_on_load=False, speculative_config={"method": "mtp"})
+    with pytest.raises(StartupError, match=message):
+        Runner(ModelOptions(model=str(tmp_path)), options, ParallelGroups(), torch.device("cpu"))
+
+
+def test_a_model_without_its_extra_layers_pays_nothing(tmp_path: Path) -> None:
+    """They are in the checkpoint, and neither loaded nor counted."""
+    make_model(tmp_path, "deepseek-v3")
+    add_multi_token_layer(tmp_path)
+    options = engine_options(dtype="float32", use_tqdm_on_load=False)
+    runner = Runner(ModelOptions(model=str(tmp_path)), options, ParallelGroups(), torch.device("cpu"))
+    assert runner.spec().draft_bytes_per_block == 0

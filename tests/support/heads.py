@@ -1,0 +1,200 @@
+"""Checkpoints of heads in the layouts in which they are published, and what plain torch makes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+
+Tensors = dict[str, torch.Tensor]
+_LAYERS: dict[str, tuple[type, type]] = {
+    "llama": (LlamaDecoderLayer, LlamaRotaryEmbedding),
+    "deepseek_v3": (DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding),
+    "glm4_moe": (Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding),
+}
+
+
+@dataclass
+class Reference:
+    """A head in plain torch, without a cache.
+
+    Attributes:
+        features: of the target's hidden states behind each layer, the embedding first and normalised at last.
+        join: embedding and features → what the layer reads.
+        finish: what comes out → what the output layer reads.
+    """
+
+    target: Any
+    features: Callable[[tuple[torch.Tensor, ...]], torch.Tensor]
+    layer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # embedded, features → what comes out
+    finish: Callable[[torch.Tensor], torch.Tensor]
+    output: Callable[[torch.Tensor], torch.Tensor]
+
+    @torch.inference_mode()
+    def guess(self, token_ids: list[int], count: int) -> list[int]:
+        """The tokens behind these, as the head sees it."""
+        states = self.target(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
+        features, known = self.features(states)[0], list(token_ids)
+        for _ in range(count):
+            embedded = self.target.get_input_embeddings()(torch.tensor(known[1:]))
+            out = self.layer(embedded[None], features[None])[0]
+            known.append(int(self.output(self.finish(out[-1:])).argmax()))
+            features = torch.cat([features, out[-1:]])
+        return known[len(token_ids) :]
+
+
+def _target(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _random(module: Any) -> None:
+    for name, parameter in module.named_parameters():
+        torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
+
+
+def _runner(config: Any, layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A decoder layer over whole sequences."""
+    config._attn_implementation = "eager"
+    rotary = _LAYERS[config.model_type][1](config)
+
+    def run(hidden: torch.Tensor) -> torch.Tensor:
+        count = hidden.shape[1]
+        positions = torch.arange(count)[None]
+        mask = torch.full((count, count), -torch.inf).triu(1)[None, None]
+        out = layer(hidden, attention_mask=mask, position_ids=positions, position_embeddings=rotary(hidden, positions))
+        return out[0] if isinstance(out, tuple) else out
+
+    return run
+
+
+def make_eagle(folder: Path, target_folder: Path, bias: bool = True) -> Reference:
+    """With a copy of the embedding, as it is published."""
+    torch.manual_seed(3)
+    target = _target(target_folder)
+    config, size = target.config, target.config.hidden_size
+    layer: Any = LlamaDecoderLayer(config, 0)
+    layer.input_layernorm = torch.nn.Identity()
+    fc = torch.nn.Linear(2 * size, size, bias=bias)
+    _random(layer)
+    _random(fc)
+    tensors = {f"layers.0.{name}": tensor for name, tensor in layer.state_dict().items()}
+    tensors |= {f"fc.{name}": tensor for name, tensor in fc.state_dict().items()}
+    tensors["embed_tokens.weight"] = target.get_input_embeddings().weight.detach().clone()
+    _save(folder, tensors, config.to_dict() | {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]})
+    run = _runner(config, layer)
+    return Reference(
+        target, lambda states: states[-1], lambda embedded, features: run(fc(torch.cat([embedded, features], -1))),
+        lambda out: out, target.lm_head,
+    )  # fmt: skip
+
+
+def make_eagle3(
+    folder: Path, target_folder: Path, draft_vocab_size: int | None = 60, layers: tuple[int, int, int] | None = None,
+    norm_before_residual: bool = False,
+) -> Reference:  # fmt: skip
+    """Of the tokens with odd ids, or of all."""
+    torch.manual_seed(4)
+    target = _target(target_folder)
+    config, size = target.config, target.config.hidden_size
+    tapped = layers or (2, config.num_hidden_layers // 2, config.num_hidden_layers - 3)
+    layer: Any = LlamaDecoderLayer(config, 0)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        old = getattr(layer.self_attn, name)
+        setattr(layer.self_attn, name, torch.nn.Linear(2 * size, old.out_features, bias=False))
+    layer.hidden_norm, norm = LlamaRMSNorm(size, config.rms_norm_eps), LlamaRMSNorm(size, config.rms_norm_eps)
+    fc = torch.nn.Linear(3 * size, size, bias=False)
+    rows = draft_vocab_size or config.vocab_size
+    head = torch.nn.Linear(size, rows, bias=False)
+    for module in (layer, norm, fc, head):
+        _random(module)
+    targets = torch.arange(rows) * 2 + 1 if draft_vocab_size else torch.arange(rows)
+    tensors = {f"midlayer.{name}": tensor for name, tensor in layer.state_dict().items()}
+    tensors |= {"fc.weight": fc.weight, "norm.weight": norm.weight, "lm_head.weight": head.weight}
+    if draft_vocab_size:
+        tensors |= {"d2t": targets - torch.arange(rows), "t2d": torch.zeros(config.vocab_size, dtype=torch.bool)}
+    extra = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": rows,
+             "norm_before_residual": norm_before_residual}  # fmt: skip
+    if layers:
+        extra["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(layers)}
+    _save(folder, tensors, config.to_dict() | extra)
+    normed = layer.hidden_norm
+
+    def run(embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        pair = torch.cat([layer.input_layernorm(embedded), normed(features)], -1)
+        attend = _runner(config, _attention_of(layer))
+        residual = (normed(features) if norm_before_residual else features) + attend(pair)
+        return residual + layer.mlp(layer.post_attention_layernorm(residual))
+
+    def spread(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(hidden), config.vocab_size), -torch.inf).index_copy(1, targets, head(hidden))
+
+    def features(states: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return fc(torch.cat([states[index] for index in sorted(tapped)], -1))
+
+    return Reference(target, features, run, norm, spread)
+
+
+def _attention_of(layer: Any) -> Callable[..., torch.Tensor]:
+    def attend(hidden: torch.Tensor, **inputs: Any) -> torch.Tensor:
+        inputs.pop("position_ids")
+        attended: torch.Tensor = layer.self_attn(hidden, **inputs)[0]
+        return attended
+
+    return attend
+
+
+def add_multi_token_layer(folder: Path) -> Reference:
+    """Puts a layer for multi-token prediction into a checkpoint of DeepSeek V3 or GLM 4.5."""
+    torch.manual_seed(5)
+    target = _target(folder)
+    config, size, index = target.config, target.config.hidden_size, target.config.num_hidden_layers
+    layer: Any = _LAYERS[config.model_type][0](config, index)
+    norms = {name: LlamaRMSNorm(size, config.rms_norm_eps) for name in ("enorm", "hnorm", "shared_head.norm")}
+    joint = torch.nn.Linear(2 * size, size, bias=False)
+    for module in (layer, joint, *norms.values()):
+        _random(module)
+    tensors = _with_experts_apart(dict(layer.state_dict())) | {"eh_proj.weight": joint.weight}
+    tensors |= {f"{name}.weight": norm.weight for name, norm in norms.items()}
+    tensors |= {"shared_head.head.weight": target.lm_head.weight, "embed_tokens.weight": target.lm_head.weight}
+    found = load_file(folder / "model.safetensors")
+    found |= {f"model.layers.{index}.{name}": tensor for name, tensor in tensors.items()}
+    raw = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    _save(folder, found, raw)
+    run = _runner(config, layer)
+    return Reference(
+        target, lambda states: states[-1],
+        lambda embedded, features: run(joint(torch.cat([norms["enorm"](embedded), norms["hnorm"](features)], -1))),
+        norms["shared_head.norm"], target.lm_head,
+    )  # fmt: skip
+
+
+def _with_experts_apart(tensors: Tensors) -> Tensors:
+    """As published checkpoints have them."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        if name == "mlp.experts.gate_up_proj":
+            for expert, pair in enumerate(tensor):
+                gate, up = pair.chunk(2)
+                found |= {f"mlp.experts.{expert}.gate_proj.weight": gate, f"mlp.experts.{expert}.up_proj.weight": up}
+        elif name == "mlp.experts.down_proj":
+            found |= {f"mlp.experts.{expert}.down_proj.weight": each for expert, each in enumerate(tensor)}
+        else:
+            found[name] = tensor
+    return found
+
+
+def _save(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors"
+    )
+    (folder / "config.json").write_text(json.dumps(config, default=str))
