@@ -86,8 +86,9 @@ class LoraOptions:
         """Refuses what would have no effect, or cannot be.
 
         Raises:
-            StartupError: says what.
+            StartupError: says what; or see `modules`.
         """
+        self.modules()
         default = LoraOptions()
         given = [name for name in self.__dataclass_fields__ if getattr(self, name) != getattr(default, name)]
         if not self.enable_lora and given:

@@ -33,7 +33,7 @@ from quire.serve.supervisor import ProcessSpec
 # what that one has in hand; in between the engine leaves the cores idle often enough.
 _NICENESS = 5
 # Not of the services behind the gateway alone.
-_OF_THE_STACK = ("startup_timeout_seconds", "skip_tokenizer_init")
+_OF_THE_STACK = ("startup_timeout_seconds", "skip_tokenizer_init", "allow_runtime_lora_updating")
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,15 @@ def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
     """Which services this stack has, on free ports.
 
     Raises:
-        StartupError: a port that the user named is taken, or an option is for a service that is not started.
+        StartupError: a port that the user named is taken, an option is for a service that is not started, or options
+            of adapters do not go together.
     """
     _check_used("--router-address", options.gateway.router_address, options.serve, options.router, options.engine)
     _check_used("--tokenizer-address", options.gateway.tokenizer_address, options.tokenizer)
     if options.gateway.skip_tokenizer_init:
         _check_no_tokenizer(options)
+    if not options.gateway.router_address:
+        options.engine.lora.check()
     names = [] if options.gateway.router_address else [*_engine_names(options.serve.engines), "router"]
     has_tokenizer = not (options.gateway.tokenizer_address or options.gateway.skip_tokenizer_init)
     names += ["tokenizer"] if has_tokenizer else []

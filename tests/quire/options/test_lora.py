@@ -98,6 +98,7 @@ def test_names_are_used_once_and_not_without_end() -> None:
         (LoraOptions(allow_runtime_lora_updating=True), "--allow-runtime-lora-updating has no effect"),
         (LoraOptions(enable_lora=True, max_loras=4, max_cpu_loras=3), "--max-cpu-loras 3 is less than --max-loras 4"),
         (LoraOptions(enable_lora=True, allow_runtime_lora_updating=True), "needs --allowed-lora-root"),
+        (LoraOptions(enable_lora=True, lora_modules=("a",)), "has no path"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(options: LoraOptions, words: str) -> None:

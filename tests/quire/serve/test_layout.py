@@ -13,6 +13,7 @@ from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
 from quire.options.generation import GenerationOptions
 from quire.options.log import LogOptions
+from quire.options.lora import LoraOptions
 from quire.options.model import ModelOptions
 from quire.options.reasoning import ReasoningOptions
 from quire.options.router import RouterOptions
@@ -65,6 +66,16 @@ def test_a_tokenizer_that_is_named_is_used() -> None:
     specs = specs_of(stack_options(tokenizer_address=("t:1",)))
     assert list(specs) == ["engine", "router", "gateway"]
     assert values(specs["gateway"], "--tokenizer-address") == ["t:1"]
+
+
+def test_options_of_adapters_are_checked_before_anything_is_started() -> None:
+    engine = EngineOptions(lora=LoraOptions(allow_runtime_lora_updating=True))
+    options = dataclasses.replace(stack_options(allow_runtime_lora_updating=True), engine=engine)
+    with pytest.raises(StartupError, match="no effect without --enable-lora"):
+        layout_of(options)
+    elsewhere = stack_options(allow_runtime_lora_updating=True, router_address=("r:1",))
+    (_, gateway) = specs_of(dataclasses.replace(elsewhere, engine=engine)).values()
+    assert "--allow-runtime-lora-updating" in gateway.command
 
 
 def test_without_a_tokenizer_none_is_started_and_none_is_read() -> None:
