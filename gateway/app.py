@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from gateway.context import GatewayContext
-from gateway.endpoints import adapters, chat, completions, messages, operations, tokens
+from gateway.endpoints import adapters, chat, completions, messages, operations, responses, tokens
 from gateway.endpoints.invocations import invocations
 from gateway.errors import (
     HttpError,
@@ -41,6 +41,7 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/v1/completions", completions.completions, methods=["POST"]),
         Route("/v1/messages", messages.messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/invocations", invocations, methods=["POST"]),
         Route("/v1/models", tokens.list_models),
         Route("/v1/models/{model:path}", tokens.get_model),

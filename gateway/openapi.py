@@ -26,6 +26,8 @@ from gateway.protocol.messages import (
     MessagesEvent,
     MessagesRequest,
 )
+from gateway.protocol.response_events import ResponsesEvent
+from gateway.protocol.responses import ResponseBody, ResponsesRequest
 from gateway.protocol.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -45,6 +47,7 @@ class _Operation:
         requests: what its body may be.
         answers: what it may answer with; empty for nothing.
         chunks: what an event of a stream may hold, where there are streams.
+        ends_with_done: a last event of a stream says that it is the last.
         failures: statuses that are no success, and what is answered with them.
     """
 
@@ -54,6 +57,7 @@ class _Operation:
     requests: tuple[type, ...] = ()
     answers: tuple[Any, ...] = ()
     chunks: tuple[type, ...] = ()
+    ends_with_done: bool = True
     media_type: str = "application/json"
     failures: tuple[int, ...] = ()
     failure: type = ErrorResponse
@@ -80,11 +84,16 @@ _OPERATIONS = (
     ),
     _Operation(
         "post", "/v1/messages", "Continues a conversation of Anthropic's API.", (MessagesRequest,),
-        (MessagesAnswerBody,), get_args(MessagesEvent), failures=_REQUEST, failure=MessagesError,
+        (MessagesAnswerBody,), get_args(MessagesEvent), ends_with_done=False, failures=_REQUEST,
+        failure=MessagesError,
     ),
     _Operation(
         "post", "/v1/messages/count_tokens", "Counts its tokens.", (CountTokensRequest,), (CountTokensResponse,),
         failures=_REQUEST, failure=MessagesError,
+    ),
+    _Operation(
+        "post", "/v1/responses", "Answers a turn of a conversation.", (ResponsesRequest,), (ResponseBody,),
+        get_args(ResponsesEvent), ends_with_done=False, failures=_REQUEST,
     ),
     _Operation(
         "post", "/invocations", "As /v1/chat/completions or /v1/completions, by the fields of the body.",
@@ -168,7 +177,7 @@ def _success(operation: _Operation, schema_of: _Schemas) -> dict[str, Any]:
         content[operation.media_type] = {"schema": _any_of(operation.answers, schema_of)}
     if operation.chunks:
         held = _any_of((*operation.chunks, operation.failure), schema_of)
-        content["text/event-stream"] = {"schema": _event(held, ends_with_done=operation.failure is ErrorResponse)}
+        content["text/event-stream"] = {"schema": _event(held, ends_with_done=operation.ends_with_done)}
     return {"description": "Success.", **({"content": content} if content else {})}
 
 

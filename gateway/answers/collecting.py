@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 from starlette.types import Receive
@@ -82,11 +82,17 @@ async def collect(queue: AnswerQueue, choices: int, receive: Receive) -> list[Co
     """
     collected = [CollectedChoice() for _ in range(choices)]
     async with queue.read_by(receive):
-        while (batch := await queue.next_batch(_WAIT_SECONDS)) != []:
-            for update in batch or ():
-                collected[update.index].add(update)
+        async for update in updates(queue):
+            collected[update.index].add(update)
     if queue.error:
         raise queue.error
     if not all(choice.ended for choice in collected):
         raise Cancelled("The client has gone.")
     return collected
+
+
+async def updates(queue: AnswerQueue) -> AsyncIterator[ChoiceUpdate]:
+    """All updates as they come, up to the request's end or to the error that the queue has then."""
+    while (batch := await queue.next_batch(_WAIT_SECONDS)) != []:
+        for update in batch or ():
+            yield update

@@ -60,10 +60,11 @@ _TOOL: Schema = {
 def add_limits(fields: dict[str, dict[str, Any]]) -> None:
     """
     Args:
-        fields: name → schema of its type; of several conversations, each gets what holds for one.
+        fields: name → schema of its type; of several conversations, each gets what holds for one. What has a struct of
+            its own is of another form than the field that is limited.
     """
     for name, limit in limits().items():
-        if name in fields:
+        if name in fields and "$ref" not in str(fields[name]):
             field = fields[name]
             (field["items"] if field.get("items", {}).get("type") == "array" else field).update(limit)
 

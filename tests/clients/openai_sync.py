@@ -73,6 +73,36 @@ def tools_are_called() -> None:
         assert [event.arguments for event in done] == [call.function.arguments]
 
 
+def responses_are_answers_too() -> None:
+    whole = client.responses.create(model=MODEL, input="What is 17 + 25?", temperature=0)
+    assert (whole.output_text, whole.status) == ("17 + 25 = 42.", "completed")
+    with client.responses.stream(model=MODEL, input="What is 17 + 25?", temperature=0) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "17 + 25 = 42."
+    assert (final.output_text, final.usage) == (whole.output_text, whole.usage)
+    parsed = client.responses.parse(model=MODEL, input=PERSON[0]["content"], temperature=0, text_format=Person)
+    assert parsed.output_parsed == Person(name="Maria", age=31)
+    cut = client.responses.create(model=MODEL, input="What is 17 + 25?", max_output_tokens=2)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def responses_call_tools() -> None:
+    class GetWeather(pydantic.BaseModel):
+        """Tell the weather of a city."""
+
+        city: str
+
+    asked = [{"role": "user", "content": "What is the weather in Rome?"}]
+    tools = [openai.pydantic_function_tool(GetWeather)["function"] | {"type": "function"}]
+    found = client.responses.parse(model=MODEL, input=asked, tools=tools, temperature=0)
+    [call] = [item for item in found.output if item.type == "function_call"]
+    assert call.parsed_arguments == GetWeather(city="Rome") or call.parsed_arguments == {"city": "Rome"}
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees"}
+    told = [*asked, *[item.model_dump(exclude={"parsed_arguments"}) for item in found.output], result]
+    assert client.responses.create(model=MODEL, input=told, tools=tools, temperature=0).output_text
+
+
 def an_answer_that_is_cut_off_is_told() -> None:
     with pytest.raises(openai.LengthFinishReasonError) as told:
         client.chat.completions.parse(model=MODEL, messages=PERSON, temperature=0, response_format=Person, max_tokens=3)
@@ -97,5 +127,7 @@ if __name__ == "__main__":
     the_helper_makes_a_whole_of_a_stream()
     answers_are_models_of_pydantic()
     tools_are_called()
+    responses_are_answers_too()
+    responses_call_tools()
     an_answer_that_is_cut_off_is_told()
     errors_have_the_sdks_classes()

@@ -1,0 +1,305 @@
+"""How an answer looks to clients of OpenAI's Responses: items of reasoning, text and calls, one at a time.
+
+Whole answers come of the same pieces as streamed ones; nobody reads their events then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from itertools import compress
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.answers.collecting import updates
+from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, Reasoning, TokenScore, ToolCall
+from gateway.answers.events import event
+from gateway.answers.scores import chat_logprobs
+from gateway.answers.stream import EventStream
+from gateway.context import GatewayContext
+from gateway.endpoints import large
+from gateway.protocol.chat import ChatTokenLogprob
+from gateway.protocol.response_events import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    ItemAdded,
+    ItemDone,
+    PartAdded,
+    PartDone,
+    ReasoningDelta,
+    ReasoningDone,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+    ResponsesEvent,
+    TextDelta,
+    TextDone,
+)
+from gateway.protocol.responses import (
+    FunctionCallItem,
+    IncompleteDetails,
+    InputTokensDetails,
+    ItemStatus,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    OutputTokensDetails,
+    ReasoningItem,
+    ReasoningText,
+    ResponseBody,
+    ResponseFailure,
+    ResponseLogprob,
+    ResponsesFormat,
+    ResponsesReasoning,
+    ResponsesRequest,
+    ResponseStatus,
+    ResponsesText,
+    ResponseTopLogprob,
+    ResponseUsage,
+)
+from gateway.requests.state import RequestState
+from quire.errors import Cancelled, InvalidRequest, Overloaded, QuireError
+from quire.reasoning import ReasoningTracker
+
+
+class ResponsesAnswer:
+    """One request's answer."""
+
+    def __init__(
+        self, context: GatewayContext, body: ResponsesRequest, state: RequestState, identity: str, *, is_stored: bool
+    ) -> None:
+        """
+        Args:
+            identity: hexadecimal digits, of which the ids of the response and of its items are made.
+            is_stored: whether it is kept.
+        """
+        self._context, self._state, self._identity = context, state, identity
+        self._streams = bool(body.stream)
+        self._as_ids = context.options.return_tokens_as_token_ids
+        thinking = state.request.thinking
+        self._thinking = next(iter(thinking.counters(1)), None) if thinking else None
+        self._num_events = 0
+        self._num_tokens = 0
+        self._pieces: list[str] = []  # of the item that is open
+        self._scores: list[ResponseLogprob] = []  # of the same
+        self._waiting: list[TokenScore] = []  # of tokens whose text is not certain
+        self._item: OutputItem | None = None  # the one that is open
+        self._call = -1  # of the call that it is, among the calls
+        self._finish: Finish | None = None
+        self.body = _begun(body, state, f"resp_{identity}", is_stored)
+
+    async def respond(self, request: Request) -> Response | EventStream:
+        """The response, in the form that was asked for."""
+        if self._streams:
+            return EventStream(self._state, self)
+        await self.read_whole(request)
+        return await large.answer(request, self._num_tokens, lambda: self.body)
+
+    async def read_whole(self, request: Request) -> None:
+        """Reads all of it into the body.
+
+        Raises:
+            QuireError: the request failed.
+            Cancelled: the client has gone.
+        """
+        async with self._state.read_by(request.receive):
+            async for update in updates(self._state):
+                for _ in self._told_by(update):
+                    pass
+        if self._state.error:
+            raise self._state.error
+        if self._finish is None:
+            raise Cancelled("The client has gone.")
+        for _ in self._ended(None):
+            pass
+
+    def opening(self) -> Iterator[bytes]:
+        """See EventWriter."""
+        yield self._event(ResponseCreated(response=self.body))
+        yield self._event(ResponseInProgress(response=self.body))
+
+    def update(self, update: ChoiceUpdate) -> Iterator[bytes]:
+        """See EventWriter."""
+        return map(self._event, self._told_by(update))
+
+    def closing(self, error: QuireError | None) -> Iterator[bytes]:
+        """See EventWriter."""
+        return map(self._event, self._ended(error))
+
+    def _event(self, content: ResponsesEvent) -> bytes:
+        content.sequence_number = self._num_events
+        self._num_events += 1
+        return event(content, str(type(content).__struct_config__.tag))
+
+    def _told_by(self, update: ChoiceUpdate) -> Iterator[ResponsesEvent]:
+        self._num_tokens += len(update.token_ids)
+        self._waiting += self._answering(update)
+        for delta in update.deltas:
+            yield from self._told(delta)
+
+    def _answering(self, update: ChoiceUpdate) -> Iterable[TokenScore]:
+        """Scores of the update's tokens that are no thinking; counts those that are."""
+        if self._thinking is None or not update.scores:
+            if self._thinking:
+                self._thinking.advance(update.token_ids)
+            return update.scores
+        return list(compress(update.scores, map(self._answers, update.token_ids)))
+
+    def _answers(self, token_id: int) -> bool:
+        """Counts one more token. Whether it is one of the answer."""
+        thinking = self._thinking
+        assert thinking is not None
+        before = thinking.num_tokens
+        thinking.advance((token_id,))
+        return thinking.answers if isinstance(thinking, ReasoningTracker) else thinking.num_tokens == before
+
+    def _told(self, delta: Delta) -> Iterator[ResponsesEvent]:
+        match delta:
+            case Finish():
+                self._finish = delta
+            case Reasoning(text):
+                if not isinstance(self._item, ReasoningItem):
+                    yield from self._close()
+                    yield from self._open(ReasoningItem(self._id("rs"), [], "in_progress"))
+                    yield PartAdded(**self._place, part=ReasoningText(""))
+                self._pieces.append(text)
+                yield ReasoningDelta(**self._place, delta=text)
+            case Content(text):
+                if not isinstance(self._item, OutputMessage):
+                    yield from self._close()
+                    yield from self._open(OutputMessage(self._id("msg"), [], "in_progress"))
+                    yield PartAdded(**self._place, part=OutputText(""))
+                self._pieces.append(text)
+                yield TextDelta(**self._place, delta=text, logprobs=self._take_scores())
+            case ToolCall(index, arguments, identity, name):
+                if index != self._call:
+                    yield from self._close()
+                    self._call = index
+                    yield from self._open(FunctionCallItem(self._id("fc"), identity, name, "", "in_progress"))
+                if arguments:
+                    self._pieces.append(arguments)
+                    yield ArgumentsDelta(**self._place, delta=arguments)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Of the item that is open."""
+        assert self._item is not None
+        return {"item_id": self._item.id, "output_index": len(self.body.output)}
+
+    def _id(self, kind: str) -> str:
+        """Of the item that is next."""
+        return f"{kind}_{self._identity}_{len(self.body.output)}"
+
+    def _take_scores(self) -> list[ResponseLogprob]:
+        """Those of tokens whose text is certain now."""
+        taken = [_logprob(token) for token in chat_logprobs(self._waiting, self._as_ids).content]
+        self._waiting.clear()
+        self._scores += taken
+        return taken
+
+    def _open(self, item: OutputItem) -> Iterator[ResponsesEvent]:
+        self._item = item
+        yield ItemAdded(output_index=len(self.body.output), item=item)
+
+    def _close(self, status: ItemStatus = "completed") -> Iterator[ResponsesEvent]:
+        """Ends the item that is open, if one is."""
+        if self._item is None:
+            return
+        item, text = self._item, "".join(self._pieces)
+        match item:
+            case ReasoningItem():
+                item.content = [ReasoningText(text)]
+                yield ReasoningDone(**self._place, text=text)
+                yield PartDone(**self._place, part=item.content[0])
+            case OutputMessage():
+                self._take_scores()
+                item.content = [OutputText(text, self._scores)]
+                yield TextDone(**self._place, text=text, logprobs=self._scores)
+                yield PartDone(**self._place, part=item.content[0])
+            case FunctionCallItem():
+                item.arguments = text
+                self._waiting.clear()
+                yield ArgumentsDone(**self._place, name=item.name, arguments=text)
+        item.status = status
+        yield ItemDone(output_index=len(self.body.output), item=item)
+        self.body.output.append(item)
+        self._item, self._pieces, self._scores = None, [], []
+
+    def _ended(self, error: QuireError | None) -> Iterator[ResponsesEvent]:
+        """The end, whatever it is."""
+        status = self._status(error)
+        yield from self._close("completed" if status == "completed" else "incomplete")
+        body = self.body
+        body.status, body.usage, body.completed_at = status, self._usage(), int(time.time())
+        if error:
+            body.error = ResponseFailure(_code(error), error.message)
+            yield ResponseFailed(response=body)
+        elif status == "completed":
+            yield ResponseCompleted(response=body)
+        else:
+            if status == "incomplete":
+                body.incomplete_details = IncompleteDetails("max_output_tokens")
+            yield ResponseIncomplete(response=body)
+
+    def _status(self, error: QuireError | None) -> ResponseStatus:
+        if error:
+            return "failed"
+        if self._finish is None or self._finish.reason is FinishReason.ABORT:
+            return "cancelled"
+        return "incomplete" if self._finish.reason is FinishReason.LENGTH else "completed"
+
+    def _usage(self) -> ResponseUsage:
+        prompt_tokens = self._state.prompt_tokens
+        cached = self._state.cached_tokens if self._context.options.enable_prompt_tokens_details else 0
+        thought = self._thinking.num_tokens if self._thinking else 0
+        return ResponseUsage(
+            prompt_tokens, self._num_tokens, prompt_tokens + self._num_tokens, InputTokensDetails(cached),
+            OutputTokensDetails(thought),
+        )  # fmt: skip
+
+
+def _begun(body: ResponsesRequest, state: RequestState, identity: str, is_stored: bool) -> ResponseBody:
+    """A response of which nothing has come."""
+    asked = body.text or ResponsesText()
+    sampling = state.request.sampling
+    return ResponseBody(
+        id=identity,
+        created_at=int(time.time()),
+        model=state.request.answering_model,
+        status="in_progress",
+        instructions=body.instructions,
+        previous_response_id=body.previous_response_id,
+        tools=body.tools or [],
+        tool_choice=body.tool_choice or "auto",
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        max_tool_calls=body.max_tool_calls,
+        text=ResponsesText(format=asked.format or ResponsesFormat(type="text"), verbosity=asked.verbosity),
+        reasoning=body.reasoning or ResponsesReasoning(),
+        max_output_tokens=body.max_output_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_logprobs=body.top_logprobs or 0,
+        truncation=body.truncation or "disabled",
+        metadata=body.metadata or {},
+        background=bool(body.background),
+        store=is_stored,
+        user=body.user,
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
+    )
+
+
+def _logprob(token: ChatTokenLogprob) -> ResponseLogprob:
+    others = [ResponseTopLogprob(each.token, each.logprob, each.bytes or []) for each in token.top_logprobs]
+    return ResponseLogprob(token.token, token.logprob, token.bytes or [], others)
+
+
+def _code(error: QuireError) -> str:
+    """In OpenAI's words."""
+    if isinstance(error, Overloaded):
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"

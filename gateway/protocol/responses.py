@@ -1,0 +1,235 @@
+"""`/v1/responses`: what comes in, and the response that goes out. Its events are in response_events.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.protocol.constraints import StructuredOutputs
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class ResponsesTool(msgspec.Struct, kw_only=True):
+    """A function that the client runs. Other types are of tools that OpenAI's servers run."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponsesFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the text of the answer has to look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw | UnsetType = UNSET
+    strict: bool | None = None
+
+
+class ResponsesText(msgspec.Struct, kw_only=True):
+    """How the text of the answer is written."""
+
+    format: ResponsesFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesReasoning(msgspec.Struct, kw_only=True):
+    """How much the model thinks. Summaries of it are never made: what it thinks is in the items as it is."""
+
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """A turn of a conversation to answer; null means the same as absent."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None  # of tools that servers run
+    text: ResponsesText | None = None
+    reasoning: ResponsesReasoning | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, str] | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    background: bool | None = None
+    store: bool | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+
+    # As in chats.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool = False
+    logit_bias: dict[str, float] | None = None
+    thinking_token_budget: int | None = None
+    structured_outputs: StructuredOutputs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    request_id: str | None = None
+    session_id: str | None = None
+
+    # Refused, unless they ask for nothing.
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+
+
+class ResponseTopLogprob(msgspec.Struct):
+    """One token at one position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ResponseLogprob(msgspec.Struct):
+    """The token at one position, with the most likely alternatives."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[ResponseTopLogprob]
+
+
+class OutputText(msgspec.Struct, tag="output_text"):
+    """Text of the answer."""
+
+    text: str
+    logprobs: list[ResponseLogprob] = []
+    annotations: list[None] = []  # never any
+
+
+class ReasoningText(msgspec.Struct, tag="reasoning_text"):
+    """Text of what the model thought."""
+
+    text: str
+
+
+class OutputMessage(msgspec.Struct, tag="message"):
+    """What the model says."""
+
+    id: str
+    content: list[OutputText]
+    status: ItemStatus
+    role: str = "assistant"
+
+
+class ReasoningItem(msgspec.Struct, tag="reasoning"):
+    """What the model thinks."""
+
+    id: str
+    content: list[ReasoningText]
+    status: ItemStatus
+    summary: list[None] = []  # never any
+    encrypted_content: str | None = None  # never any
+
+
+class FunctionCallItem(msgspec.Struct, tag="function_call"):
+    """A call of a tool, which the client runs."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str  # JSON
+    status: ItemStatus
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+
+
+class InputTokensDetails(msgspec.Struct):
+    """Where input tokens came from, as far as the server tells it."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """What output tokens are."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct):
+    """Tokens of a response."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens_details: OutputTokensDetails
+
+
+class ResponseFailure(msgspec.Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why a response ends before its end."""
+
+    reason: str
+
+
+class ResponseBody(msgspec.Struct, kw_only=True):
+    """A response, whole or as far as it has come, and what it was asked with."""
+
+    id: str
+    created_at: int
+    model: str
+    status: ResponseStatus
+    output: list[OutputItem] = []
+    usage: ResponseUsage | None = None
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    completed_at: int | None = None
+    object: str = "response"
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[ResponsesTool] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    max_tool_calls: int | None = None
+    text: ResponsesText
+    reasoning: ResponsesReasoning
+    max_output_tokens: int | None = None
+    temperature: float
+    top_p: float
+    top_logprobs: int = 0
+    truncation: str = "disabled"
+    metadata: dict[str, str] = {}
+    background: bool = False
+    store: bool = False  # whether it is kept here
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str = "default"

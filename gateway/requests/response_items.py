@@ -1,0 +1,148 @@
+"""Items of OpenAI's Responses as messages of its chats, which all else is made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from quire.errors import InvalidRequest
+
+Item = Mapping[str, Any]
+Message = dict[str, Any]
+# Templates know no developers.
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # kinds → where it stands
+
+
+def items_of(given: str | Sequence[Item]) -> list[Item]:
+    """A request's input as items.
+
+    Raises:
+        InvalidRequest: there are none.
+    """
+    if not given:
+        raise InvalidRequest("input is empty: send a text, or items such as messages.", parameter="input")
+    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else list(given)
+
+
+def messages_of(instructions: str | None, items: Sequence[Item], num_earlier: int) -> list[Message]:
+    """The conversation that items are.
+
+    Args:
+        num_earlier: of the items, those of the response before; the others are the request's input.
+
+    Raises:
+        InvalidRequest: an item is malformed, or of a kind that Quire has not.
+    """
+    conversation = _Conversation(instructions)
+    for index, item in enumerate(items, -num_earlier):
+        conversation.add(item, f"input[{index}]" if index >= 0 else "an item of previous_response_id's response")
+    return conversation.messages
+
+
+class _Conversation:
+    """Messages, as items come. What an assistant thinks, says and calls one after the other is one message."""
+
+    def __init__(self, instructions: str | None) -> None:
+        self.messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+        self._called: dict[str, str] = {}  # names of tools by the ids of their calls
+
+    def add(self, item: Item, place: str) -> None:
+        """The next item."""
+        match item.get("type", "message"):
+            case "message":
+                self._say(item, place)
+            case "reasoning":
+                if text := _reasoning(item, place):
+                    turn = self._turn("content", "tool_calls")
+                    turn["reasoning"] = turn.get("reasoning", "") + text
+            case "function_call":
+                self._call(item, place)
+            case "function_call_output":
+                self._result(item, place)
+            case kind:
+                raise InvalidRequest(
+                    f"{place} is of type {str(kind)[:50]!r}; Quire reads items of type message, reasoning, "
+                    "function_call and function_call_output.", parameter="input",
+                )  # fmt: skip
+
+    def _say(self, item: Item, place: str) -> None:
+        role = _ROLES.get(str(item.get("role")))
+        if role is None:
+            raise InvalidRequest(
+                f"{place}.role is {str(item.get('role'))[:50]!r}; it must be one of {', '.join(_ROLES)}.",
+                parameter="input",
+            )
+        text = _text(item.get("content"), f"{place}.content")
+        if role == "assistant":
+            self._turn("content", "tool_calls")["content"] = text
+        elif role == "system" and len(self.messages) == 1 and self.messages[0]["role"] == "system":
+            self.messages[0]["content"] += "\n\n" + text  # most templates take one at the beginning and no more
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def _turn(self, *taken: str) -> Message:
+        """The assistant's message that goes on; a new one where that has one of these already."""
+        last = self.messages[-1] if self.messages else {}
+        if last.get("role") != "assistant" or any(last.get(name) for name in taken):
+            self.messages.append({"role": "assistant", "content": None})
+        return self.messages[-1]
+
+    def _call(self, item: Item, place: str) -> None:
+        name, identity = _string(item, "name", place), _string(item, "call_id", place)
+        function = {"name": name, "arguments": _string(item, "arguments", place)}
+        self._called[identity] = name
+        call = {"id": identity, "type": "function", "function": function}
+        self._turn().setdefault("tool_calls", []).append(call)
+
+    def _result(self, item: Item, place: str) -> None:
+        identity = _string(item, "call_id", place)
+        if identity not in self._called:
+            raise InvalidRequest(
+                f"{place}.call_id is {identity[:64]!r}, which no function_call before it has: send that too, or the "
+                "previous_response_id of the response that has it.", parameter="input",
+            )  # fmt: skip
+        text = _text(item.get("output"), f"{place}.output")
+        self.messages.append(
+            {"role": "tool", "tool_call_id": identity, "name": self._called[identity], "content": text}
+        )
+
+
+def _string(item: Item, name: str, place: str) -> str:
+    if not isinstance(text := item.get(name), str):
+        raise InvalidRequest(f"{place}.{name} must be a string.", parameter="input")
+    return text
+
+
+def _text(content: Any, place: str) -> str:
+    """A content's text."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise InvalidRequest(f"{place} must be a string or a list of parts.", parameter="input")
+    return "".join(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: Item, place: str) -> str:
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in _TEXTS:
+        raise InvalidRequest(
+            f"{place} is of type {str(kind)[:50]!r}; Quire's models read text only: input_text or output_text.",
+            parameter="input",
+        )
+    return _string(part, _TEXTS[kind], place)
+
+
+def _reasoning(item: Item, place: str) -> str:
+    """What was thought; of a client that has the summary alone, that."""
+    for name in ("content", "summary"):
+        parts = item.get(name) or []
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            raise InvalidRequest(f"{place}.{name} must be a list of parts.", parameter="input")
+        if parts:
+            return "".join(_strings(parts, f"{place}.{name}"))
+    return ""
+
+
+def _strings(parts: Iterable[Item], place: str) -> Iterable[str]:
+    return (_string(part, "text", f"{place}[{index}]") for index, part in enumerate(parts))

@@ -1,0 +1,156 @@
+"""Requests of OpenAI's Responses as those of its chats, which all else is made for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from gateway.protocol.chat import ChatCompletionRequest
+from gateway.protocol.constraints import JsonSchemaFormat, ResponseFormat
+from gateway.protocol.responses import ResponsesFormat, ResponsesRequest, ResponsesTool
+from gateway.requests.response_items import Item, messages_of
+from quire.errors import InvalidRequest
+
+LOGPROBS = "message.output_text.logprobs"
+# What answers have with nothing done, or what only tools have that Quire does not run.
+_INCLUDABLE = (
+    LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)  # fmt: skip
+_MAX_METADATA = (16, 64, 512)  # entries; characters of a key, and of a value
+_REFUSED = {
+    "conversation": "Quire keeps no conversations; previous_response_id goes on with a stored response",
+    "prompt": "Quire keeps no prompts; send them as instructions and input",
+    "context_management": "Quire compacts no conversations; truncation: auto drops what does not fit",
+    "moderation": "Quire moderates nothing",
+}
+# Fields that are a chat's too.
+_SAME = (
+    "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "seed", "stop", "ignore_eos", "logit_bias", "thinking_token_budget", "structured_outputs", "priority", "cache_salt",
+    "request_id", "session_id", "parallel_tool_calls", "stream", "user", "prompt_cache_key",
+)  # fmt: skip
+
+
+def check(body: ResponsesRequest) -> None:
+    """
+    Raises:
+        InvalidRequest: a field is malformed, or asks for what Quire has not.
+    """
+    for name, why in _REFUSED.items():
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is refused: {why}.", parameter=name)
+    most = body.max_output_tokens
+    if most is not None and not 1 <= most < 2**31:
+        raise InvalidRequest(f"max_output_tokens is {most}; it must be at least 1.", parameter="max_output_tokens")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream: true.", parameter="stream_options")
+    for name in body.include or ():
+        if name not in _INCLUDABLE:
+            raise InvalidRequest(
+                f"include has {name[:50]!r}; it may have {', '.join(_INCLUDABLE)}.", parameter="include"
+            )
+    _check_metadata(body.metadata or {})
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    entries, key_length, value_length = _MAX_METADATA
+    if len(metadata) > entries or any(len(k) > key_length or len(v) > value_length for k, v in metadata.items()):
+        raise InvalidRequest(
+            f"metadata may have {entries} entries, with keys of {key_length} characters and values of {value_length} "
+            "at most.", parameter="metadata",
+        )  # fmt: skip
+
+
+def chat_of(
+    body: ResponsesRequest, earlier: Sequence[Item], given: Sequence[Item], max_model_len: int
+) -> ChatCompletionRequest:
+    """A checked request as a conversation to continue.
+
+    Args:
+        earlier: items of the conversation before the request's input.
+        given: the input's.
+        max_model_len: of the model; a conversation that is to be truncated leaves a quarter to the answer.
+
+    Raises:
+        InvalidRequest: something in it is malformed, or nothing that Quire has.
+    """
+    most = body.max_output_tokens
+    room = most if most is not None else max_model_len // 4
+    tools = _tools(body.tools or ())
+    config = body.text
+    logprobs = LOGPROBS in (body.include or ())
+    return ChatCompletionRequest(
+        messages=messages_of(body.instructions, [*earlier, *given], len(earlier)),
+        max_completion_tokens=most,
+        tools=tools,
+        tool_choice=_tool_choice(body.tool_choice, bool(tools)),
+        response_format=_format(config.format) if config and config.format else None,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        chat_template_kwargs=_template_variables(body),
+        logprobs=logprobs or None,
+        top_logprobs=body.top_logprobs if logprobs else None,
+        truncate_prompt_tokens=max(1, max_model_len - room) if body.truncation == "auto" else None,
+        **{name: getattr(body, name) for name in _SAME},
+    )
+
+
+def _template_variables(body: ResponsesRequest) -> dict[str, Any] | None:
+    verbosity = body.text.verbosity if body.text else None
+    told = {"verbosity": verbosity} if verbosity else {}
+    return told | (body.chat_template_kwargs or {}) or None
+
+
+def _format(asked: ResponsesFormat) -> ResponseFormat:
+    if asked.type != "json_schema":
+        return ResponseFormat(asked.type)
+    if asked.schema is UNSET:
+        raise InvalidRequest(
+            "text.format needs schema, a JSON schema, where its type is json_schema.", parameter="text.format"
+        )
+    return ResponseFormat(
+        asked.type, JsonSchemaFormat(asked.name or "answer", asked.description, asked.schema, asked.strict)
+    )
+
+
+def _tools(tools: Sequence[ResponsesTool]) -> list[dict[str, Any]] | None:
+    """None for none."""
+    found = []
+    for index, tool in enumerate(tools):
+        if tool.type != "function":
+            raise InvalidRequest(
+                f"tools[{index}].type is {tool.type[:50]!r}; Quire runs no tools, and offers models those of type "
+                "function, which the client runs.", parameter="tools",
+            )  # fmt: skip
+        if not tool.name:
+            raise InvalidRequest(f"tools[{index}].name is missing.", parameter="tools")
+        function = {
+            name: value for name, value in msgspec.structs.asdict(tool).items() if name != "type" and value is not None
+        }
+        found.append({"type": "function", "function": function})
+    return found or None
+
+
+def _tool_choice(asked: str | Mapping[str, Any] | None, has_tools: bool) -> str | dict[str, Any] | None:
+    if isinstance(asked, str):
+        return None if asked == "auto" and not has_tools else asked
+    if asked is None:
+        return None
+    if asked.get("type") == "function":
+        return _named(asked)
+    if asked.get("type") == "allowed_tools":
+        tools = asked.get("tools")
+        named = [_named(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else None
+        return {"type": "allowed_tools", "allowed_tools": {"mode": asked.get("mode"), "tools": named}}
+    raise InvalidRequest(
+        f"tool_choice is of type {str(asked.get('type'))[:50]!r}; it must be none, auto, required, or of type function "
+        "or allowed_tools.", parameter="tool_choice",
+    )  # fmt: skip
+
+
+def _named(choice: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": choice.get("name")}}
