@@ -122,6 +122,8 @@ class ExactShapes(Shapes):
     """Those of the steps, whatever the contexts: every row costs its time, and kernels read lengths when they run."""
 
     most = 256
+    # With drafted tokens, some shapes come once and never again; recording takes as long as two or three replays save.
+    is_patient = True
 
     max_query_len: int
     max_model_len: int

@@ -20,6 +20,8 @@ from engine_svc.runner.inputs import InputBuffers, Inputs, Shape
 
 logger = logging.getLogger(__name__)
 
+_MOST_SEEN = 4096  # shapes of steps that are remembered
+
 Forward = Callable[[], torch.Tensor]
 Replay = Callable[[], None]
 
@@ -54,6 +56,7 @@ class Shapes(ABC):
     """Which shape of a recording a step goes by."""
 
     most: ClassVar[int | None] = None  # of which recordings are kept, those used last; None: of all
+    is_patient: ClassVar[bool] = False  # a shape is recorded when it comes for the second time
 
     @abstractmethod
     def of(self, batch: FlatBatch) -> Shape | None:
@@ -92,6 +95,7 @@ class RecordedSteps:
         self._forward, self._capture, self._shapes, self._buffers = forward, capture, shapes, buffers
         self._counts = capture.runs and not has_states  # the pass that is recorded is the step's own
         self._recorded: dict[Shape, Recorded] = {}  # in the order of their last use
+        self._seen: set[Shape] = set()
         self._broken = False
         for shape in shapes.early():
             self._record(shape)
@@ -107,9 +111,20 @@ class RecordedSteps:
             return self._run(batch, shape._replace(has_adapters=True))
 
     def _run(self, batch: FlatBatch, shape: Shape) -> torch.Tensor | None:
+        if not self._is_worth_it(shape):
+            return None
         self._buffers.fill(batch, shape)
         found = self._replay(shape)
         return None if found is None else found.hidden[: len(batch.token_ids)]
+
+    def _is_worth_it(self, shape: Shape) -> bool:
+        """Whether it has come before, where that is asked."""
+        if not self._shapes.is_patient or shape in self._recorded or shape in self._seen:
+            return True
+        if len(self._seen) == _MOST_SEEN:
+            self._seen.clear()
+        self._seen.add(shape)
+        return False
 
     def _replay(self, shape: Shape) -> Recorded | None:
         if shape in self._recorded:

@@ -62,6 +62,12 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     return found
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes are recorded when they first come."""
+    monkeypatch.setattr(ExactShapes, "is_patient", False)
+
+
 def requests(**changes: Any) -> list[GenerationRequest]:
     prompts = random_prompts(*(length for length, _ in LENGTHS))
     return [
@@ -105,6 +111,7 @@ def test_forms(folder: Callable[[str], Path], replays: list[bool], options: dict
     assert sum(replays) > len(replays) / 2
 
 
+@pytest.mark.usefixtures("at_once")
 def test_prompts_as_embeddings(folder: Callable[[str], Path], replays: list[bool]) -> None:
     """Their rows are put in by torch, and the tokens behind them are like others."""
     weights = load_file(folder("llama") / "model.safetensors")["model.embed_tokens.weight"].float()
@@ -119,6 +126,7 @@ def test_prompts_as_embeddings(folder: Callable[[str], Path], replays: list[bool
     assert sum(replays) >= 8
 
 
+@pytest.mark.usefixtures("at_once")
 def test_several_tokens_of_a_sequence_each(
     folder: Callable[[str], Path], replays: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +139,7 @@ def test_several_tokens_of_a_sequence_each(
     assert sum("recorded" in record.message for record in caplog.records) == 1 + 2  # one token, before any came
 
 
+@pytest.mark.usefixtures("at_once")
 def test_the_last_used_ones_are_kept(
     folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,6 +149,14 @@ def test_the_last_used_ones_are_kept(
         for length in (2, 1, 3, 1, 2):  # that of 1 is there already; 3 takes the place of 2, and 2 of 3
             run(engine, random_prompts(length), replace(GREEDY, max_tokens=1))
     assert sum("recorded" in record.message for record in caplog.records) == 1 + 3
+
+
+def test_what_comes_once_is_not_recorded(folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, native_calls.__name__)
+    with running_engine(folder("llama"), enable_prefix_caching=False) as engine:
+        for length, recorded_by_then in ((2, 1), (3, 1), (2, 2), (2, 2), (4, 2), (3, 3)):  # one token before any came
+            run(engine, random_prompts(length), replace(GREEDY, max_tokens=1))
+            assert sum("recorded" in record.message for record in caplog.records) == recorded_by_then
 
 
 def test_a_model_that_needs_torch_is_not_recorded(
@@ -198,6 +215,7 @@ def test_memory_is_used_again_when_no_tensor_is_on_it() -> None:
         arena.new(torch.empty(200))
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_fault_does_not_end_recording(
     folder: Callable[[str], Path], replays: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
