@@ -81,7 +81,8 @@ class TritonBackend(AttentionBackend):
         metadata = prepared.metadata
         write_cache(key, value, cache, metadata.slot_mapping)
         query = query.contiguous()
-        output = torch.empty_like(query)
+        # Of several tokens a sequence, a graph may have rows that are nobody's, and nobody writes.
+        output = torch.zeros_like(query) if len(prepared.tile_sequences) else torch.empty_like(query)
         where = (metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
         if len(prepared.tile_sequences):
             tiles = (prepared.tile_sequences, prepared.tile_starts)

@@ -31,7 +31,6 @@ class FlatBatch:
     query_start: list[int]  # first row of each sequence, and the number of rows
     computed: list[int]  # tokens of each sequence before the step
     lengths: list[int]  # and after it
-    uniform_query_len: int | None  # rows of each sequence, if all have as many
     embedded: EmbeddedRows | None  # rows whose embeddings came with the prompt
 
     def sampled(self, plan: StepPlan) -> tuple[list[int], SampledRows]:
@@ -151,7 +150,7 @@ class SlotBuffers:
         return FlatBatch(
             self.token_ids.view(-1)[self._move(rows * self.token_ids.shape[1] + positions)], self._move(positions),
             metadata, states, slots.tolist(), start.tolist(), computed.tolist(), shared["seq_lens_host"],
-            int(new[0]) if new.min() == new.max() else None, embedded,
+            embedded,
         )  # fmt: skip
 
     def token_ids_behind(self, batch: FlatBatch) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """CUDA graphs of decoding: a step's hundreds of kernel launches are recorded once and replayed with a single call.
 
-A graph is for so many sequences and so long a context, both rounded up. The sequences that fill it up have nothing
-behind their new tokens and write nothing.
+A graph is for so many sequences, so many new tokens of each and so long a context, all rounded up. The sequences that
+fill it up have nothing behind their new tokens and write nothing.
 """
 
 from __future__ import annotations
@@ -60,21 +60,25 @@ class PaddedShapes(Shapes):
 
     sizes: Sequence[int]  # rising
     max_model_len: int
-    query_len: int = 1  # tokens that every sequence computes
+    # New tokens that a sequence has at most, rising. Those of all stand one behind the other, whatever each has; rows
+    # that are left over are nobody's.
+    query_lens: Sequence[int] = (1,)
 
     def of(self, batch: FlatBatch) -> Shape | None:
         """See Shapes.of."""
-        count = len(batch.slots)
-        if batch.uniform_query_len != self.query_len or count > self.sizes[-1]:
+        count, longest = len(batch.slots), batch.metadata[0].max_query_len
+        if longest > self.query_lens[-1] or count > self.sizes[-1]:
             return None
         context = _SHORTEST
         while context < batch.metadata[0].max_seq_len:
             context *= 2
-        return self._shape(self.sizes[bisect_left(self.sizes, count)], context)
+        query_len = self.query_lens[bisect_left(self.query_lens, longest)]
+        return self._shape(self.sizes[bisect_left(self.sizes, count)], query_len, context)
 
     def early(self) -> list[Shape]:
         """See Shapes.early: a few sizes, and the shortest contexts."""
-        return [self._shape(size, _SHORTEST) for size in self.sizes if size.bit_count() == 1]
+        sizes = [size for size in self.sizes if size.bit_count() == 1]
+        return [self._shape(size, query_len, _SHORTEST) for query_len in self.query_lens for size in sizes]
 
-    def _shape(self, size: int, context: int) -> Shape:
-        return Shape(size, size * self.query_len, self.query_len, min(context, self.max_model_len))
+    def _shape(self, size: int, query_len: int, context: int) -> Shape:
+        return Shape(size, size * query_len, query_len, min(context, self.max_model_len))

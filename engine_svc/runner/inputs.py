@@ -44,29 +44,43 @@ class Room:
 
 
 class InputBuffers:
-    """First they are full of sequences that have new tokens only, whose slots are none: such write nothing.
+    """Where a step does not fill them, there are sequences that have new tokens only, whose slots are none: such write
+    nothing.
 
     Whatever else changes from step to step is one buffer more, and one line of `_sources`.
     """
 
-    def __init__(self, room: Room, query_len: int, nobodys_slot: int, device: torch.device) -> None:
+    def __init__(self, room: Room, nobodys_slot: int, device: torch.device) -> None:
         """
         Args:
-            query_len: new tokens of those sequences.
             nobodys_slot: of their states.
         """
 
         def full(value: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.full(shape, value, dtype=dtype, device=device)
 
-        self._query_len, self._nobodys = query_len, nobodys_slot
+        self._nobodys = nobodys_slot
         self._token_ids, self._positions = full(0, 2, room.tokens, dtype=torch.int64)
-        self._seq_lens = full(query_len, room.sequences)
-        self._query_start_loc = torch.arange(room.sequences + 1, dtype=torch.int32, device=device) * query_len
+        self._seq_lens = full(1, room.sequences)
+        self._query_start_loc = full(0, room.sequences + 1)
+        self._counting = torch.arange(room.sequences + 1, dtype=torch.int32, device=device)
         self._block_tables = [full(0, room.sequences, room.blocks) for _ in range(room.groups)]
         self._slot_mappings = [full(-1, room.tokens, dtype=torch.int64) for _ in range(room.groups)]
         self._state_slots = full(nobodys_slot, room.sequences, dtype=torch.int64)
         self._is_fresh = full(True, room.sequences, dtype=torch.bool)
+
+    def clear(self, shape: Shape) -> None:
+        """Makes them full of sequences that write nothing."""
+        self._fill_up(shape, 0, 0)
+        self._seq_lens[: shape.sequences].fill_(shape.query_len)
+        for slots in self._slot_mappings:
+            slots.fill_(-1)
+
+    def _fill_up(self, shape: Shape, sequences: int, tokens: int) -> None:
+        """The places behind so many sequences and tokens are those of others."""
+        starts = self._query_start_loc[sequences : shape.sequences + 1]
+        torch.mul(self._counting[: len(starts)], shape.query_len, out=starts)
+        starts += tokens
 
     def fill(self, batch: FlatBatch, shape: Shape) -> None:
         """Copies the batch; behind it come sequences that write nothing."""
@@ -75,6 +89,8 @@ class InputBuffers:
             if len(values) < size:
                 buffer[len(values) : size].fill_(rest)
         self._query_start_loc[: len(batch.query_start)].copy_(batch.metadata[0].query_start_loc)
+        if len(batch.slots) < shape.sequences:
+            self._fill_up(shape, len(batch.slots), len(batch.token_ids))
         for table, each in zip(self._block_tables, batch.metadata, strict=True):
             table[: len(each.block_table), : each.block_table.shape[1]].copy_(each.block_table)
 
@@ -82,7 +98,7 @@ class InputBuffers:
         """Buffers, what the batch has for them, how far they are read, and what those have that write nothing."""
         yield self._token_ids, batch.token_ids, shape.tokens, 0
         yield self._positions, batch.positions, shape.tokens, 0
-        yield self._seq_lens, batch.metadata[0].seq_lens, shape.sequences, self._query_len
+        yield self._seq_lens, batch.metadata[0].seq_lens, shape.sequences, shape.query_len
         yield self._state_slots, batch.states.slots, shape.sequences, self._nobodys
         yield self._is_fresh, batch.states.is_fresh, shape.sequences, True
         for buffer, each in zip(self._slot_mappings, batch.metadata, strict=True):

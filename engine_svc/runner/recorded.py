@@ -98,6 +98,7 @@ class RecordedSteps:
         self._seen: set[Shape] = set()
         self._broken = False
         for shape in shapes.early():
+            buffers.clear(shape)
             self._record(shape)
 
     def run(self, batch: FlatBatch, adapters: StepAdapters) -> torch.Tensor | None:

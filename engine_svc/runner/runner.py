@@ -207,17 +207,17 @@ class Runner:
 
     def _record_steps(self) -> None:
         if self._device.type == "cuda":
-            self.make_graphs(CudaCapture())
+            speculation = self._options.speculative.chosen()
+            self.make_graphs(CudaCapture(), 1 + speculation.most_tokens if speculation else 1)
         elif isinstance(self._attention, NativeBackend) and self._attention.kernels:
             shapes = ExactShapes(_RECORDED_QUERY_LEN, self._max_model_len)
             self._make_recorded(NativeCapture(self._attention.kernels), shapes, self._room(_RECORDED_QUERY_LEN))
 
     def make_graphs(self, capture: Capture, query_len: int = 1) -> None:
-        """Records graphs of so many tokens a sequence: of a few sizes now, of the others when they come up."""
+        """Records graphs of one new token a sequence, and of so many: of a few sizes now, the others when they come up."""
         sizes = graph_sizes(self._options.kernels.cuda_graph_sizes, self._options.scheduler.max_num_seqs)
-        self._make_recorded(
-            capture, PaddedShapes(sizes, self._max_model_len, query_len), self._room(query_len), query_len
-        )
+        shapes = PaddedShapes(sizes, self._max_model_len, sorted({1, query_len}))
+        self._make_recorded(capture, shapes, self._room(query_len))
 
     def _room(self, query_len: int) -> Room:
         """For so many new tokens of each sequence."""
@@ -226,8 +226,8 @@ class Runner:
         return Room(sequences, sequences * query_len, blocks, len(self._groups))
 
     @torch.inference_mode()
-    def _make_recorded(self, capture: Capture, shapes: Shapes, room: Room, nobodys_query_len: int = 1) -> None:
-        buffers = InputBuffers(room, nobodys_query_len, self._options.scheduler.max_num_seqs, self._device)
+    def _make_recorded(self, capture: Capture, shapes: Shapes, room: Room) -> None:
+        buffers = InputBuffers(room, self._options.scheduler.max_num_seqs, self._device)
         self._recorded = RecordedSteps(
             lambda inputs: self._forward(*inputs), capture, shapes, buffers, has_states=bool(self._state_form.shapes)
         )

@@ -18,8 +18,9 @@ from engine_svc.runner.graphs import graph_sizes
 from engine_svc.runner.recorded import CannotRecord, Capture, Forward, Replay
 from engine_svc.runner.runner import Runner
 from quire.prompt_embeds import PromptEmbeds
+from tests.support.replaying_drafter import ReplayingDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
-from tests.support.tiny_models import check_greedy, make_model
+from tests.support.tiny_models import VOCAB_SIZE, check_greedy, make_model
 
 
 class Recorder(Capture):
@@ -100,7 +101,30 @@ def test_batches_of_several_tokens_a_sequence_are_replayed_too(tmp_path: Path, m
     with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
         found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=4)))
     check_greedy(folder, prompts, found, 4)
-    assert recorder.replays == 1
+    assert recorder.replays == 4
+    assert recorder.recorded == 2 * 3  # of 1, 2 and 4 sequences
+
+
+@pytest.mark.slow
+def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of up to two tokens, more of some sequences than of others; as many sequences as a graph has, and fewer."""
+    folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=2)
+    prompts = random_prompts(3, 5, 4, 17)
+    asked = [
+        GenerationRequest(str(key), prompt, replace(GREEDY, max_tokens=4 + 2 * key))
+        for key, prompt in enumerate(prompts)
+    ]
+    recorder, drafter = Recorder(), ReplayingDrafter(VOCAB_SIZE, most=2)
+    monkeypatch.setattr(Runner, "allocate", allocate_with(recorder, query_len=3))
+    with running_engine(folder, attention_backend="triton", max_num_seqs=6, drafter=drafter) as engine:
+        found = run_requests(engine, asked)
+        drafter.know(asked, [[choice.token_ids for choice in choices] for choices in found])
+        steps, replays = engine.load().step, recorder.replays
+        assert tokens(run_requests(engine, asked)) == tokens(found)
+        assert recorder.replays - replays == engine.load().step - steps - 1  # but that of the prompts
+    assert drafter.num_drafts > drafter.num_right > 5
+    for prompt, output in zip(prompts, tokens(found), strict=True):
+        check_greedy(folder, [prompt], [output], len(output))
 
 
 def test_prompts_of_one_embedding_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
