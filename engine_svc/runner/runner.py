@@ -214,7 +214,7 @@ class Runner:
             self._make_recorded(NativeCapture(self._attention.kernels), shapes, self._room(_RECORDED_QUERY_LEN))
 
     def make_graphs(self, capture: Capture, query_len: int = 1) -> None:
-        """Records graphs of one new token a sequence, and of so many: of a few sizes now, the others when they come up."""
+        """Records graphs of one new token a sequence and of so many: a few sizes now, the others when they come up."""
         sizes = graph_sizes(self._options.kernels.cuda_graph_sizes, self._options.scheduler.max_num_seqs)
         shapes = PaddedShapes(sizes, self._max_model_len, sorted({1, query_len}))
         self._make_recorded(capture, shapes, self._room(query_len))
