@@ -56,6 +56,7 @@ class Scheduler:
         self._token_budget = token_budget
         self._drafter = drafter
         self._lookahead = lookahead
+        self._is_drafting = False  # something is guessed for the step that is being planned
         self._waiting = WaitingQueue()
         self._awaiting: dict[BlockTable, Sequence] = {}  # those that wait for blocks from elsewhere
         self._running: list[Sequence] = []  # in the policy's order
@@ -140,6 +141,7 @@ class Scheduler:
         batch = Batch(self._step, self._token_budget, now)
         if self._drafter is not None:
             self._drafter.begin(self._running)
+            self._is_drafting = self._drafter.is_active
         if self._awaiting:
             self._take_arrivals()
         for sequence in self.adapters.settle():
@@ -171,14 +173,15 @@ class Scheduler:
             if missing and not (sequence.num_pending_tokens and self._waits_for_tokens(sequence)):
                 count, drafts = 1, _NO_DRAFTS
                 wanted = 0
-                if missing > 1 or self._drafter:
+                if missing > 1 or self._is_drafting:
                     # A long prompt leaves every sequence behind it a token, so that no stream stalls.
                     share = max(1, batch.budget - (len(self._running) - index - 1))
                     count = min(self._chunk(missing), share)
                     drafts = self._draft(sequence, share - count) if count == missing else _NO_DRAFTS
                     wanted = self._wanted(sequence)
                 end = sequence.num_computed_tokens + count + len(drafts)
-                blocks = allocate(sequence.table, self._room(sequence, end, wanted))
+                room = self._room(sequence, end, wanted) if wanted or self._lookahead else end
+                blocks = allocate(sequence.table, room)
                 if blocks is None:
                     blocks = self._preempt_for(sequence, end, batch)
                 if blocks is None:  # it was the last in order, and is preempted itself
@@ -195,7 +198,7 @@ class Scheduler:
         """
         if sequence.num_missing_tokens < 1 or sequence.num_pending_tokens > 1:
             return True
-        return self._drafter is not None and self._drafter.waits_for(sequence)
+        return self._is_drafting and self._drafter is not None and self._drafter.waits_for(sequence)
 
     def _draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Tokens to verify behind the known ones, for which there are blocks: nobody is preempted for a guess."""

@@ -17,10 +17,13 @@ _MARGIN = 1.05
 _LEAST_PROBABILITY = 0.05
 # Of the steps with so many sequences that draft one in so many does not, to see what that costs now.
 _PLAIN_EVERY = 128
+# The price of a row holds for so many steps, and is that of the cheapest of so many rows of each sequence.
+_PRICE_STEPS, _MOST_PRICED = 16, 16
 # One in so many drafts somewhat more or less than seems best, for that follows from what was measured alone.
 _NEIGHBOUR_EVERY = 16
-# Of those that might draft and do not one in so many does, to see what that brings now.
-_DRAFT_EVERY = 128
+# Where drafts are not worth it, the step after so many does, to see what that brings now; then it is twice as many, up
+# to so many times.
+_FIRST_PROBE, _LONGEST_PROBE = 128, 16
 # Where so many steps in a row have drafted nothing, guesses are not even looked for in the next ones: first so many,
 # then twice as many each time, up to a bound. Few sequences are looked at always: that costs nothing worth saving.
 _AWAKE = 64
@@ -40,17 +43,22 @@ class Offer(NamedTuple):
 class Controller:
     """Decides for one engine. Its decisions follow from what it is told alone."""
 
-    def __init__(self, costs: StepCosts, plain_steps: int) -> None:
+    def __init__(self, costs: StepCosts, plain_steps: int, probe_steps: int = 1) -> None:
         """
         Args:
             plain_steps: in a row that tell what steps without drafts cost: more than one where they overlap.
+            probe_steps: in a row that tell what drafts bring: more than one where it takes some to get going.
         """
         self._costs = costs
         self._plain_steps = plain_steps
         self._plain_left = 0  # steps that stay plain, whatever is offered
         self._since_plain: dict[int, int] = {}  # number of sequences → steps with drafts since the last without
+        self._prices: dict[int, tuple[int, float]] = {}  # number of sequences → steps that a row's price holds for, it
         self._drafting = 0  # steps that were worth drafting
-        self._idle = 0  # steps in a row that drafted nothing
+        self._idle = 0  # steps in a row that were not worth drafting
+        self._probe_steps = probe_steps
+        self._probe_every = self._first_probe = _FIRST_PROBE * probe_steps
+        self._probe_in = self._probe_every
         self._asleep = 0  # steps for which nothing need be offered
         self._asleep_with = 0  # as many sequences as there were when it fell asleep
         self._next_sleep = _FIRST_SLEEP
@@ -66,17 +74,34 @@ class Controller:
 
     def lengths(self, num_sequences: int, offers: Sequence[Offer]) -> list[int]:
         """How many tokens to guess for each offer, in a step that decodes so many sequences."""
-        ranked = _ranked(offers)
+        is_hopeless = max((offer.first for offer in offers), default=0.0) <= self._price(num_sequences)
+        ranked = [] if is_hopeless and self._probe_in > 1 else _ranked(offers)
         count = self._best(num_sequences, ranked) if ranked else 0
         if count and self._is_to_be_plain(num_sequences):
             return [0] * len(offers)
         self._note_idle(num_sequences, count > 0)
-        if ranked and self._idle % _DRAFT_EVERY == _DRAFT_EVERY - 1:
+        if offers and not count and self._is_to_be_probed():
             count = min(len(ranked), num_sequences)
         lengths = [0] * len(offers)
         for _, index in ranked[:count]:
             lengths[index] += 1
         return lengths
+
+    def _price(self, num_sequences: int) -> float:
+        """Of the cheapest row, in tokens: those less likely are never worth it. Worked out anew now and then."""
+        left, price = self._prices.get(num_sequences, (0, 0.0))
+        if not left:
+            left, price = _PRICE_STEPS, self._cheapest_row(num_sequences)
+        self._prices[num_sequences] = left - 1, price
+        return price
+
+    def _cheapest_row(self, num_sequences: int) -> float:
+        plain = self._costs.seconds(num_sequences, 0)
+        if not plain:
+            return 0.0
+        rows = _candidates(_MOST_PRICED * num_sequences)
+        prices = ((self._costs.seconds(num_sequences, count) * _MARGIN / plain - 1) / count for count in rows)
+        return num_sequences * min(prices)
 
     def _best(self, num_sequences: int, ranked: list[tuple[float, int]]) -> int:
         """How many of the likeliest tokens bring the most tokens in a second; now and then a few more, or fewer."""
@@ -112,9 +137,20 @@ class Controller:
         self._plain_left -= 1
         return True
 
+    def _is_to_be_probed(self) -> bool:
+        """Whether drafts are tried though they are not worth it; called for each such step."""
+        self._probe_in -= 1
+        if self._probe_in > 0:
+            return False
+        if self._probe_in <= 1 - self._probe_steps:  # it is the last of this time
+            self._probe_every = min(2 * self._probe_every, _LONGEST_PROBE * self._first_probe)
+            self._probe_in = self._probe_every
+        return True
+
     def _note_idle(self, num_sequences: int, drafts: bool) -> None:
         if drafts:
             self._idle, self._next_sleep = 0, _FIRST_SLEEP
+            self._probe_in = self._probe_every = self._first_probe
             return
         self._idle += 1
         if self._idle % _AWAKE == 0 and num_sequences > _FEW_SEQUENCES:

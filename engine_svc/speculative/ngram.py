@@ -7,7 +7,7 @@ from engine_svc.speculative.guesser import Guess, continued, kind_of
 from engine_svc.speculative.token_index import TokenIndex
 
 # Tokens that are taken in for all sequences in a step, a fifth of a microsecond each.
-_STEP_TOKENS = 1024
+_STEP_TOKENS = 512
 # Earlier occurrences that are looked at, for the one of which the most tokens agree.
 _OCCURRENCES = 8
 # Tokens of a match that are counted: how long it is says how likely it goes on.

@@ -60,8 +60,8 @@ class Speculation(Drafter):
         self._guesser = guesser
         self._clock = clock
         self._costs = StepCosts()
-        # Before a step without drafts where the ranks guess comes one that still verifies what they did.
-        self._controller = Controller(self._costs, plain_steps=4 if overlaps else 1 if guesser else 2)
+        # Where the ranks guess, the first step with guesses catches up.
+        self._controller = Controller(self._costs, 4 if overlaps else 1, 1 if guesser else 6)
         self._acceptance = Acceptance()
         self._sequences: dict[Sequence, _Speculated] = {}
         self._chosen: dict[Sequence, int] = {}  # of the step that is planned: tokens to guess, where there are any

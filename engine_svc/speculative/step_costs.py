@@ -9,7 +9,7 @@ from collections import deque
 # So many of the latest measurements make an estimate, by their lower quartile: what a step takes while nothing else has
 # the processor, and where it is not the first of its shape, which is recorded (`runner/recorded.py`).
 _SAMPLES = 16
-# So many measurements make an estimate that others need not help out for.
+# Of fewer measurements nothing follows: the first ones may be of steps that were recorded, or that caught up.
 _FEW = 4
 # Until a row's price is measured it is taken for such a share of a step by its number of sequences.
 _PRIOR_SHARE = 0.1
@@ -54,12 +54,18 @@ class _Curve:
     def note(self, at: int, seconds: float) -> None:
         kind = round(self._per_octave * math.log2(at))
         self._points.setdefault(kind, _Point()).note(at, seconds)
-        known = [point for point in self._points.values() if point.count >= _FEW] or self._points.values()
-        self._line = sorted([*self._fixed, *((point.at, point.seconds) for point in known)])
+        known = [(point.at, point.seconds) for point in self._points.values() if point.count >= _FEW]
+        self._line = sorted([*self._fixed, *known]) if known else []
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything has been measured."""
+        return bool(self._line)
 
     def knows(self, at: int) -> bool:
         """Whether it has been measured thereabouts."""
-        return round(self._per_octave * math.log2(at)) in self._points
+        point = self._points.get(round(self._per_octave * math.log2(at)))
+        return point is not None and point.count >= _FEW
 
     def at(self, number: int) -> float | None:
         """By the line between the points beside it; beyond the last one as the line goes on, level before the first."""
@@ -90,7 +96,10 @@ class StepCosts:
         if not num_rows:
             self._plain.note(num_sequences, seconds)
         elif (plain := self._plain.at(num_sequences)) is not None:
-            self._curve(num_sequences).note(num_rows, seconds - plain)
+            magnitude = num_sequences.bit_length()
+            if magnitude not in self._extra:
+                self._extra[magnitude] = _Curve(_ROWS_PER_OCTAVE, ((0.0, 0.0),))
+            self._extra[magnitude].note(num_rows, seconds - plain)
 
     def is_known(self, num_sequences: int) -> bool:
         """Whether steps of about so many sequences without drafts have been measured."""
@@ -101,11 +110,8 @@ class StepCosts:
         plain = self._plain.at(num_sequences) or 0.0
         if not num_rows:
             return plain
-        extra = self._curve(num_sequences).at(num_rows)
-        return plain + (plain * _PRIOR_SHARE * num_rows / num_sequences if extra is None else extra)
-
-    def _curve(self, num_sequences: int) -> _Curve:
-        magnitude = num_sequences.bit_length()
-        if magnitude not in self._extra:
-            self._extra[magnitude] = _Curve(_ROWS_PER_OCTAVE, ((0.0, 0.0),))
-        return self._extra[magnitude]
+        known = [magnitude for magnitude, curve in self._extra.items() if curve.is_known]
+        if not known:
+            return plain * (1 + _PRIOR_SHARE * num_rows / num_sequences)
+        nearest = min(known, key=lambda magnitude: abs(magnitude - num_sequences.bit_length()))
+        return plain + (self._extra[nearest].at(num_rows) or 0.0)

@@ -18,7 +18,7 @@ from engine_svc.speculative.token_index import TokenIndex
 from quire.options.speculative import SpeculativeConfig
 
 # Tokens that are taken in for all sequences, and of answers, in a step; a fifth of a microsecond each.
-_STEP_TOKENS = 1024
+_STEP_TOKENS = 512
 _OCCURRENCES = 8  # that are looked at in each text
 _WIDTH = 2
 # Matches of so many tokens or more say the same of what comes next, so all of them are counted.
