@@ -43,11 +43,11 @@ class AdapterMachine(RuleBasedStateMachine):
     @initialize(
         slots=st.integers(1, 4), more=st.integers(0, 4), running=st.integers(1, 16), spare=st.integers(0, 30),
         budget=st.integers(8, 64), caching=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]),
-        in_flight=st.integers(1, 2), steps=st.integers(0, 5), drafts=st.integers(0, 3),
+        in_flight=st.integers(1, 2), steps=st.integers(0, 5), drafts=st.integers(0, 3), host=st.integers(0, 8),
     )  # fmt: skip
     def start(
         self, slots: int, more: int, running: int, spare: int, budget: int, caching: bool, policy: str,
-        in_flight: int, steps: int, drafts: int,
+        in_flight: int, steps: int, drafts: int, host: int,
     ) -> None:  # fmt: skip
         self.broken: set[str] = set()
         self.crash, self.crashes = False, 0
@@ -56,7 +56,8 @@ class AdapterMachine(RuleBasedStateMachine):
             adapters=FakeAdapters(slots, slots + more, lambda folder: len(folder) * steps % 6, self._error),
         )  # fmt: skip
         blocks = LENGTH // BLOCK + spare
-        executor.allocate(blocks)
+        host = host if caching else 0
+        executor.allocate(blocks, host)
         self.engine = Engine(
             executor,
             engine_options(
@@ -65,7 +66,7 @@ class AdapterMachine(RuleBasedStateMachine):
             ),
             EngineFacts(
                 num_blocks=blocks, block_size=BLOCK, max_model_len=LENGTH, max_num_batched_tokens=budget,
-                windows=(None,), num_host_blocks=0,
+                windows=(None,), num_host_blocks=host,
             ),
             drafter=FakeDrafter(VOCABULARY, drafts) if drafts else None,
         )  # fmt: skip
@@ -73,6 +74,7 @@ class AdapterMachine(RuleBasedStateMachine):
         self.revisions = dict.fromkeys(range(NUM_ADAPTERS), 0)
         self.retired: dict[int, bool] = {}  # key → whether it is gone
         self.cases: dict[int, Case] = {}
+        self.stopped: set[tuple[int, int]] = set()
 
     def _adapter(self, index: int, revision: int) -> Adapter:
         name = f"a{index}@{revision}"
@@ -128,6 +130,13 @@ class AdapterMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         keys = [key for key, case in self.cases.items() if case.outcome is None]
         self.engine.abort(data.draw(st.sampled_from(keys)))
+
+    @rule(data=st.data(), choice=st.integers(0, 2), count=st.integers(0, 12))
+    @precondition(lambda self: self._living())
+    def stop(self, data: st.DataObject, choice: int, count: int) -> None:
+        key = data.draw(st.sampled_from([key for key, case in self.cases.items() if case.outcome is None]))
+        self.engine.stop(key, choice, count)
+        self.stopped.add((key, choice))
 
     @rule(data=st.data(), mend=st.booleans())
     @precondition(lambda self: self.served)
@@ -193,12 +202,12 @@ class AdapterMachine(RuleBasedStateMachine):
         assert not self._living(), "a request starved"
         assert all(self.retired.values()), "an adapter that was unloaded is not gone"
         assert self.engine.load().used_kv_blocks == 0
-        for case in self.cases.values():
+        for key, case in self.cases.items():
             for choice in range(case.request.sampling.n):
                 wanted, tokens = self._wanted(case.request, choice), case.tokens.get(choice, [])
                 if case.request.progress:
                     wanted = wanted[len(case.request.progress[choice].token_ids) :]
-                is_cut = case.has_failed or case.outcome is FinishReason.ABORT
+                is_cut = case.has_failed or case.outcome is FinishReason.ABORT or (key, choice) in self.stopped
                 assert tokens == (wanted[: len(tokens)] if is_cut else wanted)
 
 
