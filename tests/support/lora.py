@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,9 +127,17 @@ class AdapterExecutor:
         return self.executor.collect()
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], adapter_slots: Sequence[int], count: int = 32
+        self,
+        prompts: Sequence[Sequence[int]],
+        adapter_slots: Sequence[int],
+        count: int = 32,
+        draft: Callable[[int, int], Sequence[int]] = lambda slot, known: (),
     ) -> list[list[int]]:
-        """The tokens of all prompts together."""
+        """The tokens of all prompts together.
+
+        Args:
+            draft: what is guessed behind so many tokens of a prompt's output.
+        """
         pages = -(-(max(map(len, prompts)) + count) // self.spec.block_size)
         groups = len(self.spec.windows)
         new, scheduled = [], []
@@ -139,12 +147,17 @@ class AdapterExecutor:
             new.append(NewSequence(slot, [*prompt], len(prompt), 0, blocks, plan, adapter_slot=adapter))
             scheduled.append(ScheduledSequence(slot, 0, len(prompt), 1, []))
         found: list[list[int]] = [[] for _ in prompts]
-        for number in range(count):
-            result = self.run(new if number == 0 else [], scheduled, AdapterChanges())
+        while scheduled:
+            result = self.run(new, scheduled, AdapterChanges())
             assert not result.failed_slots, result.failed_slots
             for slot, run in zip(result.sampled_slots, result.sampled_token_ids, strict=True):
                 found[slot] += run
-            scheduled = [ScheduledSequence(slot, len(prompt) + number, 1, 1, []) for slot, prompt in enumerate(prompts)]
+            new, scheduled = [], []
+            for slot, (prompt, output) in enumerate(zip(prompts, found, strict=True)):
+                drafts = tuple(draft(slot, len(output)))[: max(0, count - len(output) - 1)]
+                if len(output) < count:
+                    computed, rows = len(prompt) + len(output) - 1, 1 + len(drafts)
+                    scheduled.append(ScheduledSequence(slot, computed, rows, rows, [], drafts))
         return found
 
 

@@ -75,6 +75,23 @@ def test_ranks_of_one_to_sixty_four_are_those_of_merged_weights(
         assert [(a, b) for a, b, own in zip(together, expected, SLOTS, strict=True) if own == slot and a != b] == []
 
 
+def test_drafts_are_verified_with_their_sequences_adapters(
+    executor: AdapterExecutor, together: list[list[int]]
+) -> None:
+    """Several rows of some sequences, one of others, and every third draft is wrong."""
+    step = executor.step
+
+    def draft(slot: int, known: int) -> list[int]:
+        guessed = together[slot][known : known + slot % 4]
+        return [token_id ^ 1 if (known + place) % 3 == 0 else token_id for place, token_id in enumerate(guessed)]
+
+    assert executor.generate(PROMPTS, SLOTS, draft=draft) == together
+    assert executor.generate(PROMPTS[3:4], SLOTS[3:4], draft=lambda _, known: together[3][known : known + 7]) == [
+        together[3]
+    ]
+    assert executor.step - step < 2 * len(together[0])
+
+
 @needs_native
 def test_recorded_steps_are_those_of_the_layers(
     served: Served, executor: AdapterExecutor, together: list[list[int]], monkeypatch: pytest.MonkeyPatch

@@ -136,6 +136,28 @@ def test_models_that_run_by_the_code_of_transformers(model_folder: ModelFolder) 
     check(model_folder("gpt2"), [each for each in REQUESTS if each.sampling.temperature == 0.0])
 
 
+def test_typical_acceptance_takes_drafts_that_others_would_not_have_sampled(model_folder: ModelFolder) -> None:
+    """Of a model to which all tokens are about as likely: most drafts, but for greedy sequences."""
+    config = {"method": "ngram", "acceptance_method": "typical_acceptance_sampler"}
+    asked = [
+        GenerationRequest(name, random_prompts(9)[0], replace(sampling, max_tokens=40, logprobs=0))
+        for name, sampling in {"greedy": GREEDY, "seeded": SEEDED, "penalised": SAMPLINGS["seeded-penalties"]}.items()
+    ]
+    drafter = ReplayingDrafter(VOCAB_SIZE, right=1.0)
+    folder = model_folder("llama", initializer_range=0.02)
+    with running_engine(folder, drafter=drafter, speculative_config=config) as engine:
+        plain = run_requests(engine, asked)
+        other = [[[*range(each, 40 + each)]] for each in range(3)]
+        drafter.know(asked, other)
+        found = run_requests(engine, asked)
+    assert told(found)[0] == told(plain)[0]
+    for index in (1, 2):
+        (output,) = found[index]
+        assert [position.token_ids[0] for position in output.logprobs] == output.token_ids
+        taken = sum(one == guess for one, guess in zip(output.token_ids, other[index][0], strict=True))
+        assert 20 < taken < 40
+
+
 def test_outputs_that_follow_grammars(model_folder: ModelFolder) -> None:
     """Rows at once, and row by row, each under the mask of its position."""
     more: list[dict[str, Any]] = [

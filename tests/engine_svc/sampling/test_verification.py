@@ -113,6 +113,26 @@ def test_runs_are_what_comes_one_by_one(seed: int, native: bool) -> None:
                 sequences[slot].drafts[at] = tokens[at]
 
 
+def test_rows_come_together_unless_a_stage_goes_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass for all, then a row at a time of those, as long as their drafts are right."""
+    passes: list[int] = []
+    sample = Sampler.sample
+
+    def note(self: Sampler, logits: torch.Tensor, rows: SampledRows, step: TokenMasks | None = None) -> Any:
+        passes.append(len(rows))
+        return sample(self, logits, rows, step)
+
+    monkeypatch.setattr(Sampler, "sample", note)
+    logits = torch.zeros(11, SIZE)
+    logits[:, 1] = 5.0
+    plain, other = sampling_plan(temperature=0.0, top_k=3, min_tokens=1), GREEDY
+    sequences = [Drafted(plain, [0], [1, 1]), Drafted(PENALISED, [0], [1, 1, 5]), Drafted(other, [0], [7]),
+                 Drafted(PENALISED, [0], [5])]  # fmt: skip
+    found, _ = run(sampler_of(sequences), sequences, logits)
+    assert {slot: len(tokens) for slot, tokens in found.token_ids.items()} == {0: 3, 1: 3, 2: 1, 3: 1}
+    assert passes == [3 + 1 + 2 + 1, 1, 1]
+
+
 GREEDY = sampling_plan(temperature=0.0)
 PENALISED = sampling_plan(temperature=0.0, presence_penalty=0.5)
 
