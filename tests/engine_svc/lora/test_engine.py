@@ -11,6 +11,7 @@ import pytest
 from engine_svc.adapters.adapter import Adapter, read_adapter
 from engine_svc.executor.base import create_executor
 from engine_svc.requests.request import GenerationRequest
+from quire.errors import StartupError
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
 from quire.v1 import engine_pb2
@@ -97,3 +98,11 @@ async def test_adapters_are_served_over_grpc(tmp_path: Path, base: Path) -> None
         left = await engine.stub.UnloadAdapter(engine_pb2.UnloadAdapterRequest(name="b", wait_ms=10_000))
         assert left.live_requests == 0
         await wait_free(engine)
+
+
+async def test_models_that_run_by_transformers_take_none(base: Path) -> None:
+    given = {"enable_lora": True, "model_impl": "transformers", "dtype": "float32", "use_tqdm_on_load": False}
+    executor = create_executor(engine_options().parallel)
+    with pytest.raises(StartupError, match="--enable-lora"):
+        async with serving_engine(executor, ModelOptions(model=str(base)), **given):
+            pass
