@@ -11,15 +11,19 @@ guesses nothing for sequences of which it has missed some.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
+from engine_svc.attention.base import AttentionMetadata
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.draft import Draft
 from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan, Transfers
+from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
+from engine_svc.runner.inputs import InputBuffers, Room
+from engine_svc.runner.recorded import Capture, Forward, RecordedSteps, Shapes
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.transfer import to_device, to_host
 
@@ -77,6 +81,8 @@ class Drafting:
         self._complete = np.zeros(0, np.bool_)  # blocks of which all is computed
         self._kept: set[int | bytes] = set()  # places in a connector's store where such blocks are
         self._held: dict[int, list[torch.Tensor]] = {}  # slot → features behind its computed positions
+        self._recorded: RecordedSteps | None = None
+        self._no_adapters = StepAdapters(None, max_num_seqs, token_budget)
 
     @property
     def bytes_per_block(self) -> int:
@@ -90,6 +96,18 @@ class Drafting:
         self._computed[:] = 0
         self._kept.clear()
         self._held.clear()
+
+    def record(self, capture: Capture, shapes: Shapes, room: Room) -> None:
+        """Records what the draft computes, where it sees tokens alone: features have no buffer.
+
+        Args:
+            room: of which it takes one group.
+        """
+        if not self._draft.model.reads_features:
+            self._recorded = RecordedSteps(
+                lambda inputs: self._prepare(inputs.token_ids, inputs.positions, inputs.metadata[0], None),
+                capture, shapes, InputBuffers(replace(room, groups=1), 0, self._device), has_states=False,
+            )  # fmt: skip
 
     def follow(self, plan: StepPlan) -> None:
         """Before a step computes: whose the blocks are now."""
@@ -228,12 +246,28 @@ class Drafting:
         return guesses
 
     def _forward(self, batch: FlatBatch, token_ids: torch.Tensor | None, features: torch.Tensor | None) -> torch.Tensor:
-        """
+        """Hidden states; what was replayed is there only until the next pass.
+
         Args:
             token_ids: of the rows; None: those that are known.
         """
         if token_ids is None:
             token_ids = batch.token_ids if features is None else self._buffers.token_ids_behind(batch)
-        prepared = self._draft.attention.prepare(batch.metadata[0])
+        hidden = None
+        if self._recorded is not None:
+            hidden = self._recorded.run(
+                replace(batch, token_ids=token_ids, metadata=batch.metadata[:1]), self._no_adapters
+            )
+        return self._prepare(token_ids, batch.positions, batch.metadata[0], features)() if hidden is None else hidden
+
+    def _prepare(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: AttentionMetadata,
+        features: torch.Tensor | None,
+    ) -> Forward:
+        """A pass over these inputs, ready to run."""
+        prepared = self._draft.attention.prepare(metadata)
         caches = [LayerCache(cache, prepared) for cache in self.caches]
-        return self._draft.model.forward(token_ids, batch.positions, caches, features)
+        return lambda: self._draft.model.forward(token_ids, positions, caches, features)

@@ -212,6 +212,12 @@ class Runner:
         elif isinstance(self._attention, NativeBackend) and self._attention.kernels:
             shapes = ExactShapes(_RECORDED_QUERY_LEN, self._max_model_len)
             self._make_recorded(NativeCapture(self._attention.kernels), shapes, self._room(_RECORDED_QUERY_LEN))
+            if self._drafting:
+                self._record_draft(self._drafting, NativeCapture(self._attention.kernels), shapes)
+
+    @torch.inference_mode()
+    def _record_draft(self, drafting: Drafting, capture: Capture, shapes: Shapes) -> None:
+        drafting.record(capture, shapes, self._room(_RECORDED_QUERY_LEN))
 
     def make_graphs(self, capture: Capture, query_len: int = 1) -> None:
         """Records graphs of one new token a sequence and of so many: a few sizes now, the others when they come up."""

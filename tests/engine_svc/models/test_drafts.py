@@ -14,6 +14,7 @@ from engine_svc.core.engine import Engine
 from engine_svc.requests.request import GenerationRequest
 from quire.sampling import SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
+from tests.support.native import needs_native
 from tests.support.rank_drafter import RankDrafter
 from tests.support.run_engine import random_prompts, run, run_requests, running_engine, tokens
 
@@ -80,6 +81,25 @@ def test_preempted_and_swapped_sequences(model_folder: ModelFolder, host_blocks:
         assert bool(counters.host_cache_hits) == bool(host_blocks)
     assert drafter.drafts["all"] > 60
     assert drafter.drafts["right"] == drafter.drafts["all"]
+
+
+@needs_native
+def test_passes_of_the_draft_are_recorded(model_folder: ModelFolder, caplog: pytest.LogCaptureFixture) -> None:
+    """By C++ kernels, as the target's are; see tests/engine_svc/runner/test_native_calls.py."""
+    target, draft = model_folder("llama"), model_folder("qwen3", num_hidden_layers=2)
+    with running_engine(target, dtype="bfloat16") as engine:
+        expected = tokens(run(engine, PROMPTS, SEEDED))
+    for chosen in (target, draft):
+        caplog.clear()
+        with (
+            caplog.at_level("DEBUG", "engine_svc.runner.native_calls"),
+            drafting(target, chosen, dtype="bfloat16") as (engine, drafter),
+        ):
+            assert tokens(run(engine, PROMPTS, SEEDED)) == expected
+        kinds = {record.getMessage().partition(";")[0] for record in caplog.records}
+        assert len(kinds) == (1 if chosen is target else 2)  # calls of the target's pass, and of another model's
+        assert all(kind.startswith("recorded") for kind in kinds)
+        assert chosen is draft or drafter.drafts["right"] == drafter.drafts["all"]
 
 
 @pytest.mark.slow
