@@ -23,3 +23,17 @@ async def test_recurrent_models_take_no_guesses_back(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--speculative-config does not go with FakeForCausalLM: its recurrent"):
         await EngineWorker(executor, ModelOptions(model=str(tmp_path)), options).load()
     assert executor.closed
+
+
+async def test_what_guesses_is_as_the_options_say(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    counted = []
+    for config in ({}, {"method": "ngram"}, {"method": "suffix"}):
+        worker = EngineWorker(
+            FakeExecutor(), ModelOptions(model=str(tmp_path)), engine_options(speculative_config=config)
+        )
+        await worker.load()
+        counted.append(bool(worker.loop.load().counters.draft_accepted_tokens.bounds))
+        await worker.loop.stop()
+    assert counted == [False, True, True]

@@ -225,6 +225,16 @@ def test_what_the_ranks_guess_is_verified_in_the_next_step(in_flight: int) -> No
     assert max(each.num_wanted_drafts for plan in machine.plans for each in plan.scheduled) == 3
 
 
+def test_lookahead_slots_are_blocks_that_a_sequence_has_in_advance() -> None:
+    for slots, blocks in ((0, 1), (8, 3), (64, 6)):  # of four tokens; no more than the longest that it may become
+        engine = make_engine(FakeExecutor(VOCABULARY, 4, verify=True), num_lookahead_slots=slots)
+        engine.add(0, request([1, 2, 3], max_tokens=20))
+        engine.step()
+        assert engine.load().used_kv_blocks == blocks
+        assert run(engine).tokens[0, 0][-1] == expected([1, 2, 3], 20)[-1]
+        assert engine.load().used_kv_blocks == 0
+
+
 def test_the_log_says_now_and_then_what_it_brings(caplog: pytest.LogCaptureFixture) -> None:
     machine = Machine(lambda plan: 2.0)
     engine, _ = make(FakeGuesser(VOCABULARY, always(4)), machine, max_model_len=400)
