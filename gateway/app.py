@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from gateway.context import GatewayContext
-from gateway.endpoints import adapters, chat, completions, messages, operations, responses, tokens
+from gateway.endpoints import adapters, chat, completions, messages, operations, page, responses, tokens
 from gateway.endpoints.invocations import invocations
 from gateway.errors import (
     HttpError,
@@ -53,6 +53,7 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/livez", operations.livez),
         Route("/version", operations.version),
         Route("/load", operations.load),
+        Route("/fleet", page.fleet),
         Route("/metrics", operations.metrics),
     ]
     if options.allow_runtime_lora_updating:
@@ -62,6 +63,8 @@ def routes(options: GatewayOptions) -> list[Route]:
         ]
     if options.enable_tokenizer_info_endpoint:
         found.append(Route("/tokenizer_info", tokens.tokenizer_info))
+    if options.page:
+        found += [Route("/", page.page), Route("/page/{asset}", page.asset)]
     if not options.disable_fastapi_docs:
         found += [Route("/openapi.json", openapi_json), Route("/docs", docs), Route("/docs/{asset}", docs)]
     return found

@@ -19,6 +19,7 @@ from gateway.errors import ErrorResponse, MessagesError, json_response
 from gateway.middleware.authentication import PUBLIC_PATHS
 from gateway.protocol.chat import ChatBatchRequest, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from gateway.protocol.completions import Completion, CompletionRequest
+from gateway.protocol.fleet import FleetView
 from gateway.protocol.messages import (
     CountTokensRequest,
     CountTokensResponse,
@@ -117,6 +118,7 @@ _OPERATIONS = (
     _Operation("get", "/readyz", "As /health.", failures=(503,)),
     _Operation("get", "/version", "Quire's version.", answers=(dict[str, str],)),
     _Operation("get", "/load", "Requests under way in this gateway.", answers=(dict[str, int],)),
+    _Operation("get", "/fleet", "The workers behind the server.", answers=(FleetView,)),
     _Operation("get", "/metrics", "Prometheus metrics.", answers=(str,), media_type="text/plain"),
 )  # fmt: skip
 _FAILURES = {

@@ -11,10 +11,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import error_response
 from gateway.middleware.root_path import path_below_root
+from gateway.page_assets import PAGE_ASSETS
 from gateway.requests.caller import tenant_hash
 from quire.errors import Unauthenticated
 
-PUBLIC_PATHS = frozenset((b"/health", b"/livez", b"/readyz", b"/ping"))
+_PAGE = (b"/", *(f"/page/{name}".encode() for name in PAGE_ASSETS))
+PUBLIC_PATHS = frozenset((b"/health", b"/livez", b"/readyz", b"/ping", *_PAGE))
 
 
 class AuthenticationMiddleware:

@@ -9,6 +9,7 @@ from typing import overload
 import msgspec
 
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, PromptScore, TokenScore
+from gateway.protocol.fleet import WorkerView
 from gateway.requests.beams import Beam, Likeliest
 from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.served_model import Adapter, ServedModel
@@ -17,7 +18,7 @@ from quire.rpc.constraint import from_constraint
 from quire.rpc.prompt_embeds import from_prompt_embeds
 from quire.rpc.sampling import from_sampling, to_sampling
 from quire.sampling import SamplingParameters
-from quire.v1 import common_pb2, tokenizer_pb2
+from quire.v1 import common_pb2, router_pb2, tokenizer_pb2
 
 _FINISH = {
     common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -34,6 +35,18 @@ def to_served_model(info: common_pb2.ModelInfo) -> ServedModel:
         tuple(info.served_model_names), info.model, info.max_model_len, info.vocab_size, info.block_size,
         info.max_logprobs, to_sampling(info.default_sampling), tuple(info.eos_token_ids), info.prompt_embeds_size,
         tuple(Adapter(each.name, each.path, each.revision, each.base_model_name) for each in info.adapters),
+    )  # fmt: skip
+
+
+def to_worker_view(worker: router_pb2.Worker) -> WorkerView:
+    """A worker as the page shows it."""
+    load, info = worker.load, worker.model_info
+    return WorkerView(
+        worker.address, router_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower(), worker.reason,
+        list(info.served_model_names), [adapter.name for adapter in info.adapters], load.running_sequences,
+        load.waiting_requests, load.used_kv_blocks / load.total_kv_blocks if load.total_kv_blocks else 0.0,
+        load.counters.prefix_cache_queries, load.counters.prefix_cache_hits, load.counters.generation_tokens,
+        worker.prefill_tokens_per_second, worker.seconds_per_step,
     )  # fmt: skip
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 
+from gateway.protocol.fleet import WorkerView
 from gateway.requests.served_model import Adapter, ServedModel
-from gateway.services.convert import to_served_model
+from gateway.services.convert import to_served_model, to_worker_view
 from gateway.services.fleet_counters import FleetCounters
 from quire.errors import NotFound, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
@@ -103,6 +104,11 @@ class Fleet:
             logger.debug("a router does not answer: %s", error.code())
             return router_pb2.ListWorkersResponse()
         return answer
+
+    @property
+    def views(self) -> list[WorkerView]:
+        """The workers as the page shows them."""
+        return [to_worker_view(worker) for worker in self.workers]
 
     @property
     def counters(self) -> Mapping[str, common_pb2.EngineCounters]:

@@ -45,6 +45,9 @@ class GatewayOptions:
     enable_force_include_usage: bool = option(False, "Adds usage to every stream, asked for or not.")
     return_tokens_as_token_ids: bool = option(False, "Shows tokens in logprobs as token_id:N.")
     disable_fastapi_docs: bool = option(False, "Turns /docs and /openapi.json off.")
+    page: bool = option(
+        True, "Serves a page at / to talk to the model on and to watch the fleet; it asks for a key itself."
+    )
     allow_runtime_lora_updating: bool = runtime_updating_option()
     enable_tokenizer_info_endpoint: bool = option(False, "Turns /tokenizer_info on.")
     response_role: str = option("assistant", "Role of the answers of chat completions.")

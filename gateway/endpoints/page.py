@@ -1,0 +1,43 @@
+"""`/`: a page to talk to the model on, and to watch the fleet; all of it comes from here."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.context import context_of
+from gateway.errors import json_response
+from gateway.page_assets import PAGE_ASSETS
+
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "cache-control": "no-cache",
+}  # fmt: skip
+
+
+async def page(request: Request) -> Response:
+    """The page itself, which holds nothing that a key protects."""
+    return _file("page.html")
+
+
+async def asset(request: Request) -> Response:
+    """What belongs to it."""
+    name = request.path_params["asset"]
+    if name not in PAGE_ASSETS:
+        raise HTTPException(404)
+    return _file(name)
+
+
+async def fleet(request: Request) -> Response:
+    """The workers, as the router told of them last."""
+    return json_response({"workers": context_of(request).fleet.views})
+
+
+def _file(name: str) -> Response:
+    content = (resources.files("gateway") / "static" / name).read_bytes()
+    return Response(content, media_type=_TYPES[name.rpartition(".")[2]], headers=_HEADERS)
