@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine_svc.core.engine import Engine
-from engine_svc.requests.request import GenerationRequest
+from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from engine_svc.requests.validation import validate
 from quire.errors import InvalidRequest
 from quire.reasoning import ReasoningMarks
@@ -86,10 +86,11 @@ def check(
             assert told(run_requests(engine, asked)) == told(outputs), right
             assert drafter.num_drafts > drafter.num_right > 2 * len(asked)
         assert engine.load().step < before * (1 + len(rights))
+        assert engine.load().counters.preemptions or options.get("num_blocks", 256) > 20
     return told(outputs)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 23, "num_blocks": 40, "max_num_seqs": 12}])
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 23, "num_blocks": 14, "max_num_seqs": 12}])
 def test_all_that_a_request_may_ask_for(model_folder: ModelFolder, options: dict[str, Any]) -> None:
     """In one batch, with prompts that come in chunks beside verified drafts, and with too few blocks for all."""
     folder = model_folder("llama-untied")
@@ -124,7 +125,8 @@ def test_tokens_do_not_depend_on_drafts_bit_for_bit(model_folder: ModelFolder, n
     latent = {"kv_lora_rank": 24} if family == "deepseek-v3" else {}  # with the rotated part, a multiple of 16
     folder = model_folder(family, initializer_range=0.02, vocab_size=163, **latent)
     narrow = {"num_blocks": 60, "max_num_batched_tokens": 37, "max_model_len": 96, "batch_invariant": True} | form
-    check(folder, [*requests(12), *short(REQUESTS)], **narrow)
+    asked = [*requests(12), *short(REQUESTS)]
+    check(folder, asked[:8] if name == "ranks" else asked, **narrow)  # whose steps take their time
 
 
 def short(asked: list[GenerationRequest]) -> list[GenerationRequest]:
@@ -134,6 +136,25 @@ def short(asked: list[GenerationRequest]) -> list[GenerationRequest]:
 @pytest.mark.slow
 def test_models_that_run_by_the_code_of_transformers(model_folder: ModelFolder) -> None:
     check(model_folder("gpt2"), [each for each in REQUESTS if each.sampling.temperature == 0.0])
+
+
+def test_a_request_that_moves_goes_on_with_drafts(model_folder: ModelFolder) -> None:
+    """Wherever another worker has left off; what it has generated is not drafted again."""
+    names = ("greedy", "seeded", "penalties", "choices", "thinking-budget", "processors", "logprobs")
+    asked = [request for request in REQUESTS if request.request_id in names]
+    drafter = ReplayingDrafter(VOCAB_SIZE)
+    with running_engine(model_folder("llama-untied"), drafter=drafter) as engine:
+        whole = run_requests(engine, asked)
+        drafter.know(asked, [[choice.token_ids for choice in choices] for choices in whole])
+        for cut in (1, 7, 23):
+            moved = [
+                changed(request, progress=tuple(ChoiceProgress(choice.token_ids[:cut]) for choice in choices))
+                for request, choices in zip(asked, whole, strict=True)
+            ]
+            for choices, rest in zip(whole, run_requests(engine, moved), strict=True):
+                assert [each.token_ids[cut:] for each in choices] == [each.token_ids for each in rest]
+                assert [each.logprobs[cut:] for each in choices] == [each.logprobs for each in rest]
+    assert drafter.num_right > 50
 
 
 def test_typical_acceptance_takes_drafts_that_others_would_not_have_sampled(model_folder: ModelFolder) -> None:
