@@ -25,7 +25,7 @@ _OF_TRAINING = frozenset(
         "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
         "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core",
         "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
-        "runtime_config", "target_modules", "task_type", "use_rslora",
+        "runtime_config", "target_modules", "task_type", "use_rslora", "velora_config",
     ]
 )  # fmt: skip
 # Settings that make another layer of an adapter than x W + scale x A B, with what to say of each.
@@ -34,9 +34,11 @@ _REFUSED = {
     "alora_invocation_tokens": "an adapter that begins in the middle of a prompt",
     "arrow_config": "adapters chosen token by token (Arrow)",
     "ensure_weight_tying": "parts that the embedding and the head share",
+    "kasa_config": "singular values of its own between the parts (KaSA)",
     "layer_replication": "layers that the base has not",
     "lora_bias": "biases on the low-rank parts",
     "megatron_config": "Megatron's layers",
+    "monteclora_config": "parts drawn at random (MonteCLoRA)",
     "target_parameters": "parts of parameters, not of modules",
     "trainable_token_indices": "new rows for some tokens",
     "use_bdlora": "low-rank parts in blocks along the diagonal",
@@ -146,7 +148,7 @@ def _check(file: Path, config: _Config, found: Mapping[str, Any]) -> None:
         raise broken(f"{file}: {name} is not served: {why}. {_MERGE}")
     if config.bias not in (None, "none"):
         raise broken(f"{file}: bias is {config.bias[:50]!r}; only none is served. {_MERGE}")
-    if isinstance(config.init_lora_weights, str) and config.init_lora_weights.startswith(_CHANGES_BASE):
+    if isinstance(config.init_lora_weights, str) and config.init_lora_weights.lower().startswith(_CHANGES_BASE):
         raise broken(
             f"{file}: init_lora_weights is {config.init_lora_weights[:50]!r}, which changes the base's weights. Save "
             "the adapter by PEFT with path_initial_model_for_weight_conversion, which makes one for the base as it is."

@@ -11,6 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
+# Settings that PEFT 0.21.2 writes as null where nobody has asked for them.
+_NOTHING = (
+    "alora_invocation_tokens", "arrow_config", "auto_mapping", "corda_config", "eva_config", "exclude_modules",
+    "kasa_config", "layer_replication", "layers_pattern", "layers_to_transform", "lora_ga_config", "megatron_config",
+    "modules_to_save", "monteclora_config", "revision", "target_parameters", "trainable_token_indices", "use_bdlora",
+    "velora_config",
+)  # fmt: skip
+
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -33,11 +41,12 @@ def write_adapter(folder: Path, tensors: Arrays, rank: int = 4, **settings: Any)
         settings: in place of those of the configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config: dict[str, Any] = {
+    config: dict[str, Any] = dict.fromkeys(_NOTHING) | {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0,
         "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True, "inference_mode": True, "use_dora": False,
-        "use_rslora": False, "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {},
-        "base_model_name_or_path": "base", "target_modules": ["q_proj"],
+        "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}, "base_model_name_or_path": "base",
+        "target_modules": ["q_proj"], "ensure_weight_tying": False, "loftq_config": {}, "lora_bias": False,
+        "megatron_core": "megatron.core", "peft_version": "0.21.2", "qalora_group_size": 16, "use_qalora": False,
     }  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps(config | settings))
     save_file(dict(tensors), folder / "adapter_model.safetensors")

@@ -106,6 +106,8 @@ def test_copies_of_the_bases_weights_are_passed_over(tmp_path: Path) -> None:
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is not served"),
         ({"use_qalora": True}, "use_qalora is not served"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4', which changes the base's"),
+        ({"init_lora_weights": "OLoRA"}, "init_lora_weights is 'OLoRA'"),
+        ({"kasa_config": {"beta": 1}}, "kasa_config is not served"),
         ({"alpha_pattern": {"(": 1}}, "which is no regular expression"),
         ({"alpha_pattern": {f"a{index}$": 1 for index in range(65)}}, "at most 64"),
         ({"invented": 1}, "setting 'invented', which is not known"),
