@@ -79,7 +79,7 @@ class Drafting:
         self.caches: list[torch.Tensor] = []
         self._computed = np.zeros(max_num_seqs, np.int64)  # first positions of each slot, or _LOST
         self._complete = np.zeros(0, np.bool_)  # blocks of which all is computed
-        self._kept: set[int | bytes] = set()  # places in a connector's store where such blocks are
+        self._kept: set[int] = set()  # places in host memory where such blocks are
         self._held: dict[int, list[torch.Tensor]] = {}  # slot → features behind its computed positions
         self._recorded: RecordedSteps | None = None
         self._no_adapters = StepAdapters(None, max_num_seqs, token_budget)
@@ -119,9 +119,11 @@ class Drafting:
                 self._complete[scheduled.new_block_ids[0]] = False
 
     def _follow_transfers(self, transfers: Transfers) -> None:
+        """What comes from elsewhere than host memory counts as not computed: whoever put it there may have no draft."""
         for save in transfers.saves:
             for block, place in zip(save.block_ids, save.places, strict=True):
-                (self._kept.add if self._complete[block] else self._kept.discard)(place)
+                if isinstance(place, int):
+                    (self._kept.add if self._complete[block] else self._kept.discard)(place)
         for load in transfers.loads:
             self._complete[load.block_ids] = [place in self._kept for place in load.places]
 

@@ -26,7 +26,8 @@ def check_vocabulary(config: SpeculativeConfig, model: ModelOptions, vocab_size:
         vocab_size: of the model, as its configuration has it.
 
     Raises:
-        StartupError: a token stands for something else in the draft; or nobody can tell, and there are more or fewer.
+        StartupError: there is no such draft; a token stands for something else in it; or nobody can tell, and there are
+            more or fewer.
     """
     draft = replace(model, model=config.model or "", revision=config.revision, tokenizer=None, tokenizer_revision=None)
     try:
@@ -49,8 +50,11 @@ def _tokens(model: ModelOptions) -> Mapping[int, str]:
 
 
 def _check_size(config: SpeculativeConfig, draft: ModelOptions, vocab_size: int, reason: StartupError) -> None:
-    folder = model_folder(Wanted(draft.model, draft.revision, ("*.json",)), draft.hub)
-    found = find_model_config(folder, ModelFormOptions())
+    try:
+        folder = model_folder(Wanted(draft.model, draft.revision, ("*.json",)), draft.hub)
+        found = find_model_config(folder, ModelFormOptions())
+    except StartupError as error:
+        raise StartupError(f"--speculative-config: the draft {config.model}: {error}") from error
     size = (found.get("text_config") or found).get("vocab_size")
     if size != vocab_size:
         raise StartupError(

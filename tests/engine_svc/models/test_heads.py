@@ -11,17 +11,20 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from engine_svc.adapters.adapter import read_adapter
 from engine_svc.parallel.group import ParallelGroups
+from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner.runner import Runner
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.engine_svc.runner.test_drafting import Driver
+from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
 from tests.support.heads import Reference, add_multi_token_layer, make_eagle, make_eagle3
 from tests.support.rank_drafter import RankDrafter
-from tests.support.run_engine import random_prompts, run, running_engine, tokens
+from tests.support.run_engine import random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import make_model
 
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -175,3 +178,26 @@ def test_a_model_without_its_extra_layers_pays_nothing(tmp_path: Path) -> None:
     options = engine_options(dtype="float32", use_tqdm_on_load=False)
     runner = Runner(ModelOptions(model=str(tmp_path)), options, ParallelGroups(), torch.device("cpu"))
     assert runner.spec().draft_bytes_per_block == 0
+
+
+def test_adapters_are_verified_and_not_drafted_with(tmp_path: Path, model_folder: ModelFolder) -> None:
+    """The draft has none; nor does a head where it calls the model's own output layer."""
+    target = model_folder("llama", tie_word_embeddings=False, num_hidden_layers=7)
+    modules = {"model.layers.0.self_attn.q_proj": (64, 64), "lm_head": (160, 64)}
+    path = write_adapter(tmp_path / "adapter", low_rank(modules, seed=1))
+    adapter = read_adapter("a", str(path), "", 1, path, 16, modules)
+    requests = [
+        GenerationRequest(str(index), prompt, SEEDED, "a" if index % 2 else "", adapter if index % 2 else None)
+        for index, prompt in enumerate(PROMPTS)
+    ]
+    served: dict[str, Any] = {"enable_lora": True, "max_loras": 2}
+    with running_engine(target, **served) as engine:
+        expected = tokens(run_requests(engine, requests))
+    with running_engine(target) as engine:
+        assert tokens(run(engine, PROMPTS, SEEDED)) != expected
+    made, itself = eagle(tmp_path / "eagle", target).config, {"method": "draft_model", "model": str(target)}
+    for config in (made, itself):
+        drafter = RankDrafter(3)
+        with running_engine(target, drafter=drafter, speculative_config=config, **served) as engine:
+            assert tokens(run_requests(engine, requests)) == expected
+        assert drafter.drafts["all"] > 60

@@ -42,3 +42,8 @@ def test_without_a_tokenizer_sizes_count(tmp_path: Path) -> None:
     check("quire-demo", tmp_path)
     with pytest.raises(StartupError, match="vocabulary of 4096 tokens, and the model one of 5000"):
         check("quire-demo", tmp_path, 5000)
+
+
+def test_a_draft_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"--speculative-config: the draft .*nowhere: No model at"):
+        check("quire-demo", tmp_path / "nowhere")
