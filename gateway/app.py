@@ -21,6 +21,7 @@ from gateway.errors import (
     handle_http_exception,
     handle_quire_error,
     handle_unexpected,
+    stopping,
 )
 from gateway.metrics.collector import GatewayCollector
 from gateway.middleware.authentication import AuthenticationMiddleware
@@ -42,6 +43,8 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/v1/messages", messages.messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/{response_id}", responses.kept, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
         Route("/invocations", invocations, methods=["POST"]),
         Route("/v1/models", tokens.list_models),
         Route("/v1/models/{model:path}", tokens.get_model),
@@ -119,6 +122,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     context: GatewayContext = app.state.context
     jobs = [asyncio.create_task(context.fleet.run()), asyncio.create_task(context.pipeline.run())]
     yield
+    await context.responses.close(context.options.drain_timeout_seconds, stopping())
     for job in jobs:
         job.cancel()
     await asyncio.gather(*jobs, return_exceptions=True)

@@ -13,6 +13,7 @@ from gateway.pipeline import Pipeline
 from gateway.protocol.unknown import UnknownFields
 from gateway.requests.statistics import RequestStatistics
 from gateway.requests.token_ids_only import needs_text
+from gateway.response_store.records import Responses
 from gateway.services.fleet import Fleet
 from gateway.services.reasoning import ReasoningFormat
 from gateway.services.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ class GatewayContext:
     pipeline: Pipeline
     statistics: RequestStatistics
     large_requests: WorkPool  # threads for requests and answers of megabytes
+    responses: Responses = field(default_factory=lambda: Responses(None))  # that are kept
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     # Tells the thinking of chats apart; none for models that do not think.
     reasoning: ReasoningFormat | None = None

@@ -15,10 +15,13 @@ import uvloop
 
 from gateway.app import create_app
 from gateway.context import GatewayContext
+from gateway.errors import stopping
 from gateway.http_protocol import limited_protocol
 from gateway.pipeline import Pipeline
 from gateway.reasoning_parsers import reasoning_parser
 from gateway.requests.statistics import RequestStatistics
+from gateway.response_store.open import open_store
+from gateway.response_store.records import Responses
 from gateway.services.fleet import Fleet
 from gateway.services.reasoning import ReasoningFormat
 from gateway.services.tokenizer import Tokenizer
@@ -99,6 +102,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> Gatew
         pipeline,
         statistics,
         large_requests,
+        Responses(open_store(options.responses)),
         reasoning=ReasoningFormat(reasoning_parser(name), tokenizer) if name else None,
         tool_parser=chosen_tool_parser(options.tools),
     )
@@ -126,6 +130,7 @@ async def _serve(options: GatewayOptions, security: RpcSecurityOptions, listener
     context.draining = True
     server.should_exit = True
     await _wait(serving, signals, options.drain_timeout_seconds)
+    context.responses.cut(stopping())
     await _cut(serving, server)
     await serving
 

@@ -28,7 +28,7 @@ from gateway.protocol.messages import (
     MessagesRequest,
 )
 from gateway.protocol.response_events import ResponsesEvent
-from gateway.protocol.responses import ResponseBody, ResponsesRequest
+from gateway.protocol.responses import DeletedResponse, ResponseBody, ResponsesRequest
 from gateway.protocol.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -48,6 +48,7 @@ class _Operation:
         requests: what its body may be.
         answers: what it may answer with; empty for nothing.
         chunks: what an event of a stream may hold, where there are streams.
+        queries: parameters of the query and their schemas; none has to be given.
         ends_with_done: a last event of a stream says that it is the last.
         failures: statuses that are no success, and what is answered with them.
     """
@@ -59,6 +60,7 @@ class _Operation:
     answers: tuple[Any, ...] = ()
     chunks: tuple[type, ...] = ()
     ends_with_done: bool = True
+    queries: tuple[tuple[str, dict[str, Any]], ...] = ()
     media_type: str = "application/json"
     failures: tuple[int, ...] = ()
     failure: type = ErrorResponse
@@ -97,6 +99,17 @@ _OPERATIONS = (
         get_args(ResponsesEvent), ends_with_done=False, failures=_REQUEST,
     ),
     _Operation(
+        "get", "/v1/responses/{response_id}", "One that is kept, or its events.", answers=(ResponseBody,),
+        chunks=get_args(ResponsesEvent), ends_with_done=False, failures=(400, 404, 503),
+        queries=(("stream", {"type": "boolean"}), ("starting_after", {"type": "integer", "minimum": 0})),
+    ),
+    _Operation(
+        "delete", "/v1/responses/{response_id}", "Forgets it.", answers=(DeletedResponse,), failures=(400, 404, 503)
+    ),
+    _Operation(
+        "post", "/v1/responses/{response_id}/cancel", "Ends it.", answers=(ResponseBody,), failures=(400, 404, 503)
+    ),
+    _Operation(
         "post", "/invocations", "As /v1/chat/completions or /v1/completions, by the fields of the body.",
         (ChatCompletionRequest, CompletionRequest), (ChatCompletion, Completion), (ChatCompletionChunk, Completion),
         failures=_REQUEST,
@@ -124,7 +137,7 @@ _OPERATIONS = (
 _FAILURES = {
     400: "The request is wrong; the error names the field and the fix.",
     401: "No key, or one that is not known.",
-    404: "There is no such model.",
+    404: "There is no such model, or no such response.",
     413: "The body is larger than --max-body-bytes.",
     415: "The body is compressed.",
     500: "A fault of the server's; its log has the details.",
@@ -163,10 +176,13 @@ def _described(operation: _Operation, schema_of: _Schemas, needs_key: bool) -> d
     }  # fmt: skip
     if needs_key:
         described["security"] = [{"key": []}]
-    if names := _PARAMETER.findall(operation.path):
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(operation.path)
+    ]
+    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in operation.queries]
+    if parameters:
+        described["parameters"] = parameters
     if operation.requests:
         content = {"application/json": {"schema": _any_of(operation.requests, schema_of)}}
         described["requestBody"] = {"required": True, "content": content}

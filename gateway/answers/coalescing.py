@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Reasoning
+from gateway.answers.stream import EventWriter
+from quire.errors import QuireError
 
 
 class Coalescer:
@@ -34,6 +36,28 @@ class Coalescer:
     def rest(self) -> Iterator[ChoiceUpdate]:
         """What is held, where nothing more comes."""
         return map(_joined, self._held.values())
+
+
+class Coalesced:
+    """An EventWriter that tells as many tokens of a choice at a time to the one that it stands before."""
+
+    def __init__(self, writer: EventWriter[ChoiceUpdate], tokens: int) -> None:
+        self._writer, self._coalescer = writer, Coalescer(tokens)
+
+    def opening(self) -> Iterable[bytes]:
+        """See EventWriter."""
+        return self._writer.opening()
+
+    def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
+        """See EventWriter."""
+        whole = self._coalescer.add(update)
+        return () if whole is None else self._writer.update(whole)
+
+    def closing(self, error: QuireError | None) -> Iterable[bytes]:
+        """See EventWriter."""
+        for update in self._coalescer.rest():
+            yield from self._writer.update(update)
+        yield from self._writer.closing(error)
 
 
 def _joined(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:

@@ -6,15 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable
-from typing import Protocol
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.answers.coalescing import Coalescer
-from gateway.answers.deltas import ChoiceUpdate
 from gateway.answers.events import PING
 from gateway.answers.patience import Patience
-from gateway.answers.queue import AnswerQueue
 from gateway.errors import error_response, stopping
 from quire.errors import QuireError
 
@@ -34,14 +32,31 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
+Update = TypeVar("Update")
+Written = TypeVar("Written", contravariant=True)
 
-class EventWriter(Protocol):
+
+class UpdateSource(Protocol[Update]):
+    """Where the updates of a stream come from; see AnswerQueue."""
+
+    @property
+    def error(self) -> QuireError | None:
+        """Why no more come, where that is not their end."""
+
+    async def next_batch(self, timeout: float) -> list[Update] | None:
+        """All that are ready; an empty list at the end; None when nothing came in time."""
+
+    def read_by(self, receive: Receive) -> AbstractAsyncContextManager[None]:
+        """While a client reads."""
+
+
+class EventWriter(Protocol[Written]):
     """How an API tells an answer, in encoded events."""
 
     def opening(self) -> Iterable[bytes]:
         """What comes before any update."""
 
-    def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
+    def update(self, update: Written, /) -> Iterable[bytes]:
         """What an update comes to; nothing for one that has nothing to show."""
 
     def closing(self, error: QuireError | None) -> Iterable[bytes]:
@@ -55,14 +70,9 @@ class EventStream:
     proper status.
     """
 
-    def __init__(self, queue: AnswerQueue, writer: EventWriter, interval: int = 1) -> None:
-        """
-        Args:
-            interval: tokens of a choice that come as one piece.
-        """
-        self._queue = queue
-        self._writer = writer
-        self._coalescer = Coalescer(interval) if interval > 1 else None
+    def __init__(self, queue: UpdateSource[Update], writer: EventWriter[Update]) -> None:
+        self._queue: UpdateSource[Any] = queue
+        self._writer: EventWriter[Any] = writer
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,16 +112,14 @@ class EventStream:
                 await asyncio.sleep(0)  # sending to one that reads does not wait, and others are to have their turn
                 body = b""
         while batch != []:
-            body += PING if batch is None else b"".join(self._encode(batch))
+            body += PING if batch is None else self._encode(batch)
             await self._send(send, body, patience)
             body = b""
             batch = await self._queue.next_batch(PING_SECONDS)
         await self._end(send, self._queue.error, body)
 
-    def _encode(self, batch: Iterable[ChoiceUpdate]) -> Iterable[bytes]:
-        if self._coalescer:
-            batch = [whole for update in batch if (whole := self._coalescer.add(update))]
-        return (event for update in batch for event in self._writer.update(update))
+    def _encode(self, batch: Iterable[Any]) -> bytes:
+        return b"".join(event for update in batch for event in self._writer.update(update))
 
     async def _send(self, send: Send, body: bytes, patience: Patience) -> None:
         if body:
@@ -120,6 +128,4 @@ class EventStream:
             patience.end()
 
     async def _end(self, send: Send, error: QuireError | None, body: bytes = b"") -> None:
-        for update in self._coalescer.rest() if self._coalescer else ():
-            body += b"".join(self._writer.update(update))
         await send({"type": "http.response.body", "body": body + b"".join(self._writer.closing(error))})

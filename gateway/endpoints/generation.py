@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.answers.coalescing import Coalesced
 from gateway.answers.collecting import CollectedChoice, collect
 from gateway.answers.deltas import ChoiceUpdate, Finish
 from gateway.answers.events import DONE, event
@@ -87,7 +88,8 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
     async def respond(self, request: Request) -> Response | EventStream:
         """The response, in the form that was asked for."""
         if self._body.stream:
-            return EventStream(self._state, self, self._body.stream_interval or 1)
+            interval = self._body.stream_interval or 1
+            return EventStream(self._state, Coalesced(self, interval) if interval > 1 else self)
         choices = await collect(self._state, self._request.choices, request.receive)
         self._num_tokens = sum(len(choice.token_ids) for choice in choices)
         texts = await self._texts(choices)

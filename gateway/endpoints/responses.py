@@ -1,37 +1,121 @@
-"""`POST /v1/responses`: OpenAI's newer API over the same generation as chats."""
+"""`/v1/responses`: OpenAI's newer API over the same generation as chats, and the responses that are kept."""
 
 from __future__ import annotations
 
 import uuid
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.stream import EventStream
-from gateway.context import context_of
+from gateway.context import GatewayContext, context_of
 from gateway.endpoints import chat
 from gateway.endpoints.body import read_json
 from gateway.endpoints.large import beside
 from gateway.endpoints.responses_answer import ResponsesAnswer
-from gateway.protocol.responses import ResponsesRequest
+from gateway.errors import json_response, json_text_response
+from gateway.protocol.responses import DeletedResponse, ResponsesRequest
+from gateway.requests.caller import tenant_of
 from gateway.requests.response_items import items_of
 from gateway.requests.responses import chat_of, check
-from quire.errors import InvalidRequest, NotFound
+from gateway.response_store.run import Follower, Replay, Run
+from quire.errors import InvalidRequest
 
 
 async def create(request: Request) -> Response | EventStream:
-    """Answers a turn of a conversation."""
+    """Answers a turn of a conversation.
+
+    Raises:
+        InvalidRequest: a field is wrong; or it is to go on in the background, and is not to be kept.
+        NotFound: there is no such model, or no such previous response.
+    """
     body = await read_json(request, ResponsesRequest)
     check(body)
-    context = context_of(request)
-    if body.previous_response_id:
-        raise NotFound(
-            f"There is no response {body.previous_response_id[:64]!r}: this server stores none. Send the whole "
-            "conversation as input.", parameter="previous_response_id",
-        )  # fmt: skip
+    context, tenant = context_of(request), tenant_of(request)
     if body.background:
-        raise InvalidRequest("background needs a server that stores responses.", parameter="background")
+        context.responses.require(body.store)
     model = context.fleet.model(body.model)
-    asked = await beside(request, chat_of, body, (), items_of(body.input), model.max_model_len)
+    previous, given = body.previous_response_id, items_of(body.input)
+    earlier = await context.responses.items(previous, tenant) if previous else []
+    asked = await beside(request, chat_of, body, earlier, given, model.max_model_len)
     state = await context.pipeline.start(await chat.prepare(request, asked, [asked.messages]))
-    return await ResponsesAnswer(context, body, state, uuid.uuid4().hex, is_stored=False).respond(request)
+    is_kept = context.responses.are_kept and body.store is not False
+    answer = ResponsesAnswer(context, body, state, uuid.uuid4().hex, is_stored=is_kept)
+    if not is_kept:
+        return await answer.respond(request)
+    try:
+        return await _kept(
+            request, context, answer, tenant, await beside(request, msgspec.json.encode, [*earlier, *given])
+        )
+    except BaseException:
+        state.cancel()
+        raise
+
+
+async def _kept(
+    request: Request, context: GatewayContext, answer: ResponsesAnswer, tenant: str, items: bytes
+) -> Response | EventStream:
+    """An answer that is kept: in the background or as a stream, it is kept while it comes."""
+    in_background = answer.body.background
+    if not in_background and not answer.streams:
+        await answer.read_whole(request)
+        await context.responses.keep(answer.body, tenant, items)
+        return await answer.whole(request)
+    run = Run(context.responses.store, answer.state, answer)
+    await context.responses.start(run, tenant, items, in_background=in_background)
+    if answer.streams:
+        return EventStream(Follower(run) if in_background else Follower(run, leave=run.stop), Replay())
+    return json_response(answer.body)
+
+
+async def kept(request: Request) -> Response | EventStream:
+    """One that is kept."""
+    return await (_delete if request.method == "DELETE" else _retrieve)(request)
+
+
+async def _retrieve(request: Request) -> Response | EventStream:
+    """A response that is kept, as far as it has come; or its events, from behind a number on.
+
+    Raises:
+        InvalidRequest: a parameter is malformed, or the events were not kept.
+        NotFound: there is none of this id and key.
+    """
+    identity, tenant, asked = request.path_params["response_id"], tenant_of(request), request.query_params
+    responses = context_of(request).responses
+    streams, after = asked.get("stream", "false").lower(), asked.get("starting_after")
+    if streams not in ("true", "false"):
+        raise InvalidRequest(f"stream is {streams[:50]!r}; it must be true or false.", parameter="stream")
+    if after is not None and (streams == "false" or not _is_number(after)):
+        raise InvalidRequest(
+            f"starting_after is {after[:50]!r}; it must be the number of an event, with stream=true.",
+            parameter="starting_after",
+        )
+    if streams == "true":
+        return EventStream(await responses.follow(identity, tenant, -1 if after is None else int(after)), Replay())
+    return json_text_response((await responses.find(identity, tenant)).body)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+async def _delete(request: Request) -> Response:
+    """Forgets a response.
+
+    Raises:
+        NotFound: there is none of this id and key.
+    """
+    identity = request.path_params["response_id"]
+    await context_of(request).responses.delete(identity, tenant_of(request))
+    return json_response(DeletedResponse(identity))
+
+
+async def cancel(request: Request) -> Response:
+    """Ends a response that is under way; answers with it.
+
+    Raises:
+        NotFound: there is none of this id and key.
+    """
+    responses = context_of(request).responses
+    return json_text_response(await responses.cancel(request.path_params["response_id"], tenant_of(request)))

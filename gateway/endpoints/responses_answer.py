@@ -77,8 +77,8 @@ class ResponsesAnswer:
             identity: hexadecimal digits, of which the ids of the response and of its items are made.
             is_stored: whether it is kept.
         """
-        self._context, self._state, self._identity = context, state, identity
-        self._streams = bool(body.stream)
+        self._context, self.state, self._identity = context, state, identity
+        self.streams = bool(body.stream)
         self._as_ids = context.options.return_tokens_as_token_ids
         thinking = state.request.thinking
         self._thinking = next(iter(thinking.counters(1)), None) if thinking else None
@@ -94,9 +94,13 @@ class ResponsesAnswer:
 
     async def respond(self, request: Request) -> Response | EventStream:
         """The response, in the form that was asked for."""
-        if self._streams:
-            return EventStream(self._state, self)
+        if self.streams:
+            return EventStream(self.state, self)
         await self.read_whole(request)
+        return await self.whole(request)
+
+    async def whole(self, request: Request) -> Response:
+        """The response in one piece."""
         return await large.answer(request, self._num_tokens, lambda: self.body)
 
     async def read_whole(self, request: Request) -> None:
@@ -106,12 +110,12 @@ class ResponsesAnswer:
             QuireError: the request failed.
             Cancelled: the client has gone.
         """
-        async with self._state.read_by(request.receive):
-            async for update in updates(self._state):
+        async with self.state.read_by(request.receive):
+            async for update in updates(self.state):
                 for _ in self._told_by(update):
                     pass
-        if self._state.error:
-            raise self._state.error
+        if self.state.error:
+            raise self.state.error
         if self._finish is None:
             raise Cancelled("The client has gone.")
         for _ in self._ended(None):
@@ -253,8 +257,8 @@ class ResponsesAnswer:
         return "incomplete" if self._finish.reason is FinishReason.LENGTH else "completed"
 
     def _usage(self) -> ResponseUsage:
-        prompt_tokens = self._state.prompt_tokens
-        cached = self._state.cached_tokens if self._context.options.enable_prompt_tokens_details else 0
+        prompt_tokens = self.state.prompt_tokens
+        cached = self.state.cached_tokens if self._context.options.enable_prompt_tokens_details else 0
         thought = self._thinking.num_tokens if self._thinking else 0
         return ResponseUsage(
             prompt_tokens, self._num_tokens, prompt_tokens + self._num_tokens, InputTokensDetails(cached),

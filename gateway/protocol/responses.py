@@ -233,3 +233,11 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str = "default"
+
+
+class DeletedResponse(msgspec.Struct):
+    """A response that is no more."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True

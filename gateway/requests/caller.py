@@ -34,12 +34,18 @@ def caller_of(request: Request, body: GenerationFields) -> Caller:
     Raises:
         InvalidRequest: one of the headers is malformed.
     """
-    state = request.scope["state"]
     return Caller(
-        cache_salt=_cache_salt(state.get("cache_tenant", ""), body.cache_salt or ""),
-        tenant=state["tenant"] if "tenant" in state else tenant_hash(_header(request, _TENANT_HEADER)),
+        cache_salt=_cache_salt(request.scope["state"].get("cache_tenant", ""), body.cache_salt or ""),
+        tenant=tenant_of(request),
         session_id=_header(request, _SESSION_HEADER) or body.session_id or body.prompt_cache_key or body.user or "",
     )
+
+
+def tenant_of(request: Request) -> str:
+    """See Caller; raises as `caller_of`."""
+    state = request.scope["state"]
+    tenant: str = state["tenant"] if "tenant" in state else tenant_hash(_header(request, _TENANT_HEADER))
+    return tenant
 
 
 def tenant_hash(secret: str) -> str:

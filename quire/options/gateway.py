@@ -9,6 +9,7 @@ from quire.errors import StartupError
 from quire.options.base import option
 from quire.options.lora import runtime_updating_option
 from quire.options.reasoning import ReasoningOptions
+from quire.options.responses import ResponsesOptions
 from quire.options.seed import seed_option
 from quire.options.server import LOOPBACK
 from quire.options.tokenizer_init import SKIP_FLAG, skip_tokenizer_option
@@ -82,6 +83,7 @@ class GatewayOptions:
 
     reasoning: ReasoningOptions = ReasoningOptions()
     tools: ToolOptions = ToolOptions()
+    responses: ResponsesOptions = ResponsesOptions()
 
     def check(self) -> None:
         """Refuses to expose an open server.
@@ -89,7 +91,7 @@ class GatewayOptions:
         Raises:
             StartupError: options do not go together: the address is reachable from other machines and no key is asked
                 for; credentials are allowed from everywhere; half of TLS is set; reasoning without a parser; parsers
-                without text.
+                without text; a store of responses that there is not.
         """
         if self.host not in LOOPBACK and not self.api_key and not self.insecure:
             raise StartupError(
@@ -104,6 +106,7 @@ class GatewayOptions:
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
         self.reasoning.check()
         self.tools.check(self.reasoning.parser)
+        self.responses.check()
         parsers = {
             "--reasoning-parser": self.reasoning.parser, "--tool-call-parser": self.tools.tool_call_parser,
         }  # fmt: skip

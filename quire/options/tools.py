@@ -36,8 +36,8 @@ class ToolOptions:
         "prompt stays the one that was cached.",
     )  # fmt: skip
     tool_server: str | None = option(
-        None, "Refused: servers of tools (host:port, comma-separated, or demo) are for the Responses API, which Quire "
-        "does not have. In chat completions clients call their tools themselves.",
+        None, "Refused: servers of tools (host:port, comma-separated, or demo). Quire runs no tools, in /v1/responses "
+        "neither; clients call theirs themselves.",
     )  # fmt: skip
 
     def check(self, reasoning_parser: str) -> None:
@@ -55,6 +55,6 @@ class ToolOptions:
             )
         if self.tool_server:
             raise StartupError(
-                f"--tool-server {self.tool_server} is for the Responses API, which Quire does not have yet: leave it "
-                "out. In chat completions clients call their tools themselves."
+                f"--tool-server {self.tool_server} is for servers that run tools, and Quire runs none: leave it out. "
+                "Clients call their tools themselves."
             )

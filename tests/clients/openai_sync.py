@@ -103,6 +103,31 @@ def responses_call_tools() -> None:
     assert client.responses.create(model=MODEL, input=told, tools=tools, temperature=0).output_text
 
 
+def responses_are_kept() -> None:
+    first = client.responses.create(model=MODEL, input="What is 17 + 25?", temperature=0)
+    assert client.responses.retrieve(first.id) == first
+    going_on = client.responses.create(model=MODEL, input="What is 3 + 4?", previous_response_id=first.id)
+    assert going_on.usage.input_tokens > first.usage.total_tokens
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
+def responses_go_on_in_the_background() -> None:
+    started = client.responses.create(model=MODEL, input="What is 17 + 25?", temperature=0, background=True)
+    with client.responses.retrieve(started.id, stream=True) as stream:
+        events = list(stream)
+    assert events[-1].type == "response.completed"
+    assert client.responses.retrieve(started.id) == events[-1].response
+    with client.responses.stream(response_id=started.id, starting_after=4) as rest:
+        assert [event.sequence_number for event in rest] == [event.sequence_number for event in events[5:]]
+        assert rest.get_final_response().output_text == "17 + 25 = 42."
+    with client.responses.stream(model=MODEL, input="Count.", background=True, extra_body={"ignore_eos": True}) as long:
+        created = next(iter(long))
+        cancelled = client.responses.cancel(created.response.id)
+        assert cancelled.status in ("cancelled", "incomplete")  # which is a matter of time
+
+
 def an_answer_that_is_cut_off_is_told() -> None:
     with pytest.raises(openai.LengthFinishReasonError) as told:
         client.chat.completions.parse(model=MODEL, messages=PERSON, temperature=0, response_format=Person, max_tokens=3)
@@ -129,5 +154,7 @@ if __name__ == "__main__":
     tools_are_called()
     responses_are_answers_too()
     responses_call_tools()
+    responses_are_kept()
+    responses_go_on_in_the_background()
     an_answer_that_is_cut_off_is_told()
     errors_have_the_sdks_classes()

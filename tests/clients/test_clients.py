@@ -37,7 +37,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     # What is fuzzed has no bound of its own.
     bound = ("--override-generation-config", '{"max_new_tokens": 64}')
     log = tmp_path_factory.mktemp("clients") / "serve.log"
-    stack = start_stack(None, log, *bound, "--enable-tokenizer-info-endpoint")
+    store = ("--responses-store", f"sqlite:///{log.with_name('responses.db')}")
+    stack = start_stack(None, log, *bound, *store, "--enable-tokenizer-info-endpoint")
     try:
         stack.wait_healthy()
         yield stack

@@ -45,7 +45,7 @@ def events_of(response: httpx.Response, first: int = 0) -> list[dict[str, Any]]:
     """The events of a stream, which have the SDK's types, and numbers without a gap."""
     assert response.headers["content-type"].startswith("text/event-stream"), response.text
     found = []
-    for text in response.text.strip().split("\n\n"):
+    for text in filter(None, response.text.split("\n\n")):
         if not text.startswith(":"):
             name, data = text.split("\n")
             found.append(json.loads(data.removeprefix("data: ")))

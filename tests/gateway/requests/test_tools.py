@@ -134,5 +134,5 @@ def test_a_choice_that_is_the_models_needs_a_server_that_leaves_it() -> None:
 
 
 def test_servers_of_tools_are_refused_with_the_reason() -> None:
-    with pytest.raises(StartupError, match="Responses API"):
+    with pytest.raises(StartupError, match="runs none"):
         ToolOptions(tool_server="demo").check("")

@@ -1,0 +1,1 @@
+"""Where responses are kept, and those that are under way."""

@@ -1,0 +1,212 @@
+"""A response under way that is kept while it comes: whoever follows it may come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Protocol
+
+import msgspec
+from starlette.types import Receive
+
+from gateway.answers.collecting import updates
+from gateway.answers.deltas import ChoiceUpdate
+from gateway.answers.queue import AnswerQueue
+from gateway.answers.stream import EventWriter
+from gateway.protocol.responses import ResponseBody
+from gateway.response_store.base import EventChunk, NewResponse, ResponseStore
+from quire.errors import QuireError
+
+logger = logging.getLogger(__name__)
+
+# How often what has come is stored, and what others ask for is looked up.
+BEAT_SECONDS = 0.5
+_LOOK_SECONDS = 1.0  # how often one who waits looks whether its client is still there
+_ATTEMPTS = 5  # to store an end
+
+
+class ResponseWriter(EventWriter[ChoiceUpdate], Protocol):
+    """Writes a response's events, and with them its body."""
+
+    body: ResponseBody
+
+
+class EventLog(Protocol):
+    """The events of a response, from its first one on."""
+
+    async def read(self, after: int, timeout: float) -> list[bytes] | None:
+        """Those with larger numbers, once there are some; none at the end; None when nothing came in time."""
+
+
+class Run:
+    """Reads a response's updates to their end, whoever listens. Its events are here and in the store."""
+
+    def __init__(self, store: ResponseStore, queue: AnswerQueue, writer: ResponseWriter) -> None:
+        self._store, self._queue, self._writer = store, queue, writer
+        self._events: list[bytes] = []
+        self._num_stored = 0
+        self._grown = asyncio.Event()
+        self._over = asyncio.Event()  # no updates come any more
+        self._ended = False  # nor events
+        self._kept = False
+        self.error: QuireError | None = None  # that came before its first event
+
+    @property
+    def identity(self) -> str:
+        """The response's id."""
+        return self._writer.body.id
+
+    @property
+    def body(self) -> ResponseBody:
+        """The response, as far as it has come."""
+        return self._writer.body
+
+    def stop(self, error: QuireError | None = None) -> None:
+        """Ends it: as cancelled or, with an error, as failed."""
+        if error:
+            self._queue.fail(error)
+        else:
+            self._queue.cancel()
+
+    async def keep(self, tenant: str, items: bytes) -> None:
+        """Has the store know of it, and tells its first events.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
+        body = msgspec.json.encode(self.body)
+        await self._store.add(NewResponse(self.identity, tenant, body, items, is_live=True, has_events=True))
+        self._kept = True
+        self._publish(self._writer.opening())
+
+    async def work(self, tenant: str, items: bytes) -> None:
+        """Reads all updates. What fails before the first one is not kept, if nobody knows of the response yet."""
+        beating = asyncio.create_task(self._beat())
+        try:
+            async for update in updates(self._queue):
+                if not self._kept:
+                    await self.keep(tenant, items)
+                self._publish(self._writer.update(update))
+        except QuireError as error:
+            self._queue.fail(error)
+        finally:
+            self._queue.cancel()
+            self._over.set()
+            await beating  # what it writes has to be written before the end is
+        if self._kept:
+            await self._finish()
+        else:
+            self.error = self._queue.error
+        self._ended = True
+        self._publish(())
+
+    async def read(self, after: int, timeout: float) -> list[bytes] | None:
+        """See EventLog."""
+        grown = self._grown
+        if len(self._events) <= after + 1 and not self._ended:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(grown.wait(), timeout)
+        found = self._events[after + 1 :]
+        return found if found or self._ended else None
+
+    def _publish(self, events: Iterable[bytes]) -> None:
+        self._events += events
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    def _unstored(self) -> EventChunk:
+        return EventChunk(self._num_stored, self._events[self._num_stored :])
+
+    async def _beat(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), BEAT_SECONDS)
+            if self._over.is_set():
+                return
+            chunk = self._unstored()
+            try:
+                goes_on = not self._kept or await self._store.beat(self.identity, chunk)
+            except QuireError as error:  # followers here go on all the same
+                logger.warning("the events of %s are not stored for now: %s", self.identity, error)
+                continue
+            if self._kept:
+                self._num_stored += len(chunk.events)
+            if not goes_on:
+                self.stop()
+
+    async def _finish(self) -> None:
+        self._publish(self._writer.closing(self._queue.error))
+        for attempt in range(_ATTEMPTS):
+            try:
+                await self._store.finish(self.identity, msgspec.json.encode(self.body), self._unstored())
+                return
+            except QuireError as error:
+                logger.warning("the end of %s is not stored, attempt %d: %s", self.identity, attempt + 1, error)
+                await asyncio.sleep(BEAT_SECONDS)
+
+
+class Follower:
+    """One who reads a response's events; see UpdateSource."""
+
+    def __init__(self, log: EventLog, after: int = -1, leave: Callable[[], None] = lambda: None) -> None:
+        """
+        Args:
+            after: number of the last event that is not wanted.
+            leave: called when the client has gone, or has read all.
+        """
+        self._log, self._after, self._leave = log, after, leave
+        self._gone = False
+
+    @property
+    def error(self) -> QuireError | None:
+        """Why there are no events."""
+        return self._log.error if isinstance(self._log, Run) else None
+
+    async def next_batch(self, timeout: float) -> list[bytes] | None:
+        """The events that are new; an empty list at the end; None when nothing came in time."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while not self._gone:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                return None
+            found = await self._log.read(self._after, min(left, _LOOK_SECONDS))
+            if found is not None:
+                self._after += len(found)
+                return found
+        return []
+
+    @contextlib.asynccontextmanager
+    async def read_by(self, receive: Receive) -> AsyncIterator[None]:
+        """While a client reads."""
+        watcher = asyncio.ensure_future(self._watch(receive))
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
+            self._leave()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        self._gone = True
+        self._leave()
+
+
+class Replay:
+    """Events that are written already; see EventWriter."""
+
+    def opening(self) -> Iterable[bytes]:
+        """Is among them."""
+        return ()
+
+    def update(self, update: bytes) -> Iterable[bytes]:
+        """Events as they are."""
+        return (update,)
+
+    def closing(self, error: QuireError | None) -> Iterable[bytes]:
+        """Is among them too."""
+        return ()

@@ -1,0 +1,41 @@
+"""Options of where responses are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quire.errors import StartupError
+from quire.options.base import option
+
+SQLITE = "sqlite:///"
+REDIS = ("redis://", "rediss://", "unix://")
+
+
+@dataclass(frozen=True)
+class ResponsesOptions:
+    """Responses that are kept, to be retrieved, followed, cancelled and gone on with."""
+
+    group: ClassVar[str] = "Frontend"
+
+    responses_store: str = option(
+        "", "Keeps what /v1/responses answers: sqlite:///PATH, a file (four slashes begin an absolute path), for the "
+        "gateways of one machine, or redis://HOST:PORT/DB, for any. Empty keeps none; see docs/responses.md.",
+        metavar="URL", secret=True,
+    )  # fmt: skip
+    responses_store_max_count: int = option(
+        10_000, "Most responses that are kept; the oldest ones go first.", minimum=1, maximum=10_000_000
+    )
+    responses_store_max_age_seconds: float = option(30 * 86400.0, "Longest time that a response is kept.", minimum=1.0)
+
+    def check(self) -> None:
+        """
+        Raises:
+            StartupError: the store is none that there is.
+        """
+        url = self.responses_store
+        if url and not (url.startswith(REDIS) or (url.startswith(SQLITE) and len(url) > len(SQLITE))):
+            raise StartupError(
+                "--responses-store must be sqlite:///PATH, or begin with redis://, rediss:// or unix://; it begins "
+                f"with {url.partition('://')[0][:20]!r}."
+            )
