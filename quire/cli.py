@@ -1,13 +1,14 @@
-"""The `quire` command: `serve`, `run-batch`, one sub-command per service, and the clients `chat`, `complete` and
-`workers`."""
+"""The `quire` command: `serve`, `run-batch`, one sub-command per service, benchmarks, and the clients `chat`,
+`complete` and `workers`."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import click
 
@@ -15,7 +16,9 @@ import quire
 from quire.collection import without_collection
 from quire.errors import StartupError
 from quire.options.batch import BatchOptions
+from quire.options.bench import BenchResultOptions, BenchSamplingOptions, BenchServerOptions, BenchTrafficOptions
 from quire.options.command import OptionsCommand
+from quire.options.dataset import DatasetOptions
 from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
 from quire.options.load import LoadOptions
@@ -57,7 +60,41 @@ def _client_command(name: str) -> click.Command:
     return command
 
 
+class _Commands(click.Group):
+    """Commands, each made when it is asked for."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], click.Command]], **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._makers = makers
+
+    def list_commands(self, ctx: click.Context | None) -> list[str]:
+        """Their names."""
+        return sorted(self._makers)
+
+    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
+        """The one of that name."""
+        return self._makers[cmd_name]() if cmd_name in self._makers else None
+
+
 _RPC = {"server": GrpcServerOptions, "security": RpcSecurityOptions, "log": LogOptions}
+
+_BENCHMARKS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
+    {
+        "serve": partial(
+            OptionsCommand,
+            "serve",
+            "Measures a running server with an OpenAI API: Quire's, or any other.",
+            {
+                "server": BenchServerOptions,
+                "traffic": BenchTrafficOptions,
+                "dataset": DatasetOptions,
+                "sampling": BenchSamplingOptions,
+                "result": BenchResultOptions,
+            },
+            _main_of("quire.bench.serve"),
+        ),
+    }
+)
 
 # Name → makes the command. Hundreds of options take a while to make, and a process needs those of one command.
 COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
@@ -142,6 +179,13 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
             },
             _main_of("engine_svc.loader.save"),
         ),
+        "bench": partial(
+            _Commands,
+            _BENCHMARKS,
+            name="bench",
+            help="Measures how fast answers come.",
+            context_settings={"help_option_names": ["-h", "--help"]},
+        ),
         "chat": partial(_client_command, "chat"),
         "complete": partial(_client_command, "complete"),
         "workers": partial(
@@ -155,22 +199,26 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
 )
 
 
-class _Quire(click.Group):
-    """The commands, each made when it is asked for."""
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command that does something, with its name as it is typed: `bench serve` is one."""
+    for name, make in COMMANDS.items():
+        command = make()
+        if not isinstance(command, _Commands):
+            yield name, command
+            continue
+        for inner in command.list_commands(None):
+            if found := command.get_command(None, inner):
+                yield f"{name} {inner}", found
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names."""
-        return sorted(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The one of that name."""
-        return COMMANDS[cmd_name]() if cmd_name in COMMANDS else None
-
-
-@click.group(cls=_Quire, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(quire.__version__, "-v", "--version", message="quire %(version)s")
-def cli() -> None:
-    """Quire serves large language models: an OpenAI API in front of a fleet of engine workers."""
+cli = click.version_option(quire.__version__, "-v", "--version", message="quire %(version)s")(
+    _Commands(
+        COMMANDS,
+        name="quire",
+        help="Quire serves large language models: an OpenAI API in front of a fleet of engine workers.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+)
 
 
 def main() -> None:

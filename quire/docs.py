@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.cli import COMMANDS
+from quire.cli import all_commands
 from quire.options.base import OptionField, OptionGroup
 from quire.options.command import OptionsCommand
 
@@ -25,8 +25,7 @@ This page is made by `make docs` from the declarations in `quire/options/`.
 def options_page() -> str:
     """The page as Markdown: one section for each group, which names the commands that take it."""
     sections: dict[str, tuple[list[str], OptionGroup]] = {}
-    for name, make in COMMANDS.items():
-        command = make()
+    for name, command in all_commands():
         if isinstance(command, OptionsCommand):
             for group in command.sections():
                 sections.setdefault(group.title, ([], group))[0].append(f"`quire {name}`")

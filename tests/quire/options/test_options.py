@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.cli import COMMANDS
+from quire.cli import all_commands
 from quire.options.base import build, fields_of, option, to_arguments
 from quire.options.command import OptionsCommand
 from quire.options.engine import EngineOptions
@@ -341,8 +341,7 @@ def test_two_options_of_one_name_are_refused(group: type, name: str) -> None:
 
 
 def test_no_two_options_of_a_command_share_a_name() -> None:
-    for make in COMMANDS.values():
-        command = make()
+    for _, command in all_commands():
         names = [name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)]
         variables = [
             name

@@ -1,0 +1,1 @@
+"""`quire bench`: how fast a server, or an engine, answers."""

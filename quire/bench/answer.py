@@ -1,0 +1,136 @@
+"""One answer as it comes: when its pieces came, and what the server says of their number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import msgspec
+
+_SHOWN_ERROR = 500
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+_EVENTS = msgspec.json.Decoder(_Event)
+
+
+@dataclass
+class Answer:
+    """What came of one request. Times are perf_counter's, in seconds.
+
+    Attributes:
+        queued: seconds for which it waited in the benchmark.
+        times: when each piece came.
+        output_tokens: as the server counts them; as many as pieces where it does not.
+        error: what went wrong; empty where nothing did.
+    """
+
+    prompt_tokens: int
+    start: float = 0.0
+    queued: float = 0.0
+    times: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    output_tokens: int = 0
+    error: str = ""
+
+    @property
+    def succeeded(self) -> bool:
+        return not self.error
+
+    @property
+    def first(self) -> float:
+        """TTFT: seconds to the first piece; 0 without any."""
+        return self.times[0] - self.start if self.times else 0.0
+
+    @property
+    def latency(self) -> float:
+        """Seconds to the last piece; 0 without any."""
+        return self.times[-1] - self.start if self.times else 0.0
+
+    @property
+    def between(self) -> list[float]:
+        """ITL: seconds between pieces."""
+        return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
+
+    @property
+    def per_output_token(self) -> float:
+        """TPOT: seconds per token after the first; 0 where there is none."""
+        return (self.latency - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def fail(self, message: str) -> None:
+        """It failed; what went wrong first counts."""
+        self.error = self.error or message[:_SHOWN_ERROR] or "failed"
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        if not self.times:
+            self.fail("the server sent no token")
+        self.output_tokens = self.output_tokens or len(self.times)
+
+
+class EventReader:
+    """Reads server-sent events into an answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> None:
+        """
+        Raises:
+            ValueError: an event is not what a completion's is.
+        """
+        now = perf_counter()
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                content = line[5:].strip()
+                if content != b"[DONE]":
+                    self._take(_EVENTS.decode(content), now)
+
+    def _take(self, event: _Event, now: float) -> None:
+        answer = self._answer
+        if (error := bytes(event.error)) not in (b"", b"null"):
+            answer.fail(error.decode(errors="replace"))
+        if event.choices and (piece := _text(event.choices[0])) is not None:
+            answer.times.append(now)
+            answer.pieces.append(piece)
+        if event.usage:
+            answer.output_tokens = event.usage.completion_tokens
+            answer.prompt_tokens = event.usage.prompt_tokens or answer.prompt_tokens
+
+
+def _text(choice: _Choice) -> str | None:
+    """What the choice brings, None if it brings no token: a chat's first event may only say who speaks."""
+    if choice.delta is None:
+        return choice.text or ""
+    delta = choice.delta
+    if delta.content or delta.reasoning_content or delta.reasoning:
+        return delta.content or delta.reasoning_content or delta.reasoning
+    return "" if delta.tool_calls else None

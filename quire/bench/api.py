@@ -1,0 +1,93 @@
+"""The calls of a server that are not measured."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from quire.errors import StartupError
+
+_SECONDS = 60
+
+
+class ServerApi:
+    """A server, asked one thing after the other on one connection."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> None:
+        """
+        Args:
+            url: with scheme and host; a path in front of the endpoints' may follow.
+            tls: of an https server.
+
+        Raises:
+            StartupError: it is no such address.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise StartupError(f"--base-url {url}: expected an address such as http://127.0.0.1:8000.")
+        self.url, self._headers = url, {"content-type": "application/json", **headers}
+        self._path = parts.path
+        if parts.scheme == "https":
+            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                parts.hostname, parts.port, timeout=_SECONDS, context=tls
+            )
+        else:
+            self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_SECONDS)
+
+    def close(self) -> None:
+        """Ends the connection; the next call makes another."""
+        self._connection.close()
+
+    def models(self) -> list[str]:
+        """Names of the models that it lists; none where it lists none.
+
+        Raises:
+            StartupError: no server answers there, or it is not ready, or it wants a key.
+        """
+        status, answer = self._ask("GET", "/v1/models", None)
+        if status == 401:
+            raise StartupError(f"{self.url} wants a key: set OPENAI_API_KEY or --api-key.")
+        if status >= 500:
+            raise StartupError(f"{self.url} is not ready: it answers {status}. --ready-check-timeout-sec waits for it.")
+        found = answer.get("data") if status == 200 else None
+        return [str(model["id"]) for model in found or () if isinstance(model, dict) and "id" in model]
+
+    def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """(status, answer); the answer is empty where it is no JSON object.
+
+        Raises:
+            StartupError: no server answers there.
+        """
+        return self._ask("POST", path, json.dumps(body).encode())
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, dict[str, Any]]:
+        for may_try_again in (True, False):  # the server may have closed a connection that was idle
+            try:
+                self._connection.request(method, self._path + path, body, self._headers)
+                response = self._connection.getresponse()
+                return response.status, _object(response.read())
+            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as error:
+                self._connection.close()
+                if not may_try_again:
+                    raise self._lost(error) from error
+            except (OSError, http.client.HTTPException) as error:
+                raise self._lost(error) from error
+        raise AssertionError("unreachable")
+
+    def _lost(self, error: Exception) -> StartupError:
+        return StartupError(
+            f"No server answers at {self.url} ({error}). Start one with `quire serve MODEL`, or name another with "
+            "--base-url or --host and --port; --ready-check-timeout-sec waits for one that is starting."
+        )
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
