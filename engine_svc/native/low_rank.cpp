@@ -118,7 +118,7 @@ void shrink(const Value* const* rows, int height, const Weight* weights, int64_t
   for (; n < count; ++n) some(n, std::integral_constant<int, 1>{});
 }
 
-// outputs[m] += the sums of a row times weights [rank, outputs], of M rows and up to N vectors of outputs.
+// outputs[m] += the sums of a row times weights [rank, outputs], of M rows and N vectors of outputs.
 template <class Value, class Weight, int M, int N>
 inline void add_product(const float* sums, int64_t sums_stride, int64_t rank, const Weight* weights,
                         int64_t weights_stride, Value* const* outputs, int64_t count) {
@@ -129,7 +129,7 @@ inline void add_product(const float* sums, int64_t sums_stride, int64_t rank, co
     Floats right[N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n)
-      right[n] = count == N * LANES ? load(weights + n * LANES) : load(weights, count);  // a part of one
+      right[n] = N > 1 ? load(weights + n * LANES) : load(weights, count);  // one alone may be a part of one
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) {
       Floats left = all(sums[m * sums_stride + r]);
@@ -139,8 +139,11 @@ inline void add_product(const float* sums, int64_t sums_stride, int64_t rank, co
   }
   for (int m = 0; m < M; ++m)
     for (int n = 0; n < N; ++n) {
-      int64_t left = count - n * LANES;
-      store(outputs[m] + n * LANES, load(outputs[m] + n * LANES, left) + found[m][n], left);
+      Value* to = outputs[m] + n * LANES;
+      if constexpr (N > 1)
+        store(to, load(to) + found[m][n]);
+      else
+        store(to, load(to, count) + found[m][n], count);
     }
 }
 
