@@ -15,7 +15,7 @@ from engine_svc.quantization.base import QuantizationMethod
 
 
 class AddToEmbeddings(Protocol):
-    """Adds to embeddings what rows' adapters change of them."""
+    """Changes embeddings as the rows' adapters do."""
 
     def __call__(self, hidden: torch.Tensor, token_ids: torch.Tensor, scale: float) -> None:
         """

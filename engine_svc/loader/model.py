@@ -229,7 +229,9 @@ def _adapters(options: LoraOptions, config: ModelConfig, context: LayerContext) 
     if not options.enable_lora:
         return None
     dtype = context.dtype if options.lora_dtype == "auto" else _DTYPES[options.lora_dtype]
-    settings = AdapterSettings(options.max_loras, options.max_lora_rank, dtype, options.fully_sharded_loras)
+    settings = AdapterSettings(
+        options.max_loras, options.max_lora_rank, dtype, context.dtype, options.fully_sharded_loras
+    )
     find = partial(parameter_of_module, module_names=config.module_names)
     return AdapterLayers(settings, context.ops, context.groups, context.device, find)
 

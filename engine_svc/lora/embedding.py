@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -13,16 +13,24 @@ from engine_svc.ops.base import RowTiles
 class AdaptedEmbedding:
     """See AddToEmbeddings."""
 
-    def __init__(self, stack: LowRankStack, num_tokens: int, tiles: Callable[[], RowTiles | None]) -> None:
+    def __init__(
+        self, stack: LowRankStack, num_tokens: int, tiles: Callable[[], RowTiles | None],
+        replaced: Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]],
+    ) -> None:  # fmt: skip
         """
         Args:
             num_tokens: of the rank's vocabulary, which are the stack's inputs.
             tiles: of the present batch; None where no adapter changes it.
+            replaced: rows of the batch, and the embedding that stands in place of the layer's for them.
         """
-        self._stack, self._num_tokens, self._tiles = stack, num_tokens, tiles
+        self._stack, self._num_tokens, self._tiles, self._replaced = stack, num_tokens, tiles, replaced
 
     def __call__(self, hidden: torch.Tensor, token_ids: torch.Tensor, scale: float) -> None:
         """See AddToEmbeddings."""
+        for rows, weight in self._replaced():
+            ids = token_ids[rows]
+            absent = (ids < 0) | (ids >= self._num_tokens)
+            hidden[rows] = (weight[ids.masked_fill(absent, 0)] * scale).masked_fill_(absent[:, None], 0)
         tiles = self._tiles()
         if tiles is None:
             return

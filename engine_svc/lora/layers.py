@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import torch
 from engine_svc.layers.part import Part
 from engine_svc.lora.embedding import AdaptedEmbedding
 from engine_svc.lora.heads import AdaptedHeads
-from engine_svc.lora.matrices import LowRank, LowRankStack, Matrices, MatrixForm
+from engine_svc.lora.matrices import AdapterMatrices, LowRank, LowRankStack, MatrixForm
 from engine_svc.lora.names import Find
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.lora.tiles import TileBuffers
@@ -23,6 +23,7 @@ from engine_svc.parallel.group import ParallelGroups
 from engine_svc.transfer import to_device
 
 HEAD = "lm_head"
+_Whole = TypeVar("_Whole")
 
 
 class AdapterLayers:
@@ -37,6 +38,7 @@ class AdapterLayers:
         self._buffers = TileBuffers(1, settings.max_adapters, device)
         self._row_adapters = torch.empty(0, dtype=torch.int32)  # of each row of the batch; -1 of those that have none
         self._tiles: RowTiles | None = None
+        self._row_slots: npt.NDArray[Any] = np.zeros(0, np.int64)  # of the present batch
         self._num_heads = 0  # of layers whose heads have a matrix each; 0 where there are none
         self._head_buffers: TileBuffers | None = None
         self._head_tiles: RowTiles | None = None
@@ -56,9 +58,18 @@ class AdapterLayers:
             output = product(hidden, wide=wide)
             if self._tiles is not None and (layer.slots or self._all):
                 stack.add(hidden, output, self._tiles)
+            for rows, own in self._rows_of(layer.products):
+                output[rows] = own(hidden[rows], wide=wide)
             return output
 
         return adapted
+
+    def _rows_of(self, whole: Mapping[int, _Whole]) -> Iterator[tuple[torch.Tensor, _Whole]]:
+        """Rows of the present batch whose adapters bring a whole matrix of a layer, and that."""
+        for index, own in whole.items() if self._tiles is not None else ():
+            rows = np.flatnonzero(self._row_slots == index + 1)
+            if len(rows):
+                yield to_device(rows, self._device), own
 
     def experts(
         self, path: str, count: int, inner: Part, hidden_size: int
@@ -77,9 +88,15 @@ class AdapterLayers:
 
     def embedding(self, path: str, vocabulary: Part, size: int) -> AdaptedEmbedding:
         """See Adapters.embedding."""
-        stack, layer = self._add(path, MatrixForm({"": Part(0, size, size)}, vocabulary))
+        form = MatrixForm({"": Part(0, size, size)}, vocabulary, is_looked_up=True)
+        stack, layer = self._add(path, form)
         self._looked_up.append(layer)
-        return AdaptedEmbedding(stack, vocabulary.count, lambda: self._tiles if layer.slots else None)
+        return AdaptedEmbedding(
+            stack,
+            vocabulary.count,
+            lambda: self._tiles if layer.slots else None,
+            lambda: self._rows_of(layer.embeddings),
+        )
 
     def heads(self, path: str, rows: Part, heads: int, split: int, size: int) -> AdaptedHeads:
         """See Adapters.heads."""
@@ -103,7 +120,7 @@ class AdapterLayers:
     @property
     def is_recordable(self) -> bool:
         """Whether what is added is added by kernels alone."""
-        return not any(layer.slots for layer in self._looked_up)
+        return not any(layer.slots or layer.embeddings for layer in self._looked_up)
 
     def reserve(self, max_rows: int) -> None:
         """Makes room for batches of so many rows."""
@@ -112,10 +129,16 @@ class AdapterLayers:
             self._head_buffers = TileBuffers(max_rows * heads, self.settings.max_adapters * heads, self._device)
         self._row_adapters = torch.full((max_rows,), -1, dtype=torch.int32, device=self._device)
 
-    def place(self, slot: int, matrices: Matrices) -> None:
+    def place(self, slot: int, adapter: AdapterMatrices) -> None:
         """Gives a slot, 1 to max_adapters, to an adapter in place of what it held."""
         for path, layer in self._layers.items():
-            layer.place(slot - 1, matrices.get(path, {}))
+            layer.place(slot - 1, adapter.parts.get(path, {}))
+            layer.embeddings.pop(slot - 1, None)
+            layer.products.pop(slot - 1, None)
+            if path in adapter.whole and layer.form.is_looked_up:
+                layer.embeddings[slot - 1] = adapter.whole[path].to(self._device)
+            elif path in adapter.whole:
+                layer.products[slot - 1] = self._ops.matrix(adapter.whole[path].to(self._device), None)
 
     @contextlib.contextmanager
     def rows(self, slots: npt.NDArray[Any], padded_rows: int | None = None) -> Iterator[None]:
@@ -127,7 +150,7 @@ class AdapterLayers:
         """
         self._all = padded_rows is not None
         if self._all or np.any(slots):
-            self._tiles = self._buffers.fill(slots - 1, padded_rows)
+            self._tiles, self._row_slots = self._buffers.fill(slots - 1, padded_rows), slots
             self._row_adapters[: len(slots)].copy_(to_device(slots - 1, self._device))
             self._row_adapters[len(slots) : padded_rows].fill_(-1)
             self._head_tiles = self._tiles_of_heads(slots - 1, padded_rows)
@@ -147,7 +170,8 @@ class AdapterLayers:
     def head_rows(self, slots: npt.NDArray[Any]) -> contextlib.AbstractContextManager[None]:
         """The same for rows of which nothing but logits is computed."""
         head = self._layers.get(HEAD)
-        return self.rows(slots) if head is not None and head.slots else contextlib.nullcontext()
+        is_changed = head is not None and (head.slots or head.products)
+        return self.rows(slots) if is_changed else contextlib.nullcontext()
 
 
 class _Layer:
@@ -160,6 +184,9 @@ class _Layer:
         """
         self.form, self._write = form, write
         self.slots: set[int] = set()  # of adapters that do, counted from 0
+        # Of adapters that bring a whole matrix in place of the layer's, as is used of it.
+        self.embeddings: dict[int, torch.Tensor] = {}
+        self.products: dict[int, Product] = {}
 
     def place(self, index: int, found: Mapping[str, LowRank]) -> None:
         """Gives a slot the matrices of an adapter."""

@@ -29,15 +29,28 @@ class MatrixForm:
     outputs: Mapping[str, Part]  # by their names
     inputs: Part
     count: int = 1  # of such layers side by side, such as experts
+    is_looked_up: bool = False  # the inputs are tokens: an embedding
+
+    @property
+    def vocabulary(self) -> Part:
+        """Of the head's or the embedding's matrix, the tokens."""
+        (outputs,) = self.outputs.values()
+        return self.inputs if self.is_looked_up else outputs
 
     def shape(self, outputs: int) -> tuple[int, int]:
         """(outputs, inputs) of a module of so many outputs, on all ranks together."""
         return outputs, self.inputs.total
 
 
-# What an adapter adds, by the paths of layers and the names of their matrices. Of layers of which there are several
-# side by side, such as experts, the names begin with the number: `3.gate`.
-Matrices = Mapping[str, Mapping[str, LowRank]]
+@dataclass(frozen=True)
+class AdapterMatrices:
+    """An adapter in host memory, as far as it is this rank's."""
+
+    # By the paths of layers and the names of their matrices. Of layers of which there are several side by side, such as
+    # experts, the names begin with the number: `3.gate`.
+    parts: Mapping[str, Mapping[str, LowRank]]
+    # By the paths of layers, what stands in place of a whole matrix of the head or the embedding [tokens, hidden_size].
+    whole: Mapping[str, torch.Tensor]
 
 
 class LowRankStack:

@@ -10,7 +10,7 @@ import torch
 
 from engine_svc.adapters.folder import LowRankPart, read_folder
 from engine_svc.adapters.header import ITEM_BYTES, TensorPlace, broken
-from engine_svc.lora.matrices import LowRank, Matrices, MatrixForm
+from engine_svc.lora.matrices import AdapterMatrices, LowRank, MatrixForm
 from engine_svc.lora.names import Find, module_shapes
 from engine_svc.lora.settings import AdapterSettings
 
@@ -28,7 +28,7 @@ class AdapterReader:
         self._forms, self._find, self._settings = forms, find, settings
         self.modules = module_shapes(forms, find)
 
-    def read(self, path: Path) -> Matrices:
+    def read(self, path: Path) -> AdapterMatrices:
         """
         Raises:
             InvalidRequest: it cannot be served; names file and tensor, what was expected and what was found.
@@ -36,11 +36,16 @@ class AdapterReader:
         """
         folder = read_folder(path, self._settings.max_rank, self.modules)
         found: dict[str, dict[str, LowRank]] = {}
+        whole = {}
         with folder.weights_file.open("rb") as opened:
             for module, part in folder.parts.items():
                 layer, name = self._find(module)
                 found.setdefault(layer, {}).update(self._low_ranks(opened, part, self._forms[layer], name))
-        return found
+            for module, place in folder.whole.items():
+                layer, _ = self._find(module)
+                own = self._forms[layer].vocabulary
+                whole[layer] = _read(opened, place, own.first, own.count).to(self._settings.base_dtype)
+        return AdapterMatrices(found, whole)
 
     def _low_ranks(
         self, opened: BufferedReader, part: LowRankPart, form: MatrixForm, name: str

@@ -14,4 +14,5 @@ class AdapterSettings:
     max_adapters: int  # on the device at the same time
     max_rank: int
     dtype: torch.dtype  # of their matrices
+    base_dtype: torch.dtype  # of the model
     fully_sharded: bool = False  # both halves of a product are divided among the ranks, not one

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from engine_svc.lora.layers import AdapterLayers
-from engine_svc.lora.matrices import Matrices
+from engine_svc.lora.matrices import AdapterMatrices
 from engine_svc.plan import AdapterChanges
 from quire.errors import InvalidRequest
 
@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 class AdapterStore:
     """By their keys: see AdapterChanges. Called from the thread that runs the steps."""
 
-    def __init__(self, layers: AdapterLayers, read: Callable[[Path], Matrices]) -> None:
+    def __init__(self, layers: AdapterLayers, read: Callable[[Path], AdapterMatrices]) -> None:
         self._layers, self._read = layers, read
-        self._held: dict[int, Matrices] = {}
+        self._held: dict[int, AdapterMatrices] = {}
         self._wanted: set[int] = set()  # those that are being read, unless they were dropped meanwhile
-        self._done: queue.SimpleQueue[tuple[int, Matrices | None, str]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[int, AdapterMatrices | None, str]] = queue.SimpleQueue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
 
     def begin(self, changes: AdapterChanges) -> None:

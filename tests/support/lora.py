@@ -43,12 +43,13 @@ def modules_of(base: Path, modules: Mapping[str, tuple[int, int]], names: Sequen
 def write_adapter(
     folder: Path, shapes: Mapping[str, tuple[int, int]], *, rank: int = 8, seed: int = 0,
     rank_pattern: Mapping[str, int] | None = None, dtype: torch.dtype = torch.float32, size: float = 1.0,
-    **settings: Any,
+    whole: Mapping[str, torch.Tensor] | None = None, **settings: Any,
 ) -> MadeAdapter:  # fmt: skip
     """Random matrices for modules, by their names in the base: (outputs, inputs).
 
     Args:
         size: of what it adds, beside the inputs.
+        whole: by the names of modules, what stands in place of their weights.
         settings: of adapter_config.json.
     """
     folder.mkdir(parents=True)
@@ -71,6 +72,7 @@ def write_adapter(
         tensors |= {f"{_PREFIX}{module}.{name}": each for name, each in zip(names, (a, b), strict=True)}
         product = scale * (b.double() @ a.double())
         deltas[module] = product.T if is_embedding else product
+    tensors |= {f"{_PREFIX}{module}.weight": weight for module, weight in (whole or {}).items()}
     save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "adapter_model.safetensors")
     return MadeAdapter(folder, deltas)
 

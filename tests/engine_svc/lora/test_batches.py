@@ -187,3 +187,28 @@ def test_scales_and_ranks_of_patterns(tmp_path: Path) -> None:
     for index, adapter in enumerate(made):
         with adapter_executor(merge(base, adapter, tmp_path / f"merged-{index}"), enable_lora=False) as merged:
             assert merged.generate([PROMPTS[index]], [0])[0] == found[index]
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_whole_matrices_of_head_and_embedding(tmp_path: Path, ranks: int) -> None:
+    base = make_model(tmp_path / "base", "qwen2", tie_word_embeddings=False, num_hidden_layers=2)
+    tensors = load_file(base / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    names = {"lm_head.weight": "lm_head", "model.embed_tokens.weight": "model.embed_tokens"}
+    whole = {module: torch.randn(tensors[name].shape, generator=generator) / 3 for name, module in names.items()}
+    adapter = write_adapter(
+        tmp_path / "adapter", {"model.layers.0.mlp.down_proj": (64, 96)}, whole=whole,
+        modules_to_save=["lm_head", "embed_tokens"],
+    )  # fmt: skip
+    merged = merge(base, adapter, tmp_path / "merged")
+    changed = load_file(merged / "model.safetensors") | {name: whole[module] for name, module in names.items()}
+    save_file(changed, merged / "model.safetensors", metadata={"format": "pt"})
+    with adapter_executor(base, tensor_parallel_size=ranks) as served:
+        served.read(adapter.folder)
+        served.place({2: adapter.folder})
+        found = served.generate(PROMPTS[:3], [2, 0, 2])
+        plain = served.generate(PROMPTS[:3], [0, 0, 0])
+    with adapter_executor(merged, enable_lora=False) as executor:
+        expected = executor.generate(PROMPTS[:3], [0, 0, 0])
+    assert found == [expected[0], plain[1], expected[2]]
+    assert found != plain

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine_svc.lora.layers import AdapterLayers
-from engine_svc.lora.matrices import Matrices
+from engine_svc.lora.matrices import AdapterMatrices
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.lora.store import AdapterStore
 from engine_svc.lora.tiles import most_tiles, tiles_of
@@ -27,19 +27,19 @@ class Reading:
     """A store whose reading waits until it is let go on."""
 
     def __init__(self) -> None:
-        settings = AdapterSettings(2, 4, torch.float32)
+        settings = AdapterSettings(2, 4, torch.float32, torch.float32)
         device = torch.device("cpu")
         layers = AdapterLayers(settings, PlainOps(), ParallelGroups(), device, lambda module: (module, ""))
         self.goes_on = threading.Event()
         self.store = AdapterStore(layers, self._read)
 
-    def _read(self, folder: Path) -> Matrices:
+    def _read(self, folder: Path) -> AdapterMatrices:
         assert self.goes_on.wait(WAIT_SECONDS)
         if folder.name == "refused":
             raise InvalidRequest("it is refused")
         if folder.name == "strange":
             raise ZeroDivisionError("strange")
-        return {}
+        return AdapterMatrices({}, {})
 
     def take(self, count: int) -> dict[int, str]:
         """So many results."""
