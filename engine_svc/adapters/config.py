@@ -15,6 +15,9 @@ from engine_svc.adapters.header import broken, regular_size
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 2**20
+# The modules whose whole weights an adapter may bring, by the last part of their names.
+HEAD = "lm_head"
+WHOLE_MODULES = (HEAD, "embed_tokens")
 _MAX_EXPRESSIONS = 64
 _MATCH_SECONDS = 0.1
 
@@ -153,9 +156,11 @@ def _check(file: Path, config: _Config, found: Mapping[str, Any]) -> None:
             f"{file}: init_lora_weights is {config.init_lora_weights[:50]!r}, which changes the base's weights. Save "
             "the adapter by PEFT with path_initial_model_for_weight_conversion, which makes one for the base as it is."
         )
-    if config.modules_to_save:
-        names = ", ".join(config.modules_to_save)[:200]
-        raise broken(f"{file}: modules_to_save names {names}: whole weights are not served. {_MERGE}")
+    for name in config.modules_to_save or ():
+        if name.rpartition(".")[2] not in WHOLE_MODULES:
+            raise broken(
+                f"{file}: modules_to_save names {name[:100]!r}; only {' and '.join(WHOLE_MODULES)} are served."
+            )
 
 
 def _patterns(file: Path, setting: str, values: Mapping[str, float]) -> _Patterns:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine_svc.adapters.config import CONFIG_FILE, AdapterConfig, read_config
+from engine_svc.adapters.config import CONFIG_FILE, HEAD, WHOLE_MODULES, AdapterConfig, read_config
 from engine_svc.adapters.header import TensorPlace, broken, read_header
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -22,8 +22,7 @@ _LINEAR = (".lora_A.weight", ".lora_B.weight")
 _EMBEDDING = (".lora_embedding_A", ".lora_embedding_B")
 # PEFT saves the base's own embedding and head beside their parts.
 _BASE = ".base_layer.weight"
-_HEAD = "lm_head"
-_BASES = (f"{_HEAD}{_BASE}", f"embed_tokens{_BASE}")
+_WHOLE = ".weight"
 
 # (outputs, inputs) of each module that an adapter may have a part of, as the base's checkpoint names it. Those of an
 # embedding are the size of its rows and the vocabulary.
@@ -52,7 +51,9 @@ class AdapterFolder:
     path: Path
     base_model_name: str
     parts: Mapping[str, LowRankPart]  # by module, as the base's checkpoint names it
-    copies: Mapping[str, TensorPlace]  # of the base's embedding or head, by module: not read
+    # Modules that it brings whole weights of [rows of the vocabulary, hidden size], in place of the base's.
+    whole: Mapping[str, TensorPlace] = field(default_factory=dict)
+    unchanged: Mapping[str, TensorPlace] = field(default_factory=dict)  # copies of the base's own, not read
 
     @property
     def weights_file(self) -> Path:
@@ -61,8 +62,8 @@ class AdapterFolder:
 
     @property
     def rank(self) -> int:
-        """The greatest of its parts' ranks."""
-        return max(part.rank for part in self.parts.values())
+        """The greatest of its parts' ranks; 0 where it has whole weights alone."""
+        return max((part.rank for part in self.parts.values()), default=0)
 
 
 def read_folder(path: Path, max_rank: int, modules: ModuleShapes) -> AdapterFolder:
@@ -109,7 +110,7 @@ def revision_of(path: Path) -> str:
 def _sort(path: Path, config: AdapterConfig, tensors: Mapping[str, TensorPlace]) -> AdapterFolder:
     """The tensors by what they are."""
     pairs: dict[tuple[str, bool], dict[int, TensorPlace]] = {}
-    copies: dict[str, TensorPlace] = {}
+    whole, unchanged = dict[str, TensorPlace](), dict[str, TensorPlace]()
     for name, place in tensors.items():
         if not name.startswith(_PREFIX):
             raise _unknown(path, name, f"names begin with {_PREFIX}")
@@ -120,15 +121,25 @@ def _sort(path: Path, config: AdapterConfig, tensors: Mapping[str, TensorPlace])
                 pairs.setdefault((module.removesuffix(end), is_embedding), {})[side] = place
                 break
         else:
-            if not module.endswith(_BASES):
-                raise _unknown(path, name, f"served are {_LINEAR[0]} and {_LINEAR[1]} of a module")
-            copies[module.removesuffix(_BASE)] = place
+            _keep_whole(path, module, place, whole, unchanged)
     parts = {module: _part(path, config, module, pair, kind) for (module, kind), pair in pairs.items()}
     if len(parts) < len(pairs):
         raise broken(f"{path / WEIGHTS_FILE} has parts of one module both as a linear layer's and as an embedding's.")
-    if not parts:
+    if not parts and not whole:
         raise broken(f"{path / WEIGHTS_FILE} has no tensors: the adapter changes nothing.")
-    return AdapterFolder(path, config.base_model_name, parts, copies)
+    return AdapterFolder(path, config.base_model_name, parts, whole, unchanged)
+
+
+def _keep_whole(
+    path: Path, module: str, place: TensorPlace, whole: dict[str, TensorPlace], unchanged: dict[str, TensorPlace]
+) -> None:
+    for end, kept in ((_BASE, unchanged), (_WHOLE, whole)):
+        name = module.removesuffix(end)
+        if module.endswith(end) and name.rpartition(".")[2] in WHOLE_MODULES and len(place.shape) == 2:
+            kept[name] = place
+            return
+    expected = f"{_LINEAR[0]} and {_LINEAR[1]} of a module, or whole weights of {' and '.join(WHOLE_MODULES)}"
+    raise _unknown(path, place.name, f"served are {expected}")
 
 
 def _unknown(path: Path, name: str, expected: str) -> Exception:
@@ -172,9 +183,9 @@ def _check_modules(folder: AdapterFolder, modules: ModuleShapes) -> None:
             if place.shape[dimension] != expected:
                 wanted = [part.rank, inputs] if dimension else [outputs, part.rank]
                 raise _misfit(folder, place, wanted)
-    for module, place in folder.copies.items():
+    for module, place in {**folder.whole, **folder.unchanged}.items():
         shape = _shape_of(folder, module, place.name, modules)
-        wanted = [*(shape if module.endswith(_HEAD) else reversed(shape))]  # the rows of both are the vocabulary's
+        wanted = [*(shape if module.endswith(HEAD) else reversed(shape))]  # the rows of both are the vocabulary's
         if list(place.shape) != wanted:
             raise _misfit(folder, place, wanted)
 

@@ -80,12 +80,14 @@ def test_ranks_may_differ(tmp_path: Path) -> None:
     )
 
 
-def test_copies_of_the_bases_weights_are_passed_over(tmp_path: Path) -> None:
-    names = ("lm_head", "model.embed_tokens")
-    copies = {f"{PREFIX}{name}.base_layer.weight": np.ones((40, 6), np.float32) for name in names}
-    folder = read_folder(write_adapter(tmp_path, PARTS | copies), 16, MODULES)
-    assert folder.parts.keys() == {Q, DOWN}
-    assert folder.copies.keys() == set(names)
+def test_the_head_and_the_embedding_may_come_whole(tmp_path: Path) -> None:
+    tensors = {
+        f"{PREFIX}lm_head.weight": np.ones((40, 6), np.float32),
+        f"{PREFIX}model.embed_tokens.base_layer.weight": np.ones((40, 6), np.float32),
+    }
+    folder = read_folder(write_adapter(tmp_path, PARTS | tensors, modules_to_save=["lm_head"]), 16, MODULES)
+    assert folder.whole.keys() == {"lm_head"}
+    assert folder.unchanged.keys() == {"model.embed_tokens"}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_copies_of_the_bases_weights_are_passed_over(tmp_path: Path) -> None:
         ({"use_dora": True}, "use_dora is not served: weights taken apart into magnitude and direction"),
         ({"bias": "lora_only"}, "bias is 'lora_only'"),
         ({"lora_bias": True}, "lora_bias is not served"),
-        ({"modules_to_save": ["score"]}, "modules_to_save names score: whole weights are not served"),
+        ({"modules_to_save": ["score"]}, "modules_to_save names 'score'"),
         ({"layer_replication": [[0, 1]]}, "layer_replication is not served"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices is not served"),
         ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters is not served"),
@@ -132,12 +134,8 @@ def test_what_is_not_served_is_named(tmp_path: Path, given: dict[str, Any], word
         ),
         (PARTS | {f"{PREFIX}{Q}.bias": np.ones(8, np.float32)}, ".bias', which is not served"),
         (PARTS | {"q_proj.lora_A.weight": np.ones((4, 6), np.float32)}, "names begin with base_model.model."),
-        (PARTS | {f"{PREFIX}lm_head.weight": np.ones((40, 6), np.float32)}, "lm_head.weight', which is not served"),
-        (
-            PARTS | {f"{PREFIX}lm_head.base_layer.weight": np.ones((41, 6), np.float32)},
-            "[41, 6], and the model needs [40, 6]",
-        ),
-        (PARTS | {f"{PREFIX}score.weight": np.ones((2, 6), np.float32)}, "score.weight', which is not served"),
+        (PARTS | {f"{PREFIX}lm_head.weight": np.ones((41, 6), np.float32)}, "[41, 6], and the model needs [40, 6]"),
+        (PARTS | {f"{PREFIX}score.weight": np.ones((2, 6), np.float32)}, "whole weights of lm_head and embed_tokens"),
         ({name: value.astype(np.float64) for name, value in PARTS.items()}, "is of type F64"),
         ({name: value[None] for name, value in PARTS.items()}, "vectors and matrices"),
         ({name: value[0] for name, value in PARTS.items()}, "do not go together"),
