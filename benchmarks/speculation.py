@@ -36,7 +36,7 @@ METHODS: Mapping[str, str] = MappingProxyType(
     }
 )
 _COUNTER = re.compile(r'^vllm:spec_decode_(\w+)_total\{model_name="bench"(?:,position="(\d+)")?\} (\S+)$', re.MULTILINE)
-_ONE_BY_ONE = 2  # requests of each stream in a round, at least
+_LEAST_REQUESTS = 1  # of each stream in a round
 _SHOWN_POSITIONS = 6
 _TOLD_SECONDS = 1.0  # engines tell what they count four times a second, and so do routers
 _HEADS = (
@@ -111,8 +111,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--requests", type=int, default=16, help="of a round, two for each stream at least")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=8, help="of a round, one for each stream at least")
     parser.add_argument("--port", type=int, default=8140)
     return parser.parse_args()
 
@@ -131,7 +131,7 @@ def _measure(ports: Mapping[str, int], trace: str, streams: int, rounds: int, re
 
 
 def _round(ports: Mapping[str, int], trace: str, streams: int, random: Random, requests: int) -> dict[str, Result]:
-    bodies = [TRACES[trace](random) for _ in range(max(_ONE_BY_ONE * streams, requests))]
+    bodies = [TRACES[trace](random) for _ in range(max(_LEAST_REQUESTS * streams, requests))]
     order = list(ports)
     random.shuffle(order)
     return {method: asyncio.run(_ask(ports[method], bodies, streams)) for method in order}

@@ -99,6 +99,12 @@ def test_flags_of_every_kind() -> None:
     )  # fmt: skip
 
 
+def test_a_key_of_an_object_is_a_flag_of_its_own() -> None:
+    sample = parse("m", "--overrides.a.b", "1", "--overrides", '{"c": [2]}', "--overrides.d=x y", "--names", "a_b.c")
+    assert sample == Sample(model="m", overrides={"a": {"b": 1}, "c": [2], "d": "x y"}, names=("a_b.c",))
+    assert parse("--names=x_y", "--no-caching").names == ("x_y",)
+
+
 def test_aliases_and_the_positional_argument() -> None:
     assert parse("-c", "4").count == 4
     assert parse("--model", "m").model == parse("m").model == parse("m", "--model", "m").model == "m"
