@@ -210,11 +210,11 @@ def test_preemption(model_folder: ModelFolder, family: str) -> None:
 def test_blocks_come_back_from_the_host(model_folder: ModelFolder, backend: str, dtype: str) -> None:
     folder = model_folder("llama")
     prompts = random_prompts(60, 60, 60)
-    sampling = replace(GREEDY, max_tokens=4)
+    sampling = replace(GREEDY, max_tokens=2 if backend == "triton" else 4)  # the interpreter takes its time
     with running_engine(folder, attention_backend=backend, kv_cache_dtype=dtype) as engine:
         expected = tokens(run(engine, prompts, sampling))
     if dtype == "auto":
-        check_greedy(folder, prompts, expected, 4)
+        check_greedy(folder, prompts, expected, sampling.max_tokens or 0)
     with running_engine(
         folder, num_blocks=6, num_host_blocks=20, attention_backend=backend, kv_cache_dtype=dtype
     ) as engine:

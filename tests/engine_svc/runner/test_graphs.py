@@ -55,7 +55,7 @@ def test_sizes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek-v3", "bamba"])
+@pytest.mark.parametrize("family", ["gemma2", "deepseek-v3", "bamba"])
 def test_tokens_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     folder = make_model(tmp_path / family, family)
     prompts = random_prompts(3, 17, 24)
@@ -76,7 +76,7 @@ def test_batch_invariance_by_a_gpus_kernels(tmp_path: Path, monkeypatch: pytest.
     fill up, and in chunks without any."""
     folder = make_model(tmp_path / "llama", "llama", initializer_range=0.02, num_hidden_layers=2)
     sampling = replace(GREEDY, max_tokens=3, logprobs=1, temperature=0.7, seed=1)
-    asked = [GenerationRequest("r", prompt, sampling) for prompt in random_prompts(3, 17, 9)]
+    asked = [GenerationRequest("r", prompt, sampling) for prompt in random_prompts(3, 11)]
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: InvariantTritonOps())
 
     def found(requests: list[GenerationRequest], **options: int) -> list[tuple[list[int], list[PositionLogprobs]]]:
