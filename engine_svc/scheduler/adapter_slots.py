@@ -83,6 +83,11 @@ class AdapterSlots:
         self._placed: dict[int, AdapterPlacement] = {}  # by slot
         self._read: dict[int, str] = {}
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether there are any slots."""
+        return bool(self._slots)
+
     # Requests.
 
     def enter(self, adapter: Adapter | None) -> None:

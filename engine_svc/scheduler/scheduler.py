@@ -378,6 +378,8 @@ class Scheduler:
 
     def adapter_loads(self) -> tuple[AdapterLoad, ...]:
         """What the adapters have that are on the device or have sequences. May be called from any thread."""
+        if not self.adapters.is_serving:
+            return ()
         waiting = (*self._waiting, *list(self._awaiting.values()), *self.adapters.set_aside)
         return self.adapters.loads(list(self._running), waiting)
 
