@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.middleware.root_path import path_below_root
-from quire.errors import ContextTooLong, Overloaded, QuireError, Unavailable, mapping_of
+from quire.error_tables import mapping_of
+from quire.errors import ContextTooLong, Overloaded, QuireError, Unavailable
 
 # Retrying sooner would meet the same queue.
 _RETRY_AFTER_SECONDS = "1"

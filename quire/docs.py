@@ -15,8 +15,13 @@ or given one JSON list (`--allowed-origins '["https://a.example", "https://b.exa
 A key of one that is a JSON object may be a flag of its own (`--speculative-config.method ngram`). Flags may be written
 with underscores.
 
-A variable that names an option of vLLM that Quire lacks (`QUIRE_CPU_OFFLOAD_GB=1`) is refused, as the flag is. Do not
-call a Kubernetes service `quire`: its link variable, `QUIRE_PORT=tcp://…`, is passed over with a warning.
+Flags, keys and variables of vLLM are understood: what has a counterpart acts as it and says so, what has no effect says
+that, and what cannot be had is refused with the reason. A variable `QUIRE_…` that is no option is named at start. The
+link variable of a Kubernetes service called `quire`, `QUIRE_PORT=tcp://…`, is passed over with a warning.
+
+`--help` shows all options of a command; `--help=listgroup` lists their groups, `--help=GROUP` and `--help=OPTION` show
+one, `--help=WORD` finds a word, `--help=all` adds the flags of vLLM that Quire has an answer to, and `--help=page` goes
+through a pager. `--show-config` prints each value with where it comes from, as a file that `--config` takes.
 
 This page is made by `make docs` from the declarations in `quire/options/`.
 """

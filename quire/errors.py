@@ -1,4 +1,4 @@
-"""The errors that reach a caller, and the two tables that say how.
+"""The errors that reach a caller. How they look in gRPC and HTTP is in `quire.error_tables`.
 
 QuireError
 ├── InvalidRequest        the request is wrong; names the parameter and the fix
@@ -16,13 +16,6 @@ StartupError (what stops a process before it serves; its text is all the user se
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-
-import grpc
-
-CODE_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-
 
 # Reasons that are told apart from others of their class: stable names, which cross the wire. Most errors have their
 # class's.
@@ -90,40 +83,3 @@ class Internal(QuireError):
 
 class StartupError(Exception):
     """A process cannot start; the text says what is wrong and what to do."""
-
-
-@dataclass(frozen=True)
-class Mapping:
-    """How one class of error looks on the two wires."""
-
-    grpc_code: grpc.StatusCode
-    http_status: int
-    http_type: str
-
-
-# The most specific class wins: lookups walk the class's ancestors.
-TABLE: dict[type[QuireError], Mapping] = {
-    InvalidRequest: Mapping(grpc.StatusCode.INVALID_ARGUMENT, 400, "BadRequestError"),
-    Unauthenticated: Mapping(grpc.StatusCode.UNAUTHENTICATED, 401, "AuthenticationError"),
-    NotFound: Mapping(grpc.StatusCode.NOT_FOUND, 404, "NotFoundError"),
-    FailedPrecondition: Mapping(grpc.StatusCode.FAILED_PRECONDITION, 400, "BadRequestError"),
-    Overloaded: Mapping(grpc.StatusCode.RESOURCE_EXHAUSTED, 503, "ServiceUnavailableError"),
-    Unavailable: Mapping(grpc.StatusCode.UNAVAILABLE, 503, "ServiceUnavailableError"),
-    DeadlineExceeded: Mapping(grpc.StatusCode.DEADLINE_EXCEEDED, 504, "TimeoutError"),
-    Cancelled: Mapping(grpc.StatusCode.CANCELLED, 499, "CancelledError"),
-    Internal: Mapping(grpc.StatusCode.INTERNAL, 500, "InternalServerError"),
-}
-
-_CLASS_BY_CODE: dict[grpc.StatusCode, type[QuireError]] = {m.grpc_code: cls for cls, m in TABLE.items()}
-
-
-def mapping_of(error: QuireError) -> Mapping:
-    """How `error` looks in gRPC and HTTP."""
-    return next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
-
-
-def from_status(code: grpc.StatusCode, message: str, *, reason: str = "", parameter: str = "") -> QuireError:
-    """The error that a gRPC status stands for; codes that Quire never sends become Internal."""
-    if reason == ContextTooLong.reason:
-        return ContextTooLong(message, parameter=parameter)
-    return _CLASS_BY_CODE.get(code, Internal)(message, parameter=parameter, reason=reason)

@@ -39,7 +39,8 @@ from gateway.protocol.messages import (
     ToolUseBlock,
 )
 from gateway.requests.state import RequestState
-from quire.errors import QuireError, mapping_of
+from quire.error_tables import mapping_of
+from quire.errors import QuireError
 
 
 class MessagesAnswer:

@@ -27,7 +27,7 @@ class CacheOptions:
     kv_cache_memory_bytes: int | None = option(
         None, "Size of the KV cache in bytes, the states of recurrent layers among them, in place of "
         "gpu-memory-utilization. On a CPU the default is a tenth of the free memory, 4 GiB at most, and beside it what "
-        "these states take.", minimum=1,
+        "these states take. As VLLM_CPU_KVCACHE_SPACE, in GiB.", minimum=1, variables=("VLLM_CPU_KVCACHE_SPACE",),
     )  # fmt: skip
     num_gpu_blocks_override: int | None = option(
         None, "Number of KV blocks, whatever the memory; for tests of preemption.", minimum=1

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from quire.options.base import ENVIRONMENT_PREFIX, OptionField, OptionGroup, build, fields_of, groups_of
+from quire.options.base import OptionField, OptionGroup, build, fields_of, groups_of
 from quire.options.config_file import load_config_file
-from quire.options.inventory import REASONS, UNIMPLEMENTED
+from quire.options.environment import heed_variables
+from quire.options.nearest import nearest_with_meaning
 from quire.options.parameter import repeat_flag
 from quire.options.parsing import click_option
-from quire.options.spelling import spell_out
-from quire.options.superseded import check_superseded
+from quire.options.spelling import spell_out, spell_out_levels
+from quire.options.vllm.compilation import FLAG as COMPILATION
+from quire.options.vllm.translation import say, translate
+from quire.supervised import supervised_name
 
-_OWN_NAMES = ("--config", "QUIRE_CONFIG", "-h", "--help")
+if TYPE_CHECKING:
+    from quire.options.help import Help
+
+_OWN_NAMES = ("--config", "QUIRE_CONFIG", "-h", "--help", "--show-config")
+_OF_FILE = "quire.options.of_file"  # key of a context's notes: names of the options that the file has set
 
 
 class OptionsCommand(click.Command):
@@ -37,7 +44,7 @@ class OptionsCommand(click.Command):
             groups: keyword of `run` → dataclass of options. An option that two declare alike is one.
             defaults: option name → default of this command, where it differs from the dataclass's.
         """
-        self._groups = groups
+        self.groups = groups
         self._run = run
         self._sections = _sections([group for cls in groups.values() for group in groups_of(cls)])
         self._fields = {field.name: field for section in self._sections for field in section.fields}
@@ -53,8 +60,9 @@ class OptionsCommand(click.Command):
             click.Option(["--config"], help="YAML file of options.", is_eager=True, expose_value=False,
                          callback=self._read_config, envvar="QUIRE_CONFIG", metavar="FILE"),
             click.Option(["-h", "--help"], is_flag=False, flag_value="", is_eager=True, expose_value=False,
-                         callback=self._show_help, metavar="[WORD]",
+                         callback=self._show_help, metavar="[WORD]", shell_complete=self._complete_help,
                          help="Shows the options, or those with WORD in them (--help=max)."),
+            click.Option(["--show-config"], is_flag=True, help="Shows all values and where they come from, and ends."),
         ]  # fmt: skip
         for field in self._fields.values():
             parameters.append(click_option(field))
@@ -68,58 +76,65 @@ class OptionsCommand(click.Command):
         return super().make_context(*args, **kwargs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuses flags that vLLM has and Quire has not with a message that says so, and such variables."""
-        variables = {
-            name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(ENVIRONMENT_PREFIX) and value
-        }
-        for name in variables:
-            self._check_implemented(name, ENVIRONMENT_PREFIX + name.upper(), ctx)
-        args = spell_out(args, [field.flag for field in self._fields.values() if field.type is dict])
-        for field in self._fields.values():
-            if following := field.metadata["following"]:
-                args = repeat_flag(args, field.flag, following)
-        if "speculative_config" in self._fields:
-            check_superseded(args, variables)
+        """Understands what vLLM's users type, and says what of it is different here; see `quire.options.vllm`."""
+        args = self._translated(args, _say_nothing if ctx.resilient_parsing else say)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            self._check_implemented(error.option_name.lstrip("-").removeprefix("no-"), error.option_name, ctx)
-            raise
+            meanings = {field.flag: field.metadata["help"] for field in self._fields.values()}
+            hint = nearest_with_meaning(error.option_name, meanings)
+            raise click.UsageError(f"No such option: {error.option_name}.{hint}", ctx) from error
 
-    def _check_implemented(self, name: str, shown: str, ctx: click.Context) -> None:
-        if name.replace("_", "-") in UNIMPLEMENTED and name.replace("-", "_") not in self._fields:
-            reason = REASONS.get(name.replace("_", "-"), "Leave it out.")
-            raise click.UsageError(f"{shown} is an option of vLLM that Quire does not implement. {reason}", ctx)
+    def _translated(self, arguments: Sequence[str], tell: Callable[[str], None]) -> list[str]:
+        """The arguments as click parses them."""
+        flags = [field.flag for field in self._fields.values()]
+        objects = [field.flag for field in self._fields.values() if field.type is dict]
+        spelled = spell_out(spell_out_levels(arguments), [COMPILATION])
+        spelled = spell_out(translate(spelled, flags, tell), objects)
+        names_model = self._names_model(arguments)
+        for field in self._fields.values():
+            if following := _following(field, names_model) if field.multiple else "":
+                spelled = repeat_flag(spelled, field.flag, following)
+        return spelled
+
+    def _names_model(self, arguments: Sequence[str]) -> bool:
+        """Whether words behind a flag cannot be the command's argument: it has come before, or there is none."""
+        flags = [field.flag for field in self._fields.values() if field.metadata["positional"]]
+        first = arguments[0] if arguments else "-"
+        return not flags or not first.startswith("-") or any(word.partition("=")[0] in flags for word in arguments)
 
     def _read_config(self, ctx: click.Context, parameter: click.Parameter, path: str | None) -> None:
         if path:
-            values = load_config_file(path, self._fields)
+            values = load_config_file(path, self._fields, _say_nothing if ctx.resilient_parsing else say)
             for name, value in values.items():
                 if self._fields[name].multiple and not isinstance(value, list):
                     values[name] = [value]  # one value needs no brackets
             ctx.default_map = {**(ctx.default_map or {}), **values}
+            ctx.meta[_OF_FILE] = frozenset(values)
 
     def _show_help(self, ctx: click.Context, parameter: click.Parameter, word: str | None) -> None:
-        if word is None:
+        if word is None or ctx.resilient_parsing:
             return
-        formatter = ctx.make_formatter()
-        if not word:
-            formatter.write_usage(ctx.command_path, "[MODEL] [OPTIONS]" if "model" in self._fields else "[OPTIONS]")
-            formatter.write_paragraph()
-            formatter.write_text(self.help or "")
-        for section in self._sections:
-            rows = [self._help_row(ctx, field) for field in section.fields]
-            shown = [row for row in rows if row and word.lower() in " ".join(row).lower()]
-            if shown:
-                with formatter.section(section.title):
-                    formatter.write_dl(shown)
-        click.echo(formatter.getvalue().rstrip() or f"No option has {word!r} in it.")
+        # Hundreds of entries: made when somebody asks for them.
+        from quire.options.help import PAGE, print_help
+
+        print_help(self._help(ctx).text(word), word == PAGE)
         ctx.exit()
 
-    def _help_row(self, ctx: click.Context, field: OptionField) -> tuple[str, str] | None:
-        return next(p for p in self.params if p.name == field.name and isinstance(p, click.Option)).get_help_record(ctx)
+    def _help(self, ctx: click.Context) -> Help:
+        from quire.options.help import Help
+
+        usage = f"{ctx.command_path} {'[MODEL] [OPTIONS]' if 'model' in self._fields else '[OPTIONS]'}"
+        return Help(usage, self.help or "", self._sections, self._defaults)
+
+    def _complete_help(self, ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        return [word for word in self._help(ctx).words() if word.lower().startswith(incomplete.lower())]
+
+    def _show_config(self, ctx: click.Context, values: Mapping[str, Any]) -> None:
+        from quire.options.chosen import config_lines
+
+        of_file = ctx.meta.get(_OF_FILE, frozenset())
+        click.echo("\n".join(config_lines(self._sections, values, of_file, ctx)))
 
     def _invoke(self, **values: Any) -> None:
         for name, field in self._fields.items():
@@ -129,9 +144,15 @@ class OptionsCommand(click.Command):
                 if argument and source is ParameterSource.COMMANDLINE and values[name] != argument:
                     raise click.UsageError(f"{field.flag} {values[name]} and {argument}: name one model.")
                 values[name] = argument or values[name]
+        ctx = click.get_current_context()
+        tell = _say_nothing if supervised_name() else say
+        heed_variables(os.environ, self._fields, lambda: _known_variables(ctx), tell)
+        if values.pop("show_config"):
+            self._show_config(ctx, values)
+            return
         self._run(**{
             keyword: build(cls, {field.name: values[field.name] for field in fields_of(cls)})
-            for keyword, cls in self._groups.items()
+            for keyword, cls in self.groups.items()
         })  # fmt: skip
 
 
@@ -151,3 +172,34 @@ def _sections(groups: Sequence[OptionGroup]) -> list[OptionGroup]:
             owners.update(dict.fromkeys(field.names, field))
         sections.append(dataclasses.replace(group, fields=new))
     return [section for section in sections if section.fields]
+
+
+def _following(field: OptionField, names_model: bool) -> str:
+    """What words look like that are further values behind an option's first; empty where they could be the model."""
+    if field.metadata["following"]:
+        return str(field.metadata["following"])
+    if field.type is int:
+        return r"\d+[kmgKMG]?$"
+    return r"[^-]" if names_model else ""
+
+
+def _known_variables(ctx: click.Context) -> set[str]:
+    """Names of the variables of all commands beside this one."""
+    return {name for command in _commands(ctx.find_root().command, ctx) for name in _variables(command)}
+
+
+def _commands(command: click.Command, ctx: click.Context) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            if (inner := command.get_command(ctx, name)) is not None:
+                yield from _commands(inner, ctx)
+
+
+def _variables(command: click.Command) -> Iterator[str]:
+    for parameter in command.params:
+        yield from [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or ()
+
+
+def _say_nothing(line: str) -> None:
+    """Of a command that a supervisor starts, and has said it itself, or that is only completed."""

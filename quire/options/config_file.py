@@ -2,35 +2,75 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-import yaml
+
+from quire.options.base import OptionField
+from quire.options.nearest import nearest_with_meaning
+from quire.options.spelling import spell_out
+from quire.options.vllm.translation import answer_to, heed
 
 
-def load_config_file(path: str, known: Iterable[str]) -> dict[str, Any]:
-    """Option name (with underscores) → value.
+def load_config_file(path: str, fields: Mapping[str, OptionField], tell: Callable[[str], None]) -> dict[str, Any]:
+    """Option name (with underscores) → value. Keys that are flags of vLLM are turned into what they act as.
+
+    Args:
+        fields: the command's options by name.
+        tell: gets a line for each key that is turned into another, or has no effect.
 
     Raises:
         click.UsageError: the file cannot be read, or has a key that is no option.
     """
+    import yaml  # slow, and most have no file
+
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise click.UsageError(f"--config {path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise click.UsageError(f"--config {path}: expected keys and values, such as `max-model-len: 8192`.")
-    names = set(known)
-    return {_known_name(str(key), names, path): value for key, value in content.items()}
+    values: dict[str, Any] = {}
+    arguments: list[str] = []
+    for given, value in content.items():
+        key = str(given).lstrip("-").replace("_", "-")
+        name = key.replace("-", "_")
+        if name in fields:
+            values[name] = value
+        else:
+            arguments += _translated(key, value, path, fields, tell)
+    return {**_values(arguments, fields), **values}
 
 
-def _known_name(key: str, names: set[str], path: str) -> str:
-    name = key.lstrip("-").replace("-", "_")
-    if name in names:
-        return name
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean {close[0].replace('_', '-')}?" if close else ""
-    raise click.UsageError(f"--config {path}: {key} is no option of this command.{hint}")
+def _translated(
+    key: str, value: Any, path: str, fields: Mapping[str, OptionField], tell: Callable[[str], None]
+) -> list[str]:
+    """Arguments that say what a key does that is no option.
+
+    Raises:
+        click.UsageError: it is refused, or unknown.
+    """
+    answer = answer_to(key, [field.flag for field in fields.values()])
+    if answer is None:
+        hint = nearest_with_meaning(key, {field.flag[2:]: field.metadata["help"] for field in fields.values()})
+        raise click.UsageError(f"--config {path}: {key} is no option of this command.{hint}")
+    if value is False or value is None:
+        return []  # as it is without it
+    text = value if isinstance(value, str) else json.dumps(value)
+    return heed(answer, f"--config {path}: {key}", key, text, tell)
+
+
+def _values(arguments: list[str], fields: Mapping[str, OptionField]) -> dict[str, Any]:
+    """Option name → value, of arguments that answers are made of."""
+    spelled = iter(spell_out(arguments, [field.flag for field in fields.values() if field.type is dict]))
+    values: dict[str, Any] = {}
+    for flag in spelled:
+        name = flag.removeprefix("--").replace("-", "_")
+        if name in fields and fields[name].type is not bool:
+            values[name] = next(spelled)
+        else:
+            values[name.removeprefix("no_")] = not name.startswith("no_")
+    return values

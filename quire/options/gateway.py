@@ -25,8 +25,9 @@ class GatewayOptions:
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on.", minimum=1, maximum=65535)
     api_key: tuple[str, ...] = option(
-        (), "Key that every request must bring (`Authorization: Bearer …`); several may be given.", secret=True
-    )
+        (), "Key that every request must bring (`Authorization: Bearer …`); several may be given.", secret=True,
+        variables=("VLLM_API_KEY",),
+    )  # fmt: skip
     insecure: bool = option(False, "Allows listening beyond this machine without protection.")
     root_path: str = option("", "Path under which a proxy in front serves this server.")
     ssl_keyfile: str | None = option(None, "Private key (PEM) for HTTPS.")
@@ -38,8 +39,9 @@ class GatewayOptions:
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that those origins may send.")
     allow_credentials: bool = option(False, "Lets those origins send credentials.")
     uvicorn_log_level: str = option(
-        "info", "Least level of the HTTP server's log.", choices=("critical", "error", "warning", "info", "debug")
-    )
+        "info", "Least level of the HTTP server's log.",
+        choices=("critical", "error", "warning", "info", "debug", "trace"),
+    )  # fmt: skip
     disable_uvicorn_access_log: bool = option(False, "Leaves the line for each HTTP request out of the log.")
     enable_request_id_headers: bool = option(False, "Adds X-Request-Id to every answer.")
     enable_prompt_tokens_details: bool = option(False, "Adds prompt_tokens_details to usage.")

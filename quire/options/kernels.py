@@ -49,12 +49,13 @@ class KernelOptions:
         "auto",
         "Processors that each rank's threads are bound to on a CPU. auto: on a machine with several NUMA nodes, the "
         "cores of the rank's own nodes; all: every processor, hyperthreads too, in even parts; nobind: none, the "
-        "system chooses; or a list for each rank, such as 0-31|32-63. As VLLM_CPU_OMP_THREADS_BIND.",
+        "system chooses; or a list for each rank, such as 0-31|32-63.",
         metavar="auto|all|nobind|LISTS",
+        variables=("VLLM_CPU_OMP_THREADS_BIND",),
     )
     cpu_reserved_cores: int | None = option(
         None, "Cores of each rank that cpu-threads-bind auto, all and nobind leave to the services and the event loop. "
-        "Default: 1 where auto binds threads, else none. As VLLM_CPU_NUM_OF_RESERVED_CPU.", minimum=0,
+        "Default: 1 where auto binds threads, else none.", minimum=0, variables=("VLLM_CPU_NUM_OF_RESERVED_CPU",),
     )  # fmt: skip
     enforce_eager: bool = option(
         False, "Records no CUDA graphs, nor on a CPU the kernels' calls: starts sooner and decodes slower."

@@ -26,7 +26,7 @@ class LoadOptions:
         "random ones are made); or auto, which takes what there is, but no pickles, as files of torch.save are. Names "
         "that an installed package registers are taken too. See "
         "docs/loading.md.",
-        variables=("VLLM_TEST_FORCE_LOAD_FORMAT",),
+        variables=("VLLM_TEST_FORCE_LOAD_FORMAT", "VLLM_USE_DUMMY_WEIGHTS"),
     )  # fmt: skip
     safetensors_load_strategy: str = option(
         "lazy", "lazy maps files of safetensors into memory and reads what is needed; eager reads each file from its "

@@ -11,7 +11,9 @@ from quire.options.base import option
 class LogOptions:
     """How much is logged and in which form."""
 
-    log_level: str = option("info", "Least level logged.", choices=("debug", "info", "warning", "error"))
+    log_level: str = option(
+        "info", "Least level logged.", choices=("debug", "info", "warning", "error"), variables=("VLLM_LOGGING_LEVEL",)
+    )
     log_format: str = option("text", "text for people, json for log collectors.", choices=("text", "json"))
     log_file: str | None = option(
         None, "File for all log lines; the terminal then shows warnings and errors alone. `-` is the terminal. "

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean …?`, with the known name that is most like it; empty where none is."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]}?" if close else ""
+    close = _nearest(name, known)
+    return f" Did you mean {close}?" if close else ""
+
+
+def nearest_with_meaning(name: str, meanings: Mapping[str, str]) -> str:
+    """The same, and what the nearest one is for."""
+    close = _nearest(name, meanings)
+    return f" Did you mean {close}? {meanings[close]}" if close else ""
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), "")

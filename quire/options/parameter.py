@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import click
+
+from quire.options.vllm.variables import value_of
 
 # Kubernetes sets QUIRE_PORT=tcp://10.0.0.1:8000 in every pod beside a service called `quire`.
 _LINK = re.compile(r"(tcp|udp|sctp)://")
@@ -17,8 +20,10 @@ class Parameter(click.Option):
     """An option. Where it takes several values, one that is a JSON list stands for its items."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """The variable's value, unless Kubernetes made it up for a service of that name."""
-        value, variable = super().resolve_envvar_value(ctx), (self.envvar or [""])[0]
+        """The value of its variables' first that has one, unless Kubernetes made it up for a service of that name."""
+        names: Sequence[str] = [self.envvar] if isinstance(self.envvar, str) else self.envvar or ()
+        given = ((name, value_of(name, os.environ)) for name in names)
+        variable, value = next((pair for pair in given if pair[1]), ("", None))
         if value and variable.endswith("_PORT") and _LINK.match(value):
             click.echo(
                 f"warning: {variable}={value} is passed over: it is no port but what Kubernetes sets for a service "

@@ -25,11 +25,14 @@ class SizedInt(click.ParamType[Any]):
         "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30,
     }  # fmt: skip
 
-    def __init__(self, minimum: float | None, maximum: float | None) -> None:
+    def __init__(self, minimum: float | None, maximum: float | None, *, may_be_auto: bool = False) -> None:
         self.minimum = minimum
         self.maximum = maximum
+        self._may_be_auto = may_be_auto  # `auto` leaves it open
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if value == "auto" and self._may_be_auto:
+            return None
         match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)", str(value).strip())
         if not match:
             self.fail(f"{value!r} is not an integer (25.6k means 25,600 and 32K means 32,768).", param, ctx)
@@ -95,7 +98,7 @@ def click_type(field: OptionField) -> click.ParamType[Any] | type:
     if field.type is dict:
         return JsonObject(metadata["schema"])
     if field.type is int:
-        return SizedInt(metadata["minimum"], metadata["maximum"])
+        return SizedInt(metadata["minimum"], metadata["maximum"], may_be_auto=field.default is None)
     if field.type is float:
         return click.FloatRange(metadata["minimum"], metadata["maximum"])
     return field.type

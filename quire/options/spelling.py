@@ -1,13 +1,16 @@
 """Other ways to write options on the command line, turned into the one that click parses.
 
 `--max_model_len` is `--max-model-len`. A key of an option that is a JSON object may be a flag of its own:
-`--speculative-config.method ngram` is `--speculative-config '{"method": "ngram"}'`, added to what the object has.
+`--speculative-config.method ngram` is `--speculative-config '{"method": "ngram"}'`, added to what the object has; a
+key with a plus sign adds to the list that it has: `--json.names+ a`, `--json.names+=b,c`. `-O3`, `-O 3`, `-O.level=3`
+and `-O={"level": 3}` are `--compilation-config.level 3`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import click
@@ -37,6 +40,22 @@ def spell_out(arguments: list[str], objects: Collection[str]) -> list[str]:
             parts.setdefault(head, []).append((key, value if equals else _next(remaining, flag)))
     given = [word for head, values in parts.items() for word in (head, _merged(head, values))]
     return [*given, *spelled]
+
+
+def spell_out_levels(arguments: Sequence[str], flag: str = "--compilation-config") -> list[str]:
+    """The arguments with that flag for each `-O`."""
+    spelled: list[str] = []
+    for index, word in enumerate(arguments):
+        if word == "--":
+            return spelled + list(arguments[index:])
+        level = re.fullmatch(r"-O(\d+)|-O=(\d+)", word)
+        if level:
+            spelled.append(f"{flag}.level={level[1] or level[2]}")
+        elif word == "-O" and re.fullmatch(r"\d+", arguments[index + 1] if index + 1 < len(arguments) else ""):
+            spelled.append(f"{flag}.level")
+        else:
+            spelled.append(flag + word[2:] if re.match(r"-O([.=]|$)", word) else word)
+    return spelled
 
 
 def _split(word: str) -> tuple[str, str, str]:
@@ -74,7 +93,7 @@ def _merged(flag: str, values: list[tuple[str, str]]) -> str:
 def _value(text: str) -> Any:
     """JSON, or else a text as it stands."""
     try:
-        return json.loads(text)
+        return json.loads(text.lower() if text in ("True", "False") else text)
     except ValueError:
         return text
 
@@ -85,6 +104,13 @@ def _put(whole: dict[str, Any], path: list[str], value: Any, flag: str) -> None:
         whole = whole.setdefault(key, {})
         if not isinstance(whole, dict):
             raise click.UsageError(f"{flag}: {key} is no object.")
-    if not last:
+    if not last.removesuffix("+"):
         raise click.UsageError(f"{flag} ends with a dot; a key's name is missing.")
-    whole[last] = value
+    if not last.endswith("+"):
+        whole[last] = value
+        return
+    items = whole.setdefault(last[:-1], [])
+    if not isinstance(items, list):
+        raise click.UsageError(f"{flag} adds to {items!r}, which is no list.")
+    more = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+    items += [_value(item) if isinstance(item, str) else item for item in more]

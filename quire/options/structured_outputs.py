@@ -67,8 +67,9 @@ class StructuredOutputsOptions:
         1.5, "Longest time that compiling one constraint may take.", minimum=0.05, maximum=30.0
     )
     constraint_cache_bytes: int = option(
-        512 * 2**20, "Compiled constraints are kept in so much memory of the tokenizer service.", minimum=0
-    )
+        512 * 2**20, "Compiled constraints are kept in so much memory of the tokenizer service. As "
+        "VLLM_XGRAMMAR_CACHE_MB, in MiB.", minimum=0, variables=("VLLM_XGRAMMAR_CACHE_MB",),
+    )  # fmt: skip
 
     def chosen(self) -> StructuredOutputsConfig:
         """The configuration, whichever flags it came by.

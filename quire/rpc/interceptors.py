@@ -14,7 +14,8 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from quire.errors import DeadlineExceeded, Internal, QuireError, Unauthenticated, mapping_of
+from quire.error_tables import mapping_of
+from quire.errors import DeadlineExceeded, Internal, QuireError, Unauthenticated
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.context import REQUEST_ID_HEADER, TRACE_HEADERS, accept_request_id, enter_request
 from quire.rpc.status import abort

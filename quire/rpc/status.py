@@ -8,7 +8,8 @@ from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
-from quire.errors import CODE_BY_NUMBER, QuireError, from_status, mapping_of
+from quire.error_tables import CODE_BY_NUMBER, from_status, mapping_of
+from quire.errors import QuireError
 from quire.v1 import common_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"

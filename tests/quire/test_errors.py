@@ -5,19 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from quire.errors import (
-    CODE_BY_NUMBER,
-    TABLE,
-    ContextTooLong,
-    Internal,
-    InvalidRequest,
-    Overloaded,
-    QuireError,
-    StartupError,
-    Unavailable,
-    from_status,
-    mapping_of,
-)
+from quire.error_tables import CODE_BY_NUMBER, TABLE, from_status, mapping_of
+from quire.errors import ContextTooLong, Internal, InvalidRequest, Overloaded, QuireError, StartupError, Unavailable
 
 
 def all_errors(cls: type[QuireError] = QuireError) -> list[type[QuireError]]:

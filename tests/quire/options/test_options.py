@@ -241,7 +241,7 @@ def test_a_missing_config_file_is_named() -> None:
         (("--cpu-offload-gb", "1"), ("option of vLLM", "does not implement")),
         (("--trust-remote-code",), ("option of vLLM", "The code of a repository is never run here")),
         (("--code-revision", "main"), ("option of vLLM", "The code of a repository is never run here")),
-        (("--no-enable-eplb",), ("option of vLLM",)),
+        (("--cuont", "4"), ("No such option: --cuont", "Did you mean --count? A number.")),
     ],
 )
 def test_what_is_wrong_is_explained(arguments: tuple[str, ...], words: Sequence[str]) -> None:

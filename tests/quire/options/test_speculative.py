@@ -153,34 +153,65 @@ def test_the_configuration_is_the_same_when_it_is_read_again() -> None:
         ),
         (
             ("--speculative_model=[ngram]", "--ngram_prompt_lookup_max=4", "--ngram-prompt-lookup-min", "2"),
-            {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+            {"model": "[ngram]", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
         ),
-        (("--ngram-prompt-lookup-max", "4"), {"method": "ngram", "prompt_lookup_max": 4}),
-        (("-spec-draft-tp", "2"), {"draft_tensor_parallel_size": 2}),
-        (("--speculative-draft-tensor-parallel-size", "1"), {"draft_tensor_parallel_size": 1}),
-        (("--speculative-model-quantization", "awq"), {"quantization": "awq"}),
-        (("--speculative-max-model-len", "2048"), {"max_model_len": 2048}),
-        (("--speculative-disable-by-batch-size", "16"), {"disable_by_batch_size": 16}),
         (
-            ("--spec-decoding-acceptance-method", "typical_acceptance_sampler",
+            ("--speculative-config", '{"method": "ngram"}', "--ngram-prompt-lookup-max", "4"),
+            {"method": "ngram", "prompt_lookup_max": 4},
+        ),
+        (("--speculative-model", "m", "-spec-draft-tp", "2"), {"model": "m", "draft_tensor_parallel_size": 2}),
+        (
+            ("--speculative-model=m", "--speculative-draft-tensor-parallel-size", "1"),
+            {"model": "m", "draft_tensor_parallel_size": 1},
+        ),
+        (
+            ("--speculative-model=m", "--speculative-model-quantization", "awq"), {"model": "m", "quantization": "awq"},
+        ),
+        (("--speculative-model=m", "--speculative-max-model-len", "2048"), {"model": "m", "max_model_len": 2048}),
+        (
+            ("--speculative-model=m", "--speculative-disable-by-batch-size", "16"),
+            {"model": "m", "disable_by_batch_size": 16},
+        ),
+        (
+            ("--speculative-model=m", "--spec-decoding-acceptance-method", "typical_acceptance_sampler",
              "--typical-acceptance-sampler-posterior-threshold", "0.1",
              "--typical-acceptance-sampler-posterior-alpha", "0.4"),
-            {"acceptance_method": "typical_acceptance_sampler", "posterior_threshold": 0.1, "posterior_alpha": 0.4},
+            {"model": "m", "acceptance_method": "typical_acceptance_sampler", "posterior_threshold": 0.1,
+             "posterior_alpha": 0.4},
         ),
-        (("--disable-logprobs-during-spec-decoding",), {"disable_logprobs": True}),
-        (("--disable-logprobs-during-spec-decoding", "False"), {"disable_logprobs": False}),
+        (
+            ("--speculative-model=m", "--disable-logprobs-during-spec-decoding"),
+            {"model": "m", "disable_logprobs": True},
+        ),
+        (
+            ("--speculative-model=m", "--disable-logprobs-during-spec-decoding", "False"),
+            {"model": "m", "disable_logprobs": False},
+        ),
     ],
 )  # fmt: skip
-def test_superseded_flags_are_answered_with_what_replaces_them(
-    arguments: Sequence[str], config: dict[str, Any]
-) -> None:
-    output = refusal(*arguments)
-    said = output.partition("use --speculative-config '")[2].removesuffix("'")
-    assert json.loads(said) == config
-    assert all(word.partition("=")[0].replace("_", "-") in output for word in arguments if word.startswith("-"))
+def test_superseded_flags_act_as_keys_of_the_configuration(arguments: Sequence[str], config: dict[str, Any]) -> None:
+    result, options = run(*arguments)
+    assert result.exit_code == 0, result.output
+    assert options is not None
+    assert options.speculative_config == config
+    for word in arguments:
+        flag = word.partition("=")[0].replace("_", "-")
+        if flag.startswith("-") and flag != "--speculative-config":
+            assert f"warning: {flag} acts as --speculative-config." in result.output.replace("_", "-")
+
+
+def test_superseded_keys_of_a_file_act_too(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text('speculative-model: "[ngram]"\nnum-speculative-tokens: 3\nspeculative-disable-mqa-scorer: true\n')
+    result, options = run("--config", str(file))
+    assert options is not None
+    assert options.speculative_config == {"model": "[ngram]", "num_speculative_tokens": 3}
+    assert "speculative-disable-mqa-scorer has no effect" in result.output
 
 
 def test_superseded_variables_and_what_has_no_successor() -> None:
     output = refusal(env={"QUIRE_NUM_SPECULATIVE_TOKENS": "3"})
-    assert 'In place of QUIRE_NUM_SPECULATIVE_TOKENS use --speculative-config \'{"num_speculative_tokens": 3}' in output
-    assert "always verified in one pass" in refusal("--speculative-disable-mqa-scorer")
+    assert "In place of QUIRE_NUM_SPECULATIVE_TOKENS use --speculative-config.num_speculative_tokens" in output
+    result, options = run("--speculative-disable-mqa-scorer")
+    assert options == SpeculativeOptions()
+    assert "always verified in one pass" in result.output

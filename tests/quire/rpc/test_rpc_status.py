@@ -5,7 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from quire.errors import TABLE, ContextTooLong, InvalidRequest, QuireError, from_status, mapping_of
+from quire.error_tables import TABLE, from_status, mapping_of
+from quire.errors import ContextTooLong, InvalidRequest, QuireError
 from quire.rpc.status import from_request_error, from_rpc_error, to_request_error, trailing_metadata
 from quire.v1 import common_pb2
 

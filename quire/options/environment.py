@@ -1,0 +1,66 @@
+"""What the environment says to a command that is about to start, and what of it has no effect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+
+import click
+
+from quire.options.base import ENVIRONMENT_PREFIX, OptionField
+from quire.options.nearest import nearest
+from quire.options.vllm.answer import Kind
+from quire.options.vllm.translation import answer_to
+from quire.options.vllm.variables import WITHOUT_EFFECT, value_of
+
+# What Kubernetes sets in every pod beside a service called `quire`, or `quire-` and something.
+_OF_KUBERNETES = re.compile(r"QUIRE_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)")
+# Those that are no options: a supervisor's, and compose.yaml's.
+_OTHERS = re.compile(r"QUIRE_(SUPERVIS.*|CONFIG|MODEL_DIR|MODEL_NAME|BIND)")
+
+
+def heed_variables(
+    environment: Mapping[str, str],
+    fields: Mapping[str, OptionField],
+    known: Callable[[], Collection[str]],
+    tell: Callable[[str], None],
+) -> None:
+    """Says in a line each which variables stand for an option under vLLM's name for it, and which have no effect.
+
+    Args:
+        fields: the command's options by name.
+        known: names of the variables of all commands.
+        tell: gets the lines.
+
+    Raises:
+        click.UsageError: a variable is called as a flag of vLLM that Quire refuses.
+    """
+    given = {name: value for name, value in sorted(environment.items()) if value}
+    for name in given:
+        if name.startswith(ENVIRONMENT_PREFIX):
+            _check_own(name, given[name], fields, known, tell)
+    if "model" not in fields:
+        return  # it starts nothing that vLLM's would be for
+    for field in fields.values():
+        for name in field.metadata["variables"]:
+            if field.environment_variable not in given and value_of(name, given):
+                tell(f"{name} is read as {field.environment_variable}.")
+    for name in given:
+        if name in WITHOUT_EFFECT:
+            tell(f"{name} has no effect. {WITHOUT_EFFECT[name]}")
+
+
+def _check_own(
+    name: str, value: str, fields: Mapping[str, OptionField], known: Callable[[], Collection[str]],
+    tell: Callable[[str], None],
+) -> None:  # fmt: skip
+    option = name.removeprefix(ENVIRONMENT_PREFIX).lower()
+    if option in fields or _OTHERS.fullmatch(name) or _OF_KUBERNETES.fullmatch(name):
+        return
+    own = [field.flag for field in fields.values()]
+    if (answer := answer_to(option.replace("_", "-"), own)) and value not in answer.taken:
+        if answer.kind is not Kind.NO_EFFECT:
+            raise click.UsageError(answer.refusal(name))
+        tell(f"{name} has no effect. {answer.text}")
+    elif answer is None and name not in (names := known()):
+        tell(f"{name} is no option of Quire, and has no effect.{nearest(name, names)}")

@@ -1,0 +1,113 @@
+"""Arguments as vLLM takes them, turned into Quire's: what another option does now, and what has no effect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import click
+
+from quire.options.vllm.answer import Answer, Kind
+from quire.options.vllm.answers import ANSWERS, SHORT_NAMES
+from quire.options.vllm.compilation import FLAG as COMPILATION
+from quire.options.vllm.compilation import as_options
+
+_QUIET = "VLLM_NO_DEPRECATION_WARNING"
+
+
+def say(line: str) -> None:
+    """One line for whoever starts the command."""
+    click.echo(f"warning: {line}", err=True)
+
+
+def answer_to(name: str, own: Collection[str]) -> Answer | None:
+    """What becomes of a flag, by its name without dashes before it; None for options of the command, and strangers.
+
+    Args:
+        own: flags of the command's options.
+    """
+    answer = ANSWERS.get(name.partition(".")[0])
+    if answer is None or f"--{name}" in own:
+        return None
+    if answer.kind is Kind.ACTS_AS and answer.successor.partition(".")[0].replace("--no-", "--") not in own:
+        return None  # the command has not that one either
+    return answer
+
+
+def translate(arguments: Sequence[str], own: Collection[str], tell: Callable[[str], None]) -> list[str]:
+    """The arguments, those of vLLM turned into the command's own; flags have dashes, and short names are as they come.
+
+    Args:
+        own: flags of the command's options.
+        tell: gets a line for each flag that is turned into another, or has no effect.
+
+    Raises:
+        click.UsageError: a flag is refused.
+    """
+    successors: list[str] = []
+    rest: list[str] = []
+    words = iter(enumerate(arguments, 1))
+    for following, word in words:
+        if word == "--":
+            return [*successors, *rest, *arguments[following - 1 :]]
+        flag, equals, value = word.partition("=")
+        name = flag[2:] if flag.startswith("--") else SHORT_NAMES.get(flag, "")
+        answer = answer_to(name, own)
+        if _turns_off(name, own):
+            continue
+        if answer is None:
+            is_short = f"--{name}" in own and not flag.startswith("--")
+            rest.append(f"--{name}{equals}{value}" if is_short else word)
+            continue
+        if not equals and not answer.switch:
+            value = next(words)[1] if _is_value(arguments[following : following + 1]) else "true"
+        successors += heed(answer, flag, name, value, tell)
+    return [*successors, *rest]
+
+
+def _turns_off(name: str, own: Collection[str]) -> bool:
+    """Whether it is `no-` and a switch that is off anyway."""
+    answer = answer_to(name.removeprefix("no-"), own) if name.startswith("no-") and f"--{name}" not in own else None
+    return answer is not None and (answer.kind is not Kind.ACTS_AS or answer.switch)
+
+
+def _is_value(words: Sequence[str]) -> bool:
+    """Whether the first is a value, and no flag."""
+    return bool(words) and (not words[0].startswith("-") or words[0][1:].isdigit())
+
+
+def heed(answer: Answer, shown: str, name: str, value: str, tell: Callable[[str], None]) -> list[str]:
+    """What takes the place of a flag with its value.
+
+    Raises:
+        click.UsageError: nothing does, and it cannot be passed over.
+    """
+    if value in answer.taken:
+        return []
+    if answer.kind in (Kind.REFUSED, Kind.NOT_BUILT):
+        raise click.UsageError(answer.refusal(shown))
+    if answer.kind is Kind.NO_EFFECT:
+        tell(f"{shown} has no effect. {answer.text}")
+        return []
+    if f"--{name}" == COMPILATION:
+        return _compilation(shown, value, tell)
+    if not os.environ.get(_QUIET):
+        tell(f"{shown} acts as {' '.join(_successor(answer, '…'))}, which has its place.")
+    return list(_successor(answer, value))
+
+
+def _successor(answer: Answer, value: str) -> Iterator[str]:
+    yield answer.successor
+    if answer.fixed != "":
+        yield value if answer.fixed is None else answer.fixed
+
+
+def _compilation(shown: str, value: str, tell: Callable[[str], None]) -> list[str]:
+    arguments, idle = as_options(value)
+    if arguments:
+        tell(f"{shown} acts as {' '.join(arguments)}.")
+    if idle:
+        tell(
+            f"{shown}: {', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect; nothing is compiled by torch."
+        )
+    return arguments

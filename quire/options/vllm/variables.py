@@ -1,0 +1,135 @@
+"""Environment variables that vLLM's documentation has, and what each does here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+_BUILD = "It is for building vLLM."
+_HARDWARE = "It is for hardware that Quire does not run on."
+_THERE_ALONE = "It is a switch within vLLM, without a counterpart here."
+_RAY = "Quire does not run on Ray."
+_INTERNAL = "The services of a stack talk by gRPC on free ports; --router-address and its like name others."
+_RANKS = "Ranks find each other by themselves; there is no data parallelism over several nodes yet."
+_KERNELS = "The kernels are Quire's own, and each device gets its fastest; --attention-backend has those of attention."
+_MEDIA = "Models are served for text alone."
+_QUANTIZED = "A checkpoint's form of weights has one kernel on each device."
+_REPORTS = "Quire sends no reports of its use to anybody."
+_SCALES = "--calculate-kv-scales measures them, without a constant."
+_LOGGING = "--log-level, --log-format and --log-file say how and where is logged."
+
+# Name → why it has no effect, said at start. Those that act are at their options, see `option(variables=…)`.
+WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("VLLM_TARGET_DEVICE", "VLLM_USE_PRECOMPILED", "VLLM_TEST_USE_PRECOMPILED_NIGHTLY_WHEEL"), _BUILD
+        ),
+        **dict.fromkeys(
+            ("VLLM_OPENVINO_DEVICE", "VLLM_OPENVINO_KVCACHE_SPACE", "VLLM_OPENVINO_CPU_KV_CACHE_PRECISION",
+             "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS", "VLLM_XLA_CACHE_PATH", "VLLM_XLA_CHECK_RECOMPILATION",
+             "VLLM_ROCM_FP8_PADDING", "VLLM_USE_HPU_CONTIGUOUS_CACHE_FETCH", "VLLM_TPU_DISABLE_TOPK_TOPP_OPTIMIZATION"),
+            _HARDWARE,
+        ),
+        **dict.fromkeys(
+            ("VLLM_RINGBUFFER_WARNING_INTERVAL", "VLLM_TEST_DYNAMO_FULLGRAPH_CAPTURE", "VLLM_USE_V1",
+             "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CI_USE_S3", "VLLM_TEST_FORCE_MIXED_CHUNKED_PREFILL",
+             "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "VLLM_TRACE_FUNCTION", "VLLM_CPU_MOE_PREPACK", "VLLM_CUDART_SO_PATH",
+             "VLLM_INSTANCE_ID", "VLLM_LOGITS_PROCESSOR_THREADS"),
+            _THERE_ALONE,
+        ),
+        **dict.fromkeys(
+            ("VLLM_USE_RAY_SPMD_WORKER", "VLLM_USE_RAY_COMPILED_DAG", "VLLM_USE_RAY_COMPILED_DAG_NCCL_CHANNEL",
+             "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM", "VLLM_RAY_PER_WORKER_GPUS", "VLLM_RAY_BUNDLE_INDICES"), _RAY
+        ),
+        **dict.fromkeys(("VLLM_HOST_IP", "VLLM_PORT", "VLLM_RPC_BASE_PATH", "VLLM_RPC_TIMEOUT"), _INTERNAL),
+        **dict.fromkeys(
+            ("VLLM_DP_RANK", "VLLM_DP_SIZE", "VLLM_DP_MASTER_IP", "VLLM_DP_MASTER_PORT", "VLLM_PP_LAYER_PARTITION"),
+            _RANKS,
+        ),
+        **dict.fromkeys(
+            ("VLLM_USE_TRITON_FLASH_ATTN", "VLLM_FLASH_ATTN_VERSION", "VLLM_ATTENTION_BACKEND",
+             "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_FLASHINFER_FORCE_TENSOR_CORES", "VLLM_MLA_DISABLE",
+             "VLLM_FUSED_MOE_CHUNK_SIZE", "VLLM_ENABLE_MOE_ALIGN_BLOCK_SIZE_TRITON", "VLLM_USE_FLASHINFER_MOE_FP8",
+             "VLLM_USE_FLASHINFER_MOE_FP16", "VLLM_FLASHINFER_MOE_BACKEND"), _KERNELS,
+        ),
+        **dict.fromkeys(
+            ("VLLM_USE_TRITON_AWQ", "VLLM_DISABLED_KERNELS", "VLLM_MARLIN_USE_ATOMIC_ADD", "VLLM_USE_DEEP_GEMM",
+             "VLLM_TEST_FORCE_FP8_MARLIN"), _QUANTIZED,
+        ),
+        **dict.fromkeys(
+            ("VLLM_ASSETS_CACHE", "VLLM_IMAGE_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT",
+             "VLLM_MM_INPUT_CACHE_GIB"), _MEDIA,
+        ),
+        **dict.fromkeys(
+            ("VLLM_USAGE_STATS_SERVER", "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_USAGE_SOURCE"), _REPORTS
+        ),
+        **dict.fromkeys(("Q_SCALE_CONSTANT", "K_SCALE_CONSTANT", "V_SCALE_CONSTANT"), _SCALES),
+        **dict.fromkeys(("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH", "VLLM_LOGGING_PREFIX"), _LOGGING),
+        "VLLM_LOG_BATCHSIZE_INTERVAL": "/metrics has the sizes of batches.",
+        "VLLM_CONFIG_ROOT": "There are no files of configuration but the one that --config names.",
+        "VLLM_CACHE_ROOT": "Caches lie in XDG_CACHE_HOME, or ~/.cache, and models in --download-dir.",
+        "VLLM_NCCL_SO_PATH": "NCCL is the one that torch brings.",
+        "VLLM_SKIP_P2P_CHECK": "NCCL finds out itself which GPUs reach each other.",
+        "VLLM_DISABLE_CUSTOM_ALL_REDUCE": "Sums over ranks are those of NCCL and Gloo; there are no others.",
+        "VLLM_WORKER_MULTIPROC_METHOD": "Ranks are started as new processes, always.",
+        "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "The gateway stays up anyway, and engines are started again.",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "--rope-scaling makes a model's length longer, as far as its positions reach.",
+        "VLLM_PLUGINS": "Plugins of vLLM know vLLM's classes; those of Quire are installed packages.",
+        "VLLM_SERVER_DEV_MODE": "There are no routes for developers to open.",
+        "VLLM_TORCH_PROFILER_DIR": "There is no profiler to start by a route.",
+        "VLLM_V0_USE_OUTLINES_CACHE": "Compiled constraints are kept in memory alone, see --constraint-cache-bytes.",
+        "VLLM_SKIP_WARMUP": "Workers always warm up before they are ready.",
+    }
+)  # fmt: skip
+
+# Those that other programs have, too: nothing is said of them.
+OF_OTHERS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("MAX_JOBS", "NVCC_THREADS", "CMAKE_BUILD_TYPE", "VERBOSE", "CUDA_HOME"), _BUILD),
+        "LOCAL_RANK": _RANKS,
+        "OMP_NUM_THREADS": "--cpu-threads says how many threads the kernels have.",
+        "MODEL": "It belongs to a wrapper around vLLM.",
+    }
+)
+
+# Those that libraries read, or the translation of arguments.
+READ_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        "LD_LIBRARY_PATH": "By the system's loader.",
+        "CUDA_VISIBLE_DEVICES": "By the driver; `--engines` shares out the GPUs that it shows.",
+        "S3_ACCESS_KEY_ID": "For --load-format tensorizer and runai_streamer.",
+        "S3_SECRET_ACCESS_KEY": "For --load-format tensorizer and runai_streamer.",
+        "S3_ENDPOINT_URL": "For --load-format tensorizer and runai_streamer.",
+        "HF_TOKEN": "By the hub's library; --hf-token goes before.",
+        "HUGGING_FACE_HUB_TOKEN": "By the hub's library; --hf-token goes before.",
+        "HF_HUB_OFFLINE": "By the hub's library.",
+        "VLLM_NO_DEPRECATION_WARNING": "Nothing is said of flags that another one has taken the place of.",
+    }
+)
+
+
+def _bytes(unit: int) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        try:
+            return str(int(float(text) * unit))
+        except ValueError:
+            return text  # whoever parses it says what is wrong
+
+    return convert
+
+
+# Variable → its value as the option has it, where that differs.
+CONVERSIONS: Mapping[str, Callable[[str], str]] = MappingProxyType(
+    {
+        "VLLM_LOGGING_LEVEL": str.lower,
+        "VLLM_CPU_KVCACHE_SPACE": _bytes(2**30),
+        "VLLM_XGRAMMAR_CACHE_MB": _bytes(2**20),
+        "VLLM_USE_DUMMY_WEIGHTS": lambda text: "" if text in ("0", "false", "False") else "dummy",
+    }
+)
+
+
+def value_of(name: str, environment: Mapping[str, str]) -> str:
+    """What a variable says to the option that it stands for; empty for nothing."""
+    value = environment.get(name, "")
+    return CONVERSIONS[name](value) if value and name in CONVERSIONS else value
