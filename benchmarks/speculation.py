@@ -39,17 +39,7 @@ _COUNTER = re.compile(r'^vllm:spec_decode_(\w+)_total\{model_name="bench"(?:,pos
 _LEAST_REQUESTS = 1  # of each stream in a round
 _SHOWN_POSITIONS = 6
 _TOLD_SECONDS = 1.0  # engines tell what they count four times a second, and so do routers
-_HEADS = (
-    "trace",
-    "streams",
-    "method",
-    "tok/s",
-    "/ none",
-    "tokens a step",
-    "of all",
-    "right at 1, 2, …",
-    "same answers",
-)
+_HEADS = ("tokens a step that guessed", "of all tokens", "right at 1, 2, …", "same answers")
 
 
 @dataclass
@@ -169,18 +159,33 @@ def _counters(port: int) -> dict[tuple[str, int], float]:
 
 
 def report(cases: Mapping[tuple[str, int, str], Case]) -> str:
-    """The table as Markdown, with medians over the rounds."""
-    lines = [f"| {' | '.join(_HEADS)} |", "|---" * len(_HEADS) + "|"]
+    """Two tables as Markdown: tokens per second, medians over the rounds, and what became of guesses."""
+    methods = list(dict.fromkeys(method for _, _, method in cases))
+    lines = [_row(["trace", "streams", f"{NONE}: tok/s", *methods[1:]]), "|---" * (2 + len(methods)) + "|"]
+    for trace, streams in dict.fromkeys((trace, streams) for trace, streams, _ in cases):
+        plain = cases[trace, streams, NONE].rates
+        ratios = (
+            statistics.median(
+                own / without for own, without in zip(cases[trace, streams, method].rates, plain, strict=True)
+            )
+            for method in methods[1:]
+        )
+        lines.append(
+            _row([trace, str(streams), f"{statistics.median(plain):.0f}", *(f"{each:.2f}" for each in ratios)])
+        )
+    lines += ["", _row(["trace", "streams", "method", *_HEADS]), "|---" * (3 + len(_HEADS)) + "|"]
     for (trace, streams, method), case in cases.items():
-        plain = cases[trace, streams, NONE]
-        ratio = statistics.median(own / without for own, without in zip(case.rates, plain.rates, strict=True))
-        same = sum(own == other for own, other in zip(case.answers, plain.answers, strict=True)) / len(case.answers)
-        cells = [trace, str(streams), method, f"{statistics.median(case.rates):.0f}", f"{ratio:.2f}"]
         if METHODS[method]:
             positions = " ".join(f"{share:.2f}" for share in case.acceptance())
-            cells += [f"{case.per_guess:.2f}", f"{case.share:.0%}", positions, f"{same:.1%}"]
-        lines.append(f"| {' | '.join([*cells, *[''] * (len(_HEADS) - len(cells))])} |")
+            other = cases[trace, streams, NONE].answers
+            same = sum(map(str.__eq__, case.answers, other)) / len(other)
+            cells = [f"{case.per_guess:.2f}", f"{case.share:.0%}", positions, f"{same:.1%}"]
+            lines.append(_row([trace, str(streams), method, *cells]))
     return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

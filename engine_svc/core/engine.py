@@ -276,7 +276,7 @@ class Engine:
                 self._failures = 0
             self._processor.process(batch, result)
             if self._drafter is not None and batch.sequences:
-                self._drafter.ended(batch)
+                self._drafter.ended(batch, result.draft_milliseconds / 1000)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         """Ends the requests of a step that raised; the others go on if the executor does.

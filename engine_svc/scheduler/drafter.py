@@ -43,8 +43,8 @@ class Drafter(Protocol):
     def verified(self, sequence: Sequence, num_drafts: int, num_right: int, num_tokens: int) -> None:
         """So many drafted tokens were right; the sequence has so many more, an ending within the run considered."""
 
-    def ended(self, batch: Batch) -> None:
-        """A step has ended, and all that it brought is booked."""
+    def ended(self, batch: Batch, draft_seconds: float) -> None:
+        """A step has ended, and all that it brought is booked; so much of its time the ranks have taken to guess."""
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _NO_TOKENS: tuple[int, ...] = ()
 _REPORT_SECONDS = 60.0
+_REPAID = 1 / 16  # of what is owed, by each step that verifies and guesses
 
 
 class _Speculated:
@@ -66,6 +67,7 @@ class Speculation(Drafter):
         self._sequences: dict[Sequence, _Speculated] = {}
         self._chosen: dict[Sequence, int] = {}  # of the step that is planned: tokens to guess, where there are any
         self._usual = config.most_tokens  # for sequences that start: as for those that decoded last
+        self._owed_seconds = 0.0
         self._last_end = clock()
         self._was_plain = False  # the last step that ended
         self._reported = self._last_end
@@ -181,16 +183,23 @@ class Speculation(Drafter):
             self._acceptance.note(kind, speculated.rate, num_drafts, num_right)
             speculated.guess = None
 
-    def ended(self, batch: Batch) -> None:
+    def ended(self, batch: Batch, draft_seconds: float) -> None:
         """See Drafter."""
         now, num_sequences = self._clock(), len(batch.sampling)
         seconds = now - max(self._last_end, batch.began)
         is_decode = num_sequences > 0 and batch.num_tokens == num_sequences + batch.num_drafts
         is_plain = is_decode and not batch.num_drafts and not batch.num_wanted
         is_alone = self._was_plain or batch.began >= self._last_end  # nothing of the time is another kind of step's
-        is_whole = batch.num_drafts and (self._guesser is not None or batch.num_wanted)  # it verifies and guesses
-        if is_decode and (is_whole or (is_plain and is_alone)):
-            self._costs.note(num_sequences, batch.num_drafts, seconds)
+        is_whole = is_decode and batch.num_drafts and (self._guesser or batch.num_wanted)  # it verifies and guesses
+        if is_whole:
+            # Beside the steps that guess, prompts and what the draft model has missed take time that these have to earn.
+            paid = self._owed_seconds * _REPAID
+            self._owed_seconds -= paid
+            self._costs.note(num_sequences, batch.num_drafts, seconds + paid)
+        else:
+            self._owed_seconds += draft_seconds
+        if is_plain and is_alone:
+            self._costs.note(num_sequences, 0, seconds)
         self._last_end, self._was_plain = now, is_plain
         if now - self._reported >= _REPORT_SECONDS:
             self._reported = now
