@@ -192,7 +192,7 @@ class Speculation(Drafter):
         is_alone = self._was_plain or batch.began >= self._last_end  # nothing of the time is another kind of step's
         is_whole = is_decode and batch.num_drafts and (self._guesser or batch.num_wanted)  # it verifies and guesses
         if is_whole:
-            # Beside the steps that guess, prompts and what the draft model has missed take time that these have to earn.
+            # They have to earn what prompts, and what it has missed, take of a draft model's time.
             paid = self._owed_seconds * _REPAID
             self._owed_seconds -= paid
             self._costs.note(num_sequences, batch.num_drafts, seconds + paid)
