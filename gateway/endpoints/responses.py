@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +16,7 @@ from gateway.endpoints.responses_answer import ResponsesAnswer
 from gateway.errors import json_response, json_text_response
 from gateway.protocol.responses import DeletedResponse, ResponsesRequest
 from gateway.requests.caller import tenant_of
-from gateway.requests.response_items import items_of
+from gateway.requests.response_items import items_json, items_of
 from gateway.requests.responses import chat_of, check
 from gateway.response_store.run import Follower, Replay, Run
 from quire.errors import InvalidRequest
@@ -39,15 +38,14 @@ async def create(request: Request) -> Response | EventStream:
     previous, given = body.previous_response_id, items_of(body.input)
     earlier = await context.responses.items(previous, tenant) if previous else []
     asked = await beside(request, chat_of, body, earlier, given, model.max_model_len)
-    state = await context.pipeline.start(await chat.prepare(request, asked, [asked.messages]))
     is_kept = context.responses.are_kept and body.store is not False
+    items = await beside(request, items_json, [*earlier, *given]) if is_kept else b""
+    state = await context.pipeline.start(await chat.prepare(request, asked, [asked.messages]))
     answer = ResponsesAnswer(context, body, state, uuid.uuid4().hex, is_stored=is_kept)
     if not is_kept:
         return await answer.respond(request)
     try:
-        return await _kept(
-            request, context, answer, tenant, await beside(request, msgspec.json.encode, [*earlier, *given])
-        )
+        return await _kept(request, context, answer, tenant, items)
     except BaseException:
         state.cancel()
         raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from quire.errors import InvalidRequest
 
 Item = Mapping[str, Any]
@@ -23,6 +25,18 @@ def items_of(given: str | Sequence[Item]) -> list[Item]:
     if not given:
         raise InvalidRequest("input is empty: send a text, or items such as messages.", parameter="input")
     return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else list(given)
+
+
+def items_json(items: Sequence[Item]) -> bytes:
+    """Items as they are kept.
+
+    Raises:
+        InvalidRequest: they are nested too deeply.
+    """
+    try:
+        return msgspec.json.encode(items)
+    except RecursionError:
+        raise InvalidRequest("input is nested too deeply.", parameter="input") from None
 
 
 def messages_of(instructions: str | None, items: Sequence[Item], num_earlier: int) -> list[Message]:

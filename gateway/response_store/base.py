@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 # A response under way whose gateway has said nothing for so long has no gateway any more.
 LEASE_SECONDS = 30.0
+MAX_CHUNKS = 16  # of events that are read at a time
 _END = b"\n\n"  # of an event, and nowhere else in it
 
 
@@ -112,7 +113,7 @@ class ResponseStore(ABC):
 
     @abstractmethod
     async def events(self, identity: str, after: int) -> Sequence[bytes]:
-        """The events with numbers larger than this one."""
+        """The events with numbers larger than this one: some of them, and none only where there are none."""
 
     @abstractmethod
     async def ask_to_stop(self, identity: str) -> None:

@@ -183,10 +183,12 @@ class Responses:
         """A response whose gateway was lost, once the store knows that it has failed."""
         body = msgspec.json.decode(found.body, type=ResponseBody)
         body.status, body.error = "failed", ResponseFailure("server_error", _LOST)
-        number = len(await self.store.events(identity, -1))
+        number = 0
+        while told := await self.store.events(identity, number - 1):
+            number += len(told)
         last = ResponseFailed(response=body, sequence_number=number)
-        told = EventChunk(number, [event(last, "response.failed")])
-        await self.store.finish(identity, msgspec.json.encode(body), told)
+        chunk = EventChunk(number, [event(last, "response.failed")])
+        await self.store.finish(identity, msgspec.json.encode(body), chunk)
         ended = await self.store.get(identity, tenant)
         if ended is None or ended.stage is Stage.ABANDONED:
             raise Unavailable("The response is changed by others now; try again in a moment.")

@@ -14,7 +14,15 @@ from typing import Any, TypeVar
 import redis.asyncio
 from redis.exceptions import RedisError, WatchError
 
-from gateway.response_store.base import LEASE_SECONDS, EventChunk, NewResponse, ResponseStore, Stage, StoredResponse
+from gateway.response_store.base import (
+    LEASE_SECONDS,
+    MAX_CHUNKS,
+    EventChunk,
+    NewResponse,
+    ResponseStore,
+    Stage,
+    StoredResponse,
+)
 from quire.errors import Unavailable
 
 logger = logging.getLogger(__name__)
@@ -107,8 +115,9 @@ class RedisStore(ResponseStore):
 
     async def events(self, identity: str, after: int) -> Sequence[bytes]:
         """See ResponseStore."""
+        key = f"{_PREFIX}{identity}:events"
         rows = await self._done(
-            self._redis.zrange(f"{_PREFIX}{identity}:events", f"({after}", "+inf", byscore=True, withscores=True)
+            self._redis.zrange(key, f"({after}", "+inf", byscore=True, withscores=True, offset=0, num=MAX_CHUNKS)
         )
         return EventChunk.joined((EventChunk.unpacked(int(last), packed) for packed, last in rows), after)
 

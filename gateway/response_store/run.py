@@ -17,7 +17,7 @@ from gateway.answers.queue import AnswerQueue
 from gateway.answers.stream import EventWriter
 from gateway.protocol.responses import ResponseBody
 from gateway.response_store.base import EventChunk, NewResponse, ResponseStore
-from quire.errors import QuireError
+from quire.errors import Internal, QuireError
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 0.5
 _LOOK_SECONDS = 1.0  # how often one who waits looks whether its client is still there
 _ATTEMPTS = 5  # to store an end
+_MOST_EVENTS = 1024  # that are read at a time: who comes late gets them in pieces
 
 
 class ResponseWriter(EventWriter[ChoiceUpdate], Protocol):
@@ -51,6 +52,7 @@ class Run:
         self._over = asyncio.Event()  # no updates come any more
         self._ended = False  # nor events
         self._kept = False
+        self._failure: QuireError | None = None
         self.error: QuireError | None = None  # that came before its first event
 
     @property
@@ -85,22 +87,17 @@ class Run:
         """Reads all updates. What fails before the first one is not kept, if nobody knows of the response yet."""
         beating = asyncio.create_task(self._beat())
         try:
-            async for update in updates(self._queue):
-                if not self._kept:
-                    await self.keep(tenant, items)
-                self._publish(self._writer.update(update))
-        except QuireError as error:
-            self._queue.fail(error)
-        finally:
-            self._queue.cancel()
+            await self._read(tenant, items)
             self._over.set()
             await beating  # what it writes has to be written before the end is
-        if self._kept:
-            await self._finish()
-        else:
-            self.error = self._queue.error
-        self._ended = True
-        self._publish(())
+            if self._kept:
+                await self._finish()
+            else:
+                self.error = self._failure
+        finally:
+            beating.cancel()
+            self._ended = True
+            self._publish(())
 
     async def read(self, after: int, timeout: float) -> list[bytes] | None:
         """See EventLog."""
@@ -108,8 +105,22 @@ class Run:
         if len(self._events) <= after + 1 and not self._ended:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(grown.wait(), timeout)
-        found = self._events[after + 1 :]
+        found = self._events[after + 1 : after + 1 + _MOST_EVENTS]
         return found if found or self._ended else None
+
+    async def _read(self, tenant: str, items: bytes) -> None:
+        try:
+            async for update in updates(self._queue):
+                if not self._kept:
+                    await self.keep(tenant, items)
+                self._publish(self._writer.update(update))
+        except QuireError as error:
+            self._failure = error
+        except Exception:
+            logger.exception("the work on %s failed", self.identity)
+            self._failure = Internal("Internal error; the gateway's log has the details.")
+        self._failure = self._failure or self._queue.error
+        self._queue.cancel()
 
     def _publish(self, events: Iterable[bytes]) -> None:
         self._events += events
@@ -137,7 +148,7 @@ class Run:
                 self.stop()
 
     async def _finish(self) -> None:
-        self._publish(self._writer.closing(self._queue.error))
+        self._publish(self._writer.closing(self._failure))
         for attempt in range(_ATTEMPTS):
             try:
                 await self._store.finish(self.identity, msgspec.json.encode(self.body), self._unstored())

@@ -9,7 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.response_store.base import LEASE_SECONDS, EventChunk, NewResponse, ResponseStore, Stage, StoredResponse
+from gateway.response_store.base import (
+    LEASE_SECONDS,
+    MAX_CHUNKS,
+    EventChunk,
+    NewResponse,
+    ResponseStore,
+    Stage,
+    StoredResponse,
+)
 from quire.errors import StartupError, Unavailable
 from quire.work_pool import WorkPool
 
@@ -71,8 +79,8 @@ class SqliteStore(ResponseStore):
 
     async def events(self, identity: str, after: int) -> Sequence[bytes]:
         """See ResponseStore."""
-        query = "SELECT last, chunk FROM events WHERE id = ? AND last > ? ORDER BY last"
-        rows = await self._run(lambda: self._database.execute(query, (identity, after)).fetchall())
+        query = "SELECT last, chunk FROM events WHERE id = ? AND last > ? ORDER BY last LIMIT ?"
+        rows = await self._run(lambda: self._database.execute(query, (identity, after, MAX_CHUNKS)).fetchall())
         return EventChunk.joined((EventChunk.unpacked(last, packed) for last, packed in rows), after)
 
     async def ask_to_stop(self, identity: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fakeredis import TcpFakeServer
 
-from gateway.response_store.base import EventChunk, NewResponse, ResponseStore, Stage
+from gateway.response_store.base import MAX_CHUNKS, EventChunk, NewResponse, ResponseStore, Stage
 from gateway.response_store.redis import RedisStore
 from gateway.response_store.sqlite import SqliteStore
 from quire.errors import Unavailable
@@ -84,6 +84,17 @@ async def test_events_come_back_as_one(open_store: OpenStore) -> None:
         for after in (-1, 0, 1, 2, 4, 5, 9):
             assert await store.events(LIVE.id, after) == EVENTS[after + 1 :]
         assert await store.events("resp_x", -1) == []
+
+
+async def test_many_events_are_read_in_pieces(open_store: OpenStore) -> None:
+    async with open_store() as store:
+        await store.add(LIVE)
+        for number in range(MAX_CHUNKS + 1):
+            await store.beat(LIVE.id, EventChunk(number, [b"data: %d\n\n" % number]))
+        sizes = []
+        while found := await store.events(LIVE.id, sum(sizes) - 1):
+            sizes.append(len(found))
+        assert sizes == [MAX_CHUNKS, 1]
 
 
 async def test_what_has_ended_does_not_change(open_store: OpenStore) -> None:

@@ -223,6 +223,21 @@ async def test_what_fails(shared: Shared) -> None:
     assert refused.status_code == 500
 
 
+async def test_deep_nesting_is_harmless(shared: Shared) -> None:
+    for depth in range(100, 2000, 100):
+        nested = "[" * depth + "]" * depth
+        text = (
+            f'{{"model": "fake", "max_output_tokens": 1, "input": [{{"role": "user", "content": "A", "x": {nested}}}]}}'
+        )
+        found = await shared.one.client.post(
+            "/v1/responses", content=text, headers={"content-type": "application/json"}
+        )
+        assert found.status_code == 200 or "nested too deeply" in found.text
+        if found.status_code == 200:
+            asked = ASKED | {"previous_response_id": found.json()["id"]}
+            assert (await shared.other.post("/v1/responses", asked)).status_code == 200
+
+
 async def test_a_server_that_stops_says_so(shared: Shared) -> None:
     started = await begun(shared)
     shared.one.context.responses.cut(stopping())
