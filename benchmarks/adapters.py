@@ -1,7 +1,8 @@
 """What adapters cost: tokens a second of sequences that decode with none, one, or several of them in a batch.
 
 `python -m benchmarks.adapters` takes a minute. All cases run in turn in one process, on one model with random weights:
-what else the machine does meanwhile slows them alike, so the ratios are what counts.
+what else the machine does meanwhile slows them alike, so the ratios are what counts. `--one-thread` measures the
+processor time of a single thread, which others disturb least.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from safetensors.torch import save_file
 from benchmarks.machine import heading
 from benchmarks.models import SHAPES, build_config
 from engine_svc.executor.base import Executor, create_executor
+from engine_svc.native.levels import available_levels
+from engine_svc.native.library import kernels
 from engine_svc.plan import (
     AdapterChanges,
     AdapterPlacement,
@@ -54,7 +57,7 @@ def write_adapter(folder: Path, modules: Mapping[str, tuple[int, int]], rank: in
 class Decoding:
     """A model that takes adapters, and sequences that decode."""
 
-    def __init__(self, folder: Path, sequences: int, adapters: int, rank: int) -> None:
+    def __init__(self, folder: Path, sequences: int, adapters: int, rank: int, one_thread: bool) -> None:
         given = {
             "load_format": "dummy", "enable_lora": True, "max_loras": adapters, "max_lora_rank": rank,
             "max_num_seqs": sequences, "use_tqdm_on_load": False, "max_model_len": 1024,
@@ -70,6 +73,9 @@ class Decoding:
         own = {name: shape for name, shape in spec.adapter_modules.items() if _is_usual(name)}
         write_adapter(folder / "adapter", own, rank)
         self._place(folder / "adapter", adapters)
+        self._clock = time.thread_time if one_thread else time.perf_counter
+        if one_thread:
+            kernels(available_levels()[-1]).set_threads(1)
 
     def _place(self, folder: Path, adapters: int) -> None:
         """The same matrices in all slots: they are as much to read as different ones."""
@@ -98,9 +104,9 @@ class Decoding:
         found = []
         for number in range(_STEPS):
             scheduled = [ScheduledSequence(slot, _PROMPT - 1 + number, 1, 1, []) for slot in range(self._sequences)]
-            start = time.perf_counter()
+            start = self._clock()
             self._run(new if number == 0 else [], scheduled, AdapterChanges())
-            found.append(time.perf_counter() - start)
+            found.append(self._clock() - start)
         return found[1:]
 
     def close(self) -> None:
@@ -134,11 +140,13 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--adapters", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--one-thread", action="store_true")
     parser.add_argument("--rounds", type=int, default=12)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         build_config(arguments.shape, Path(folder))
-        decoding = Decoding(Path(folder), arguments.sequences, max(arguments.adapters), arguments.rank)
+        most = max(arguments.adapters)
+        decoding = Decoding(Path(folder), arguments.sequences, most, arguments.rank, arguments.one_thread)
         cases = (0, *arguments.adapters)
         for count in cases:
             decoding.seconds(count)  # is recorded
