@@ -29,7 +29,7 @@ _FIRST_PROBE, _LONGEST_PROBE = 128, 16
 _AWAKE = 64
 _FIRST_SLEEP, _LONGEST_SLEEP = 64, 1024
 _FEW_SEQUENCES = 3
-_FEW_ROWS = 8
+_FEW_ROWS = 6
 
 
 class Offer(NamedTuple):
@@ -172,6 +172,6 @@ def _ranked(offers: Sequence[Offer]) -> list[tuple[float, int]]:
 
 
 def _candidates(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16 and so on, and a few more: each is a shape of steps that has to be recorded once."""
-    found = {count for power in range(most.bit_length()) for count in (2**power, 3 * 2**power // 2) if count <= most}
-    return sorted(found | {most} if most <= _FEW_ROWS else found)
+    """A few numbers of rows up to one: each makes a shape of steps that has to be recorded once."""
+    powers = {2**power for power in range(most.bit_length())}
+    return sorted({*powers, *range(1, min(most, _FEW_ROWS) + 1)})

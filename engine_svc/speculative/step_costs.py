@@ -6,9 +6,9 @@ import math
 from bisect import bisect_left
 from collections import deque
 
-# So many of the latest measurements make an estimate, by their lower quartile: what a step takes while nothing else has
-# the processor, and where it is not the first of its shape, which is recorded (`runner/recorded.py`).
-_SAMPLES = 16
+# So many of the latest measurements make an estimate, by their median: the first step of a shape, which is recorded
+# (`runner/recorded.py`), and one in which something else has the processor say little of the others.
+_SAMPLES = 8
 # Of fewer measurements nothing follows: the first ones may be of steps that were recorded, or that caught up.
 _FEW = 4
 # Until a row's price is measured it is taken for such a share of a step by its number of sequences.
@@ -35,7 +35,7 @@ class _Point:
         self._numbers.append(number)
         self._samples.append(seconds)
         self.at = sum(self._numbers) / len(self._numbers)
-        self.seconds = sorted(self._samples)[len(self._samples) // 4]
+        self.seconds = sorted(self._samples)[len(self._samples) // 2]
 
 
 class _Curve:
