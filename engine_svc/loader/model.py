@@ -233,7 +233,7 @@ def _adapters(options: LoraOptions, config: ModelConfig, context: LayerContext) 
         options.max_loras, options.max_lora_rank, dtype, context.dtype, options.fully_sharded_loras
     )
     find = partial(parameter_of_module, module_names=config.module_names)
-    return AdapterLayers(settings, context.ops, context.groups, context.device, find)
+    return AdapterLayers(settings, context.ops, context.groups, context.device, find, config.module_names)
 
 
 def _load_from_transformers(

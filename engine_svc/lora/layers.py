@@ -30,9 +30,14 @@ class AdapterLayers:
     """One per rank. Layers register themselves as they pack; then adapters are placed, and rows select them."""
 
     def __init__(
-        self, settings: AdapterSettings, ops: Ops, groups: ParallelGroups, device: torch.device, find: Find
-    ) -> None:
-        self.settings, self.find = settings, find
+        self, settings: AdapterSettings, ops: Ops, groups: ParallelGroups, device: torch.device, find: Find,
+        module_names: Mapping[str, str] = {},
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            module_names: see ModelConfig.
+        """
+        self.settings, self.find, self.module_names = settings, find, module_names
         self._ops, self._groups, self._device = ops, groups, device
         self._layers: dict[str, _Layer] = {}
         self._buffers = TileBuffers(1, settings.max_adapters, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 
 from engine_svc.layers.module_names import names_in_checkpoints
@@ -11,14 +12,27 @@ from engine_svc.lora.matrices import MatrixForm
 Find = Callable[[str], tuple[str, str]]
 
 
-def module_shapes(forms: Mapping[str, MatrixForm], find: Find) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of all modules that adapters may change, by all names that they may have."""
+def module_shapes(
+    forms: Mapping[str, MatrixForm], find: Find, module_names: Mapping[str, str]
+) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of all modules that adapters may change, by all names that they may have.
+
+    Args:
+        module_names: see ModelConfig.
+    """
     return {
         module: shape
         for path, form in forms.items()
-        for module, wanted, shape in _modules(path, form)
+        for ours, wanted, shape in _modules(path, form)
+        for module in _renamed(ours, module_names)
         if find(module) == (path, wanted)
     }
+
+
+def _renamed(module: str, module_names: Mapping[str, str]) -> Iterator[str]:
+    """With each part of its name as it is, or as checkpoints of the family have it."""
+    parts = [[part, *(other for other, ours in module_names.items() if ours == part)] for part in module.split(".")]
+    yield from map(".".join, itertools.product(*parts))
 
 
 def _modules(path: str, form: MatrixForm) -> Iterator[tuple[str, str, tuple[int, int]]]:

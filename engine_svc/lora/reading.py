@@ -20,13 +20,20 @@ _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 class AdapterReader:
     """Reads folders as the PEFT library writes them."""
 
-    def __init__(self, forms: Mapping[str, MatrixForm], find: Find, settings: AdapterSettings) -> None:
+    def __init__(
+        self,
+        forms: Mapping[str, MatrixForm],
+        find: Find,
+        settings: AdapterSettings,
+        module_names: Mapping[str, str] = {},
+    ) -> None:
         """
         Args:
             forms: of the layers that adapters may change, by their paths.
+            module_names: see ModelConfig.
         """
         self._forms, self._find, self._settings = forms, find, settings
-        self.modules = module_shapes(forms, find)
+        self.modules = module_shapes(forms, find, module_names)
 
     def read(self, path: Path) -> AdapterMatrices:
         """

@@ -67,7 +67,7 @@ def write_adapter(
         b = torch.randn(outputs, own, generator=generator).mul_(own**-0.5 / 2).to(dtype)
         alpha = config["alpha_pattern"].get(module, config["lora_alpha"])
         scale = alpha / (own**0.5 if config["use_rslora"] else own)
-        is_embedding = module.endswith("embed_tokens")
+        is_embedding = module.endswith(("embed_tokens", "embeddings"))
         names = ("lora_embedding_A", "lora_embedding_B") if is_embedding else ("lora_A.weight", "lora_B.weight")
         tensors |= {f"{_PREFIX}{module}.{name}": each for name, each in zip(names, (a, b), strict=True)}
         product = scale * (b.double() @ a.double())

@@ -32,6 +32,7 @@ CASES = {
     "mixtral": Case(("w1", "w2", "w3", "gate")), "qwen3-moe": Case((*LINEAR, "gate")),
     "deepseek-v2": Case(("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "up_proj", "down_proj")),
     "deepseek-v2-plain": Case(("q_proj", "kv_b_proj")),
+    "mamba2": Case(("in_proj", "out_proj", "embeddings")),
     "gemma": Case(("embed_tokens",), {"tie_word_embeddings": False}),
     "qwen2": Case(("embed_tokens", "lm_head"), {"tie_word_embeddings": False}),
 }  # fmt: skip
