@@ -54,9 +54,9 @@ def _main_of(module: str) -> Callable[..., None]:
     return run
 
 
-def _client_command(name: str) -> click.Command:
+def _client_command(name: str, module: str = "quire.client.command") -> click.Command:
     """A command of a client; no service needs what it imports."""
-    command: click.Command = getattr(importlib.import_module("quire.client.command"), name)
+    command: click.Command = getattr(importlib.import_module(module), name)
     return command
 
 
@@ -188,6 +188,7 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
         ),
         "chat": partial(_client_command, "chat"),
         "complete": partial(_client_command, "complete"),
+        "completion": partial(_client_command, "completion", "quire.client.completion"),
         "workers": partial(
             OptionsCommand,
             "workers",
