@@ -73,6 +73,7 @@ endif
 # Writes the reference page of all options.
 docs: $(VENV)/.installed
 	$(BIN)/python -m quire.docs > docs/options.md
+	$(BIN)/python -m quire.compatibility > docs/compatibility.md
 
 # Writes the page of all models; those that ARGS names are tried again.
 models: $(VENV)/.installed-dev

@@ -1,0 +1,123 @@
+"""Commands, metrics and routes of vLLM by name, and the tests that use what of them works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+# With `vllm:` before each.
+_METRICS = """
+num_requests_running num_requests_waiting lora_requests_info num_requests_swapped gpu_cache_usage_perc
+cpu_cache_usage_perc cpu_prefix_cache_hit_rate gpu_prefix_cache_hit_rate gpu_prefix_cache_queries
+gpu_prefix_cache_hits num_preemptions_total prompt_tokens_total generation_tokens_total iteration_tokens_total
+time_to_first_token_seconds time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
+request_inference_time_seconds request_prefill_time_seconds request_decode_time_seconds time_in_queue_requests
+model_forward_time_milliseconds model_execute_time_milliseconds request_prompt_tokens request_generation_tokens
+request_max_num_generation_tokens request_params_n request_params_max_tokens request_success_total
+spec_decode_draft_acceptance_rate spec_decode_efficiency spec_decode_num_accepted_tokens_total
+spec_decode_num_draft_tokens_total spec_decode_num_emitted_tokens_total
+"""
+METRICS = tuple(_METRICS.split())
+# Those that are not exported, and why.
+METRICS_WITHOUT: Mapping[str, str] = MappingProxyType({})
+
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "serve": "tests/integration/test_serve.py",
+        "chat": "tests/quire/client/test_chat_command.py",
+        "complete": "tests/integration/test_serve.py",
+        "bench serve": "tests/quire/bench/test_serve_command.py",
+        "bench latency": "",
+        "bench throughput": "",
+        "run-batch": "tests/integration/test_run_batch.py",
+        "collect-env": "",
+    }
+)
+
+_SERVED = """
+POST /v1/chat/completions, POST /v1/chat/completions/batch, POST /v1/completions, GET /v1/models, POST
+/tokenize, POST /detokenize, GET /tokenizer_info, GET /health, GET /ping, POST /ping, GET /version, GET /load,
+GET /metrics, GET /docs, GET /openapi.json, POST /v1/responses, GET /v1/responses/{response_id}, POST
+/v1/responses/{response_id}/cancel, POST /v1/messages, POST /v1/messages/count_tokens, POST /invocations, POST
+/v1/load_lora_adapter, POST /v1/unload_lora_adapter
+"""
+_POOLING = "pooling: embeddings, classes and scores"
+_RENDERING = "generation and rendering from token ids over HTTP"
+_OPERATIONS = "routes for whoever runs the server"
+_MISSING = {
+    "POST /v1/embeddings, POST /v2/embed, POST /pooling, POST /classify, POST /score, POST /v1/score, POST /rerank, "
+    "POST /v1/rerank, POST /v2/rerank, POST /generative_scoring, POST /v1/decisions, POST /v1/systemone": _POOLING,
+    "POST /v1/audio/transcriptions, POST /v1/audio/translations, WS /v1/realtime": "input of sound",
+    "POST /reset_mm_cache, POST /reset_encoder_cache": "input of images, audio and video",
+    "POST /cohere/v2/chat": "Cohere's form of conversations",
+    "POST /inference/v1/generate, POST /inference/v1/abort_requests, POST /v1/completions/render, "
+    "POST /v1/completions/derender": _RENDERING,
+    "GET /kv_event_sources": "a publisher of KV events as vLLM has it",
+    "GET /redoc, GET /server_info, POST /reset_prefix_cache, POST /start_profile, POST /stop_profile, POST /pause, "
+    "POST /resume, GET /is_paused, POST /abort_requests": _OPERATIONS,
+    "POST /sleep, POST /wake_up, GET /is_sleeping, POST /release_kv_cache_memory": "sleep mode",
+    "POST /collective_rpc": "calls of workers' methods by name, which will stay refused",
+    "POST /scale_elastic_ep, POST /is_scaling_elastic_ep, POST /fault_tolerance/apply, GET /fault_tolerance/status": (
+        "expert parallelism"
+    ),
+    "POST /init_weight_transfer_engine": "new weights while the server runs",
+}
+
+# Method and path → the capability that is missing for it; empty where it is served.
+ROUTES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(" ".join(_SERVED.split()).split(", "), ""),
+        **{route: capability for routes, capability in _MISSING.items() for route in routes.split(", ")},
+    }
+)
+
+# Test → flags that it uses.
+_TESTS = {
+    "tests/clients/test_clients.py": "enable-tokenizer-info-endpoint",
+    "tests/engine_svc/config_formats/test_registry.py": "config-format hf-config-path hf-overrides rope-theta",
+    "tests/engine_svc/core/test_engine.py": "max-num-batched-tokens",
+    "tests/engine_svc/kv_cache/test_sizing.py": "swap-space enable-chunked-prefill max-num-seqs",
+    "tests/engine_svc/loader/formats/test_by_packages.py": "safetensors-load-strategy",
+    "tests/engine_svc/loader/formats/test_sharded_state.py": "load-format model-loader-extra-config",
+    "tests/engine_svc/loader/formats/test_torch_files.py": "pt-load-map-location",
+    "tests/engine_svc/loader/test_loader.py": "disable-sliding-window max-model-len rope-scaling",
+    "tests/engine_svc/lora/test_batches.py": "fully-sharded-loras",
+    "tests/engine_svc/models/test_exactness.py": "model-impl calculate-kv-scales kv-cache-dtype async-scheduling",
+    "tests/engine_svc/models/test_hybrids.py": "mamba-cache-dtype mamba-ssm-cache-dtype",
+    "tests/engine_svc/models/test_resume.py": "distributed-executor-backend",
+    "tests/engine_svc/quantization/test_registry.py": "quantization",
+    "tests/engine_svc/requests/test_generation_config.py": "generation-config",
+    "tests/engine_svc/runner/test_graphs.py": "attention-backend",
+    "tests/engine_svc/runner/test_native_calls.py": "enable-prefix-caching",
+    "tests/engine_svc/scheduler/test_scheduler.py": (
+        "long-prefill-token-threshold max-long-partial-prefills max-num-partial-prefills"
+    ),
+    "tests/engine_svc/service/test_adapters.py": "enable-lora",
+    "tests/engine_svc/service/test_engine_service.py": "num-gpu-blocks-override",
+    "tests/gateway/endpoints/test_operations.py": "allow-credentials allowed-origins api-key",
+    "tests/gateway/requests/test_thinking.py": "enable-reasoning reasoning-effort reasoning-parser",
+    "tests/gateway/requests/test_tools.py": "enable-auto-tool-choice exclude-tools-when-tool-choice-none tool-server",
+    "tests/gateway/test_openapi.py": "disable-fastapi-docs",
+    "tests/gateway/tool_parsers/test_registry.py": "tool-call-parser tool-parser-plugin",
+    "tests/gpu/test_gpu.py": "enforce-eager device",
+    "tests/integration/test_migration.py": "dtype",
+    "tests/integration/test_sampling_fields.py": (
+        "return-tokens-as-token-ids logits-processor-pattern logits-processors logprobs-mode max-logprobs"
+    ),
+    "tests/integration/test_serve.py": (
+        "port root-path ssl-ca-certs ssl-cert-reqs ssl-certfile ssl-keyfile kv-cache-memory-bytes"
+    ),
+    "tests/integration/test_token_ids_only.py": "enable-prompt-tokens-details enable-prompt-embeds skip-tokenizer-init",
+    "tests/quire/options/test_lora.py": "lora-modules max-cpu-loras",
+    "tests/quire/options/test_options.py": "hf-token override-generation-config",
+    "tests/quire/options/test_speculative.py": "num-lookahead-slots speculative-config",
+    "tests/quire/options/test_structured_outputs.py": "guided-decoding-disable-fallback structured-outputs-config",
+    "tests/quire/serve/test_devices.py": "tensor-parallel-size",
+    "tests/quire/test_hub.py": "revision download-dir ignore-patterns",
+    "tests/quire/tokenizer/test_modes.py": "tokenizer-mode",
+    "tests/router/test_adapters.py": "max-loras",
+    "tests/tokenizer_svc/test_tokenizer_process.py": "chat-template trust-request-chat-template",
+}
+TESTS_OF_FLAGS: Mapping[str, str] = MappingProxyType(
+    {flag: test for test, flags in _TESTS.items() for flag in flags.split()}
+)

@@ -1,0 +1,69 @@
+"""The page of what works of vLLM: it is current, and says what is so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from quire.cli import cli
+from quire.compatibility.names import TESTS_OF_FLAGS
+from quire.compatibility.page import (
+    Row,
+    command_rows,
+    compatibility_page,
+    flag_rows,
+    metric_rows,
+    route_rows,
+    serve_fields,
+    variable_rows,
+)
+
+ROOT = Path(__file__).parents[3]
+ROWS = [*flag_rows(), *command_rows(), *variable_rows(), *metric_rows(), *route_rows()]
+
+
+def test_the_page_is_current() -> None:
+    page = ROOT / "docs" / "compatibility.md"
+    assert page.read_text(encoding="utf-8") == compatibility_page(), "run `make docs`"
+
+
+def test_nothing_is_left_out() -> None:
+    assert (len(flag_rows()), len(command_rows()), len(metric_rows())) == (221, 8, 35)
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize("test", sorted({row.test for row in ROWS if row.test}))
+def test_a_test_that_is_named_is_there(test: str) -> None:
+    assert (ROOT / test).is_file()
+
+
+@pytest.mark.parametrize("flag", TESTS_OF_FLAGS)
+def test_a_test_uses_the_flag_that_it_stands_for(flag: str) -> None:
+    text = (ROOT / TESTS_OF_FLAGS[flag]).read_text(encoding="utf-8")
+    assert f"--{flag}" in text or flag.replace("-", "_") in text
+
+
+@pytest.mark.parametrize("row", [row for row in flag_rows() if row.status in ("refused", "not built yet")], ids=str)
+def test_what_is_called_refused_is_refused_with_that_text(row: Row) -> None:
+    result = CliRunner().invoke(cli, ["serve", "model", row.name, "8"])
+    assert result.exit_code == 2
+    assert " ".join(row.reason.split()) in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("row", [row for row in flag_rows() if row.status == "no effect"], ids=str)
+def test_what_is_called_without_effect_says_so(row: Row) -> None:
+    result = CliRunner().invoke(cli, ["serve", "model", row.name, "8", "--show-config"])
+    assert f"{row.name} has no effect" in result.stderr
+
+
+def test_what_is_called_working_is_an_option() -> None:
+    named = {row.name[2:] for row in flag_rows() if row.status == "works"}
+    assert named - serve_fields().keys() == {"config", "help"}
+
+
+def test_commands_that_work_show_their_help() -> None:
+    for row in command_rows():
+        result = CliRunner().invoke(cli, [*row.name.split()[1:], "--help"])
+        assert (result.exit_code == 0) == (row.status == "works"), row.name
