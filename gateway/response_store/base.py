@@ -97,7 +97,7 @@ class ResponseStore(ABC):
 
     @abstractmethod
     async def add(self, new: NewResponse) -> None:
-        """Keeps a response; the oldest ones make room for it."""
+        """Keeps a response; the oldest of those that have ended make room for it."""
 
     @abstractmethod
     async def get(self, identity: str, tenant: str) -> StoredResponse | None:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 _CALL_SECONDS = 5.0
 _MAX_CONNECTIONS = 64
 _PREFIX = "quire:response:"
-_INDEX = "quire:responses"  # ids by the time of their creation
+_INDEX = "quire:responses"  # ids of those that have ended, by the time of it
 
 
 class RedisStore(ResponseStore):
@@ -56,18 +56,25 @@ class RedisStore(ResponseStore):
             "tenant": new.tenant, "body": new.body, "items": new.items, "live": int(new.is_live),
             "has_events": int(new.has_events),
         }  # fmt: skip
-        now = time.time()
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(key, mapping=fields)
             pipe.pexpire(key, age)
             pipe.set(f"{key}:lease", 1, px=int(self._lease * 1000))
-            pipe.zadd(_INDEX, {new.id: now})
+            await self._done(pipe.execute())
+        if not new.is_live:
+            await self._count(new.id)
+
+    async def _count(self, identity: str) -> None:
+        """Counts a response that has ended, and forgets the oldest of too many."""
+        now = time.time()
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.zadd(_INDEX, {identity: now})
             pipe.zremrangebyscore(_INDEX, "-inf", now - self._age)
             pipe.zcard(_INDEX)
             *_, count = await self._done(pipe.execute())
         if count > self._most:
-            for identity, _ in await self._done(self._redis.zpopmin(_INDEX, count - self._most)):
-                await self._forget(identity.decode())
+            for oldest, _ in await self._done(self._redis.zpopmin(_INDEX, count - self._most)):
+                await self._forget(oldest.decode())
 
     async def get(self, identity: str, tenant: str) -> StoredResponse | None:
         """See ResponseStore."""
@@ -112,6 +119,8 @@ class RedisStore(ResponseStore):
                 again = False
         if again:
             await self.finish(identity, body, chunk)
+        else:
+            await self._count(identity)
 
     async def events(self, identity: str, after: int) -> Sequence[bytes]:
         """See ResponseStore."""

@@ -121,9 +121,14 @@ class SqliteStore(ResponseStore):
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (new.id, new.tenant, new.body, new.items, now, new.is_live, now, new.has_events),
         )
+        self._trim(now)
+
+    def _trim(self, now: float) -> None:
+        """Forgets those that are too old, and the oldest of too many; not what is live, which others could end so."""
         self._database.execute("DELETE FROM responses WHERE created <= ?", (now - self._age,))
         self._database.execute(
-            "DELETE FROM responses WHERE id IN (SELECT id FROM responses ORDER BY created DESC LIMIT -1 OFFSET ?)",
+            "DELETE FROM responses WHERE id IN "
+            "(SELECT id FROM responses WHERE NOT live ORDER BY created DESC LIMIT -1 OFFSET ?)",
             (self._most,),
         )
 
@@ -151,6 +156,7 @@ class SqliteStore(ResponseStore):
         query = "UPDATE responses SET live = 0, body = ? WHERE id = ? AND live"
         if self._database.execute(query, (body, identity)).rowcount:
             self._append(identity, chunk)
+            self._trim(time.time())
 
     def _append(self, identity: str, chunk: EventChunk) -> None:
         if chunk.events:

@@ -146,6 +146,18 @@ async def test_the_oldest_make_room(open_store: OpenStore) -> None:
         assert left == [2, 3, 4]
 
 
+async def test_what_is_live_makes_no_room(open_store: OpenStore) -> None:
+    """Whoever asks for much does not end what others wait for."""
+    async with open_store(count=1) as store:
+        await store.add(LIVE)
+        for number in range(3):
+            await store.add(NewResponse(f"resp_x{number}", "me", b"{}", b"[]"))
+        assert await stage(store) is Stage.LIVE
+        await asyncio.sleep(0.002)
+        await store.finish(LIVE.id, b"{}", EventChunk(0))
+        assert len([name for name in (LIVE.id, "resp_x2") if await store.get(name, "me")]) == 1
+
+
 async def test_nothing_is_found_after_its_time(open_store: OpenStore) -> None:
     async with open_store(age=0.2) as store:
         await store.add(NEW)
