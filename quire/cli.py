@@ -17,6 +17,7 @@ from quire.collection import without_collection
 from quire.errors import StartupError
 from quire.options.batch import BatchOptions
 from quire.options.bench import BenchResultOptions, BenchSamplingOptions, BenchServerOptions, BenchTrafficOptions
+from quire.options.collect_env import CollectEnvOptions
 from quire.options.command import OptionsCommand
 from quire.options.dataset import DatasetOptions
 from quire.options.engine import EngineOptions
@@ -185,6 +186,13 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
             name="bench",
             help="Measures how fast answers come.",
             context_settings={"help_option_names": ["-h", "--help"]},
+        ),
+        "collect-env": partial(
+            OptionsCommand,
+            "collect-env",
+            "Prints what a report of a fault should say of this machine; secrets are left out.",
+            {"collect_env": CollectEnvOptions},
+            _main_of("quire.environment.command"),
         ),
         "chat": partial(_client_command, "chat"),
         "complete": partial(_client_command, "complete"),
