@@ -17,6 +17,7 @@ from quire.collection import without_collection
 from quire.errors import StartupError
 from quire.options.batch import BatchOptions
 from quire.options.bench import BenchResultOptions, BenchSamplingOptions, BenchServerOptions, BenchTrafficOptions
+from quire.options.bench_engine import LatencyOptions, ThroughputOptions
 from quire.options.collect_env import CollectEnvOptions
 from quire.options.command import OptionsCommand
 from quire.options.dataset import DatasetOptions
@@ -79,8 +80,25 @@ class _Commands(click.Group):
 
 _RPC = {"server": GrpcServerOptions, "security": RpcSecurityOptions, "log": LogOptions}
 
+_ENGINE = {"model": ModelOptions, "engine": EngineOptions, "log": LogOptions}
+
 _BENCHMARKS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
     {
+        "latency": partial(
+            OptionsCommand,
+            "latency",
+            "Measures how long an engine of MODEL takes for one batch, without a server around it.",
+            {"latency": LatencyOptions, **_ENGINE},
+            _main_of("engine_svc.benchmark.latency"),
+            {"enable_prefix_caching": False},
+        ),
+        "throughput": partial(
+            OptionsCommand,
+            "throughput",
+            "Measures how fast an engine of MODEL answers many prompts at once, without a server around it.",
+            {"throughput": ThroughputOptions, "dataset": DatasetOptions, **_ENGINE},
+            _main_of("engine_svc.benchmark.throughput"),
+        ),
         "serve": partial(
             OptionsCommand,
             "serve",

@@ -70,14 +70,17 @@ class PromptTokenizer(ABC):
 class FolderTokenizer(PromptTokenizer):
     """One of files on this machine, or of the hub."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, model: ModelOptions) -> None:
         """
+        Args:
+            model: whose tokenizer it is, with the place of it.
+
         Raises:
             StartupError: there is none of that name, or it cannot be read.
         """
         with needed("--tokenizer", "tokenizers", "tokenizer"):
             from quire.tokenizer.files import read_tokenizer_files, tokenizer_folder
-        self._tokenizer: Any = read_tokenizer_files(tokenizer_folder(ModelOptions(model=name))).tokenizer
+        self._tokenizer: Any = read_tokenizer_files(tokenizer_folder(model)).tokenizer
         self._size = self._tokenizer.get_vocab_size()
         self._is_ordinary: dict[int, bool] = {}
 
@@ -163,5 +166,5 @@ def choose_tokenizer(name: str | None, model: str | None, api: ServerApi, served
         StartupError: there is no such folder, or the server has no tokenizer to offer.
     """
     if name or (model and Path(model).exists()):
-        return FolderTokenizer(str(name or model))
+        return FolderTokenizer(ModelOptions(model=str(name or model)))
     return ServerTokenizer(api, served)

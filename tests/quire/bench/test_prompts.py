@@ -12,13 +12,13 @@ import pytest
 from quire.bench.datasets import samples
 from quire.bench.prompt_tokenizer import FolderTokenizer
 from quire.errors import StartupError
-from quire.model_folder import DEMO_MODEL
 from quire.options.dataset import DatasetOptions
+from quire.options.model import ModelOptions
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> FolderTokenizer:
-    return FolderTokenizer(DEMO_MODEL)
+    return FolderTokenizer(ModelOptions())
 
 
 @pytest.mark.parametrize(
