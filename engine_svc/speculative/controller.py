@@ -12,7 +12,7 @@ from typing import NamedTuple
 from engine_svc.speculative.step_costs import StepCosts
 
 # Guessing has to promise so much more than not guessing, for neither is known exactly.
-_MARGIN = 1.05
+_MARGIN = 1.1
 # Less likely tokens are not considered.
 _LEAST_PROBABILITY = 0.05
 # Of the steps with so many sequences that draft one in so many does not, to see what that costs now.

@@ -9,7 +9,8 @@ from engine_svc.requests.sequence import Sequence
 
 # Bounds of the lengths of a match by which guesses are told apart: the longer, the likelier they are right.
 _LENGTHS = (1, 2, 3, 5, 8, 16)
-NUM_KINDS = 2 * (len(_LENGTHS) + 1)
+MODEL_KIND = 2 * (len(_LENGTHS) + 1)  # of what models guess
+NUM_KINDS = MODEL_KIND + 1
 
 
 class Guess(NamedTuple):

@@ -12,7 +12,7 @@ from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.speculative.acceptance import Acceptance, Rate, sequence_rate
 from engine_svc.speculative.controller import Controller, Offer
-from engine_svc.speculative.guesser import Guess, Guesser
+from engine_svc.speculative.guesser import MODEL_KIND, Guess, Guesser
 from engine_svc.speculative.statistics import SpeculationStatistics
 from engine_svc.speculative.step_costs import StepCosts
 from quire.options.speculative import SpeculativeConfig
@@ -133,7 +133,7 @@ class Speculation(Drafter):
 
     def _offer(self, sequence: Sequence, speculated: _Speculated, most: int) -> Offer | None:
         if self._guesser is None:
-            return Offer(*self._acceptance.rates(0, speculated.rate), most)
+            return Offer(*self._acceptance.rates(MODEL_KIND, speculated.rate), most)
         self._compare(sequence, speculated)
         guess = speculated.guess = self._guesser.guess(sequence, most)
         speculated.seen = len(sequence.token_ids)
@@ -179,7 +179,7 @@ class Speculation(Drafter):
         """See Drafter."""
         self.statistics.note(num_drafts, num_right, num_tokens)
         if speculated := self._sequences.get(sequence):
-            kind = speculated.guess.kind if speculated.guess else 0
+            kind = speculated.guess.kind if speculated.guess else MODEL_KIND
             self._acceptance.note(kind, speculated.rate, num_drafts, num_right)
             speculated.guess = None
 
