@@ -66,5 +66,5 @@ def sequence_rate() -> Rate:
 
 
 def _prior(kind: int) -> float:
-    """Models mostly agree; long matches go on more often than short ones, and most often where all occurrences agree."""
+    """Models mostly agree; long matches go on more often than short ones, and most so where all occurrences agree."""
     return 0.7 if kind == MODEL_KIND else min(0.9, 0.2 + 0.1 * (kind // 2) + 0.1 * (kind % 2))
