@@ -27,10 +27,10 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "chat": "tests/quire/client/test_chat_command.py",
         "complete": "tests/integration/test_serve.py",
         "bench serve": "tests/quire/bench/test_serve_command.py",
-        "bench latency": "",
-        "bench throughput": "",
+        "bench latency": "tests/integration/test_bench.py",
+        "bench throughput": "tests/integration/test_bench.py",
         "run-batch": "tests/integration/test_run_batch.py",
-        "collect-env": "",
+        "collect-env": "tests/quire/environment/test_command.py",
     }
 )
 
