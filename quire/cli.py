@@ -115,6 +115,12 @@ _BENCHMARKS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
     }
 )
 
+_STACK = {
+    "serve": ServeOptions, "model": ModelOptions, "gateway": GatewayOptions, "tokenizer": TokenizerOptions,
+    "router": RouterOptions, "engine": EngineOptions, "security": RpcSecurityOptions, "log": LogOptions,
+}  # fmt: skip
+_OF_THE_STACK: Mapping[str, object] = {"router_address": (), "tokenizer_address": ()}  # defaults: services of its own
+
 # Name → makes the command. Hundreds of options take a while to make, and a process needs those of one command.
 COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
     {
@@ -122,36 +128,25 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
             OptionsCommand,
             "serve",
             "Starts gateway, router, tokenizer and engines on this machine and serves MODEL.",
-            {
-                "serve": ServeOptions,
-                "model": ModelOptions,
-                "gateway": GatewayOptions,
-                "tokenizer": TokenizerOptions,
-                "router": RouterOptions,
-                "engine": EngineOptions,
-                "security": RpcSecurityOptions,
-                "log": LogOptions,
-            },
+            _STACK,
             _main_of("quire.serve.stack"),
-            {"router_address": (), "tokenizer_address": ()},
+            _OF_THE_STACK,
+        ),
+        "doctor": partial(
+            OptionsCommand,
+            "doctor",
+            "Looks at the machine, MODEL and the options, and says what would go wrong in a start by `quire serve`.",
+            _STACK,
+            _main_of("quire.doctor.run"),
+            _OF_THE_STACK,
         ),
         "run-batch": partial(
             OptionsCommand,
             "run-batch",
             "Answers the requests of a file by MODEL, and ends.",
-            {
-                "batch": BatchOptions,
-                "serve": ServeOptions,
-                "model": ModelOptions,
-                "gateway": GatewayOptions,
-                "tokenizer": TokenizerOptions,
-                "router": RouterOptions,
-                "engine": EngineOptions,
-                "security": RpcSecurityOptions,
-                "log": LogOptions,
-            },
+            {"batch": BatchOptions, **_STACK},
             _main_of("quire.batch.run"),
-            {"router_address": (), "tokenizer_address": ()},
+            _OF_THE_STACK,
         ),
         "gateway": partial(
             OptionsCommand,

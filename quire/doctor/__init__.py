@@ -1,0 +1,1 @@
+"""`quire doctor`: what would go wrong in a start of the stack, found before it."""

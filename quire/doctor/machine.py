@@ -1,0 +1,90 @@
+"""What the machine has: processors, GPUs, memory, a compiler, and limits on files and disks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire.doctor.finding import Finding, fine, problem, warning
+from quire.processor_name import processor_name
+from quire.processors import read_machine
+from quire.serve.devices import count_gpus
+from quire.serve.layout import StackOptions
+
+_GIB = 2**30
+_MEMORY = Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
+_LEAST_DISK_BYTES = _GIB
+_FILES_BESIDE_CONNECTIONS = 256
+
+
+def processors() -> Iterator[Finding]:
+    """The system, and what the kernel lets this process run on."""
+    if sys.platform != "linux":
+        yield problem("system", f"Quire runs on Linux; this is {platform.system()}. Take a container.")
+        return
+    machine = read_machine()
+    cores = len({processor.core for processor in machine.processors})
+    quota = f", of which the control group allows {machine.quota:g}" if machine.quota else ""
+    yield fine("processor", f"{processor_name()}: {len(machine.processors)} processors on {cores} cores{quota}")
+
+
+def gpus(options: StackOptions) -> Iterator[Finding]:
+    """GPUs that are wanted, and those that there are."""
+    device, there = options.engine.kernels.device, count_gpus()
+    wanted = options.serve.engines * options.engine.parallel.tensor_parallel_size
+    if device == "cuda" and not there:
+        yield problem("GPU", "--device cuda needs one, and the driver shows none. Leave it out to run on the CPU.")
+    elif device == "cpu" or not there:
+        yield fine("GPU", f"{there} found; the CPU computes")
+    elif there < wanted:
+        yield problem("GPU", f"{wanted} are needed, and {there} found. Lower --engines or --tensor-parallel-size.")
+    else:
+        yield fine("GPU", f"{there} found, {wanted} needed")
+
+
+def compiler(options: StackOptions) -> Iterator[Finding]:
+    """Whether the CPU's kernels can be compiled, where the package brings none."""
+    if options.engine.kernels.device == "cuda" or options.engine.kernels.cpu_kernels == "torch":
+        return
+    found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if found:
+        yield fine("compiler", found)
+    else:
+        yield warning(
+            "compiler", "There is no g++ or clang++. Unless the package brings its CPU kernels, torch's operators "
+            "compute, which is slower: install g++."
+        )  # fmt: skip
+
+
+def available_bytes(memory: Path = _MEMORY, group: Path = _GROUP) -> int:
+    """Memory that a new process may take: of the machine, and of the control group."""
+    text = memory.read_text(encoding="ascii")
+    available = next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable"))
+    limit, used = group / "memory.max", group / "memory.current"
+    if limit.exists() and (text := limit.read_text(encoding="ascii").strip()) != "max":
+        available = min(available, int(text) - int(used.read_text(encoding="ascii")))
+    return available
+
+
+def limits(options: StackOptions) -> Iterator[Finding]:
+    """Open files, and room for logs and compiled kernels."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = options.gateway.max_connections + _FILES_BESIDE_CONNECTIONS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        yield warning(
+            "open files", f"{soft} are allowed; --max-connections {options.gateway.max_connections} needs {needed}: "
+            f"`ulimit -n {needed}`{'' if hard >= needed or hard < 0 else ', by root,'} or lower it."
+        )  # fmt: skip
+    else:
+        yield fine("open files", f"{soft if soft >= 0 else 'as many as wanted'} allowed")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = next(place for place in (cache, *cache.parents) if place.exists())
+    free = shutil.disk_usage(folder).free
+    judge = warning if free < _LEAST_DISK_BYTES else fine
+    yield judge("disk", f"{free / _GIB:.1f} GiB free in {folder}, for downloads and compiled kernels")

@@ -1,0 +1,89 @@
+"""The model's folder: whether it is whole, and fits."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire.doctor.finding import Finding, fine, problem, warning
+from quire.doctor.machine import available_bytes
+from quire.hub import Wanted
+from quire.model_folder import DEMO_MODEL, check_path, model_folder
+from quire.serve.devices import count_gpus
+from quire.serve.layout import StackOptions
+
+_GIB = 2**30
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+_TOKENIZERS = ("tokenizer.json", "tekken.json", "tokenizer.model", "vocab.json")
+
+
+def model(options: StackOptions) -> Iterator[Finding]:
+    """
+    Raises:
+        StartupError: there is no such folder or file.
+    """
+    name = options.model.model
+    check_path(name)
+    if not Path(name).exists() and name != DEMO_MODEL:
+        yield _on_a_hub(name)
+        return
+    place = model_folder(Wanted(name), options.model.hub)
+    if place.is_file():
+        yield fine("model", f"{place}: {place.stat().st_size / _GIB:.2f} GiB")
+        return
+    weights = sorted({file for pattern in _WEIGHTS for file in place.glob(pattern)})
+    yield from _configuration(place)
+    missing = _missing_shards(place)
+    if missing:
+        yield problem("weights", f"{place} lacks {', '.join(missing[:3])}, which its index names. Download it again.")
+    elif not weights and options.engine.load.load_format != "dummy":
+        yield problem("weights", f"There are none in {place} ({', '.join(_WEIGHTS)}).")
+    elsewhere = options.model.tokenizer is not None or options.gateway.skip_tokenizer_init
+    if not elsewhere and not any((place / file).exists() for file in _TOKENIZERS):
+        yield problem("tokenizer", f"There is none in {place}: name one by --tokenizer.")
+    yield from _memory(options, sum(file.stat().st_size for file in weights))
+
+
+def _on_a_hub(name: str) -> Finding:
+    if os.environ.get("HF_HUB_OFFLINE") in ("1", "true", "TRUE"):
+        return warning("model", f"{name} is no folder, and HF_HUB_OFFLINE allows no download: it must be in the cache.")
+    return fine("model", f"{name} is no folder: it is downloaded at start, unless it is in the cache")
+
+
+def _configuration(folder: Path) -> Iterator[Finding]:
+    file = next((folder / name for name in ("config.json", "params.json") if (folder / name).exists()), None)
+    if file is None:
+        yield problem("model", f"{folder} has neither config.json nor params.json: it is no model's folder.")
+        return
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        yield fine("model", f"{folder}: {', '.join(config.get('architectures') or [file.name])}")
+    except (ValueError, AttributeError) as error:
+        yield problem("model", f"{file} is no JSON object: {error}. Download it again.")
+
+
+def _missing_shards(folder: Path) -> list[str]:
+    """Names of files that the index of the weights has, and the folder has not."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return []
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return [f"a readable {index.name}"]
+    return sorted(name for name in names if not (folder / name).exists())
+
+
+def _memory(options: StackOptions, weight_bytes: int) -> Iterator[Finding]:
+    """Of a CPU: weights and KV cache of each engine, beside what is free."""
+    if options.engine.kernels.device == "cuda" or (options.engine.kernels.device == "auto" and count_gpus()):
+        return
+    cache = options.engine.cache.kv_cache_memory_bytes or 0
+    needed, available = options.serve.engines * (weight_bytes + cache), available_bytes()
+    told = f"{needed / _GIB:.2f} GiB are needed for weights and KV cache, and {available / _GIB:.2f} GiB are free"
+    if needed > available:
+        yield problem("memory", f"{told}. Take fewer --engines, a smaller --kv-cache-memory-bytes, or --quantization.")
+    else:
+        yield fine("memory", told)

@@ -1,0 +1,69 @@
+"""Examines, and tells."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from quire.doctor.finding import Finding, Grade, fine, problem
+from quire.doctor.machine import compiler, gpus, limits, processors
+from quire.doctor.model import model
+from quire.errors import StartupError
+from quire.serve.layout import StackOptions, choose_layout
+from quire.serve.ports import HeldPorts
+
+_COLORS = {Grade.FINE: "green", Grade.WARNING: "yellow", Grade.PROBLEM: "red"}
+
+
+def main(**groups: Any) -> None:
+    """Tells what `quire serve` with these options would meet. Ends with status 1 where it would not start."""
+    options = StackOptions(**groups)
+    findings = list(examine(options))
+    for finding in findings:
+        click.echo(f"{click.style(f'{finding.grade:8}', fg=_COLORS[finding.grade])} {finding.subject}: {finding.text}")
+    problems = sum(finding.grade is Grade.PROBLEM for finding in findings)
+    warnings = sum(finding.grade is Grade.WARNING for finding in findings)
+    click.echo(f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}.")
+    sys.exit(1 if problems else 0)
+
+
+def examine(options: StackOptions) -> Iterator[Finding]:
+    """All that is looked at; one that cannot go on ends no other."""
+    checks: Sequence[tuple[str, Callable[[], Iterable[Finding]]]] = (
+        ("system", processors),
+        ("options", lambda: _options(options)),
+        ("ports", lambda: _ports(options)),
+        ("model", lambda: model(options)),
+        ("GPU", lambda: gpus(options)),
+        ("compiler", lambda: compiler(options)),
+        ("limits", lambda: limits(options)),
+    )
+    for subject, check in checks:
+        try:
+            yield from check()
+        except (StartupError, OSError) as error:
+            yield problem(subject, str(error))
+
+
+def _options(options: StackOptions) -> Iterator[Finding]:
+    """
+    Raises:
+        StartupError: some do not go together.
+    """
+    options.gateway.check()
+    options.engine.lora.check()
+    yield fine("options", "they go together, as far as can be seen before a start")
+
+
+def _ports(options: StackOptions) -> Iterator[Finding]:
+    """
+    Raises:
+        StartupError: one is taken, or options are for services that are not started.
+    """
+    with HeldPorts() as ports:
+        ports.hold(options.gateway.host, options.gateway.port, "--port")
+        choose_layout(options, ports)
+    yield fine("ports", f"{options.gateway.host}:{options.gateway.port} is free")
