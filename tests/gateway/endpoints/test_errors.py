@@ -154,7 +154,7 @@ async def test_a_context_that_is_too_long_has_openais_code(gateway: GatewayStack
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/v1/nothing", 404), ("GET", "/", 404), ("GET", "/v1/completions", 405), ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/nothing", 404), ("POST", "/", 405), ("GET", "/v1/completions", 405), ("DELETE", "/v1/models", 405),
         ("GET", "/v1/models/", 404), ("POST", "/tokenize/", 404), ("PUT", "/v1/models/fake", 405),
         ("GET", "/docs/../gateway", 404), ("GET", "/docs/nothing.js", 404),
     ],
