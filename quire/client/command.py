@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import click
 
 from quire.client.api import Api
+from quire.client.typed import history_file, kept_history, typed_lines
+
+T = TypeVar("T")
+_KEYS = ("QUIRE_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY")
 
 _HELP = (
-    '/system TEXT sets the system prompt, /clear forgets the conversation, /bye ends; """ begins and ends many lines.'
+    "/system TEXT sets the system prompt, /clear forgets the conversation, /bye ends; triple quotes begin and end many "
+    "lines. Ctrl-C stops an answer."
 )
 
 
@@ -18,7 +24,9 @@ def _client_options(function: Callable[..., None]) -> Callable[..., None]:
     for decorate in (
         click.option("-q", "--quick", metavar="TEXT", help="Sends one message, prints the answer and exits."),
         click.option("--max-tokens", type=click.IntRange(1), help="Most tokens of an answer."),
-        click.option("--api-key", envvar=["QUIRE_API_KEY", "OPENAI_API_KEY"], help="Key of the server."),
+        click.option(
+            "--api-key", envvar=["QUIRE_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY"], help="Key of the server."
+        ),
         click.option("--model-name", help="Model to ask; the first one the server lists when unset."),
         click.option("--url", default="http://localhost:8000/v1", show_default=True, help="Base URL of the server."),
     ):
@@ -39,20 +47,21 @@ def chat(
     if max_tokens:
         body["max_tokens"] = max_tokens
     messages: list[dict[str, str]] = [{"role": "system", "content": system_prompt}] if system_prompt else []
-    if quick is None:
-        click.echo(_HELP)
-    for text in [quick] if quick is not None else _typed_lines():
-        command, _, argument = text.partition(" ")
-        if command == "/bye":
-            return
-        if command == "/clear":
-            messages = [message for message in messages if message["role"] == "system"]
-        elif command == "/system":
-            messages = [{"role": "system", "content": argument}, *(m for m in messages if m["role"] != "system")]
-        else:
-            messages.append({"role": "user", "content": text})
-            answer = _print_stream(_contents(api.stream("/chat/completions", {**body, "messages": messages})))
-            messages.append({"role": "assistant", "content": answer})
+    if quick is not None:
+        _ask(api, body, messages, quick)
+        return
+    click.echo(_HELP)
+    with kept_history(history_file()):
+        for text in typed_lines():
+            command, _, argument = text.partition(" ")
+            if command == "/bye":
+                return
+            if command == "/clear":
+                messages = [message for message in messages if message["role"] == "system"]
+            elif command == "/system":
+                messages = [{"role": "system", "content": argument}, *(m for m in messages if m["role"] != "system")]
+            else:
+                messages = _going_on(partial(_ask, api, body, messages, text)) or messages
 
 
 @click.command()
@@ -61,45 +70,64 @@ def complete(url: str, model_name: str | None, api_key: str | None, max_tokens: 
     """Sends prompts to a running server and prints how they go on."""
     api = Api(url, api_key)
     body: dict[str, Any] = {"model": model_name or api.first_model(), "max_tokens": max_tokens or 64}
-    for prompt in [quick] if quick is not None else _typed_lines():
-        _print_stream(choice["text"] for choice in api.stream("/completions", {**body, "prompt": prompt}))
+
+    def go_on(prompt: str) -> str:
+        return _print_stream(choice["text"] for choice in api.stream("/completions", {**body, "prompt": prompt}))
+
+    if quick is not None:
+        go_on(quick)
+        return
+    with kept_history(history_file()):
+        for prompt in typed_lines():
+            _going_on(partial(go_on, prompt))
 
 
-def _typed_lines() -> Iterator[str]:
-    """What the user types, until end of file; triple quotes enclose text of many lines."""
-    while True:
-        try:
-            line = input("> ")
-            if line.startswith('"""'):
-                lines = [line[3:]]
-                while not lines[-1].endswith('"""'):
-                    lines.append(input(". "))
-                line = "\n".join(lines)[:-3]
-        except EOFError:
-            return
-        if line.strip():
-            yield line
+def _ask(api: Api, body: dict[str, Any], messages: list[dict[str, str]], text: str) -> list[dict[str, str]]:
+    """Prints the answer; returns the conversation with both."""
+    asked = [*messages, {"role": "user", "content": text}]
+    answer = _print_stream(_contents(api.stream("/chat/completions", {**body, "messages": asked})))
+    return [*asked, {"role": "assistant", "content": answer}]
+
+
+def _going_on(call: Callable[[], T]) -> T | None:
+    """What the call returns; None where the server refuses, which ends a request and not the program."""
+    try:
+        return call()
+    except click.ClickException as error:
+        error.show()
+        return None
 
 
 def _contents(choices: Iterator[dict[str, Any]]) -> Iterator[str]:
-    """The pieces of an answer; what the model thinks first is shown on the side."""
-    thinks = False
+    """The pieces of an answer; what the model thinks first, and the tools that it calls, are shown on the side."""
+    aside = False
     for choice in choices:
-        if reasoning := choice["delta"].get("reasoning"):
-            click.secho(reasoning, nl=False, dim=True, err=True)
-            thinks = True
-        if content := choice["delta"].get("content"):
-            if thinks:
+        delta = choice["delta"]
+        if beside := (delta.get("reasoning") or "") + "".join(map(_call, delta.get("tool_calls") or ())):
+            click.secho(beside, nl=False, dim=True, err=True)
+            aside = True
+        if content := delta.get("content"):
+            if aside:
                 click.echo("\n", err=True)
-            thinks = False
+            aside = False
             yield content
 
 
+def _call(call: dict[str, Any]) -> str:
+    """A piece of a call: its name comes first, its arguments bit by bit."""
+    function = call.get("function") or {}
+    name = function.get("name")
+    return (f"\ncalls {name}: " if name else "") + (function.get("arguments") or "")
+
+
 def _print_stream(pieces: Iterator[str]) -> str:
-    """Prints pieces as they come; returns them joined."""
+    """Prints pieces as they come; returns them joined. Ctrl-C stops the answer, and what came so far is kept."""
     printed = []
-    for piece in pieces:
-        click.echo(piece, nl=False)
-        printed.append(piece)
+    try:
+        for piece in pieces:
+            click.echo(piece, nl=False)
+            printed.append(piece)
+    except KeyboardInterrupt:
+        click.secho(" (stopped)", dim=True, nl=False, err=True)
     click.echo()
     return "".join(printed)
