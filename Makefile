@@ -3,7 +3,7 @@
 # PYTHON       interpreter for the virtual environment (3.11 or newer)
 # MODEL        what `make serve` serves: a folder or a hub name; without it, the small model in the box
 # SGLANG       virtual environment with sglang-router, for `make bench-router-fleet` to measure too
-# PEER, LLAMA  folders with vLLM and with llama.cpp's server, for `make bench-compare` and `make bench-quantization`
+# PEER, LLAMA  folders with vLLM and with llama.cpp's server, for `make bench-compare`, `bench-client` and `bench-quantization`
 # TORCH_INDEX  where torch comes from when not from PyPI, such as https://download.pytorch.org/whl/cpu
 # ARGS         further options of `quire serve`, pytest or the benchmark
 
@@ -25,7 +25,7 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: serve test test-fast test-slow test-lm-eval test-arm clients lint format protos docs models bench bench-compare bench-quantization bench-gpu bench-speculation bench-router-fleet bench-router-simulation lock clean
+.PHONY: serve test test-fast test-slow test-lm-eval test-arm clients lint format protos docs models bench bench-compare bench-client bench-quantization bench-gpu bench-speculation bench-router-fleet bench-router-simulation lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -82,6 +82,10 @@ models: $(VENV)/.installed-dev
 # Against vLLM's CPU build in the virtual environment PEER, and llama.cpp's server in LLAMA: docs/performance.md
 bench-compare: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.compare --peer $(PEER) $(if $(LLAMA),--llama $(LLAMA)) $(ARGS)
+
+# `quire bench serve` beside vLLM's client in PEER: benchmarks/results/bench_serve.md
+bench-client: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.bench_serve --vllm $(PEER) $(ARGS)
 
 # Forms of weights, and llama.cpp on the same GGUF files: PEER and LLAMA as above
 bench-quantization: $(VENV)/.installed

@@ -132,7 +132,11 @@ class ServerTokenizer(PromptTokenizer):
             )
 
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
-        return self._tokens(text, special_tokens=special_tokens) if text else []
+        if text and not (found := self._tokens(text, special_tokens=special_tokens)):
+            raise StartupError(
+                f"{self._api.url}/tokenize has stopped answering. Name the tokenizer with --tokenizer FOLDER."
+            )
+        return found if text else []
 
     def _tokens(self, text: str, *, special_tokens: bool) -> list[int]:
         body = {"model": self._model, self._text_key: text, self._special_key: special_tokens}

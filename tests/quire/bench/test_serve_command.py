@@ -101,6 +101,12 @@ def test_a_server_without_a_tokenizer_is_told_so(server: Server, bench: Bench) -
     assert result.exit_code == 1 and "--tokenizer FOLDER" in result.stderr and server.bodies() == []
 
 
+def test_a_server_that_stops_counting_is_told(server: Server, bench: Bench) -> None:
+    server.tokenized = 5
+    result = bench()
+    assert result.exit_code == 1 and "/tokenize has stopped answering" in result.stderr
+
+
 def test_what_is_asked(server: Server, bench: Bench) -> None:
     result = bench(
         "--temperature", "0", "--top-k", "5", "--ignore-eos", "--extra-body", '{"user": "me"}', "--header", "x-a=1",
