@@ -96,7 +96,7 @@ _TESTS = {
     "tests/engine_svc/service/test_engine_service.py": "num-gpu-blocks-override",
     "tests/gateway/endpoints/test_operations.py": "allow-credentials allowed-origins api-key",
     "tests/gateway/requests/test_thinking.py": "enable-reasoning reasoning-effort reasoning-parser",
-    "tests/gateway/requests/test_tools.py": "enable-auto-tool-choice exclude-tools-when-tool-choice-none tool-server",
+    "tests/gateway/requests/test_tools.py": "enable-auto-tool-choice exclude-tools-when-tool-choice-none",
     "tests/gateway/test_openapi.py": "disable-fastapi-docs",
     "tests/gateway/tool_parsers/test_registry.py": "tool-call-parser tool-parser-plugin",
     "tests/gpu/test_gpu.py": "enforce-eager device",

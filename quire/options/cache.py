@@ -35,6 +35,7 @@ class CacheOptions:
     kv_cache_dtype: str = option(
         "auto", "Type of cached keys and values: auto is the model's own, fp8 (e4m3) and the others halve the cache; "
         "bfloat16 is for models that ask for 8 bits.", choices=KV_CACHE_DTYPES,
+        refused={"fp8_inc": "It is for Gaudi, which Quire does not run on: take fp8."},
         affects_output=True,
     )  # fmt: skip
     calculate_kv_scales: bool = option(

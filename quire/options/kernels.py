@@ -17,7 +17,10 @@ ATTENTION_BACKENDS = ("triton", "native", "cpu", "reference")
 class KernelOptions:
     """Where and by which kernels a rank computes."""
 
-    device: str = option("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"), affects_output=True)
+    device: str = option(
+        "auto", "Where the model runs.", choices=("auto", "cpu", "cuda"),
+        others="Quire runs on CPUs and NVIDIA's GPUs alone.", affects_output=True,
+    )  # fmt: skip
     attention_backend: str = option(
         "auto", "Attention kernels: triton on GPUs, native (C++) or cpu (torch) elsewhere, or the plain reference.",
         choices=("auto", *ATTENTION_BACKENDS),

@@ -35,10 +35,6 @@ class ToolOptions:
         False, "Leaves tools out of the prompt where `tool_choice` is none. Otherwise the model knows of them, and the "
         "prompt stays the one that was cached.",
     )  # fmt: skip
-    tool_server: str | None = option(
-        None, "Refused: servers of tools (host:port, comma-separated, or demo). Quire runs no tools, in /v1/responses "
-        "neither; clients call theirs themselves.",
-    )  # fmt: skip
 
     def check(self, reasoning_parser: str) -> None:
         """
@@ -46,15 +42,10 @@ class ToolOptions:
             reasoning_parser: empty for none.
 
         Raises:
-            StartupError: the choice is left to models whose calls nobody can read; or a server of tools is named.
+            StartupError: the choice is left to models whose calls nobody can read.
         """
         if self.enable_auto_tool_choice and not self.tool_call_parser and reasoning_parser not in PARSERS_OF_CALLS_TOO:
             raise StartupError(
                 "--enable-auto-tool-choice needs --tool-call-parser, which says how the model writes its calls; see "
                 "docs/tools.md."
-            )
-        if self.tool_server:
-            raise StartupError(
-                f"--tool-server {self.tool_server} is for servers that run tools, and Quire runs none: leave it out. "
-                "Clients call their tools themselves."
             )

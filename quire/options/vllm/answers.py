@@ -55,6 +55,7 @@ _SERVER: Mapping[str, Answer] = {
     "show-hidden-metrics-for-version": no_effect("Deprecated metrics are always shown."),
     "otlp-traces-endpoint": not_built(_TRACES, "Headers of traces are passed on."),
     "collect-detailed-traces": not_built(_TRACES),
+    "tool-server": refused("Quire runs no tools: clients call theirs themselves. Leave it out."),
     "max-concurrency": acts_as("--max-inflight-requests"),
 }
 

@@ -131,8 +131,3 @@ def test_a_choice_that_is_the_models_needs_a_server_that_leaves_it() -> None:
     with pytest.raises(StartupError, match="--tool-call-parser"):
         ToolOptions(enable_auto_tool_choice=True).check("qwen3")
     ToolOptions(enable_auto_tool_choice=True).check("openai_gptoss")
-
-
-def test_servers_of_tools_are_refused_with_the_reason() -> None:
-    with pytest.raises(StartupError, match="runs none"):
-        ToolOptions(tool_server="demo").check("")
