@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 from starlette.types import Receive
 
+from gateway.answers.connection import while_connected
 from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.deltas import ChoiceUpdate
 from gateway.answers.parser import AnswerParser, ParserChain
@@ -103,16 +104,8 @@ class AnswerQueue:
     @contextlib.asynccontextmanager
     async def read_by(self, receive: Receive) -> AsyncIterator[None]:
         """While a client reads: the request ends when it goes away, and with this context at the latest."""
-        watcher = asyncio.ensure_future(self._watch(receive))
         try:
-            yield
+            async with while_connected(receive, self.cancel):
+                yield
         finally:
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
             self.cancel()
-
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            continue
-        self.cancel()

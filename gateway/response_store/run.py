@@ -12,6 +12,7 @@ import msgspec
 from starlette.types import Receive
 
 from gateway.answers.collecting import updates
+from gateway.answers.connection import while_connected
 from gateway.answers.deltas import ChoiceUpdate
 from gateway.answers.queue import AnswerQueue
 from gateway.answers.stream import EventWriter
@@ -191,18 +192,13 @@ class Follower:
     @contextlib.asynccontextmanager
     async def read_by(self, receive: Receive) -> AsyncIterator[None]:
         """While a client reads."""
-        watcher = asyncio.ensure_future(self._watch(receive))
         try:
-            yield
+            async with while_connected(receive, self._go):
+                yield
         finally:
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
             self._leave()
 
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            continue
+    def _go(self) -> None:
         self._gone = True
         self._leave()
 

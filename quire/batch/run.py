@@ -34,10 +34,10 @@ def main(batch: BatchOptions, **groups: Any) -> None:
     for name in ("input_file", "output_file"):
         if not getattr(batch, name):
             raise StartupError(f"--{name.replace('_', '-')} is missing: quire run-batch -i INPUT -o OUTPUT MODEL.")
-    output = _local_output(batch)
-    requests = read_input(_local_input(batch, output.parent))
+    output, partial = _places(batch)
+    requests = read_input(_local_input(batch, partial.parent))
     gateway = _gateway(groups["gateway"], batch)
-    with Results(output.with_name(f"{output.name}.partial"), requests) as results:
+    with Results(partial, requests) as results:
         if results.missing:
             _answer(batch, requests, results, {**groups, "gateway": gateway})
         results.write(output)
@@ -48,16 +48,16 @@ def main(batch: BatchOptions, **groups: Any) -> None:
     click.echo(f"{len(requests)} answers are in {shown(batch.output_file)}.")
 
 
-def _local_output(batch: BatchOptions) -> Path:
-    """Where the whole output is written first."""
-    if not is_address(batch.output_file):
-        path = Path(batch.output_file).expanduser()
-        folder = Path(batch.output_tmp_dir).expanduser() if batch.output_tmp_dir else None
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise StartupError(f"--output-file {path} is no file in a folder that is there.")
-        return path if folder is None else folder / path.name
-    folder = Path(batch.output_tmp_dir or tempfile.gettempdir()).expanduser()
-    return folder / f"quire-batch-{file_name(batch.output_file)}"
+def _places(batch: BatchOptions) -> tuple[Path, Path]:
+    """Files of the whole output, and of the answers that are there so far."""
+    folder = Path(batch.output_tmp_dir).expanduser() if batch.output_tmp_dir else None
+    if is_address(batch.output_file):
+        output = (folder or Path(tempfile.gettempdir())) / f"quire-batch-{file_name(batch.output_file)}"
+    else:
+        output = Path(batch.output_file).expanduser()
+        if output.is_dir() or not output.absolute().parent.is_dir():
+            raise StartupError(f"--output-file {output} is no file in a folder that is there.")
+    return output, (folder or output.parent) / f"{output.name}.partial"
 
 
 def _local_input(batch: BatchOptions, folder: Path) -> Path:

@@ -127,8 +127,8 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """As EngineService.LoadAdapter, on all workers of the model: on all of them or on none. Workers that join later get
-        the adapters that the others have.
+        """As EngineService.LoadAdapter, on all workers of the model: on all of them or on none, but for one that takes the
+        place of another, which may have done so on some. Workers that join later get the adapters that the others have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

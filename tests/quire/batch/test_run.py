@@ -1,0 +1,41 @@
+"""Where the files of a batch are; that it runs is tested with a stack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.batch import run
+from quire.batch.lines import BatchInput, BatchResponse, BatchResult
+from quire.batch.results import Results
+from quire.errors import StartupError
+from quire.options.batch import BatchOptions
+from quire.options.gateway import GatewayOptions
+
+
+def answer_all(batch: BatchOptions, requests: BatchInput, results: Results, groups: dict[str, Any]) -> None:
+    for index in results.missing:
+        results.add(index, BatchResult("id", f"r{index}", BatchResponse(200, "x", {})))
+
+
+@pytest.mark.parametrize("folder", [None, "meanwhile"])
+def test_the_output_is_where_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None
+) -> None:
+    monkeypatch.setattr(run, "_answer", answer_all)
+    lines = ({"custom_id": f"r{number}", "url": "/v1/completions", "body": {}} for number in range(2))
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    output = tmp_path / "out.jsonl"
+    temporary = str(tmp_path / folder) if folder else None
+    batch = BatchOptions(str(tmp_path / "in.jsonl"), str(output), temporary)
+    run.main(batch, gateway=GatewayOptions())
+    assert [json.loads(line)["custom_id"] for line in output.read_bytes().splitlines()] == ["r0", "r1"]
+    assert not folder or not list((tmp_path / folder).iterdir())
+
+
+def test_an_output_that_cannot_be_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="no file in a folder"):
+        run.main(BatchOptions("in.jsonl", str(tmp_path / "missing" / "out.jsonl")))
