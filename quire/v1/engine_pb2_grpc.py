@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from quire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 from quire.v1 import engine_pb2 as quire_dot_v1_dot_engine__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -44,6 +45,11 @@ class EngineServiceStub:
                 '/quire.v1.EngineService/Session',
                 request_serializer=quire_dot_v1_dot_engine__pb2.EngineServiceSessionRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_engine__pb2.EngineServiceSessionResponse.FromString,
+                _registered_method=True)
+        self.Pool = channel.unary_unary(
+                '/quire.v1.EngineService/Pool',
+                request_serializer=quire_dot_v1_dot_common__pb2.PoolRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_common__pb2.PoolResponse.FromString,
                 _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/quire.v1.EngineService/Abort',
@@ -94,6 +100,16 @@ class EngineServiceServicer:
         """Runs many requests over one stream: each engine step answers with one frame that holds the deltas of all of them.
         A frame comes at least every 250 ms. Ending the call aborts the requests that it carries. A request that fails
         ends with a delta that holds its error; the session goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pool(self, request, context):
+        """Makes vectors or classes of some sequences, where the model is served for that (ModelInfo.pooling); answers when all
+        are done. Cancelling the call aborts the request. A worker answers either this or Generate and Session.
+        Errors: INVALID_ARGUMENT (the parameter is named), NOT_FOUND (model), RESOURCE_EXHAUSTED (queue full),
+        UNAVAILABLE (draining or not ready), DEADLINE_EXCEEDED, FAILED_PRECONDITION (the model is served for generation).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,6 +176,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=quire_dot_v1_dot_engine__pb2.EngineServiceSessionRequest.FromString,
                     response_serializer=quire_dot_v1_dot_engine__pb2.EngineServiceSessionResponse.SerializeToString,
+            ),
+            'Pool': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pool,
+                    request_deserializer=quire_dot_v1_dot_common__pb2.PoolRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_common__pb2.PoolResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -247,6 +268,33 @@ class EngineService:
             '/quire.v1.EngineService/Session',
             quire_dot_v1_dot_engine__pb2.EngineServiceSessionRequest.SerializeToString,
             quire_dot_v1_dot_engine__pb2.EngineServiceSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.EngineService/Pool',
+            quire_dot_v1_dot_common__pb2.PoolRequest.SerializeToString,
+            quire_dot_v1_dot_common__pb2.PoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from quire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 from quire.v1 import engine_pb2 as quire_dot_v1_dot_engine__pb2
 from quire.v1 import router_pb2 as quire_dot_v1_dot_router__pb2
 
@@ -45,6 +46,11 @@ class RouterServiceStub:
                 '/quire.v1.RouterService/Session',
                 request_serializer=quire_dot_v1_dot_router__pb2.RouterServiceSessionRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_router__pb2.RouterServiceSessionResponse.FromString,
+                _registered_method=True)
+        self.Pool = channel.unary_unary(
+                '/quire.v1.RouterService/Pool',
+                request_serializer=quire_dot_v1_dot_common__pb2.PoolRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_common__pb2.PoolResponse.FromString,
                 _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/quire.v1.RouterService/ListWorkers',
@@ -92,6 +98,13 @@ class RouterServiceServicer:
 
     def Session(self, request_iterator, context):
         """As EngineService.Session, over all workers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pool(self, request, context):
+        """As EngineService.Pool, at the worker with the least to do of those that serve the model for pooling.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,6 +166,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=quire_dot_v1_dot_router__pb2.RouterServiceSessionRequest.FromString,
                     response_serializer=quire_dot_v1_dot_router__pb2.RouterServiceSessionResponse.SerializeToString,
+            ),
+            'Pool': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pool,
+                    request_deserializer=quire_dot_v1_dot_common__pb2.PoolRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_common__pb2.PoolResponse.SerializeToString,
             ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
@@ -240,6 +258,33 @@ class RouterService:
             '/quire.v1.RouterService/Session',
             quire_dot_v1_dot_router__pb2.RouterServiceSessionRequest.SerializeToString,
             quire_dot_v1_dot_router__pb2.RouterServiceSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.RouterService/Pool',
+            quire_dot_v1_dot_common__pb2.PoolRequest.SerializeToString,
+            quire_dot_v1_dot_common__pb2.PoolResponse.FromString,
             options,
             channel_credentials,
             insecure,
