@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from engine_svc.parallel.layout import ParallelLayout
+from engine_svc.parallel.layout import ParallelLayout, Purpose
 
 _JOIN_SECONDS = 120
 
@@ -72,13 +72,16 @@ class ParallelGroups:
     """A rank's groups. A layer asks for the one of its purpose; a rank alone is in groups of one.
 
     Attributes:
-        tensor, expert: see Purpose.
+        tensor, expert, pipeline, data, decode_context: see Purpose.
     """
 
     layout: ParallelLayout = ParallelLayout()
     rank: int = 0
     tensor: ParallelGroup = ParallelGroup()
     expert: ParallelGroup = ParallelGroup()
+    pipeline: ParallelGroup = ParallelGroup()
+    data: ParallelGroup = ParallelGroup()
+    decode_context: ParallelGroup = ParallelGroup()
 
 
 def join_groups(
@@ -87,19 +90,26 @@ def join_groups(
     """Meets the other ranks.
 
     Args:
-        rendezvous: a file that all ranks see, fresh for each worker.
+        rendezvous: where they meet: a file that all ranks see, fresh for each worker, or `tcp://<host>:<port>`.
         sums_in_order: see ParallelGroup.
-
-    Raises:
-        NotImplementedError: the layout has more to it than tensor parallelism, which no layer can run yet.
     """
-    if layout != ParallelLayout(tensor=layout.tensor):
-        raise NotImplementedError(f"{layout}: only tensor parallelism is built")
     backend = "nccl" if device.type == "cuda" else "gloo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        backend, init_method=f"file://{rendezvous}", rank=rank, world_size=layout.num_ranks,
-        timeout=datetime.timedelta(seconds=_JOIN_SECONDS),
+        backend, init_method=rendezvous if "://" in rendezvous else f"file://{rendezvous}", rank=rank,
+        world_size=layout.num_ranks, timeout=datetime.timedelta(seconds=_JOIN_SECONDS),
     )  # fmt: skip
-    everyone = ParallelGroup(rank, layout.num_ranks, dist.group.WORLD, sums_in_order)
-    return ParallelGroups(layout, rank, tensor=everyone, expert=everyone)
+    made: dict[tuple[int, ...], dist.ProcessGroup | None] = {tuple(range(layout.num_ranks)): dist.group.WORLD}
+
+    def join(purpose: Purpose) -> ParallelGroup:
+        """Every rank makes every group, in the same order, its own or not: so they are agreed on."""
+        for ranks in layout.groups(purpose):
+            if len(ranks) > 1 and ranks not in made:
+                made[ranks] = dist.new_group(list(ranks))
+        own = layout.group_of(rank, purpose)
+        return ParallelGroup(own.index(rank), len(own), made.get(own), sums_in_order)
+
+    return ParallelGroups(
+        layout, rank, join(Purpose.TENSOR), join(Purpose.EXPERT), join(Purpose.PIPELINE), join(Purpose.DATA),
+        join(Purpose.DECODE_CONTEXT),
+    )  # fmt: skip

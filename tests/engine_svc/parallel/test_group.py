@@ -40,3 +40,27 @@ def test_a_sum_over_ranks_does_not_depend_on_how_much_is_summed(tmp_path: Path) 
             assert rows.equal(ranks[0][1][dtype, count])
     exact = sum(rows.double() for rows, _ in ranks)
     torch.testing.assert_close(ranks[0][1][torch.float16, 700].double(), exact, atol=5e-3, rtol=1e-3)
+
+
+GROUPS = """
+import sys
+import torch
+from engine_svc.parallel.group import join_groups
+from engine_svc.parallel.layout import ParallelLayout
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+groups = join_groups(ParallelLayout(2, 2, 1, 2, 2), rank, folder + "/meet", torch.device("cpu"))
+mine = torch.tensor([1.0 + rank])
+purposes = ("tensor", "expert", "pipeline", "data", "decode_context")
+sums = [getattr(groups, purpose).all_reduce(mine.clone()).item() for purpose in purposes]
+assert sums == [[3, 3, 4, 1, 3], [3, 3, 6, 2, 3], [7, 7, 4, 3, 7], [7, 7, 6, 4, 7]][rank], sums
+assert [getattr(groups, purpose).rank for purpose in purposes] == [rank % 2, rank % 2, rank // 2, 0, rank % 2]
+"""
+
+
+@pytest.mark.slow
+def test_a_group_sums_over_its_own_ranks_alone(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", GROUPS, str(rank), str(tmp_path)], cwd=ROOT) for rank in range(4)
+    ]
+    assert [process.wait(120) for process in processes] == [0, 0, 0, 0]

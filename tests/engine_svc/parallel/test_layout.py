@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_svc.parallel.group import join_groups
 from engine_svc.parallel.layout import Coordinates, ParallelLayout, Purpose, layout_of
 from quire.options.parallel import ParallelOptions
 
@@ -71,12 +69,6 @@ def test_the_ranks_of_a_layer_are_neighbours() -> None:
     assert layout.groups(Purpose.DECODE_CONTEXT)[:2] == [(0, 1), (2, 3)]
     assert [layout.expert_part(rank) for rank in layout.groups(Purpose.EXPERT)[0]] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert layout.coordinates(13) == Coordinates(data=1, pipeline=1, tensor=1)
-
-
-@pytest.mark.parametrize("size", ["pipeline", "data"])
-def test_what_is_not_built_is_refused_before_ranks_meet(size: str) -> None:
-    with pytest.raises(NotImplementedError, match="only tensor parallelism is built"):
-        join_groups(ParallelLayout(tensor=2, **{size: 2}), 0, "/nowhere", torch.device("cpu"))
 
 
 def test_options_describe_a_layout() -> None:
