@@ -112,6 +112,10 @@ _TESTS = {
     "tests/quire/options/test_options.py": "hf-token override-generation-config",
     "tests/quire/options/test_speculative.py": "num-lookahead-slots speculative-config",
     "tests/quire/options/test_structured_outputs.py": "guided-decoding-disable-fallback structured-outputs-config",
+    "tests/quire/serve/test_data_parallel.py": (
+        "data-parallel-address data-parallel-rank data-parallel-size data-parallel-size-local data-parallel-start-rank "
+        "data-parallel-hybrid-lb headless"
+    ),
     "tests/quire/serve/test_devices.py": "tensor-parallel-size",
     "tests/quire/test_hub.py": "revision download-dir ignore-patterns",
     "tests/quire/tokenizer/test_modes.py": "tokenizer-mode",

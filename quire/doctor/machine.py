@@ -37,13 +37,15 @@ def processors() -> Iterator[Finding]:
 def gpus(options: StackOptions) -> Iterator[Finding]:
     """GPUs that are wanted, and those that there are."""
     device, there = options.engine.kernels.device, count_gpus()
-    wanted = options.serve.engines * options.engine.parallel.tensor_parallel_size
+    wanted = len(options.ranks.ranks) * options.engine.parallel.num_ranks
     if device == "cuda" and not there:
         yield problem("GPU", "--device cuda needs one, and the driver shows none. Leave it out to run on the CPU.")
     elif device == "cpu" or not there:
         yield fine("GPU", f"{there} found; the CPU computes")
     elif there < wanted:
-        yield problem("GPU", f"{wanted} are needed, and {there} found. Lower --engines or --tensor-parallel-size.")
+        yield problem(
+            "GPU", f"{wanted} are needed, and {there} found. Lower --data-parallel-size or --tensor-parallel-size."
+        )
     else:
         yield fine("GPU", f"{there} found, {wanted} needed")
 

@@ -81,9 +81,11 @@ def _memory(options: StackOptions, weight_bytes: int) -> Iterator[Finding]:
     if options.engine.kernels.device == "cuda" or (options.engine.kernels.device == "auto" and count_gpus()):
         return
     cache = options.engine.cache.kv_cache_memory_bytes or 0
-    needed, available = options.serve.engines * (weight_bytes + cache), available_bytes()
+    needed, available = len(options.ranks.ranks) * (weight_bytes + cache), available_bytes()
     told = f"{needed / _GIB:.2f} GiB are needed for weights and KV cache, and {available / _GIB:.2f} GiB are free"
     if needed > available:
-        yield problem("memory", f"{told}. Take fewer --engines, a smaller --kv-cache-memory-bytes, or --quantization.")
+        yield problem(
+            "memory", f"{told}. Take a smaller --data-parallel-size or --kv-cache-memory-bytes, or --quantization."
+        )
     else:
         yield fine("memory", told)

@@ -35,9 +35,10 @@ def load_config_file(path: str, fields: Mapping[str, OptionField], tell: Callabl
         raise click.UsageError(f"--config {path}: expected keys and values, such as `max-model-len: 8192`.")
     values: dict[str, Any] = {}
     arguments: list[str] = []
+    names = {alias.lstrip("-"): name for name, field in fields.items() for alias in field.metadata["aliases"]}
     for given, value in content.items():
         key = str(given).lstrip("-").replace("_", "-")
-        name = key.replace("-", "_")
+        name = names.get(key, key.replace("-", "_"))
         if name in fields:
             values[name] = value
         else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.options.base import option
 
+DATA_PARALLEL_RPC_PORT = 29550  # where ranks on several nodes find the first node's router, unless options say else
 EXECUTOR_NAMES = ("uni", "mp")
 _REFUSED_EXECUTORS = {
     "auto": "Leave the option out: that is its default.",
@@ -25,3 +26,32 @@ class ParallelOptions:
         None, "How ranks run: uni (in this process, one rank) or mp (a process each). Default: uni for one rank, else "
         "mp.", choices=EXECUTOR_NAMES, refused=_REFUSED_EXECUTORS,
     )  # fmt: skip
+    data_parallel_size: int = option(
+        1, "Data-parallel ranks, on all nodes together: engine workers, each with requests, scheduler and cache of its "
+        "own. Those of a model without experts are replicas of the whole; experts are spread over the ranks of all.",
+        aliases=("-dp", "--engines"), variables=("VLLM_DP_SIZE",), minimum=1, maximum=1024,
+    )  # fmt: skip
+    data_parallel_rank: int | None = option(
+        None, "Number of a worker among them, from 0. Under `quire serve`: it runs this rank alone, and something "
+        "outside balances between the APIs of all (external balancing).", aliases=("-dpn",),
+        variables=("VLLM_DP_RANK",), minimum=0, maximum=1023,
+    )  # fmt: skip
+    data_parallel_address: str = option(
+        "127.0.0.1", "Address of the first node of data-parallel ranks, as all nodes reach it.", aliases=("-dpa",),
+        variables=("VLLM_DP_MASTER_IP",),
+    )  # fmt: skip
+    data_parallel_master_port: int = option(
+        0, "Port of that address at which the ranks of a model with experts meet. Default: under `quire serve` the one "
+        "above --data-parallel-rpc-port, or a free one where all ranks are on this machine; else 29551.",
+        variables=("VLLM_DP_MASTER_PORT",), minimum=0, maximum=65535,
+    )  # fmt: skip
+
+    @property
+    def num_ranks(self) -> int:
+        """Of one worker: as many processes, and GPUs where there are any."""
+        return self.tensor_parallel_size
+
+    @property
+    def data_parallel_meeting(self) -> str:
+        """host:port at which the data-parallel ranks of a model with experts meet."""
+        return f"{self.data_parallel_address}:{self.data_parallel_master_port or DATA_PARALLEL_RPC_PORT + 1}"

@@ -117,7 +117,7 @@ def click_option(field: OptionField) -> click.Option:
     if metadata["bare"]:
         common |= {"is_flag": False, "flag_value": metadata["bare"]}
     return Parameter(
-        [*metadata["aliases"], field.flag],
+        [field.name, *metadata["aliases"], field.flag],
         type=click_type(field),
         multiple=field.multiple,
         metavar=metadata["metavar"] or None,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from quire.errors import StartupError
+from quire.options.parallel import ParallelOptions
 
 _DRIVER = "libcuda.so.1"
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -26,29 +27,36 @@ def count_gpus() -> int:
 
 
 def devices_of_engines(
-    engines: int, ranks: int, gpus: int, environment: Mapping[str, str]
+    engines: int, parallel: ParallelOptions, gpus: int, environment: Mapping[str, str]
 ) -> Sequence[Mapping[str, str]]:
     """What each engine's environment must say for it to see GPUs that no other engine uses; nothing without GPUs.
 
     Args:
-        ranks: GPUs that an engine needs.
+        parallel: says how many GPUs an engine needs.
         gpus: GPUs that this environment shows.
 
     Raises:
         StartupError: there are too few.
     """
+    ranks = parallel.num_ranks
+    if gpus and gpus < engines * ranks:
+        fix = f"Take {gpus // ranks} engines at most" if gpus >= ranks else "Have a model on fewer ranks"
+        raise StartupError(
+            f"{_sum(engines, ranks)}, and this machine shows {gpus}. {fix} (--data-parallel-size-local, "
+            "--tensor-parallel-size), or set --device cpu."
+        )
     if engines == 1 or not gpus:
         return [{}] * engines
-    if gpus < engines * ranks:
-        ranks_text = f" with --tensor-parallel-size {ranks}" if ranks > 1 else ""
-        fix = f"Start {gpus // ranks} at most" if gpus >= ranks else "Lower the latter"
-        raise StartupError(
-            f"--engines {engines}{ranks_text} needs {engines * ranks} GPUs, and this machine shows {gpus}. "
-            f"{fix}, or set --device cpu."
-        )
     named = [name.strip() for name in environment.get(_VARIABLE, "").split(",") if name.strip()]
     names = named or [str(index) for index in range(gpus)]
     return [{_VARIABLE: ",".join(names[index * ranks : (index + 1) * ranks])} for index in range(engines)]
+
+
+def _sum(engines: int, ranks: int) -> str:
+    """Who needs how many."""
+    who = f"{engines} engines of {ranks} ranks each" if engines > 1 and ranks > 1 else ""
+    who = who or (f"An engine of {ranks} ranks" if ranks > 1 else f"{engines} engines")
+    return f"{who} need{'s' if engines == 1 else ''} {engines * ranks} GPUs"
 
 
 def _ask_driver() -> int:

@@ -38,11 +38,11 @@ class LogFile:
         os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
 
 
-def choose_log_file(options: LogOptions, port: int) -> LogFile | None:
+def choose_log_file(options: LogOptions, name: str) -> LogFile | None:
     """The file that the options name, else one of this stack's own; None when all is for the terminal.
 
     Args:
-        port: of the gateway, which tells stacks apart.
+        name: what tells stacks apart: the port of the gateway, or the ranks of a stack without one.
 
     Raises:
         StartupError: the file that the options name cannot be written.
@@ -56,5 +56,5 @@ def choose_log_file(options: LogOptions, port: int) -> LogFile | None:
             raise StartupError(f"--log-file {options.log_file} cannot be written: {error.strerror}.") from error
     state = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
     with contextlib.suppress(OSError):  # on a read-only system, all is for the terminal
-        return LogFile(state / "quire" / f"serve-{port}.log")
+        return LogFile(state / "quire" / f"serve-{name}.log")
     return None

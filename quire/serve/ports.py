@@ -7,6 +7,8 @@ import socket
 
 from quire.errors import StartupError
 
+LOOPBACK = "127.0.0.1"
+
 
 class HeldPorts:
     """Ports that are bound here and not listened on, for as long as the stack lives: only our own services, which set
@@ -37,9 +39,9 @@ class HeldPorts:
                 ) from error
             raise StartupError(f"Cannot listen on {host}:{port}: {error.strerror}.") from error
 
-    def hold_free(self, count: int) -> list[int]:
-        """Takes ports of the loopback address that nobody uses."""
-        return [self._bind("127.0.0.1", 0) for _ in range(count)]
+    def hold_free(self, count: int, host: str = LOOPBACK) -> list[int]:
+        """Takes ports of an address of this machine that nobody uses."""
+        return [self._bind(host, 0) for _ in range(count)]
 
     def _bind(self, host: str, port: int) -> int:
         held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)

@@ -19,9 +19,10 @@ from quire.model_folder import check_path
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.settings import CALL_SECONDS
 from quire.serve.console import Console
-from quire.serve.layout import Layout, StackOptions, choose_layout, process_specs, with_derived
+from quire.serve.layout import Layout, StackOptions, choose_layout, with_derived
 from quire.serve.log_file import LogFile, choose_log_file
 from quire.serve.ports import HeldPorts
+from quire.serve.processes import process_specs
 from quire.serve.summary import format_summary
 from quire.serve.supervisor import Supervisor
 from quire.supervised import Report, Stage
@@ -57,9 +58,12 @@ def run_stack(work: Work | None, **groups: Any) -> bool:
     for place in (options.model.model, options.model.tokenizer):
         check_path(place or "")
     with HeldPorts() as ports:
-        ports.hold(options.gateway.host, options.gateway.port, "--port")
+        if not options.ranks.headless:
+            ports.hold(options.gateway.host, options.gateway.port, "--port")
+        elif work:
+            raise StartupError("A --headless node has no API to work with; leave it out.")
         layout = choose_layout(options, ports)
-        log_file = choose_log_file(options.log, options.gateway.port)
+        log_file = choose_log_file(options.log, _stack_name(options, layout))
         log = dataclasses.replace(options.log, log_file=str(log_file.path) if log_file else "-")
         return asyncio.run(_serve(dataclasses.replace(with_derived(options), log=log), layout, log_file, work))
 
@@ -153,7 +157,8 @@ class _Stack:
             return False
         self._supervisor.settle()
         self._console.close()
-        click.echo(await _summary(self._options, self._layout, time.monotonic() - start))
+        summary = _node_summary if self._layout.ranks.headless else _summary
+        click.echo(await summary(self._options, self._layout, time.monotonic() - start))
         return True
 
     async def _until(self, event: asyncio.Event) -> bool:
@@ -182,6 +187,20 @@ class _Stack:
 
 def _stopping(seconds: float) -> str:
     return f"Stopping… Running requests have {seconds:g} s to finish; a second Ctrl-C ends them at once.\n"
+
+
+def _stack_name(options: StackOptions, layout: Layout) -> str:
+    """Tells this stack apart from others of this machine."""
+    return f"rank-{layout.ranks.ranks[0]}" if layout.ranks.headless else str(options.gateway.port)
+
+
+async def _node_summary(options: StackOptions, layout: Layout, seconds: float) -> str:
+    """Of a node without an API."""
+    ranks = layout.ranks
+    return (
+        f"Quire {quire.__version__} is ready after {seconds:.1f} s: data-parallel ranks {ranks.ranks[0]} to "
+        f"{ranks.ranks[-1]} of {ranks.size} register with the router at {ranks.router}"
+    )
 
 
 async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str:

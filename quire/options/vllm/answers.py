@@ -9,8 +9,6 @@ from quire.options.vllm.answer import Answer, acts_as, no_effect, not_built, ref
 
 _NO_CODE = "The code of a repository is never run here"
 _PIPELINE = "pipeline parallelism"
-_DATA = "data parallelism over several nodes"
-_REPLICAS = "`--engines N` starts replicas on this machine; `quire engine` and `--worker-dns` have them anywhere."
 _EXPERTS = "expert parallelism"
 _BALANCING = "balancing of experts over ranks (EPLB)"
 _BATCHES = "overlap of two batches (DBO)"
@@ -27,7 +25,6 @@ _TOKENIZERS = (
 )
 
 _SERVER: Mapping[str, Answer] = {
-    "headless": not_built(_DATA, "`quire engine` is an engine without an API, which any router can have."),
     "api-server-count": not_built(
         "several API servers under one command", "Start further ones with `quire gateway`.", taken=("1",)
     ),
@@ -101,14 +98,6 @@ _MODEL: Mapping[str, Answer] = {
 _PARALLEL: Mapping[str, Answer] = {
     "pipeline-parallel-size": not_built(_PIPELINE, "--tensor-parallel-size splits a model.", taken=("1",)),
     "decode-context-parallel-size": not_built("context parallelism of decoding", taken=("1",)),
-    "data-parallel-size": acts_as("--engines", "Each is a replica of the whole model, on GPUs of its own."),
-    "data-parallel-rank": not_built(_DATA, _REPLICAS),
-    "data-parallel-start-rank": not_built(_DATA, _REPLICAS, taken=("0",)),
-    "data-parallel-size-local": not_built(_DATA, _REPLICAS),
-    "data-parallel-address": not_built(_DATA, _REPLICAS),
-    "data-parallel-rpc-port": not_built(_DATA, _REPLICAS),
-    "data-parallel-backend": not_built(_RAY, _REPLICAS, taken=("mp",)),
-    "data-parallel-hybrid-lb": not_built(_DATA, _REPLICAS),
     "enable-expert-parallel": not_built(_EXPERTS, "--tensor-parallel-size splits experts as it does other layers."),
     "expert-placement-strategy": not_built(_EXPERTS, taken=("linear",)),
     "enable-eplb": not_built(_BALANCING),

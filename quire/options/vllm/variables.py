@@ -43,8 +43,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         ),
         **dict.fromkeys(("VLLM_HOST_IP", "VLLM_PORT", "VLLM_RPC_BASE_PATH", "VLLM_RPC_TIMEOUT"), _INTERNAL),
         **dict.fromkeys(
-            ("VLLM_DP_RANK", "VLLM_DP_SIZE", "VLLM_DP_MASTER_IP", "VLLM_DP_MASTER_PORT", "VLLM_PP_LAYER_PARTITION"),
-            _RANKS,
+            ("VLLM_PP_LAYER_PARTITION",), _RANKS,
         ),
         **dict.fromkeys(
             ("VLLM_USE_TRITON_FLASH_ATTN", "VLLM_FLASH_ATTN_VERSION", "VLLM_ATTENTION_BACKEND",
@@ -96,7 +95,7 @@ OF_OTHERS: Mapping[str, str] = MappingProxyType(
 READ_ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
         "LD_LIBRARY_PATH": "By the system's loader.",
-        "CUDA_VISIBLE_DEVICES": "By the driver; `--engines` shares out the GPUs that it shows.",
+        "CUDA_VISIBLE_DEVICES": "By the driver; `--data-parallel-size` shares out the GPUs that it shows.",
         "S3_ACCESS_KEY_ID": "For --load-format tensorizer and runai_streamer.",
         "S3_SECRET_ACCESS_KEY": "For --load-format tensorizer and runai_streamer.",
         "S3_ENDPOINT_URL": "For --load-format tensorizer and runai_streamer.",

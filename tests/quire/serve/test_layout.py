@@ -9,28 +9,31 @@ from typing import Any
 import pytest
 
 from quire.errors import StartupError
+from quire.options.data_parallel import DataParallelOptions
 from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
 from quire.options.generation import GenerationOptions
 from quire.options.log import LogOptions
 from quire.options.lora import LoraOptions
 from quire.options.model import ModelOptions
+from quire.options.parallel import ParallelOptions
 from quire.options.reasoning import ReasoningOptions
 from quire.options.router import RouterOptions
 from quire.options.serve import ServeOptions
 from quire.options.server import RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.options.tools import ToolOptions
-from quire.serve.layout import Layout, StackOptions, choose_layout, process_specs, with_derived
+from quire.serve.layout import Layout, StackOptions, choose_layout, with_derived
 from quire.serve.ports import HeldPorts
+from quire.serve.processes import process_specs
 from quire.serve.supervisor import ProcessSpec
 
 
-def stack_options(serve: ServeOptions = ServeOptions(), **gateway: Any) -> StackOptions:
+def stack_options(engines: int = 1, serve: ServeOptions = ServeOptions(), **gateway: Any) -> StackOptions:
     here: dict[str, Any] = {"router_address": (), "tokenizer_address": ()}
     return StackOptions(
         serve, ModelOptions("m"), GatewayOptions(**here | gateway), TokenizerOptions(), RouterOptions(),
-        EngineOptions(), RpcSecurityOptions(), LogOptions(),
+        EngineOptions(parallel=ParallelOptions(data_parallel_size=engines)), RpcSecurityOptions(), LogOptions(),
     )  # fmt: skip
 
 
@@ -48,7 +51,7 @@ def values(spec: ProcessSpec, flag: str) -> list[str]:
 
 
 def test_everything_is_local_by_default() -> None:
-    specs = specs_of(stack_options(ServeOptions(engines=2)))
+    specs = specs_of(stack_options(2))
     assert list(specs) == ["engine-0", "engine-1", "router", "tokenizer", "gateway"]
     engines = [f"127.0.0.1:{values(specs[name], '--port')[0]}" for name in ("engine-0", "engine-1")]
     assert values(specs["router"], "--workers") == engines
@@ -99,8 +102,9 @@ def test_without_a_tokenizer_none_is_started_and_none_is_read() -> None:
 
 
 def test_options_of_services_that_run_elsewhere_are_refused() -> None:
-    with pytest.raises(StartupError, match=r"--router-address .*: --engines, --router-port would have no effect"):
-        layout_of(stack_options(ServeOptions(engines=2, router_port=5), router_address=("r:1",)))
+    serve = ServeOptions(data_parallel=DataParallelOptions(data_parallel_rpc_port=5))
+    with pytest.raises(StartupError, match=r"--router-address .*: --data-parallel-rpc-port, --data-parallel-size "):
+        layout_of(stack_options(2, serve, router_address=("r:1",)))
     elsewhere = dataclasses.replace(
         stack_options(tokenizer_address=("t:1",)), tokenizer=TokenizerOptions(chat_template="x")
     )
@@ -146,7 +150,7 @@ def test_the_formats_of_the_model_in_the_box_are_known() -> None:
 
 def test_engines_share_the_processors() -> None:
     first, *_, last = sorted(os.sched_getaffinity(0))
-    options = stack_options(ServeOptions(engines=2))
+    options = stack_options(2)
     kernels = dataclasses.replace(options.engine.kernels, cpu_threads_bind=f"{first}|{last}")
     options = dataclasses.replace(options, engine=dataclasses.replace(options.engine, kernels=kernels))
     specs = specs_of(options)
@@ -155,5 +159,5 @@ def test_engines_share_the_processors() -> None:
 
 
 def test_services_let_the_engines_run_first() -> None:
-    specs = specs_of(stack_options(ServeOptions(engines=2)))
+    specs = specs_of(stack_options(2))
     assert {name for name, spec in specs.items() if spec.niceness} == {"router", "tokenizer", "gateway"}

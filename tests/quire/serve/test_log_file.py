@@ -29,27 +29,27 @@ def own_logging() -> Iterator[None]:
 
 def test_by_default_it_is_in_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    file = choose_log_file(LogOptions(), 8000)
+    file = choose_log_file(LogOptions(), "8000")
     assert file
     assert file.path == tmp_path / "quire" / "serve-8000.log"
     assert file.path.stat().st_mode & 0o777 == 0o600
 
 
 def test_the_terminal_can_be_asked_for() -> None:
-    assert choose_log_file(LogOptions(log_file="-"), 8000) is None
-    assert choose_log_file(LogOptions(log_level="debug"), 8000) is None
+    assert choose_log_file(LogOptions(log_file="-"), "8000") is None
+    assert choose_log_file(LogOptions(log_level="debug"), "8000") is None
 
 
 def test_a_named_file_must_be_writable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartupError, match="--log-file"):
-        choose_log_file(LogOptions(log_file=str(tmp_path / "file" / "log")), 8000)
+        choose_log_file(LogOptions(log_file=str(tmp_path / "file" / "log")), "8000")
 
 
 def test_a_system_without_a_state_folder_logs_to_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    assert choose_log_file(LogOptions(), 8000) is None
+    assert choose_log_file(LogOptions(), "8000") is None
 
 
 @pytest.mark.usefixtures("own_logging")

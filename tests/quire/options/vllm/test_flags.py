@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 from quire.cli import COMMANDS
 from quire.options.base import OptionField
 from quire.options.command import OptionsCommand
+from quire.options.data_parallel import DataParallelOptions
+from quire.options.parallel import ParallelOptions
 from quire.options.vllm.answer import Answer, Kind
 from quire.options.vllm.answers import ANSWERS, SHORT_NAMES
 from quire.options.vllm.flags import VllmFlag, vllm_flags
@@ -124,9 +126,14 @@ def test_what_is_so_anyway_is_taken_in_silence(arguments: tuple[str, ...]) -> No
     ("arguments", "read"),
     [
         (("-tp", "2"), lambda kept: kept["engine"].parallel.tensor_parallel_size == 2),
-        (("-dp", "3"), lambda kept: kept["serve"].engines == 3),
-        (("-dp=3",), lambda kept: kept["serve"].engines == 3),
-        (("--data_parallel_size", "3"), lambda kept: kept["serve"].engines == 3),
+        (("-dp", "3"), lambda kept: kept["engine"].parallel.data_parallel_size == 3),
+        (("-dpl", "2", "-dpr=2", "-dpp", "7", "-dpb", "mp", "--headless"), lambda kept: kept["serve"].data_parallel
+         == DataParallelOptions(2, 2, 7, "mp", headless=True)),
+        (("-dpn", "1", "-dpa", "head", "--engines=2"), lambda kept: kept["engine"].parallel
+         == ParallelOptions(data_parallel_size=2, data_parallel_rank=1, data_parallel_address="head")),
+        (("--router-port", "9"), lambda kept: kept["serve"].data_parallel.data_parallel_rpc_port == 9),
+        (("-dp=3",), lambda kept: kept["engine"].parallel.data_parallel_size == 3),
+        (("--data_parallel_size", "3"), lambda kept: kept["engine"].parallel.data_parallel_size == 3),
         (("--preemption-mode", "swap"), lambda kept: kept["engine"].cache.swap_space == 4),
         (("--preemption-mode", "swap", "--swap-space", "9"), lambda kept: kept["engine"].cache.swap_space == 9),
         (("--max-concurrency", "9"), lambda kept: kept["router"].max_inflight_requests == 9),

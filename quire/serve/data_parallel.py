@@ -1,0 +1,129 @@
+"""Which data-parallel ranks this machine runs, and what of the stack it runs beside them."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from quire.errors import StartupError
+from quire.options.data_parallel import DataParallelOptions
+from quire.options.parallel import DATA_PARALLEL_RPC_PORT, ParallelOptions
+
+_RANK, _START, _LOCAL = "--data-parallel-rank", "--data-parallel-start-rank", "--data-parallel-size-local"
+_HYBRID = "--data-parallel-hybrid-lb"
+
+
+class Balancing(Enum):
+    """Who chooses the rank for a request."""
+
+    INTERNAL = auto()  # the first node's router, between all ranks
+    HYBRID = auto()  # something outside chooses the node, whose router the rank
+    EXTERNAL = auto()  # something outside
+
+
+@dataclass(frozen=True)
+class LocalRanks:
+    """The data-parallel ranks of this machine.
+
+    Attributes:
+        size: of all machines.
+        address: of the first node.
+        rpc_port: of the router there; 0 where any will do.
+        headless: the router is another machine's.
+    """
+
+    size: int
+    ranks: range
+    balancing: Balancing
+    address: str
+    rpc_port: int
+    headless: bool
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether other machines have ranks too."""
+        return len(self.ranks) < self.size
+
+    @property
+    def has_members_elsewhere(self) -> bool:
+        """Whether ranks of other machines are this one's router's to choose."""
+        return self.elsewhere and self.balancing is Balancing.INTERNAL and not self.headless
+
+    @property
+    def router(self) -> str:
+        """host:port of the first node's router."""
+        return f"{self.address}:{self.rpc_port}"
+
+
+def find_local_ranks(parallel: ParallelOptions, options: DataParallelOptions) -> LocalRanks:
+    """
+    Raises:
+        StartupError: options contradict each other.
+    """
+    balancing = _balancing(parallel, options)
+    size, local = parallel.data_parallel_size, options.data_parallel_size_local
+    if balancing is Balancing.EXTERNAL:
+        start, local = parallel.data_parallel_rank or 0, 1
+    else:
+        start = options.data_parallel_start_rank or 0
+        local = size - start if local is None else local
+    if start + local > size or start >= size:
+        last = f"ranks {start} to {start + local - 1}" if local > 1 else f"rank {start}"
+        raise StartupError(
+            f"This machine would have {last}, and --data-parallel-size {size} has 0 to {size - 1}. Ranks are counted "
+            "over all machines, from 0."
+        )
+    if options.headless and not local:
+        raise StartupError(f"--headless with {_LOCAL} 0 would start nothing.")
+    port = options.data_parallel_rpc_port or (DATA_PARALLEL_RPC_PORT if local < size else 0)
+    return LocalRanks(
+        size, range(start, start + local), balancing, parallel.data_parallel_address, port, options.headless
+    )
+
+
+def _balancing(parallel: ParallelOptions, options: DataParallelOptions) -> Balancing:
+    """
+    Raises:
+        StartupError: options contradict each other.
+    """
+    start, rank = options.data_parallel_start_rank, parallel.data_parallel_rank
+    if rank is not None:
+        unfit = {
+            _START: start not in (None, rank), _LOCAL: options.data_parallel_size_local not in (None, 1),
+            _HYBRID: options.data_parallel_hybrid_lb, "--headless": options.headless,
+        }  # fmt: skip
+        if wrong := [flag for flag, is_wrong in unfit.items() if is_wrong]:
+            raise StartupError(
+                f"{_RANK} {rank} makes a stack of that one rank, and something outside balances: "
+                f"{', '.join(wrong)} does not go with it. For several ranks of a node it is {_START}."
+            )
+        return Balancing.EXTERNAL
+    if options.headless and options.data_parallel_hybrid_lb:
+        raise StartupError(f"--headless nodes have no API, and {_HYBRID} gives each node one. Leave one of them out.")
+    if (options.headless or options.data_parallel_hybrid_lb) and start is None:
+        flag = "--headless" if options.headless else _HYBRID
+        raise StartupError(f"{flag} needs {_START}: which of the ranks are this machine's?")
+    if options.data_parallel_hybrid_lb:
+        return Balancing.HYBRID
+    if start and not options.headless:
+        raise StartupError(
+            f"{_START} {start} makes this a further node. Say whether it has an API of its own: {_HYBRID} if it does, "
+            "--headless if the first node's router balances between all ranks."
+        )
+    return Balancing.INTERNAL
+
+
+def own_address_towards(address: str, port: int) -> str:
+    """The address of this machine that another one sees. Nothing is sent.
+
+    Raises:
+        StartupError: there is no such name, or no way there.
+    """
+    try:
+        family, _, _, _, place = socket.getaddrinfo(address, port or 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise StartupError(f"--data-parallel-address {address} cannot be reached: {error.strerror}.") from error

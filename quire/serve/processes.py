@@ -1,0 +1,119 @@
+"""The processes of a stack: with which options, on which devices and processors each is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from quire.options.base import ENVIRONMENT_PREFIX, fields_of, to_arguments
+from quire.options.engine import EngineOptions
+from quire.options.kernels import KernelOptions
+from quire.options.server import GrpcServerOptions
+from quire.processors import place_rank, read_machine
+from quire.serve.devices import count_gpus, devices_of_engines
+from quire.serve.layout import Layout, StackOptions
+from quire.serve.supervisor import ProcessSpec
+
+# Of the services beside an engine. One that takes a core from a thread of the engine's makes the other threads wait for
+# what that one has in hand; in between the engine leaves the cores idle often enough.
+_NICENESS = 5
+
+
+def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
+    """The processes of the stack, engines first; their options are the user's, with the addresses filled in.
+
+    Raises:
+        StartupError: there are GPUs, but not for each engine.
+    """
+    workers = (*options.router.workers, *(layout.own[name] for name in layout.engines))
+    commands: dict[str, Sequence[Any]] = {
+        **{name: ("engine", options.model, _engine_options(options.engine, layout, name)) for name in layout.engines},
+        "router": ("router", dataclasses.replace(options.router, workers=workers)),
+        "tokenizer": ("tokenizer", options.model, options.tokenizer),
+    }
+    gateway = dataclasses.replace(options.gateway, router_address=layout.router, tokenizer_address=layout.tokenizer)
+    shared = (options.security, options.log)
+    drain = options.gateway.drain_timeout_seconds
+    devices = _devices(options, layout.engines)
+    specs = []
+    for name, address in layout.own.items():
+        command, *groups = commands[name]
+        host, _, port = address.rpartition(":")
+        server = GrpcServerOptions(
+            host, int(port), options.gateway.insecure, metrics_port=layout.metrics[name], drain_timeout_seconds=drain
+        )
+        server.check(options.security)
+        specs.append(_spec(name, command, *groups, server, *shared, environment=devices.get(name, {})))
+    return specs if layout.ranks.headless else [*specs, _spec("gateway", "gateway", gateway, *shared)]
+
+
+def _engine_options(options: EngineOptions, layout: Layout, name: str) -> EngineOptions:
+    """Those of one of the engines.
+
+    Raises:
+        StartupError: see place_rank.
+    """
+    index, ranks = list(layout.engines).index(name), layout.ranks
+    own = dataclasses.replace(options, kernels=_kernel_options(options, index, len(layout.engines)))
+    if ranks.size > 1:
+        parallel = dataclasses.replace(
+            options.parallel, data_parallel_rank=layout.engines[name], data_parallel_master_port=layout.meeting_port
+        )
+        own = dataclasses.replace(own, parallel=parallel)
+    if ranks.headless:
+        routers = (*options.registration.register_with, ranks.router)
+        own = dataclasses.replace(own, registration=dataclasses.replace(options.registration, register_with=routers))
+    return own
+
+
+def _kernel_options(options: EngineOptions, index: int, engines: int) -> KernelOptions:
+    """Those of one of this machine's engines, whose ranks share the processors with those of the others.
+
+    Raises:
+        StartupError: see place_rank.
+    """
+    kernels, ranks = options.kernels, options.parallel.num_ranks
+    if engines == 1:
+        return kernels
+    machine = read_machine()
+    places = [
+        place_rank(
+            kernels.cpu_threads_bind, machine, index * ranks + rank, engines * ranks,
+            threads=kernels.cpu_threads, reserved=kernels.cpu_reserved_cores,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    bind = "|".join(",".join(map(str, place.processors)) for place in places)
+    threads = min(place.threads for place in places)
+    return dataclasses.replace(kernels, cpu_threads=threads, cpu_threads_bind=bind.strip("|") or "nobind")
+
+
+def _devices(options: StackOptions, engines: Collection[str]) -> dict[str, Mapping[str, str]]:
+    """Name of each engine → environment that shows it its own GPUs."""
+    parallel = options.engine.parallel
+    gpus = count_gpus() if len(engines) * parallel.num_ranks > 1 and options.engine.kernels.device != "cpu" else 0
+    return dict(zip(engines, devices_of_engines(len(engines), parallel, gpus, os.environ), strict=True))
+
+
+def _spec(name: str, command: str, *groups: Any, environment: Mapping[str, str] = MappingProxyType({})) -> ProcessSpec:
+    arguments = [sys.executable, "-m", "quire", command]
+    environment = {**_neutral_environment(), **environment}
+    for group in groups:
+        more_arguments, more_environment = to_arguments(group)
+        arguments += more_arguments
+        environment = {**environment, **more_environment}
+    is_engine = command == "engine"
+    return ProcessSpec(name, arguments, environment, has_peers=is_engine, niceness=0 if is_engine else _NICENESS)
+
+
+def _neutral_environment() -> dict[str, str]:
+    """This process's environment without options: each service gets its own, and QUIRE_PORT is not every service's."""
+    groups = [*typing.get_type_hints(StackOptions).values(), GrpcServerOptions]
+    options = {name for group in groups for field in fields_of(group) for name in field.environment_variables}
+    options.add(f"{ENVIRONMENT_PREFIX}CONFIG")
+    return {name: value for name, value in os.environ.items() if name not in options}
