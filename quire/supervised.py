@@ -76,8 +76,16 @@ def report(stage: Stage, fraction: float | None = None, message: str = "") -> bo
 
 def end_with_supervisor() -> None:
     """Has the kernel end this process at once when its supervisor is gone, however it went (on Linux)."""
-    parent = os.environ.get(_PROCESS)
-    if parent and sys.platform == "linux":
+    if parent := os.environ.get(_PROCESS):
+        end_with_parent(int(parent))
+
+
+def end_with_parent(parent: int) -> None:
+    """As `end_with_supervisor`, of the process with that number, which has started this one.
+
+    It is the end of the thread that started it which counts.
+    """
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(parent):  # it was gone before
+        if os.getppid() != parent:  # it was gone before
             sys.exit(1)

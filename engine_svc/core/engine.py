@@ -116,8 +116,17 @@ class Engine:
         return self._scheduler.num_waiting + self._constraints.num_waiting
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Has this called, from any thread, when there is work that nobody here has asked for."""
+        """Has this called, from any thread, when there is work that nobody has asked for, or `check_alive` raises."""
         self._constraints.wake_by(wake)
+        self._executor.wake_by(wake)
+
+    def check_alive(self) -> None:
+        """For when there is no work.
+
+        Raises:
+            ExecutorDead: see `step`.
+        """
+        self._executor.check_alive()
 
     def add(self, key: int, request: GenerationRequest, arrival_time: float | None = None) -> None:
         """Takes a request in.

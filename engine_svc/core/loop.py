@@ -270,6 +270,7 @@ class EngineLoop:
         while not self._stopping:
             if not engine.has_work:
                 self._wake.wait(_IDLE_SECONDS)
+                engine.check_alive()
             elif engine.is_waiting:
                 self._wake.wait(_BLOCKS_SECONDS)
             self._wake.clear()

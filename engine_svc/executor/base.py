@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
 from quire.options.engine import EngineOptions
@@ -68,6 +69,16 @@ class Executor(ABC):
         """Waits until the oldest step that is not collected has sampled its tokens.
 
         Raises: as `submit`.
+        """
+
+    def wake_by(self, wake: Callable[[], None]) -> None:  # noqa: B027  (what runs in this process has nothing to say)
+        """Has this called, from any thread, when `check_alive` has something to say that nobody here has caused."""
+
+    def check_alive(self) -> None:  # noqa: B027
+        """Looks after what runs steps, where none runs.
+
+        Raises:
+            ExecutorDead: no further step can succeed.
         """
 
     @abstractmethod

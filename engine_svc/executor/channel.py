@@ -1,7 +1,8 @@
-"""Messages between an executor and its rank processes: length-prefixed msgpack over a socket pair."""
+"""Messages between an executor and its ranks: length-prefixed msgpack over a stream socket."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from typing import Any
@@ -11,31 +12,56 @@ import msgspec
 _LENGTH = struct.Struct("<Q")
 
 
+def encode(message: Any) -> bytes:
+    """A message as `Channel.receive` reads it: a msgpack value."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(payload: bytes | bytearray | memoryview, kind: Any) -> Any:
+    """The message; structs are of the type that is named."""
+    return msgspec.msgpack.decode(payload, type=kind)
+
+
 class Channel:
-    """One end. Each message is a msgpack value; structs are decoded by the type that is named when receiving."""
+    """One end. One thread may send and another receive where neither names a time limit."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._encoder = msgspec.msgpack.Encoder()
 
-    def send(self, message: Any) -> None:
-        """Sends one message."""
-        payload = self._encoder.encode(message)
+    def fileno(self) -> int:
+        """For those who wait for several; -1 once closed."""
+        return self._socket.fileno()
+
+    def send(self, message: Any, seconds: float | None = None) -> None:
+        """Sends one message; waits while the peer is behind with reading.
+
+        Raises:
+            OSError: the peer is gone.
+            TimeoutError: it does not read, for so many seconds.
+        """
+        self.send_encoded(encode(message), seconds)
+
+    def send_encoded(self, payload: bytes, seconds: float | None = None) -> None:
+        """As `send`."""
+        self._socket.settimeout(seconds)
         self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
 
-    def receive(self, kind: Any, timeout: float | None = None) -> Any:
+    def receive(self, kind: Any, seconds: float | None = None) -> Any:
         """The next message.
 
         Raises:
             EOFError: the peer is gone.
-            TimeoutError: nothing came in `timeout` seconds.
+            OSError: as `send`.
+            TimeoutError: a part of it does not come, for so many seconds.
         """
-        self._socket.settimeout(timeout)
+        self._socket.settimeout(seconds)
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        return msgspec.msgpack.decode(self._read(length), type=kind)
+        return decode(self._read(length), kind)
 
     def close(self) -> None:
-        """Closes this end; the peer sees the end of the stream."""
+        """Closes this end; the peer sees the end of the stream, and who waits here for a message does so too."""
+        with contextlib.suppress(OSError):  # the peer has closed it, or it is closed
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _read(self, count: int) -> bytearray:

@@ -11,11 +11,12 @@ from quire.options.model import ModelOptions
 
 
 class LoadModel(msgspec.Struct, tag=True):
-    """Load the model as rank `rank` of the group that meets at `rendezvous`."""
+    """Load the model as rank `rank` of the group that meets at `rendezvous`, on the GPU `device` of those it sees."""
 
     model: ModelOptions
     options: EngineOptions
     rank: int
+    device: int
     rendezvous: str
     log: LogOptions
 

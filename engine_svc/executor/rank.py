@@ -1,10 +1,13 @@
-"""A rank process: `python -m engine_svc.executor.rank FD` obeys what comes through the socket FD."""
+"""A rank process: `python -m engine_svc.executor.rank FD PARENT` obeys what comes through the socket FD, and dies with
+the process PARENT."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -19,6 +22,7 @@ from engine_svc.plan import TokenMasks
 from engine_svc.runner.runner import Runner
 from quire.errors import StartupError
 from quire.log import setup_logging
+from quire.supervised import end_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +36,6 @@ class RankProcess:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._runner: Runner | None = None
-        self._step_seconds: float | None = None
         self._answers: queue.SimpleQueue[Callable[[], Answer]] = queue.SimpleQueue()
 
     def serve(self) -> None:
@@ -79,7 +82,7 @@ class RankProcess:
         return Done
 
     def _receive_masks(self) -> TokenMasks:
-        command = self._channel.receive(Command, self._step_seconds)
+        command = self._channel.receive(Command)
         if not isinstance(command, Masks):
             raise RuntimeError(f"a step awaits its masks, and {type(command).__name__} came")
         return command.masks
@@ -87,8 +90,7 @@ class RankProcess:
     def _load(self, command: LoadModel) -> Answer:
         setup_logging("engine", command.log, f"rank {command.rank}")
         options = command.options
-        self._step_seconds = options.watchdog.step_timeout_seconds
-        device = choose_device(options.kernels.device, command.rank)
+        device = choose_device(options.kernels.device, command.device)
         in_order = device.type == "cpu" or options.kernels.batch_invariant is True
         groups = join_groups(layout_of(options.parallel), command.rank, command.rendezvous, device, in_order)
         self._runner = Runner(command.model, options, groups, device)
@@ -103,5 +105,12 @@ def _failure(error: Exception) -> Failed:
     return Failed(f"{type(error).__name__}: {error}", startup=False)
 
 
+def main(descriptor: int, parent: int) -> None:
+    """Serves as a rank of the worker that is the process `parent`."""
+    end_with_parent(parent)
+    faulthandler.register(signal.SIGUSR1)
+    RankProcess(Channel(socket.socket(fileno=descriptor))).serve()
+
+
 if __name__ == "__main__":
-    RankProcess(Channel(socket.socket(fileno=int(sys.argv[1])))).serve()
+    main(int(sys.argv[1]), int(sys.argv[2]))

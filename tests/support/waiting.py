@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 WAIT_SECONDS = 20.0
 
 
 async def eventually(condition: Callable[[], object], what: str = "", seconds: float = WAIT_SECONDS) -> None:
     """Returns once `condition()` is true; fails the test when it is not within `seconds`."""
+    for pause in _pauses(condition, what, seconds):
+        await asyncio.sleep(pause)
+
+
+def eventually_now(condition: Callable[[], object], what: str = "", seconds: float = WAIT_SECONDS) -> None:
+    """As `eventually`, where there is no event loop."""
+    for pause in _pauses(condition, what, seconds):
+        time.sleep(pause)
+
+
+def _pauses(condition: Callable[[], object], what: str, seconds: float) -> Iterator[float]:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
-        await asyncio.sleep(0.01)
+        yield 0.01

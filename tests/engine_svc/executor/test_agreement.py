@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from engine_svc.executor.agreement import AdapterReads, TransferEnds, agree
 from engine_svc.executor.messages import Step
-from engine_svc.executor.multiproc import AdapterReads, TransferEnds, agree
 from engine_svc.plan import BlockTransfer, EndedTransfer, StepPlan, StepResult, Transfers
 
 

@@ -1,0 +1,188 @@
+"""Executors whose ranks are processes: how the control side talks to them, wherever they run."""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from engine_svc.executor.agreement import Agreement
+from engine_svc.executor.base import Executor, ExecutorDead
+from engine_svc.executor.messages import Allocate, Answer, Command, Failed, Loaded, LoadModel, Masks, Step, Stepped
+from engine_svc.executor.ranks import RankGroup, RankWatch
+from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from quire.errors import StartupError
+from quire.log import log_options
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+
+logger = logging.getLogger(__name__)
+
+_LOAD_SECONDS = 3600.0
+# From when a channel is closed to when it is known how its rank ended.
+_DEATH_SECONDS = 2.0
+
+
+class RankedExecutor(Executor):
+    """Sends every rank the same plans, and makes one result of theirs. A rank that is lost, or lost in a step, is the
+    end of all: the others wait for it in a collective for good."""
+
+    max_in_flight = 2
+
+    def __init__(self) -> None:
+        self._ranks: RankGroup | None = None
+        self._watch: RankWatch | None = None
+        self._wake: Callable[[], None] = lambda: None
+        self._failure = ""  # why no further step can succeed
+        self._step_seconds = _LOAD_SECONDS
+        self._agreement = Agreement()
+
+    @abstractmethod
+    def _start(self, options: EngineOptions) -> RankGroup:
+        """Starts the ranks.
+
+        Raises:
+            StartupError: they cannot be started here.
+        """
+
+    def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
+        """See Executor.load."""
+        self._step_seconds = options.watchdog.step_timeout_seconds
+        ranks = self._ranks = self._start(options)
+        self._watch = RankWatch(ranks, lambda: self._wake())
+        commands: list[Command] = [
+            LoadModel(model, options, rank, device, ranks.rendezvous, log_options())
+            for rank, device in enumerate(ranks.devices)
+        ]
+        try:
+            answers = self._call(commands, _LOAD_SECONDS)
+        except ExecutorDead as error:
+            raise StartupError(f"A rank of the model ended while loading: {error}. See the log above.") from error
+        specs = [answer.spec for answer in answers if isinstance(answer, Loaded)]
+        return msgspec.structs.replace(  # a draft may run on some ranks only
+            min(specs, key=lambda spec: spec.available_bytes),
+            bytes_per_block=max(spec.bytes_per_block for spec in specs),
+            draft_bytes_per_block=max(spec.draft_bytes_per_block for spec in specs),
+        )
+
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """See Executor.allocate."""
+        self._call([Allocate(num_blocks, num_host_blocks)] * len(self._started().channels), self._step_seconds)
+
+    def submit(self, plan: StepPlan) -> None:
+        """See Executor.submit."""
+        self._agreement.begin(plan.adapters.dropped)
+        self._send([Step(plan)] * len(self._started().channels))
+
+    def send_masks(self, masks: TokenMasks) -> None:
+        """See Executor.send_masks."""
+        self._send([Masks(masks)] * len(self._started().channels))
+
+    def collect(self) -> StepResult:
+        """See Executor.collect."""
+        answers = self._receive(self._step_seconds)
+        results = [answer.result for answer in answers if isinstance(answer, Stepped)]
+        if len(results) < len(answers):
+            raise ExecutorDead(f"{len(answers) - len(results)} ranks answered something else to a step")
+        return self._agreement.of(results)
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """See Executor.wake_by."""
+        self._wake = wake
+
+    def check_alive(self) -> None:
+        """See Executor.check_alive."""
+        if self._watch is not None and self._watch.death:
+            raise self._dead(self._watch.death)
+
+    def close(self) -> None:
+        """See Executor.close."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is None:
+            return
+        if self._watch is not None:
+            self._watch.stop()
+        if self._failure:
+            ranks.kill()
+        for channel in ranks.channels:
+            channel.close()
+        ranks.wait()
+
+    def _started(self) -> RankGroup:
+        if self._ranks is None:
+            raise RuntimeError("load the model first")
+        return self._ranks
+
+    def _call(self, commands: list[Command], seconds: float) -> list[Answer]:
+        """Sends each rank its command and waits for all answers; raises as `_receive`."""
+        self._send(commands)
+        return self._receive(seconds)
+
+    def _send(self, commands: list[Command]) -> None:
+        ranks = self._started()
+        for rank, command in enumerate(commands):
+            with self._noticing_death(ranks.name(rank)):
+                ranks.channels[rank].send(command, self._step_seconds)
+
+    def _receive(self, seconds: float) -> list[Answer]:
+        """The next answer of each rank.
+
+        Raises:
+            StartupError: a rank says so.
+            ExecutorDead: a rank failed, is gone or does not answer.
+        """
+        ranks, answers = self._started(), dict[int, Answer]()
+        deadline = time.monotonic() + seconds
+        while missing := {channel.fileno(): r for r, channel in enumerate(ranks.channels) if r not in answers}:
+            ready = _readable(missing, deadline - time.monotonic())
+            for rank in ready:
+                with self._noticing_death(ranks.name(rank)):
+                    answers[rank] = ranks.channels[rank].receive(Answer, max(0.1, deadline - time.monotonic()))
+                self._heed(rank, answers[rank])
+            if not ready:
+                raise self._lost(ranks, list(missing.values()), seconds)
+        return [answers[rank] for rank in range(len(ranks.channels))]
+
+    def _heed(self, rank: int, answer: Answer) -> None:
+        if not isinstance(answer, Failed):
+            return
+        failure = self._dead(f"{self._started().name(rank)} failed: {answer.message}")
+        raise StartupError(answer.message) if answer.startup else failure
+
+    def _lost(self, ranks: RankGroup, missing: list[int], seconds: float) -> ExecutorDead:
+        """Some ranks have not answered in time."""
+        names = ", ".join(ranks.name(rank) for rank in missing)
+        logger.critical("no answer in %g s from %s; the ranks' stacks, of those that still run:", seconds, names)
+        ranks.tell_where()
+        return self._dead(f"no answer in {seconds:g} s from {names}")
+
+    def _dead(self, why: str) -> ExecutorDead:
+        self._failure = why
+        if self._watch is not None:
+            self._watch.stop()
+        if self._ranks is not None:
+            self._ranks.kill()
+        return ExecutorDead(why)
+
+    @contextmanager
+    def _noticing_death(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise self._dead(f"{name} does not read, or stops in the midst of an answer") from error
+        except (OSError, EOFError) as error:
+            found = self._watch.find_death(_DEATH_SECONDS) if self._watch else ""
+            raise self._dead(found or f"{name} is gone: {error!r}") from error
+
+
+def _readable(ranks: dict[int, int], seconds: float) -> list[int]:
+    """Those of the ranks, by their channels' descriptors, that have said something or are gone; waits for the first."""
+    poll = select.poll()
+    for descriptor in ranks:
+        poll.register(descriptor, select.POLLIN)
+    return [ranks[descriptor] for descriptor, _ in poll.poll(max(0.0, seconds) * 1000)]

@@ -1,0 +1,159 @@
+"""Executors of several ranks, and what becomes of them: real processes, which have no model."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine_svc.executor.base import ExecutorDead
+from engine_svc.executor.multiproc import RankProcesses
+from engine_svc.executor.ranked import RankedExecutor
+from engine_svc.executor.ranks import RankGroup
+from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+from tests.support import fake_rank
+from tests.support.engine_options import engine_options
+from tests.support.plans import sampling_plan
+from tests.support.waiting import eventually_now
+
+SECONDS = 30.0
+RANKS = 3
+
+
+class Subject(RankedExecutor):
+    """Of fake ranks."""
+
+    def _start(self, options: EngineOptions) -> RankGroup:
+        self.processes = RankProcesses(RANKS, "tests.support.fake_rank")
+        return self.processes
+
+    def load_fake(self, step_timeout: float = SECONDS) -> Subject:
+        self.load(ModelOptions(), engine_options(step_timeout_seconds=step_timeout))
+        return self
+
+    def pids(self) -> list[int]:
+        names = [self.processes.name(rank) for rank in range(RANKS)]
+        return [int(re.findall(r"\d+", name)[-1]) for name in names]
+
+    def fate(self, step: int) -> str:
+        """What is said of a step that nobody survives. All ranks have ended by then, or are about to."""
+        self.submit(plan(step))
+        with pytest.raises(ExecutorDead) as raised:
+            self.collect()
+        self.expect_the_end()
+        return str(raised.value)
+
+    def expect_the_end(self) -> None:
+        eventually_now(lambda: not any(map(is_running, self.pids())), "all ranks have ended", SECONDS)
+
+
+def is_running(pid: int) -> bool:
+    """Not for one that has ended and not been waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def plan(step: int) -> StepPlan:
+    return StepPlan(step, [], [ScheduledSequence(4, 0, 1, 1, [])])
+
+
+@pytest.fixture
+def subject() -> Iterator[Subject]:
+    executor = Subject()
+    yield executor
+    executor.close()
+    executor.close()
+    assert not any(map(is_running, executor.pids()))
+
+
+def test_rank_0_answers_for_all_as_many_steps_as_are_under_way(subject: Subject) -> None:
+    subject.load_fake()
+    subject.allocate(10)
+    subject.submit(plan(1))
+    subject.submit(plan(2))
+    for _ in range(2):
+        result = subject.collect()
+        assert (result.sampled_slots, result.sampled_token_ids) == ([4], [[0]])
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (fake_rank.EXITS, r"rank 1 \(process \d+\) ended with exit code 3"),
+        (fake_rank.IS_KILLED, r"rank 1 \(process \d+\) was killed by SIGKILL, as the kernel does when memory runs out"),
+        (fake_rank.FAILS, r"rank 1 \(process \d+\) failed: OutOfMemoryError: no memory"),
+    ],
+)
+def test_a_rank_that_is_lost_in_a_step_is_named_at_once_and_the_others_wait_for_it_no_longer(
+    subject: Subject, step: int, expected: str
+) -> None:
+    subject.load_fake()
+    assert re.fullmatch(expected, subject.fate(step))
+
+
+@pytest.mark.parametrize("step", [fake_rank.HANGS, fake_rank.IS_STOPPED])
+def test_a_step_that_does_not_end_is_given_up_when_the_time_is_over_that_it_may_take(
+    subject: Subject, step: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    subject.load_fake(step_timeout=1.0)
+    said = subject.fate(step)
+    assert re.fullmatch(r"no answer in 1 s from rank 0 \(.*\), rank 1 \(.*\), rank 2 \(process \d+\)", said)
+    assert "in run_step" in capfd.readouterr().err
+
+
+def test_a_rank_that_does_not_read_holds_nobody_up_for_longer(subject: Subject) -> None:
+    subject.load_fake(step_timeout=1.0)
+    os.kill(subject.pids()[1], signal.SIGSTOP)
+    prompt = list(range(2**20))
+    with pytest.raises(ExecutorDead, match=r"rank 1 \(process \d+\) does not read"):
+        subject.submit(StepPlan(1, [NewSequence(0, prompt, len(prompt), 0, [], sampling_plan())], []))
+    subject.expect_the_end()
+
+
+def test_who_has_no_step_under_way_hears_of_a_lost_rank(subject: Subject) -> None:
+    subject.load_fake()
+    woken = threading.Event()
+    subject.wake_by(woken.set)
+    subject.check_alive()
+    pid = subject.pids()[2]
+    os.kill(pid, signal.SIGTERM)
+    assert woken.wait(SECONDS)
+    with pytest.raises(ExecutorDead, match=rf"rank 2 \(process {pid}\) was killed by SIGTERM"):
+        subject.check_alive()
+    subject.expect_the_end()
+    with pytest.raises(ExecutorDead, match="SIGTERM"):
+        subject.submit(plan(1))
+
+
+PARENT = """
+import time
+from tests.engine_svc.executor.test_ranked import Subject, plan
+subject = Subject().load_fake()
+{action}
+print(*subject.pids(), flush=True)
+time.sleep(999)
+"""
+
+
+@pytest.mark.parametrize("action", ["", "subject.submit(plan(1004))"], ids=["idle", "in a step"])
+def test_a_worker_that_is_killed_leaves_no_process_and_no_file(action: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT.format(action=action)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert all(map(is_running, pids))
+        process.kill()
+    eventually_now(lambda: not any(map(is_running, pids)), "no rank is left", SECONDS)
+    assert list(tmp_path.iterdir()) == []

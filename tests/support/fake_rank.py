@@ -1,0 +1,52 @@
+"""A rank process without torch or a model. What becomes of it a plan says: by its number of the step."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import time
+
+from engine_svc.executor.channel import Channel
+from engine_svc.executor.messages import Command, Done, Failed, Loaded, LoadModel, Step, Stepped
+from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
+from quire.supervised import end_with_parent
+
+# Steps that rank 1 does not survive, or not alone; in all of them the others wait for good, as they would in a
+# collective.
+EXITS, IS_KILLED, FAILS, HANGS, IS_STOPPED = range(1001, 1006)
+SPEC = KvCacheSpec("Fake", "float32", "cpu", 100, 100, 1, 100, "none", 16, 100)
+
+
+def run_step(rank: int, plan: StepPlan) -> Stepped | Failed:
+    if plan.step == EXITS and rank == 1:
+        sys.exit(3)
+    if plan.step == FAILS and rank == 1:
+        return Failed("OutOfMemoryError: no memory", startup=False)
+    if rank == 1 and plan.step in (IS_KILLED, IS_STOPPED):
+        os.kill(os.getpid(), signal.SIGKILL if plan.step == IS_KILLED else signal.SIGSTOP)
+    if plan.step >= EXITS:
+        time.sleep(999)
+    return Stepped(StepResult([sequence.slot for sequence in plan.scheduled], [[rank]], {}, {}, 1.0, 1.0))
+
+
+def main(descriptor: int, parent: int) -> None:
+    end_with_parent(parent)
+    faulthandler.register(signal.SIGUSR1)
+    channel, rank = Channel(socket.socket(fileno=descriptor)), 0
+    while True:
+        try:
+            command = channel.receive(Command)
+        except EOFError:
+            return
+        if isinstance(command, LoadModel):
+            rank = command.rank
+            channel.send(Loaded(SPEC))
+        else:
+            channel.send(run_step(rank, command.plan) if isinstance(command, Step) else Done())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
