@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.machine import heading
 from quire.options.router import RouterOptions
+from quire.runners import GENERATE, wrong_runner
 from quire.v1 import common_pb2, engine_pb2
 from router.core import RouterCore
 from router.index.feed import KvFeed
@@ -93,6 +94,9 @@ class SilentWorker(Worker):
 
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
         """Nothing."""
+
+    async def pool(self, request: common_pb2.PoolRequest, model: str, seconds: float) -> common_pb2.PoolResponse:
+        raise wrong_runner(model, GENERATE)
 
     def when_dead(self, callback: Callable[[], None]) -> None:
         """It lives."""

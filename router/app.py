@@ -53,7 +53,7 @@ class Router:
         self.registry = WorkerRegistry(self._make_worker, core.on_change)
         self._adapters = FleetAdapters(lambda: self.registry.workers)
         self._registrations = Registrations(self.registry, Leases(options.worker_lease_seconds))
-        self._heartbeat = Heartbeat(lambda: self.registry.workers, core.dispatcher.waiting.by_model)
+        self._heartbeat = Heartbeat(lambda: self.registry.workers, core.waiting_by_model)
         self._dns = [
             DnsSource("--worker-dns", address, self.registry.announce, options.worker_dns_interval_seconds, resolve)
             for address in options.worker_dns
@@ -62,14 +62,14 @@ class Router:
             StateCollector(
                 lambda: self.registry.workers,
                 lambda: len(self.dispatcher.sessions),
-                self.dispatcher.waiting,
+                (self.dispatcher.waiting, core.pooling.waiting),
                 self.index,
             )
         )
         self.server = GrpcServer("router", _SERVICE, server, security, self.metrics)
         servicer = RouterServicer(
             self.dispatcher, self.registry, self._registrations, self._heartbeat, self.table.decisions, core.aliases,
-            self._adapters,
+            self._adapters, core.pooling,
         )  # fmt: skip
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, self.server.server)
         self._tasks: list[asyncio.Task[None]] = []
@@ -92,7 +92,7 @@ class Router:
 
     async def serve_until_stopped(self) -> None:
         """Serves until a signal comes, then lets running requests finish."""
-        await self.server.serve_until_stopped(self.dispatcher.drain)
+        await self.server.serve_until_stopped(self.core.drain)
         await self.close()
 
     async def close(self) -> None:
@@ -106,13 +106,12 @@ class Router:
 
     def _make_worker(self, address: str) -> RemoteWorker:
         feed = KvFeed(address, self.index, self._counts.out_of_step.inc)
-        dispatcher = self.dispatcher
         return RemoteWorker(
             address,
             self._security,
             feed,
-            dispatcher.on_frame,
-            dispatcher.on_lost,
+            self.dispatcher.on_frame,
+            self.core.on_lost,
             self.core.on_change,
             self._clock.time,
             self._adapters.welcome,

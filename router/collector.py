@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -23,7 +24,7 @@ class StateCollector(Collector):
         self,
         workers: Callable[[], Iterable[Worker]],
         sessions: Callable[[], int],
-        waiting: WaitingRoom,
+        waiting: Sequence[WaitingRoom[Any]],
         index: PrefixIndex,
     ) -> None:
         self._workers = workers
@@ -55,8 +56,9 @@ class StateCollector(Collector):
 
     def _collect_queue(self) -> Iterable[Metric]:
         waiting: Tally[str] = Tally()
-        for tenant, count in self._waiting.waiting_by_tenant():
-            waiting[tenant] += count
+        for room in self._waiting:
+            for tenant, count in room.waiting_by_tenant():
+                waiting[tenant] += count
         queued = GaugeMetricFamily(
             "quire_router_queued_requests", "Requests that wait for a worker with room.", labels=["tenant"]
         )
@@ -66,5 +68,5 @@ class StateCollector(Collector):
         if rest := waiting.total() - sum(count for _, count in most):
             queued.add_metric(["others"], rest)
         yield queued
-        tokens = self._waiting.tokens
+        tokens = sum(room.tokens for room in self._waiting)
         yield GaugeMetricFamily("quire_router_queued_tokens", "Their prompt tokens.", value=tokens)

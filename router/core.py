@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
 from random import Random
 
+from quire.errors import QuireError
 from quire.options.router import RouterOptions
+from quire.runners import POOLING
 from quire.seeds import SeedSource
 from router.clock import Clock
 from router.index.prefix_index import PrefixIndex
@@ -14,6 +17,7 @@ from router.placement.placement import PlacementTable
 from router.placement.policies.registry import make_policy
 from router.requests.aliases import Aliases
 from router.requests.dispatch import Dispatcher
+from router.requests.pooling import PoolDispatcher
 from router.requests.sessions import Stream
 from router.workers.base import Worker
 from router.workers.outlier_ejection import OutlierEjection
@@ -53,11 +57,28 @@ class RouterCore:
         self.dispatcher = Dispatcher(
             self.table, self._outliers, clock, metrics, options, self.aliases, SeedSource(generator=random)
         )
+        self._ready_for_pooling = ReadyWorkers(workers, clock.time, options.max_absence_seconds, POOLING)
+        self.pooling = PoolDispatcher(self._ready_for_pooling, self._outliers, clock, metrics, options, self.aliases)
 
     def on_change(self) -> None:
         """Workers have come, gone, or changed. Call it a few times a second in any case."""
         self._ready_workers.changed()
+        self._ready_for_pooling.changed()
         self.dispatcher.on_change()
+        self.pooling.on_change()
+
+    def on_lost(self, worker: Worker, error: QuireError) -> None:
+        """A worker's session broke."""
+        self.dispatcher.on_lost(worker, error)
+        self.pooling.on_lost(worker, error)
+
+    async def drain(self) -> None:
+        """Takes nothing new; returns when nothing runs."""
+        await asyncio.gather(self.dispatcher.drain(), self.pooling.drain())
+
+    def waiting_by_model(self) -> dict[str, int]:
+        """How many requests wait for each model."""
+        return {**self.dispatcher.waiting.by_model(), **self.pooling.waiting.by_model()}
 
     def keep_house(self) -> float:
         """A slice of what must be done now and then; returns the seconds until the next one."""

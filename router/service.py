@@ -11,14 +11,16 @@ import grpc
 from quire.errors import Internal, InvalidRequest, NotFound
 from quire.rpc.context import current_request_id
 from quire.rpc.discovery import split_address
+from quire.rpc.interceptors import UNARY_SECONDS
 from quire.rpc.status import from_request_error
-from quire.v1 import engine_pb2, router_pb2, router_pb2_grpc
+from quire.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
 from router.adapters import FleetAdapters
 from router.convert import explanation, worker_message
 from router.heartbeat import Heartbeat
 from router.placement.decisions import KEPT_DECISIONS, Decisions
 from router.requests.aliases import Aliases
 from router.requests.dispatch import Dispatcher
+from router.requests.pooling import PoolDispatcher
 from router.requests.sessions import CallerSession
 from router.workers.registrations import Registrations
 from router.workers.registry import WorkerRegistry
@@ -40,6 +42,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         decisions: Decisions,
         aliases: Aliases,
         adapters: FleetAdapters,
+        pooling: PoolDispatcher,
     ) -> None:
         self._dispatcher = dispatcher
         self._decisions = decisions
@@ -48,6 +51,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._registry = registry
         self._registrations = registrations
         self._heartbeat = heartbeat
+        self._pooling = pooling
 
     async def Generate(
         self, request: router_pb2.RouterServiceGenerateRequest, context: grpc.aio.ServicerContext
@@ -80,6 +84,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         finally:
             reader.cancel()
             self._dispatcher.close_session(session)
+
+    async def Pool(self, request: common_pb2.PoolRequest, context: grpc.aio.ServicerContext) -> common_pb2.PoolResponse:
+        request.request_id = request.request_id or current_request_id()
+        return await self._pooling.pool(request, context.time_remaining() or UNARY_SECONDS)
 
     async def ListWorkers(
         self, request: router_pb2.ListWorkersRequest, context: grpc.aio.ServicerContext

@@ -9,6 +9,7 @@ from benchmarks.router_simulation.engine import Engine
 from benchmarks.router_simulation.requests import BLOCK_SIZE, SimRequest
 from quire.errors import QuireError, Unavailable
 from quire.rpc.settings import HEARTBEAT_SECONDS, LATE_SECONDS
+from quire.runners import GENERATE, wrong_runner
 from quire.v1 import common_pb2, engine_pb2
 from router.index.prefix_index import PrefixIndex, WorkerBlocks
 from router.workers.assignment import Assignment
@@ -100,6 +101,10 @@ class SimWorker(Worker):
 
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
         """See Worker. Simulated callers read no text."""
+
+    async def pool(self, request: common_pb2.PoolRequest, model: str, seconds: float) -> common_pb2.PoolResponse:
+        """See Worker. Simulated models generate."""
+        raise wrong_runner(model, GENERATE)
 
     def when_dead(self, callback: Callable[[], None]) -> None:
         """See Worker."""

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 # Probes of orchestrators cannot send metadata.
 _PUBLIC_PREFIX = "/grpc.health.v1.Health/"
 # Unary calls whose caller set no deadline end after this long.
-_UNARY_SECONDS = 60.0
+UNARY_SECONDS = 60.0
 
 Behavior = Callable[[Any, grpc.aio.ServicerContext], Any]
 
@@ -69,7 +69,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
     def _unary(self, method: str, behavior: Behavior) -> Behavior:
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
             async with self._around(method, context):
-                async with asyncio.timeout(min(context.time_remaining() or _UNARY_SECONDS, _UNARY_SECONDS)):
+                async with asyncio.timeout(context.time_remaining() or UNARY_SECONDS):
                     return await behavior(request, context)
 
         return call

@@ -88,7 +88,7 @@ class Dispatcher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
-        self.waiting = WaitingRoom(
+        self.waiting: WaitingRoom[Stream] = WaitingRoom(
             options.max_queued_requests,
             options.max_queued_tokens,
             options.max_queue_seconds,

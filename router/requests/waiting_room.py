@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 from quire.errors import QUEUE_FULL, QUEUE_TIMEOUT, DeadlineExceeded, Overloaded, QuireError, Unavailable
-from router.clock import Clock
-from router.requests.fair_queue import FairQueue
-from router.requests.sessions import Stream
+from router.clock import Clock, Timer
+from router.placement.policies.base import RouteRequest
+from router.requests.fair_queue import Entry, FairQueue
 
 _MOST_MODELS = 64
 
 
-class WaitingRoom:
+class Waiter(Protocol):
+    """A request that may wait."""
+
+    request: RouteRequest
+    # Clock time at which it is out of time; None without a deadline.
+    deadline: float | None
+    # Seconds that it has waited for workers, and since when it does.
+    waited: float
+    waiting_since: float
+    # While it waits for a worker.
+    entry: Entry[Any] | None
+    wait_timer: Timer | None
+
+    @property
+    def begun(self) -> bool:
+        """It has been on a worker: it is not to be refused any more."""
+
+
+Waiting = TypeVar("Waiting", bound=Waiter)
+
+
+class WaitingRoom(Generic[Waiting]):
     """Contract: whoever is let in is placed, by `place`, or given up, by `fail`; or leaves by `leave`."""
 
     def __init__(
@@ -22,8 +44,8 @@ class WaitingRoom:
         max_tokens: int,
         max_seconds: float,
         clock: Clock,
-        place: Callable[[Stream], bool],
-        fail: Callable[[Stream, QuireError], None],
+        place: Callable[[Waiting], bool],
+        fail: Callable[[Waiting, QuireError], None],
     ) -> None:
         """
         Args:
@@ -36,7 +58,7 @@ class WaitingRoom:
         self._clock = clock
         self._place = place
         self._fail = fail
-        self._queues: dict[str, FairQueue[Stream]] = {}
+        self._queues: dict[str, FairQueue[Waiting]] = {}
         self._calling = False
         self.waiting = 0
 
@@ -58,7 +80,7 @@ class WaitingRoom:
         """Whether a new request for the model has to wait behind others."""
         return model in self._queues
 
-    def enter(self, stream: Stream, why_unready: QuireError | None = None, patience: float = math.inf) -> None:
+    def enter(self, stream: Waiting, why_unready: QuireError | None = None, patience: float = math.inf) -> None:
         """Lets a request wait.
 
         Args:
@@ -95,7 +117,7 @@ class WaitingRoom:
                 when = min(when, stream.deadline)
             stream.wait_timer = self._clock.call_at(when, self._give_up, stream, why_unready)
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: Waiting) -> None:
         """The request does not want to wait any more; one that does not wait may call this too."""
         if stream.entry is not None:
             self._queues[stream.request.model].remove(stream.entry)
@@ -128,7 +150,7 @@ class WaitingRoom:
                 queue.let_in(stream.entry)
             self._end_wait(stream)
 
-    def _give_up(self, stream: Stream, why_unready: QuireError | None) -> None:
+    def _give_up(self, stream: Waiting, why_unready: QuireError | None) -> None:
         self.leave(stream)
         if stream.deadline is not None and self._clock.time() >= stream.deadline:
             error: QuireError = DeadlineExceeded(
@@ -142,7 +164,7 @@ class WaitingRoom:
             )
         self._fail(stream, error)
 
-    def _end_wait(self, stream: Stream) -> None:
+    def _end_wait(self, stream: Waiting) -> None:
         if stream.entry is None:
             return
         stream.entry = None

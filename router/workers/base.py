@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from quire.runners import GENERATE
 from router.index.prefix_index import WorkerBlocks
 from router.workers.assignment import Assignment
 from router.workers.load import LoadTracker
@@ -67,6 +68,18 @@ class Worker(ABC):
         """Ends one sequence of a request at the worker; one that is not connected has ended the request already."""
 
     @abstractmethod
+    async def pool(self, request: common_pb2.PoolRequest, model: str, seconds: float) -> common_pb2.PoolResponse:
+        """What the worker's pooling model makes of a request's inputs.
+
+        Args:
+            model: its own name, where the caller may have used an alias.
+            seconds: that are left for it.
+
+        Raises:
+            QuireError: it answers with an error, is out of reach, or takes longer.
+        """
+
+    @abstractmethod
     def when_dead(self, callback: Callable[[], None]) -> None:
         """Calls back once it is proven that the process of the session lost last has died; never if it lives."""
 
@@ -101,6 +114,11 @@ class Worker(ABC):
             load.sequences < info.max_num_seqs * (1 + _SPARE_SEQUENCES) + 1
             and load.prefill_tokens <= _MOST_WAITING_STEPS * info.max_num_batched_tokens
         )
+
+    @property
+    def runner(self) -> str:
+        """What its model is served for; see quire/runners.py."""
+        return (self.model_info.runner if self.model_info else "") or GENERATE
 
     @property
     def names(self) -> Sequence[str]:

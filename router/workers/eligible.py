@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from quire.errors import InvalidRequest, NotFound, Unavailable
+from quire.runners import GENERATE, POOLING, wrong_runner
 from router.workers.base import Worker
 
 
-def eligible(workers: Collection[Worker], model: str) -> Sequence[Worker]:
-    """The ready workers that serve `model`; the empty name stands for the only model there is.
+def eligible(workers: Collection[Worker], model: str, runner: str = GENERATE) -> Sequence[Worker]:
+    """The ready workers that serve `model` by this runner; the empty name stands for the only model there is.
 
     Raises:
         NotFound: workers are known, and none serves the model.
-        InvalidRequest: no model is named and there are several.
+        InvalidRequest: no model is named and there are several; or the model is served by the other runner.
         Unavailable: no worker that serves it is ready.
     """
     known = served_models(workers)
@@ -21,9 +22,13 @@ def eligible(workers: Collection[Worker], model: str) -> Sequence[Worker]:
         raise NotFound(
             f"The model {model!r} is not served here. Served: {', '.join(sorted(known))}.", parameter="model"
         )
-    if not model and len(set(known.values())) > 1:
-        raise InvalidRequest(f"Name one of the models: {', '.join(sorted(known))}.", parameter="model")
-    ready = [worker for worker in workers if worker.ready and worker.serves(model)]
+    suited = [worker for worker in workers if worker.runner == runner]
+    mine = served_models(suited)
+    if known and not (model in mine if model else mine):
+        raise wrong_runner(model or next(iter(known)), POOLING if runner == GENERATE else GENERATE)
+    if not model and len(set(mine.values())) > 1:
+        raise InvalidRequest(f"Name one of the models: {', '.join(sorted(mine))}.", parameter="model")
+    ready = [worker for worker in suited if worker.ready and worker.serves(model)]
     if not ready:
         raise Unavailable(_why_none(workers))
     return ready

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 
 from quire.errors import NotFound, Unavailable
+from quire.runners import GENERATE
 from router.workers.base import Worker
 from router.workers.eligible import eligible
 from router.workers.speed import StepLine
@@ -21,12 +22,18 @@ class ReadyWorkers:
     """Model → ready workers. What it has found stays true until `changed`, which is called a few times a second too."""
 
     def __init__(
-        self, workers: Callable[[], Collection[Worker]], clock: Callable[[], float], absence_seconds: float
+        self,
+        workers: Callable[[], Collection[Worker]],
+        clock: Callable[[], float],
+        absence_seconds: float,
+        runner: str = GENERATE,
     ) -> None:
         """
         Args:
             absence_seconds: so long after a model's last worker was ready, its return is counted on.
+            runner: by which requests want their model served.
         """
+        self._runner = runner
         self._workers = workers
         self._clock = clock
         self._absence_seconds = absence_seconds
@@ -45,7 +52,7 @@ class ReadyWorkers:
         found = self._ready.get(model)
         if found is None:
             try:
-                found = self._ready[model] = eligible(self._workers(), model)
+                found = self._ready[model] = eligible(self._workers(), model, self._runner)
             except NotFound as error:
                 if not self._seen_lately(model):
                     raise

@@ -30,6 +30,8 @@ _RETRY_SECONDS = 0.25
 # An engine that hangs for so many times as long as makes it unready will not come back by itself.
 _LONG_STALL = 3
 
+# The worker ends a request at its deadline; this much later nobody waits for it any more, in case it is stuck.
+_POOL_GRACE_SECONDS = 1.0
 # An adapter's folder is read and checked within this time.
 _ADAPTER_SECONDS = 120.0
 
@@ -149,6 +151,19 @@ class RemoteWorker(Worker):
             self._link.post(0).stops.add(
                 stream_id=stream_id, choice_index=choice_index, num_output_tokens=num_output_tokens
             )
+
+    async def pool(self, request: common_pb2.PoolRequest, model: str, seconds: float) -> common_pb2.PoolResponse:
+        """See Worker."""
+        assigned = common_pb2.PoolRequest()
+        assigned.CopyFrom(request)
+        assigned.model, assigned.timeout_ms = model, max(1, round(seconds * 1000))
+        try:
+            answer: common_pb2.PoolResponse = await self._stub.Pool(
+                assigned, metadata=call_metadata(self._security), timeout=seconds + _POOL_GRACE_SECONDS
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        return answer
 
     async def load_adapter(self, request: engine_pb2.LoadAdapterRequest) -> common_pb2.AdapterInfo:
         """Has it serve an adapter.

@@ -74,6 +74,8 @@ def leaked(router: Router) -> list[str]:
     left = {
         "requests": len(router.table),
         "streams": sum(len(session.streams) for session in router.dispatcher.sessions),
+        "pooling": len(router.core.pooling),
+        "waiting for pooling": router.core.pooling.waiting.waiting,
         "sessions": len(router.dispatcher.sessions),
         "waiting": router.dispatcher.waiting.waiting,
         "retries": router.dispatcher.retries_in_flight,

@@ -26,6 +26,7 @@ from quire.rpc.settings import HEARTBEAT_SECONDS
 from quire.rpc.status import to_request_error
 from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from tests.support.fake_cache import FakeCache
+from tests.support.fake_pooling import EMBEDDER, FakePooling
 
 VOCAB_SIZE = 50000
 
@@ -60,6 +61,8 @@ class FakeOptions:
     # 0 where it has no adapters. Folders that it finds broken.
     max_loras: int = 0
     broken_folders: tuple[str, ...] = ()
+    # Where it is served for pooling; see FakePooling.
+    pooling: common_pb2.PoolingInfo | None = None
 
 
 @dataclass(eq=False)
@@ -133,6 +136,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.extra_load = common_pb2.EngineLoad()
         self.adapters: dict[str, common_pb2.AdapterInfo] = {}
         self.adapters_version = 0
+        self.pooling = FakePooling()
         self.rpc = GrpcServer(
             "engine", "quire.v1.EngineService", server or GrpcServerOptions(), security or RpcSecurityOptions(),
             CollectorRegistry(),
@@ -229,6 +233,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             prompt_embeds_size=self.options.prompt_embeds_size,
             default_sampling=common_pb2.SamplingParams(max_tokens=self.options.max_new_tokens),
             adapters=self.adapters.values(), max_loras=self.options.max_loras,
+            runner="pooling" if self.options.pooling else "generate", pooling=self.options.pooling,
         )  # fmt: skip
         return engine_pb2.GetModelInfoResponse(model_info=info)
 
@@ -243,6 +248,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             await asyncio.sleep(3600)
         self.record.metadata.append(dict(outgoing_metadata()))
         return engine_pb2.GetLoadResponse(load=self._load())
+
+    async def Pool(self, request: common_pb2.PoolRequest, context: grpc.aio.ServicerContext) -> common_pb2.PoolResponse:
+        return await self.pooling.answer(request, self.options.pooling)
 
     async def LoadAdapter(
         self, request: engine_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
@@ -403,11 +411,16 @@ async def _main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--silent", action="store_true")
     parser.add_argument("--models", nargs="+", default=["fake"])
+    parser.add_argument("--pooling", action="store_true")
+    parser.add_argument("--held", action="store_true")
     arguments = parser.parse_args()
     options = FakeOptions(
-        models=tuple(arguments.models), step_seconds=arguments.step_ms / 1000, silent=arguments.silent
-    )
+        models=tuple(arguments.models), step_seconds=arguments.step_ms / 1000, silent=arguments.silent,
+        pooling=EMBEDDER if arguments.pooling else None,
+    )  # fmt: skip
     engine = await FakeEngine(options, GrpcServerOptions(port=arguments.port)).start()
+    if arguments.held:
+        engine.pooling.hold()
     await engine.rpc.serve_until_stopped(engine.drain)
     await engine.close()
 

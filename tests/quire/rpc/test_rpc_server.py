@@ -176,7 +176,7 @@ async def test_an_unexpected_exception_tells_nothing(
 async def test_a_unary_call_without_a_deadline_ends_anyway(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interceptors, "_UNARY_SECONDS", 0.2)
+    monkeypatch.setattr(interceptors, "UNARY_SECONDS", 0.2)
     async with channel_to(await start_server()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await get_load(channel, (REQUEST_ID_HEADER, "sleep"), timeout=None)

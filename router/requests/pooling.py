@@ -1,0 +1,321 @@
+"""Requests of pooling models: each is one call, at the worker with the least to do, and at another when that is lost.
+
+What a lost worker was to compute is computed again elsewhere; the caller sees nothing of it but time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire.bounds import MAX_CALLER_NAME_LENGTH
+from quire.errors import (
+    ENGINE_FAULT,
+    WORKER_LOST,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    QuireError,
+    Unavailable,
+)
+from quire.options.router import RouterOptions
+from router.clock import Clock, Timer
+from router.metrics import RouterMetrics
+from router.placement.policies.base import RouteRequest
+from router.requests.aliases import Aliases
+from router.requests.fair_queue import Entry
+from router.requests.retry_budget import RetryBudget
+from router.requests.waiting_room import WaitingRoom
+from router.workers.base import Worker
+from router.workers.outlier_ejection import OutlierEjection
+from router.workers.ready_workers import ReadyWorkers
+
+if TYPE_CHECKING:
+    from quire.v1 import common_pb2
+
+logger = logging.getLogger(__name__)
+
+_MOST_ATTEMPTS = 3
+# A request does not go back to a worker that it was just taken from, though it be the only one.
+_AVOID_SECONDS = 1.0
+# Tokens that wait at a worker, in budgets of its steps: what is more waits here, where tenants take turns.
+_MOST_WAITING_STEPS = 4
+
+
+def _future() -> asyncio.Future[Worker]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class PoolCall:
+    """One request from its start to its answer: at a worker, or waiting for one."""
+
+    request: RouteRequest
+    message: common_pb2.PoolRequest
+    deadline: float | None
+    # Is done once it is at a worker.
+    placed: asyncio.Future[Worker] = field(default_factory=_future)
+    worker: Worker | None = None
+    # The call of the worker, and why nothing comes of it any more.
+    answer: asyncio.Task[common_pb2.PoolResponse] | None = None
+    lost: QuireError | None = None
+    attempts: int = 0
+    avoid: Worker | None = None
+    avoid_until: float = 0.0
+    retrying: bool = False  # it counts against the retry budget
+    # See Waiter.
+    waited: float = 0.0
+    waiting_since: float = 0.0
+    entry: Entry[PoolCall] | None = None
+    wait_timer: Timer | None = None
+
+    @property
+    def begun(self) -> bool:
+        """It has been at a worker: it is not to be refused any more."""
+        return self.attempts > 0
+
+
+class PoolDispatcher:
+    """Callers on one side, workers on the other. Used from the event loop only."""
+
+    def __init__(
+        self,
+        ready_workers: ReadyWorkers,
+        outliers: OutlierEjection,
+        clock: Clock,
+        metrics: RouterMetrics,
+        options: RouterOptions,
+        aliases: Aliases,
+    ) -> None:
+        """
+        Args:
+            ready_workers: those that serve for pooling.
+        """
+        self._ready_workers = ready_workers
+        self._outliers = outliers
+        self._clock = clock
+        self._metrics = metrics
+        self._max_inflight_requests = options.max_inflight_requests
+        self._aliases = aliases
+        self._retry_budget = RetryBudget()
+        self._calls: set[PoolCall] = set()
+        self._placements = 0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.waiting: WaitingRoom[PoolCall] = WaitingRoom(
+            options.max_queued_requests, options.max_queued_tokens, options.max_queue_seconds, clock, self._place,
+            _fail,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    async def pool(self, message: common_pb2.PoolRequest, seconds: float) -> common_pb2.PoolResponse:
+        """What a worker answers.
+
+        Args:
+            seconds: that the caller waits.
+
+        Raises:
+            QuireError: none does.
+        """
+        try:
+            call = self._admit(message, seconds)
+        except QuireError:
+            self._metrics.count("refused")
+            raise
+        outcome = "aborted"
+        try:
+            answer = await self._answer(call)
+            outcome = "finished"
+        except QuireError:
+            outcome = "failed" if call.attempts else "refused"
+            raise
+        finally:
+            self._forget(call, outcome)
+        self._metrics.prompt_tokens.inc(call.request.prompt_tokens)
+        return answer
+
+    def on_lost(self, worker: Worker, error: QuireError) -> None:
+        """Lets the requests of a worker whose session broke go on elsewhere."""
+        lost = Unavailable(f"The engine workers that ran this request were lost: {error.message}", reason=WORKER_LOST)
+        for call in self._calls:
+            if call.worker is worker and call.answer is not None:
+                call.lost = lost
+                call.answer.cancel()
+
+    def on_change(self) -> None:
+        """Workers have come, gone, or have room again."""
+        self.waiting.call()
+
+    async def drain(self) -> None:
+        """Takes nothing new; returns when nothing runs."""
+        self._draining = True
+        await self._idle.wait()
+
+    def _admit(self, message: common_pb2.PoolRequest, seconds: float) -> PoolCall:
+        if self._draining:
+            raise Unavailable("The router is shutting down; send the request again.")
+        if len(self._calls) >= self._max_inflight_requests:
+            raise Overloaded(
+                f"The router has {len(self._calls)} requests running, its --max-inflight-requests; try again later."
+            )
+        if len(message.tenant) > MAX_CALLER_NAME_LENGTH:
+            raise InvalidRequest(
+                f"tenant has {len(message.tenant)} characters; at most {MAX_CALLER_NAME_LENGTH} are taken.",
+                parameter="tenant",
+            )
+        request = RouteRequest(
+            request_id=message.request_id,
+            model=self._aliases.resolve(message.model, message.request_id),
+            prompt_tokens=sum(len(each.token_ids) for each in message.inputs),
+            sequences=len(message.inputs),
+            output_tokens=0,
+            tenant=message.tenant,
+            priority=message.priority,
+        )
+        deadline = self._clock.time() + min(seconds, message.timeout_ms / 1000 or seconds)
+        call = PoolCall(request=request, message=message, deadline=deadline)
+        self._calls.add(call)
+        self._idle.clear()
+        return call
+
+    async def _answer(self, call: PoolCall) -> common_pb2.PoolResponse:
+        """Of as many workers as it takes."""
+        while True:
+            call.placed = _future()
+            self._enter(call)
+            worker = await call.placed
+            try:
+                answer = await self._ask(worker, call)
+            except QuireError as error:
+                self._move(worker, call, error)
+            else:
+                self._outliers.succeeded(worker)
+                worker.prompt_tokens += call.request.prompt_tokens
+                return answer
+            finally:
+                self._release(call)
+
+    def _enter(self, call: PoolCall) -> None:
+        """Puts a request on a worker, or lets it wait.
+
+        Raises:
+            QuireError: it can do neither.
+        """
+        model = call.request.model
+        try:
+            self._ready_workers.gather(model)
+        except Unavailable as error:
+            self.waiting.enter(call, error, self._ready_workers.patience(model))
+            return
+        behind_others = not call.begun and self.waiting.has_waiting(model)
+        if behind_others or not self._place(call):
+            self.waiting.enter(call)
+
+    def _place(self, call: PoolCall) -> bool:
+        """Picks the worker with the least to do, and of several the one that got something the longest ago; False when
+        none has room.
+
+        Raises:
+            QuireError: there is no worker for it.
+        """
+        if call.placed.done():  # its caller has gone just now
+            return True
+        workers = [worker for worker in self._suitable(call) if _has_room(worker)]
+        if not workers:
+            return False
+        worker = min(workers, key=lambda each: (each.load.prefill_tokens, each.last_placed))
+        self._placements += 1
+        worker.last_placed = self._placements
+        tokens = call.request.prompt_tokens
+        worker.load.placed(call.request.sequences, tokens, tokens)
+        call.worker = worker
+        call.attempts += 1
+        call.placed.set_result(worker)
+        return True
+
+    def _suitable(self, call: PoolCall) -> Sequence[Worker]:
+        workers = self._ready_workers.gather(call.request.model)
+        if call.avoid is None:
+            return workers
+        others = [worker for worker in workers if worker is not call.avoid]
+        return others if others or self._clock.time() < call.avoid_until else workers
+
+    async def _ask(self, worker: Worker, call: PoolCall) -> common_pb2.PoolResponse:
+        """
+        Raises:
+            QuireError: the worker does not do it, or is lost.
+        """
+        seconds = (call.deadline or 0.0) - self._clock.time()
+        if seconds <= 0:
+            raise DeadlineExceeded("The request did not finish within its timeout_ms.", parameter="timeout_ms")
+        call.lost = None
+        call.answer = asyncio.ensure_future(worker.pool(call.message, call.request.model, seconds))
+        try:
+            return await call.answer
+        except asyncio.CancelledError:
+            if call.lost is None:
+                raise
+            raise call.lost from None
+        finally:
+            call.answer.cancel()
+
+    def _move(self, worker: Worker, call: PoolCall, error: QuireError) -> None:
+        """Has a request that a worker failed go on elsewhere.
+
+        Raises:
+            QuireError: it is the request's own fault, or there is no further attempt.
+        """
+        failed = isinstance(error, Unavailable) or error.reason == ENGINE_FAULT
+        if failed:
+            self._outliers.failed(worker)
+        elif not isinstance(error, Overloaded):
+            raise error
+        if call.attempts >= _MOST_ATTEMPTS:
+            raise error
+        if not (isinstance(error, Unavailable) or call.retrying):
+            # A worker that refuses is no worker that dies: when many do, the requests must not multiply.
+            if not self._retry_budget.take(len(self._calls)):
+                raise error
+            call.retrying = True
+        logger.info("request %s goes on elsewhere: %s", call.request.request_id, error.message)
+        self._metrics.migrations.inc()
+        call.avoid, call.avoid_until = worker, self._clock.time() + _AVOID_SECONDS
+
+    def _release(self, call: PoolCall) -> None:
+        """The request is at no worker any more."""
+        worker, call.worker = call.worker, None
+        if worker is not None:
+            tokens = call.request.prompt_tokens
+            worker.load.prefilled(tokens, tokens)
+            worker.load.ended(call.request.sequences)
+            self.waiting.call()
+
+    def _forget(self, call: PoolCall, outcome: str) -> None:
+        """The one place where a request leaves all tables."""
+        self.waiting.leave(call)
+        self._release(call)
+        if call.retrying:
+            self._retry_budget.give_back()
+        self._calls.discard(call)
+        self._metrics.count(outcome)
+        if not self._calls:
+            self._idle.set()
+
+
+def _fail(call: PoolCall, error: QuireError) -> None:
+    """Ends a request that waits."""
+    if not call.placed.done():
+        call.placed.set_exception(error)
+
+
+def _has_room(worker: Worker) -> bool:
+    """A request may be larger than what is left: it waits there, and the next one here."""
+    info = worker.model_info
+    most = info.max_num_batched_tokens if info else 0
+    return not most or worker.load.prefill_tokens <= _MOST_WAITING_STEPS * most
