@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 _NO_TOKENS: tuple[int, ...] = ()
 _REPORT_SECONDS = 60.0
 _REPAID = 1 / 16  # of what is owed, by each step that verifies and guesses
+# Steps in a row without drafts, to see what they cost: the first one finds other weights in the processor's caches.
+_PLAIN, _PLAIN_OVERLAPPING = 3, 4
 
 
 class _Speculated:
@@ -62,7 +64,7 @@ class Speculation(Drafter):
         self._clock = clock
         self._costs = StepCosts()
         # Where the ranks guess, the first step with guesses catches up.
-        self._controller = Controller(self._costs, 4 if overlaps else 1, 1 if guesser else 6)
+        self._controller = Controller(self._costs, _PLAIN_OVERLAPPING if overlaps else _PLAIN, 1 if guesser else 6)
         self._acceptance = Acceptance()
         self._sequences: dict[Sequence, _Speculated] = {}
         self._chosen: dict[Sequence, int] = {}  # of the step that is planned: tokens to guess, where there are any
@@ -189,7 +191,6 @@ class Speculation(Drafter):
         seconds = now - max(self._last_end, batch.began)
         is_decode = num_sequences > 0 and batch.num_tokens == num_sequences + batch.num_drafts
         is_plain = is_decode and not batch.num_drafts and not batch.num_wanted
-        is_alone = self._was_plain or batch.began >= self._last_end  # nothing of the time is another kind of step's
         is_whole = is_decode and batch.num_drafts and (self._guesser or batch.num_wanted)  # it verifies and guesses
         if is_whole:
             # They have to earn what prompts, and what it has missed, take of a draft model's time.
@@ -198,7 +199,7 @@ class Speculation(Drafter):
             self._costs.note(num_sequences, batch.num_drafts, seconds + paid)
         else:
             self._owed_seconds += draft_seconds
-        if is_plain and is_alone:
+        if is_plain and self._was_plain:  # nothing of the time is another kind of step's
             self._costs.note(num_sequences, 0, seconds)
         self._last_end, self._was_plain = now, is_plain
         if now - self._reported >= _REPORT_SECONDS:

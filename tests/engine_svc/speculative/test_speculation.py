@@ -101,6 +101,24 @@ def test_wrong_guesses_cost_next_to_nothing() -> None:
         assert sum(machine.drafts) < 0.02 * 150 * streams + 20
 
 
+def test_a_step_without_guesses_behind_one_with_them_is_not_what_such_steps_cost() -> None:
+    """It finds the draft's weights in the caches: beside its price, guessing would seem to pay."""
+
+    def price(plan: StepPlan) -> float:
+        drafts = [sum(len(each.draft_token_ids) for each in plan.scheduled) for plan in machine.plans[-30:]]
+        if drafts[-1]:
+            return 0.050
+        return 0.020 if any(drafts[-2:]) or len(drafts) < 30 else 0.010
+
+    machine = Machine(price)
+    engine, _ = make(FakeGuesser(VOCABULARY, always(3)), machine)
+    for key in range(30):
+        engine.add(key, request([1, 2, 3], max_tokens=90))
+        run(engine)
+    late = machine.drafts[-600:]
+    assert sum(map(bool, late)) < 0.05 * len(late)
+
+
 def test_what_was_not_verified_is_compared_as_well() -> None:
     """A method that starts to hit is noticed though nothing of it was being verified."""
     machine = Machine()
