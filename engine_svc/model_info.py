@@ -43,6 +43,8 @@ class ModelInfo:
     state_bytes: int = 0
     max_loras: int = 0
     draft_cache_bytes: int = 0
+    data_parallel_rank: int | None = None
+    lockstep_ranks: int = 1
 
     @property
     def limits(self) -> RequestLimits:
@@ -118,6 +120,7 @@ def make_model_info(
         state_bytes=spec.state_bytes,
         max_loras=options.lora.max_loras if options.lora.enable_lora else 0,
         draft_cache_bytes=spec.draft_bytes_per_block * size.num_blocks,
+        data_parallel_rank=options.parallel.data_parallel_rank,
     )
 
 

@@ -35,12 +35,7 @@ class StateCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Called by Prometheus."""
         workers = list(self._workers())
-        inflight = GaugeMetricFamily(
-            "quire_router_worker_inflight_requests", "Requests of this router on each worker.", labels=["worker"]
-        )
-        for worker in workers:
-            inflight.add_metric([worker.address], worker.load.inflight_requests)
-        yield inflight
+        yield from _of_each(workers)
         tally = Tally(worker.condition.state for worker in workers)
         states = GaugeMetricFamily("quire_router_workers", "Workers by state.", labels=["state"])
         for state in State:
@@ -70,3 +65,25 @@ class StateCollector(Collector):
         yield queued
         tokens = sum(room.tokens for room in self._waiting)
         yield GaugeMetricFamily("quire_router_queued_tokens", "Their prompt tokens.", value=tokens)
+
+
+def _of_each(workers: Iterable[Worker]) -> Iterable[Metric]:
+    """Figures by worker; the label `engine` is its data-parallel rank, empty without one."""
+    labels = ["worker", "engine"]
+    inflight = GaugeMetricFamily(
+        "quire_router_worker_inflight_requests", "Requests of this router on each worker.", labels=labels
+    )
+    sequences = GaugeMetricFamily(
+        "quire_router_worker_sequences", "Sequences on each worker, this router's and others'.", labels=labels
+    )
+    usage = GaugeMetricFamily(
+        "quire_router_worker_kv_usage", "Share of each worker's KV cache that live sequences hold.", labels=labels
+    )
+    for worker in workers:
+        info = worker.model_info
+        rank = str(info.data_parallel_rank) if info and info.HasField("data_parallel_rank") else ""
+        for family, value in (
+            (inflight, worker.load.inflight_requests), (sequences, worker.load.sequences), (usage, worker.load.kv_usage)
+        ):  # fmt: skip
+            family.add_metric([worker.address, rank], value)
+    yield from (inflight, sequences, usage)

@@ -145,4 +145,6 @@ def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common
         adapters=map(from_adapter, adapters),
         max_loras=info.max_loras,
         draft_cache_bytes=info.draft_cache_bytes,
+        data_parallel_rank=info.data_parallel_rank,
+        lockstep_ranks=info.lockstep_ranks,
     )

@@ -11,6 +11,7 @@ class WorkerView(msgspec.Struct):
     address: str
     state: str
     reason: str  # why it is not ready; empty when it is
+    data_parallel_rank: int | None  # none without data parallelism
     models: list[str]
     adapters: list[str]
     running_sequences: int

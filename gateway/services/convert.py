@@ -43,6 +43,7 @@ def to_worker_view(worker: router_pb2.Worker) -> WorkerView:
     load, info = worker.load, worker.model_info
     return WorkerView(
         worker.address, router_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower(), worker.reason,
+        info.data_parallel_rank if info.HasField("data_parallel_rank") else None,
         list(info.served_model_names), [adapter.name for adapter in info.adapters], load.running_sequences,
         load.waiting_requests, load.used_kv_blocks / load.total_kv_blocks if load.total_kv_blocks else 0.0,
         load.counters.prefix_cache_queries, load.counters.prefix_cache_hits, load.counters.generation_tokens,

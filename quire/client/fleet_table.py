@@ -19,6 +19,8 @@ def fleet_table(workers: Sequence[router_pb2.Worker]) -> str:
     if not workers:
         return "The router knows no worker. Name some with its --workers or --worker-dns."
     lines = text_table(_HEADER, [_row(worker) for worker in workers], _LEFT)
+    if any(worker.model_info.HasField("data_parallel_rank") for worker in workers):
+        lines = [f"{rank:>4}  {line}" for rank, line in zip(["RANK", *map(_rank, workers)], lines, strict=True)]
     lines += [f"{worker.address}: {printable(worker.reason)}" for worker in workers if worker.reason]
     return "\n".join([*lines, _sum(workers)])
 
@@ -27,6 +29,12 @@ def state_name(worker: router_pb2.Worker) -> str:
     """`ready`, `draining`, ..."""
     name: str = router_pb2.WorkerState.Name(worker.state)
     return name.removeprefix("WORKER_STATE_").lower()
+
+
+def _rank(worker: router_pb2.Worker) -> str:
+    """Among data-parallel ranks."""
+    info = worker.model_info
+    return str(info.data_parallel_rank) if info.HasField("data_parallel_rank") else "-"
 
 
 def _row(worker: router_pb2.Worker) -> list[str]:

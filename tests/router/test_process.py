@@ -57,7 +57,7 @@ async def test_serves_drains_and_exits(start_engine: StartEngine) -> None:
             async with client.session() as session:
                 await (await session.start(1, generation([1], 50))).wait_tokens()
                 metrics = await asyncio.to_thread(read, f"http://127.0.0.1:{metrics_port}/metrics")
-                assert f'quire_router_worker_inflight_requests{{worker="{engine.address}"}} 1.0' in metrics
+                assert f'quire_router_worker_inflight_requests{{engine="",worker="{engine.address}"}} 1.0' in metrics
                 assert 'quire_router_workers{state="ready"} 1.0' in metrics
                 assert "quire_router_deltas_total" in metrics
                 process.send_signal(signal.SIGTERM)

@@ -9,7 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.client.fleet_table import fleet_table
 from quire.options.server import RpcSecurityOptions
+from quire.v1 import common_pb2, router_pb2
 from tests.router.conftest import Running, StartEngine, StartRouter
 from tests.support.engine_process import free_port
 from tests.support.router_client import generation
@@ -164,3 +166,9 @@ async def test_mistakes_are_explained(start_engine: StartEngine, start_router: S
     without = await workers(address_of(secured), "--temperature", "1")
     assert without.status == 2
     assert "--explain" in without.stderr
+
+
+def test_data_parallel_ranks_have_their_numbers_before_them() -> None:
+    first = router_pb2.Worker(address="a:1", model_info=common_pb2.ModelInfo(data_parallel_rank=0))
+    header, *rows, _ = fleet_table([first, router_pb2.Worker(address="b:2")]).splitlines()
+    assert [line.split()[:2] for line in (header, *rows)] == [["RANK", "ADDRESS"], ["0", "a:1"], ["-", "b:2"]]
