@@ -13,7 +13,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from gateway.context import GatewayContext
-from gateway.endpoints import adapters, chat, completions, messages, operations, page, responses, tokens
+from gateway.endpoints import (
+    adapters,
+    chat,
+    completions,
+    derender,
+    generate,
+    messages,
+    operations,
+    page,
+    render,
+    responses,
+    server_info,
+    tokens,
+)
 from gateway.endpoints.invocations import invocations
 from gateway.errors import (
     HttpError,
@@ -56,8 +69,10 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/livez", operations.livez),
         Route("/version", operations.version),
         Route("/load", operations.load),
+        Route("/kv_event_sources", operations.kv_event_sources),
         Route("/fleet", page.fleet),
         Route("/metrics", operations.metrics),
+        *_scale_out(options),
     ]
     if options.allow_runtime_lora_updating:
         found += [
@@ -65,12 +80,32 @@ def routes(options: GatewayOptions) -> list[Route]:
             Route("/v1/unload_lora_adapter", adapters.unload_adapter, methods=["POST"]),
         ]
     if options.enable_tokenizer_info_endpoint:
-        found.append(Route("/tokenizer_info", tokens.tokenizer_info))
+        found += [Route(path, tokens.tokenizer_info) for path in ("/tokenizer_info", "/get_tokenizer_info")]
+    if options.server_dev_mode:
+        found.append(Route("/server_info", server_info.server_info))
     if options.page:
         found += [Route("/", page.page), Route("/page/{asset}", page.asset)]
     if not options.disable_fastapi_docs:
         found += [Route("/openapi.json", openapi_json), Route("/docs", docs), Route("/docs/{asset}", docs)]
     return found
+
+
+def _scale_out(options: GatewayOptions) -> list[Route]:
+    """What others split requests by: refused with the switch that turns it on, where that is off."""
+    paths = {
+        "/inference/v1/generate": generate.generate,
+        "/inference/v1/abort_requests": generate.abort,
+        "/v1/chat/completions/render": render.render_chat,
+        "/v1/completions/render": render.render_completion,
+        "/v1/messages/render": render.render_messages,
+        "/v1/responses/render": render.render_response,
+        "/v1/chat/completions/derender": derender.derender_chat,
+        "/v1/completions/derender": derender.derender_completion,
+    }
+    return [
+        Route(path, endpoint if options.enable_scale_out else operations.scale_out_is_off, methods=["POST"])
+        for path, endpoint in paths.items()
+    ]
 
 
 def middleware(options: GatewayOptions) -> list[Middleware]:

@@ -23,7 +23,6 @@ from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.state import ChoiceState, GenerationUsage, RequestState, StreamState
 from gateway.services.convert import from_beam
 from gateway.services.router_streams import RouterStreams
-from gateway.services.texts import Texts
 from quire.errors import Cancelled, DeadlineExceeded, Internal, QuireError
 
 if TYPE_CHECKING:
@@ -36,17 +35,15 @@ _MAX_REQUEST_ID = 100
 
 
 class BeamSearches:
-    """The searches under way. What they find goes the way of all tokens: as `on_tokens` has it."""
+    """The searches under way."""
 
-    def __init__(
-        self,
-        router_streams: RouterStreams,
-        texts: Texts,
-        on_tokens: Callable[[ChoiceState, GenerationDelta], None],
-    ) -> None:
+    def __init__(self, router_streams: RouterStreams, deliver: Callable[[StreamState, GenerationDelta], None]) -> None:
+        """
+        Args:
+            deliver: has a stream's next output, a whole one, go to its client.
+        """
         self._router_streams = router_streams
-        self._texts = texts
-        self._on_tokens = on_tokens
+        self._on_output = deliver
         self._tasks: dict[RequestState, asyncio.Task[None]] = {}
 
     def start(self, state: RequestState) -> None:
@@ -102,13 +99,8 @@ class BeamSearches:
             raise Internal("The beam search found no output: no token was possible. Ask for fewer constraints.")
         stream.owner.streams.append(stream)
         outputs = search.outputs + search.outputs[:1] * request.n
-        for index, beam in enumerate(outputs[: request.n]):
-            choice = ChoiceState(stream, stream.number * request.n + index, finished=True)
-            stream.choices.append(choice)
-            if request.wants_text:
-                self._texts.open(choice)
-            choice.delivered.extend(beam.token_ids)
-            self._on_tokens(choice, from_beam(beam, search.ends(beam), request.sampling))
+        for beam in outputs[: request.n]:
+            self._on_output(stream, from_beam(beam, search.ends(beam), request.sampling))
 
 
 def _step(

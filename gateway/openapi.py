@@ -19,7 +19,18 @@ from gateway.errors import ErrorResponse, MessagesError, json_response
 from gateway.middleware.authentication import PUBLIC_PATHS
 from gateway.protocol.chat import ChatBatchRequest, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from gateway.protocol.completions import Completion, CompletionRequest
-from gateway.protocol.fleet import FleetView
+from gateway.protocol.fleet import FleetView, KvEventSource
+from gateway.protocol.generate import (
+    AbortRequests,
+    DerenderChatRequest,
+    DerenderChatStreamResponse,
+    DerenderCompletionRequest,
+    DerenderCompletionStreamResponse,
+    GenerateChunk,
+    GenerateRequest,
+    GenerateResponse,
+    RenderedRequest,
+)
 from gateway.protocol.messages import (
     CountTokensRequest,
     CountTokensResponse,
@@ -72,6 +83,7 @@ class _Operation:
 
 _ERRORS = (ErrorResponse, MessagesError)
 _REQUEST = (400, 404, 413, 415, 503, 504)  # what a body may be answered with
+_SCALE_OUT = (*_REQUEST, 403)
 _OPERATIONS = (
     _Operation(
         "post", "/v1/chat/completions", "Continues a conversation.", (ChatCompletionRequest,), (ChatCompletion,),
@@ -114,6 +126,38 @@ _OPERATIONS = (
         (ChatCompletionRequest, CompletionRequest), (ChatCompletion, Completion), (ChatCompletionChunk, Completion),
         failures=_REQUEST,
     ),
+    _Operation(
+        "post", "/inference/v1/generate", "Goes on from token ids.", (GenerateRequest,), (GenerateResponse,),
+        (GenerateChunk,), failures=_SCALE_OUT,
+    ),
+    _Operation(
+        "post", "/inference/v1/abort_requests", "Ends requests.", (AbortRequests,), (dict[str, str],),
+        failures=_SCALE_OUT,
+    ),
+    _Operation(
+        "post", "/v1/chat/completions/render", "A conversation in token ids, as /inference/v1/generate takes it.",
+        (ChatCompletionRequest,), (RenderedRequest,), failures=_SCALE_OUT,
+    ),
+    _Operation(
+        "post", "/v1/completions/render", "Prompts in token ids, each as /inference/v1/generate takes it.",
+        (CompletionRequest,), (list[RenderedRequest],), failures=_SCALE_OUT,
+    ),
+    _Operation(
+        "post", "/v1/messages/render", "A conversation of Anthropic's API in token ids.", (MessagesRequest,),
+        (RenderedRequest,), failures=_SCALE_OUT, failure=MessagesError,
+    ),
+    _Operation(
+        "post", "/v1/responses/render", "A turn in token ids.", (ResponsesRequest,), (RenderedRequest,),
+        failures=_SCALE_OUT,
+    ),
+    _Operation(
+        "post", "/v1/chat/completions/derender", "Token ids as a chat completion, or as a chunk of one.",
+        (DerenderChatRequest,), (ChatCompletion, DerenderChatStreamResponse), failures=_SCALE_OUT,
+    ),
+    _Operation(
+        "post", "/v1/completions/derender", "Token ids as a completion, or as a chunk of one.",
+        (DerenderCompletionRequest,), (Completion, DerenderCompletionStreamResponse), failures=_SCALE_OUT,
+    ),
     _Operation("get", "/v1/models", "Lists the served models.", answers=(ModelList,)),
     _Operation("get", "/v1/models/{model}", "One of them.", answers=(ModelCard,), failures=(404,)),
     _Operation(
@@ -131,12 +175,17 @@ _OPERATIONS = (
     _Operation("get", "/readyz", "As /health.", failures=(503,)),
     _Operation("get", "/version", "Quire's version.", answers=(dict[str, str],)),
     _Operation("get", "/load", "Requests under way in this gateway.", answers=(dict[str, int],)),
+    _Operation(
+        "get", "/kv_event_sources", "Where workers tell what their prefix caches hold.",
+        answers=(dict[str, KvEventSource],),
+    ),
     _Operation("get", "/fleet", "The workers behind the server.", answers=(FleetView,)),
     _Operation("get", "/metrics", "Prometheus metrics.", answers=(str,), media_type="text/plain"),
 )  # fmt: skip
 _FAILURES = {
     400: "The request is wrong; the error names the field and the fix.",
     401: "No key, or one that is not known.",
+    403: "The server was started without it (--enable-scale-out).",
     404: "There is no such model, or no such response.",
     413: "The body is larger than --max-body-bytes.",
     415: "The body is compressed.",

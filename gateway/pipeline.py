@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from gateway.answers.deltas import ChoiceUpdate
+from gateway.answers.deltas import ChoiceUpdate, Finish, FinishReason
 from gateway.beam_search import BeamSearches
 from gateway.requests.choice_room import ChoiceRoom
 from gateway.requests.generation_request import GenerationRequest
+from gateway.requests.retelling import GeneratedPart
 from gateway.requests.state import ChoiceState, RequestState, StreamState
 from gateway.requests.statistics import RequestStatistics
-from gateway.services.convert import to_update
+from gateway.services.convert import from_generated, to_update
 from gateway.services.router_streams import RouterStreams
 from gateway.services.texts import Texts
-from quire.errors import Overloaded
+from quire.errors import Cancelled, Overloaded
 from quire.options.server import RpcSecurityOptions
 from quire.prompt_embeds import MAX_LIVE_EMBEDS_BYTES
 from quire.rpc.settings import CALL_SECONDS
@@ -46,8 +47,9 @@ class Pipeline:
         self._seeds = seeds
         self.texts = Texts(tokenizer_addresses, security, statistics, self._on_update)
         self.router_streams = RouterStreams(router_addresses, security, statistics, self._on_tokens)
-        self._beam_searches = BeamSearches(self.router_streams, self.texts, self._on_tokens)
+        self._beam_searches = BeamSearches(self.router_streams, self._deliver)
         self._room = ChoiceRoom()
+        self._live: dict[RequestState, None] = {}
         self._embeds_room = ChoiceRoom(MAX_LIVE_EMBEDS_BYTES, "bytes of prompt_embeds")
 
     @property
@@ -68,8 +70,7 @@ class Pipeline:
         """
         if request.wants_text:
             await self.texts.replicas.wait_up(min(CALL_SECONDS, request.timeout_seconds))
-        self._enter(request)
-        state = RequestState(request, self._release)
+        state = self._enter(request)
         self._statistics.started(state)
         if request.beams is not None:
             self._beam_searches.start(state)
@@ -86,8 +87,55 @@ class Pipeline:
             raise
         return state
 
-    def _enter(self, request: GenerationRequest) -> None:
-        """Takes room for a request, all or none."""
+    def abort(self, request_ids: Collection[str], tenant: str) -> None:
+        """Ends the tenant's live requests of these ids, whose choices have what has come of them until now."""
+        for state in [each for each in self._live if each.request.request_id in request_ids]:
+            if state.request.tenant != tenant:
+                continue
+            for choice in [choice for stream in state.streams for choice in stream.choices if not choice.ended]:
+                self._on_update(choice, ChoiceUpdate(choice.index, (Finish(FinishReason.ABORT),), ()))
+            if state.open_choices:  # that nothing has begun of
+                state.fail(Cancelled("The request was aborted before its choices had begun."))
+
+    async def retell(self, request: GenerationRequest, outputs: Sequence[Sequence[GeneratedPart]]) -> RequestState:
+        """A request whose choices were generated before: their tokens alone become text, as they did or would have.
+
+        Args:
+            outputs: of each choice, in parts that become an update each.
+
+        Raises: as `start`.
+        """
+        await self.texts.replicas.wait_up(min(CALL_SECONDS, request.timeout_seconds))
+        state = self._enter(request)
+        deadline = time.monotonic() + request.timeout_seconds
+        try:
+            for number in range(len(request.prompts)):
+                stream = StreamState(state, number, None, deadline, over=True)
+                state.streams.append(stream)
+                for parts in outputs[number * request.n : (number + 1) * request.n]:
+                    self._deliver(stream, *map(from_generated, parts))
+        except BaseException:
+            state.cancel()
+            raise
+        return state
+
+    def _deliver(self, stream: StreamState, *parts: GenerationDelta) -> None:
+        """A stream's next choice, of which nothing else comes."""
+        request = stream.owner.request
+        choice = ChoiceState(stream, stream.number * request.n + len(stream.choices), finished=True)
+        stream.choices.append(choice)
+        if request.wants_text:
+            self.texts.open(choice)
+        for part in parts:
+            choice.delivered.extend(part.token_ids)
+            self._on_tokens(choice, part)
+
+    def _enter(self, request: GenerationRequest) -> RequestState:
+        """Takes room for a request, all or none.
+
+        Raises:
+            Overloaded: there is none.
+        """
         self._room.enter(request.tenant, request.sequences)
         try:
             if request.embeds_bytes:
@@ -95,6 +143,9 @@ class Pipeline:
         except Overloaded:
             self._room.leave(request.tenant, request.sequences)
             raise
+        state = RequestState(request, self._release)
+        self._live[state] = None
+        return state
 
     def _open_stream(self, state: RequestState, number: int) -> StreamState:
         """The stream of one of the request's prompts, whose text can come from now on."""
@@ -115,6 +166,7 @@ class Pipeline:
 
     def _release(self, state: RequestState) -> None:
         """Forgets a request that has ended, and stops what other services still do for it."""
+        self._live.pop(state, None)
         self._beam_searches.stop(state)
         for stream in state.streams:
             self.router_streams.abort(stream)

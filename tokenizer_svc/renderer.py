@@ -39,7 +39,8 @@ class ChatRenderer:
             work="conversations to render", timeout_seconds=timeout_seconds,
         )  # fmt: skip
         self._timeout_seconds = timeout_seconds
-        self.has_template = "default" in templates or bool(conversations)
+        self.template = templates.get("default", "")
+        self.has_template = bool(self.template or conversations)
 
     async def start(self) -> None:
         """Starts the processes and waits until they are ready.

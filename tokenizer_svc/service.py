@@ -137,8 +137,13 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             eos_token_ids=[] if eos is None else [eos],
             bos_token_id=self._codec.token_id(self._files.special_tokens.get("bos_token")),
             has_chat_template=self._renderer.has_template,
-            config_json=json.dumps(self._files.config).encode(),
+            config_json=json.dumps(self._config()).encode(),
         )
+
+    def _config(self) -> dict[str, Any]:
+        """The tokenizer's, with the template that is used."""
+        template = {"chat_template": self._renderer.template} if self._renderer.template else {}
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **self._files.config, **template}
 
     async def drain(self) -> None:
         """Returns when no sequence is open any more; callers are told to open theirs elsewhere."""

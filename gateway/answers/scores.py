@@ -11,6 +11,7 @@ from gateway.answers.deltas import PromptScore, TokenScore
 from gateway.protocol.chat import ChatLogprobs, ChatTokenLogprob, TopLogprob
 from gateway.protocol.common import PromptLogprob, PromptLogprobs
 from gateway.protocol.completions import CompletionLogprobs
+from gateway.protocol.generate import GeneratedLogprob, GenerateLogprobs, TokenLogprob
 
 # JSON has no infinity.
 _LEAST = -9999.0
@@ -36,12 +37,33 @@ def _chat_token(score: TokenScore, as_ids: bool) -> ChatTokenLogprob:
     return ChatTokenLogprob(own.token, own.logprob, own.bytes, entries[1:])
 
 
+def token_logprobs(scores: Sequence[TokenScore], *, are_likeliest: bool) -> GenerateLogprobs:
+    """The `logprobs` of a choice that is told in token ids.
+
+    Args:
+        are_likeliest: the alternatives come in order, the likeliest first.
+    """
+    return GenerateLogprobs([_generated(score, are_likeliest) for score in scores])
+
+
+def _generated(score: TokenScore, are_likeliest: bool) -> GeneratedLogprob:
+    own, *others = zip(score.token_ids, (max(logprob, _LEAST) for logprob in score.logprobs), strict=True)
+    top = [
+        TokenLogprob(*entry, rank=rank if are_likeliest else None) for rank, entry in enumerate(others, 1)
+    ]  # fmt: skip
+    return GeneratedLogprob(*own, rank=score.rank, top_logprobs=top)
+
+
 class CompletionScores:
     """Builds the `logprobs` of a completion choice; offsets go on from one chunk to the next."""
 
-    def __init__(self, as_ids: bool) -> None:
+    def __init__(self, as_ids: bool, offset: int = 0) -> None:
+        """
+        Args:
+            offset: of the first position, in characters.
+        """
         self._as_ids = as_ids
-        self._offset = 0
+        self.offset = offset  # of the next one
 
     def take(self, scores: Sequence[TokenScore]) -> CompletionLogprobs:
         """The next positions."""
@@ -62,11 +84,11 @@ class CompletionScores:
     def _append(
         self, result: CompletionLogprobs, text: str, logprob: float | None, top: dict[str, float] | None
     ) -> None:
-        result.text_offset.append(self._offset)
+        result.text_offset.append(self.offset)
         result.tokens.append(text)
         result.token_logprobs.append(logprob)
         result.top_logprobs.append(top)
-        self._offset += len(text)
+        self.offset += len(text)
 
 
 def merge(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:

@@ -81,11 +81,10 @@ async def prepare(request: Request, body: ChatFields, conversations: Sequence[Co
     context = context_of(request)
     context.require_tokenizer("A chat", "messages")
     model = context.fleet.model(body.model)
-    _check(body, model)
+    check(body, model)
     check_choices(len(conversations), body.num_sequences, context.options.max_choices_per_request)
     caller = caller_of(request, body)
-    # Most requests have no tools, and are done with this at once.
-    tools, wanted = await beside(request, _asked, body, context) if body.tools else _asked(body, context)
+    tools, wanted = await asked_of(request, body)
     variables = template_variables(
         body.chat_template_kwargs, body.reasoning_effort, context.options.reasoning.reasoning_effort, body.documents
     )
@@ -117,20 +116,30 @@ async def prepare(request: Request, body: ChatFields, conversations: Sequence[Co
         logprobs=num_alternatives(body.top_logprobs or 0, model) if body.logprobs else None,
         prompt_logprobs=num_alternatives(body.prompt_logprobs, model),
         bad_words=await bad_word_runs(context.tokenizer, body.bad_words or ()),
-        caller=caller, options=context.options, parsers=_parsers(context, body, tools),
+        caller=caller, options=context.options, parsers=parsers_of(context, body, tools),
         answer_context=AnswerContext(tools.tools, tools.choice, bool(thinking and thinking.is_open)),
         thinking=thinking,
     )  # fmt: skip
 
 
+async def asked_of(request: Request, body: ChatFields) -> tuple[ToolUse, NamedConstraint | None]:
+    """What a body says of tools, and what its answers have to look like.
+
+    Raises:
+        InvalidRequest: it says what cannot be.
+    """
+    context = context_of(request)
+    # Most requests have no tools, and are done with this at once.
+    return await beside(request, _asked, body, context) if body.tools else _asked(body, context)
+
+
 def _asked(body: ChatFields, context: GatewayContext) -> tuple[ToolUse, NamedConstraint | None]:
-    """What a request says of tools, and what its answers have to look like."""
     tools = tool_use(body, context.tool_parser, context.options.tools)
     return tools, answer_constraint(tools, constraint_of(body))
 
 
-def _parsers(context: GatewayContext, body: ChatFields, tools: ToolUse) -> Sequence[type[AnswerParser]]:
-    """Those of the reasoning come first, and last where it is left out."""
+def parsers_of(context: GatewayContext, body: ChatFields, tools: ToolUse) -> Sequence[type[AnswerParser]]:
+    """What reads the answers: those of the reasoning come first, and last where it is left out."""
     parsers = (*context.parsers, *tools.parsers)
     if context.reasoning is None:
         return parsers
@@ -138,7 +147,7 @@ def _parsers(context: GatewayContext, body: ChatFields, tools: ToolUse) -> Seque
     return (context.reasoning.parser, *parsers, *omitted)
 
 
-def _check(body: ChatFields, model: ServedModel) -> None:
+def check(body: ChatFields, model: ServedModel) -> None:
     """
     Raises:
         InvalidRequest: a field of this endpoint is wrong.

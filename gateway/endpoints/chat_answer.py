@@ -54,7 +54,7 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
             prompt_text: what the model got, where it is asked for.
         """
         super().__init__(context, body, state, "chatcmpl")
-        self._role = _role(body, messages, context.options.response_role)
+        self.role = _role(body, messages, context.options.response_role)
         self._prompt_text = prompt_text
         self._echo = _echo_text(messages) if body.echo else ""
         self._callers: set[int] = set()  # choices that call tools
@@ -62,13 +62,13 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
     def opening(self) -> Iterator[bytes]:
         """The role of each choice, and its echo."""
         for index in range(self._request.n):
-            chunk = self._chunk(ChatChunkChoice(index, ChatDelta(role=self._role, content="")))
+            chunk = self.chunk(ChatChunkChoice(index, ChatDelta(role=self.role, content="")))
             if self._with_ids:
                 chunk.prompt_token_ids = list(self._request.prompts[0].token_ids)
             chunk.prompt_text = self._prompt_text
             yield event(chunk)
             if self._echo:
-                yield event(self._chunk(ChatChunkChoice(index, ChatDelta(content=self._echo))))
+                yield event(self.chunk(ChatChunkChoice(index, ChatDelta(content=self._echo))))
 
     def _choice(self, update: ChoiceUpdate) -> ChatChunkChoice:
         choice = ChatChunkChoice(update.index, _delta(update.deltas))
@@ -78,7 +78,7 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
             choice.logprobs = chat_logprobs(update.scores, self._as_ids)
         return choice
 
-    def _chunk(self, *choices: ChatChunkChoice) -> ChatCompletionChunk:
+    def chunk(self, *choices: ChatChunkChoice) -> ChatCompletionChunk:
         return ChatCompletionChunk(
             self._id, "chat.completion.chunk", self._created, self._request.answering_model, list(choices),
             self._usage_of_chunk(),
@@ -100,7 +100,7 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
             self._callers.add(index)
         return ChatChoice(
             index,
-            _message(self._role, self._echo, choice),
+            _message(self.role, self._echo, choice),
             chat_logprobs(choice.scores, self._as_ids) if self._body.logprobs else None,
             self._reason(index, choice.finish),
             choice.finish.stop_reason,

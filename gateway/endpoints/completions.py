@@ -25,7 +25,7 @@ from gateway.protocol.completions import Completion, CompletionChoice, Completio
 from gateway.requests.caller import Caller, caller_of
 from gateway.requests.constraint import constraint_of
 from gateway.requests.convert import context_bound, make_generation_request
-from gateway.requests.generation_request import TokenizedPrompt
+from gateway.requests.generation_request import GenerationRequest, TokenizedPrompt
 from gateway.requests.prompt_embeds import read_prompt_embeds
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
@@ -52,33 +52,54 @@ async def completions(request: Request) -> Response | EventStream:
 
 async def complete(request: Request, body: CompletionRequest) -> Response | EventStream:
     """The continuations of a body's prompts."""
+    context, generation = context_of(request), await prepare(request, body)
+    prompts = [
+        Prompt(prompt.token_ids, await context.tokenizer.decode(prompt.token_ids) if _tells_prompts(body) else "")
+        for prompt in generation.prompts
+    ]
+    answer = CompletionAnswer(context, body, await context.pipeline.start(generation), prompts)
+    return await answer.respond(request)
+
+
+async def prepare(
+    request: Request,
+    body: CompletionRequest,
+    *,
+    default_max_tokens: int | None = _DEFAULT_MAX_TOKENS,
+    thinks: bool = False,
+) -> GenerationRequest:
+    """Prompts as they are to be generated from: checked, and tokenized.
+
+    Args:
+        default_max_tokens: see `make_generation_request`.
+        thinks: the prompt is a conversation that the model may still have to think about.
+    """
     context = context_of(request)
     model = context.fleet.model(body.model)
-    _check(body, model)
+    check(body, model)
     if context.options.skip_tokenizer_init:
         check_token_ids_only(body)
     caller = caller_of(request, body)
     constraint, tokens = await asyncio.gather(
         compiled(context, constraint_of(body)), _tokenized(request, body, model, caller)
     )
-    generation = make_generation_request(
-        body, tokens, model, constraint=constraint, max_tokens=body.max_tokens, default_max_tokens=_DEFAULT_MAX_TOKENS,
+    thinking = None
+    if thinks and context.reasoning:
+        prompt = await context.tokenizer.decode(tokens[0].token_ids)
+        thinking = await context.reasoning.thinking(prompt, is_continued=False)
+    return make_generation_request(
+        body, tokens, model, constraint=constraint, max_tokens=body.max_tokens, default_max_tokens=default_max_tokens,
         logprobs=num_alternatives(body.logprobs, model), prompt_logprobs=_prompt_logprobs(body, model),
         bad_words=await bad_word_runs(context.tokenizer, body.bad_words or ()), caller=caller, options=context.options,
+        thinking=thinking,
     )  # fmt: skip
-    prompts = [
-        Prompt(prompt.token_ids, await context.tokenizer.decode(prompt.token_ids) if _tells_prompts(body) else "")
-        for prompt in generation.prompts
-    ]
-    answer = _Answer(context, body, await context.pipeline.start(generation), prompts)
-    return await answer.respond(request)
 
 
 def _tells_prompts(body: CompletionRequest) -> bool:
     return bool(body.echo or body.return_prompt_text)
 
 
-def _check(body: CompletionRequest, model: ServedModel) -> None:
+def check(body: CompletionRequest, model: ServedModel) -> None:
     """
     Raises:
         InvalidRequest: a field of this endpoint is wrong.
@@ -166,22 +187,36 @@ def _checked(lists: Sequence[Any], vocab_size: int, max_tokens: int) -> list[Tok
     return [TokenizedPrompt(tuple(token_ids)) for token_ids in lists]
 
 
-class _Answer(GenerationAnswer[CompletionRequest, CompletionChoice]):
+class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
     """The continuations of the prompts."""
 
     def __init__(
-        self, context: GatewayContext, body: CompletionRequest, state: RequestState, prompts: list[Prompt]
+        self,
+        context: GatewayContext,
+        body: CompletionRequest,
+        state: RequestState,
+        prompts: list[Prompt],
+        text_offset: int = 0,
     ) -> None:
+        """
+        Args:
+            text_offset: of each choice's first token in its log-probabilities.
+        """
         super().__init__(context, body, state, "cmpl")
         self._prompts = prompts
-        self._scores = [CompletionScores(self._as_ids) for _ in range(self._request.choices)]
+        self._scores = [CompletionScores(self._as_ids, text_offset) for _ in range(self._request.choices)]
         self._begun: set[int] = set()
+
+    @property
+    def text_offset(self) -> int:
+        """Of the first choice's next token."""
+        return self._scores[0].offset
 
     def opening(self) -> Iterator[bytes]:
         """The prompts, if they are echoed."""
         if self._body.echo:
             for index in range(self._request.choices):
-                yield event(self._chunk(CompletionChoice(index, self._prompts[index // self._request.n].text)))
+                yield event(self.chunk(CompletionChoice(index, self._prompts[index // self._request.n].text)))
 
     def _shows(self, update: ChoiceUpdate) -> bool:
         """A choice's first token shows even where it is no text yet (a part of a character): its client learns that the
@@ -196,7 +231,7 @@ class _Answer(GenerationAnswer[CompletionRequest, CompletionChoice]):
             choice.logprobs = self._scores[update.index].take(update.scores)
         return choice
 
-    def _chunk(self, *choices: CompletionChoice) -> Completion:
+    def chunk(self, *choices: CompletionChoice) -> Completion:
         return Completion(
             self._id, "text_completion", self._created, self._request.answering_model, list(choices),
             self._usage_of_chunk(),
@@ -206,7 +241,7 @@ class _Answer(GenerationAnswer[CompletionRequest, CompletionChoice]):
         return (prompt.token_ids[0] for prompt in self._prompts if self._body.echo and self._body.logprobs is not None)
 
     def _whole(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> Completion:
-        answer = self._chunk(*(self._whole_choice(index, choices, texts) for index in range(len(choices))))
+        answer = self.chunk(*(self._whole_choice(index, choices, texts) for index in range(len(choices))))
         answer.usage = self._usage()
         return answer
 

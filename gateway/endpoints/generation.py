@@ -22,13 +22,15 @@ from gateway.errors import error_body
 from gateway.protocol.chat import ChatChunkChoice, ChatCompletionChunk
 from gateway.protocol.common import CompletionTokensDetails, GenerationFields, PromptTokensDetails, Usage
 from gateway.protocol.completions import Completion, CompletionChoice
+from gateway.protocol.generate import GenerateChoice, GenerateChunk
 from gateway.requests.constraint import NamedConstraint
 from gateway.requests.state import RequestState
 from quire.errors import QuireError
 from quire.structured.base import Constraint
 
 Body = TypeVar("Body", bound=GenerationFields)
-Choice = TypeVar("Choice", bound=ChatChunkChoice | CompletionChoice)
+Choice = TypeVar("Choice", bound=ChatChunkChoice | CompletionChoice | GenerateChoice)
+Chunk = ChatCompletionChunk | Completion | GenerateChunk
 
 
 async def compiled(context: GatewayContext, wanted: NamedConstraint | None) -> Constraint | None:
@@ -70,7 +72,7 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         """What is this API's own in a chunk's choice."""
 
     @abstractmethod
-    def _chunk(self, *choices: Choice) -> ChatCompletionChunk | Completion:
+    def chunk(self, *choices: Choice) -> Chunk:
         """A chunk of the stream."""
 
     @abstractmethod
@@ -102,18 +104,21 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
 
     def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
         """An update's event; none for one that has nothing to show."""
+        choice = self.taken(update)
+        return (event(self.chunk(choice)),) if self._shows(update) else ()
+
+    def taken(self, update: ChoiceUpdate) -> Choice:
+        """What an update adds to its choice; to be asked for each of a choice's updates, in order."""
         self._num_tokens += len(update.token_ids)
         if self._thinking:
             self._thinking[update.index].advance(update.token_ids)
-        if not self._shows(update):
-            return ()
         choice = self._choice(update)
         if self._with_ids:
             choice.token_ids = list(update.token_ids)
         if finish := update.finish:
             choice.finish_reason = self._reason(update.index, finish)
             choice.stop_reason = finish.stop_reason
-        return (event(self._chunk(choice)),)
+        return choice
 
     def _reason(self, index: int, finish: Finish) -> str:
         """Why a choice ended, in this API's words."""
@@ -127,7 +132,7 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         if error:
             yield event(error_body(error))
         elif self._usage_at_end:
-            chunk = self._chunk()
+            chunk = self.chunk()
             chunk.usage = self._usage()
             yield event(chunk)
         yield DONE

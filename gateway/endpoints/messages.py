@@ -12,16 +12,26 @@ from gateway.endpoints.body import read_json
 from gateway.endpoints.large import beside
 from gateway.endpoints.messages_answer import MessagesAnswer
 from gateway.errors import json_response
+from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.messages import CountTokensRequest, CountTokensResponse, MessagesRequest
 from gateway.requests.anthropic import chat_of, tokenize_request_of
 
 
 async def messages(request: Request) -> Response | EventStream:
     """Continues a conversation."""
-    body = await read_json(request, MessagesRequest)
-    asked = await beside(request, chat_of, body)
-    context, generation = context_of(request), await chat.prepare(request, asked, [asked.messages])
+    body, conversation = await asked(request)
+    context, generation = context_of(request), await chat.prepare(request, conversation, [conversation.messages])
     return await MessagesAnswer(context, body, await context.pipeline.start(generation)).respond(request)
+
+
+async def asked(request: Request) -> tuple[MessagesRequest, ChatCompletionRequest]:
+    """The body, and the chat that it asks for.
+
+    Raises:
+        InvalidRequest: a field is wrong.
+    """
+    body = await read_json(request, MessagesRequest)
+    return body, await beside(request, chat_of, body)
 
 
 async def count_tokens(request: Request) -> Response:

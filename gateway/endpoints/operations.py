@@ -8,7 +8,7 @@ from starlette.responses import PlainTextResponse, Response
 
 import quire
 from gateway.context import context_of
-from gateway.errors import error_response, json_response
+from gateway.errors import HttpError, error_response, json_response
 from quire.errors import Unavailable
 from quire.options.tokenizer_init import SKIP_FLAG
 
@@ -35,6 +35,19 @@ async def version(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """Requests under way in this gateway."""
     return json_response({"server_load": context_of(request).statistics.num_live})
+
+
+async def kv_event_sources(request: Request) -> Response:
+    """Where workers tell what their prefix caches store and forget, by number."""
+    return json_response(dict(enumerate(context_of(request).fleet.kv_event_sources)))
+
+
+async def scale_out_is_off(request: Request) -> Response:
+    """
+    Raises:
+        HttpError: always.
+    """
+    raise HttpError(403, f"{request.url.path} is off: start the server with --enable-scale-out to have it.")
 
 
 async def metrics(request: Request) -> Response:

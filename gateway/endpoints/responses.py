@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,12 +16,22 @@ from gateway.endpoints.body import read_json
 from gateway.endpoints.large import beside
 from gateway.endpoints.responses_answer import ResponsesAnswer
 from gateway.errors import json_response, json_text_response
+from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.responses import DeletedResponse, ResponsesRequest
 from gateway.requests.caller import tenant_of
-from gateway.requests.response_items import items_json, items_of
+from gateway.requests.response_items import Item, items_json, items_of
 from gateway.requests.responses import chat_of, check
 from gateway.response_store.run import Follower, Replay, Run
 from quire.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One that is asked for, with the conversation before it."""
+
+    body: ResponsesRequest
+    items: Sequence[Item]
+    chat: ChatCompletionRequest
 
 
 async def create(request: Request) -> Response | EventStream:
@@ -29,18 +41,11 @@ async def create(request: Request) -> Response | EventStream:
         InvalidRequest: a field is wrong; or it is to go on in the background, and is not to be kept.
         NotFound: there is no such model, or no such previous response.
     """
-    body = await read_json(request, ResponsesRequest)
-    check(body)
-    context, tenant = context_of(request), tenant_of(request)
-    if body.background:
-        context.responses.require(body.store)
-    model = context.fleet.model(body.model)
-    previous, given = body.previous_response_id, items_of(body.input)
-    earlier = await context.responses.items(previous, tenant) if previous else []
-    asked = await beside(request, chat_of, body, earlier, given, model.max_model_len)
+    turn = await asked(request)
+    context, tenant, body = context_of(request), tenant_of(request), turn.body
     is_kept = context.responses.are_kept and body.store is not False
-    items = await beside(request, items_json, [*earlier, *given]) if is_kept else b""
-    state = await context.pipeline.start(await chat.prepare(request, asked, [asked.messages]))
+    items = await beside(request, items_json, turn.items) if is_kept else b""
+    state = await context.pipeline.start(await chat.prepare(request, turn.chat, [turn.chat.messages]))
     answer = ResponsesAnswer(context, body, state, uuid.uuid4().hex, is_stored=is_kept)
     if not is_kept:
         return await answer.respond(request)
@@ -49,6 +54,20 @@ async def create(request: Request) -> Response | EventStream:
     except BaseException:
         state.cancel()
         raise
+
+
+async def asked(request: Request) -> Turn:
+    """What a request asks for; raises as `create`."""
+    body = await read_json(request, ResponsesRequest)
+    check(body)
+    context = context_of(request)
+    if body.background:
+        context.responses.require(body.store)
+    model = context.fleet.model(body.model)
+    previous, given = body.previous_response_id, items_of(body.input)
+    earlier = await context.responses.items(previous, tenant_of(request)) if previous else []
+    conversation = await beside(request, chat_of, body, earlier, given, model.max_model_len)
+    return Turn(body, [*earlier, *given], conversation)
 
 
 async def _kept(

@@ -26,10 +26,9 @@ class LogitsProcessorFields(msgspec.Struct):
     kwargs: dict[str, Any] | None = None
 
 
-class GenerationFields(ConstraintFields, kw_only=True):
-    """Fields of both generating endpoints; null means the same as absent."""
+class SamplingFields(ConstraintFields, kw_only=True):
+    """How tokens are chosen and shown; null means the same as absent."""
 
-    model: str | None = None
     n: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -55,15 +54,21 @@ class GenerationFields(ConstraintFields, kw_only=True):
     logits_processors: list[str | LogitsProcessorFields] | None = None
     repetition_detection: RepetitionDetection | None = None
     prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool | None = None
+    stream_interval: int | None = None
+
+
+class GenerationFields(SamplingFields, kw_only=True):
+    """Fields of all generating endpoints; null means the same as absent."""
+
+    model: str | None = None
     use_beam_search: bool | None = None
     best_of: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stream_interval: int | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None  # left
     echo: bool = False

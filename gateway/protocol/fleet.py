@@ -1,4 +1,4 @@
-"""`/fleet`."""
+"""`/fleet` and `/kv_event_sources`."""
 
 from __future__ import annotations
 
@@ -28,3 +28,12 @@ class FleetView(msgspec.Struct):
     """All of them."""
 
     workers: list[WorkerView]
+
+
+class KvEventSource(msgspec.Struct):
+    """Where a worker tells of its prefix cache."""
+
+    endpoint: str  # host:port
+    publisher: str = "grpc"
+    topic: str = "quire.v1.EngineService/SubscribeKvEvents"
+    enable_kv_cache_events: bool = True

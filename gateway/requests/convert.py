@@ -91,7 +91,7 @@ def make_generation_request(
         sampling=sampling,
         timeout_seconds=options.request_timeout_seconds,
         wants_text=output != 0 and not options.skip_tokenizer_init,
-        detokenize=_detokenize_options(body, parsers, marks),
+        detokenize=detokenize_options(body, parsers, marks),
         constraint=constraint,
         parsers=tuple(parsers),
         answer_context=answer_context,
@@ -120,7 +120,7 @@ def _needed_marks(
     return marks if body.thinking_token_budget is not None or (constraint and not held) else None
 
 
-def _detokenize_options(
+def detokenize_options(
     body: GenerationFields, parsers: Sequence[type[AnswerParser]], marks: ReasoningMarks | None
 ) -> DetokenizeOptions:
     """How the outputs' tokens become text."""

@@ -35,10 +35,13 @@ class TokenizedPrompt:
     token_ids: tuple[int, ...]
     block_keys: tuple[int, ...] = ()  # of its full blocks; empty where nobody has worked them out
     embeds: PromptEmbeds | None = None  # in place of the token ids
+    known_tokens: int | None = None  # where the token ids are its end, or none
 
     @property
     def num_tokens(self) -> int:
         """Tokens, whatever it came as."""
+        if self.known_tokens is not None:
+            return self.known_tokens
         return len(self.token_ids) if self.embeds is None else self.embeds.num_tokens
 
 

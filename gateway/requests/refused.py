@@ -35,6 +35,8 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "media_io_kwargs": Refused(_TEXT_ONLY, ({},)),
         "mm_processor_kwargs": Refused(_TEXT_ONLY, ({},)),
         "mm_payload": Refused(_TEXT_ONLY),
+        "features": Refused(_TEXT_ONLY),
+        "content_parts": Refused(_TEXT_ONLY, ([],)),
         "kv_transfer_params": Refused(_NO_TRANSFER),
         "ec_transfer_params": Refused(_NO_TRANSFER),
         "return_token_offsets": Refused("the offsets of tokens are told by no endpoint", (False,)),

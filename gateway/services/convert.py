@@ -12,6 +12,7 @@ from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishR
 from gateway.protocol.fleet import WorkerView
 from gateway.requests.beams import Beam, Likeliest
 from gateway.requests.generation_request import TokenizedPrompt
+from gateway.requests.retelling import GeneratedPart
 from gateway.requests.served_model import Adapter, ServedModel
 from gateway.requests.state import GenerationUsage, StreamState
 from quire.rpc.constraint import from_constraint
@@ -26,6 +27,7 @@ _FINISH = {
     common_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
     common_pb2.FINISH_REASON_REPETITION: FinishReason.REPETITION,
 }
+_REASONS = {reason: number for number, reason in _FINISH.items()}
 _NO_TEXT = tokenizer_pb2.TextDelta()
 
 
@@ -137,6 +139,22 @@ def from_beam(beam: Beam, ends: bool, sampling: SamplingParameters) -> common_pb
         finish_reason=common_pb2.FINISH_REASON_STOP if ends or beam.is_complete else common_pb2.FINISH_REASON_LENGTH,
         stop_token_id=last if ends and last in sampling.stop_token_ids else None,
         ended_by_constraint=beam.is_complete,
+    )
+
+
+def from_generated(part: GeneratedPart) -> common_pb2.GenerationDelta:
+    """What was generated before, as an engine told it then."""
+    finish = part.finish
+    stop_reason = finish.stop_reason if finish else None
+    return common_pb2.GenerationDelta(
+        token_ids=part.token_ids,
+        logprobs=[
+            common_pb2.TokenLogprobs(token_ids=score.token_ids, logprobs=score.logprobs, rank=score.rank)
+            for score in part.scores
+        ],
+        finish_reason=_REASONS[finish.reason] if finish else None,
+        stop_token_id=stop_reason if isinstance(stop_reason, int) else None,
+        ended_by_constraint=part.ends_with_text,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from gateway.protocol.fleet import WorkerView
+from gateway.protocol.fleet import KvEventSource, WorkerView
 from gateway.requests.served_model import Adapter, ServedModel
 from gateway.services.convert import to_served_model, to_worker_view
 from gateway.services.fleet_counters import FleetCounters
@@ -109,6 +109,11 @@ class Fleet:
     def views(self) -> list[WorkerView]:
         """The workers as the page shows them."""
         return [to_worker_view(worker) for worker in self.workers]
+
+    @property
+    def kv_event_sources(self) -> list[KvEventSource]:
+        """Of the workers that are heard now."""
+        return [KvEventSource(worker.address) for worker in self.workers if worker.state in _HEARD]
 
     @property
     def counters(self) -> Mapping[str, common_pb2.EngineCounters]:

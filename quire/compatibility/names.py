@@ -39,10 +39,12 @@ POST /v1/chat/completions, POST /v1/chat/completions/batch, POST /v1/completions
 /tokenize, POST /detokenize, GET /tokenizer_info, GET /health, GET /ping, POST /ping, GET /version, GET /load,
 GET /metrics, GET /docs, GET /openapi.json, POST /v1/responses, GET /v1/responses/{response_id}, POST
 /v1/responses/{response_id}/cancel, POST /v1/messages, POST /v1/messages/count_tokens, POST /invocations, POST
-/v1/load_lora_adapter, POST /v1/unload_lora_adapter
+/v1/load_lora_adapter, POST /v1/unload_lora_adapter, POST /inference/v1/generate, POST
+/inference/v1/abort_requests, POST /v1/chat/completions/render, POST /v1/completions/render, POST
+/v1/messages/render, POST /v1/responses/render, POST /v1/chat/completions/derender, POST /v1/completions/derender,
+GET /kv_event_sources, GET /get_tokenizer_info, GET /server_info
 """
 _POOLING = "pooling: embeddings, classes and scores"
-_RENDERING = "generation and rendering from token ids over HTTP"
 _OPERATIONS = "routes for whoever runs the server"
 _MISSING = {
     "POST /v1/embeddings, POST /v2/embed, POST /pooling, POST /classify, POST /score, POST /v1/score, POST /rerank, "
@@ -50,10 +52,7 @@ _MISSING = {
     "POST /v1/audio/transcriptions, POST /v1/audio/translations, WS /v1/realtime": "input of sound",
     "POST /reset_mm_cache, POST /reset_encoder_cache": "input of images, audio and video",
     "POST /cohere/v2/chat": "Cohere's form of conversations",
-    "POST /inference/v1/generate, POST /inference/v1/abort_requests, POST /v1/completions/render, "
-    "POST /v1/completions/derender": _RENDERING,
-    "GET /kv_event_sources": "a publisher of KV events as vLLM has it",
-    "GET /redoc, GET /server_info, POST /reset_prefix_cache, POST /start_profile, POST /stop_profile, POST /pause, "
+    "GET /redoc, POST /reset_prefix_cache, POST /start_profile, POST /stop_profile, POST /pause, "
     "POST /resume, GET /is_paused, POST /abort_requests": _OPERATIONS,
     "POST /sleep, POST /wake_up, GET /is_sleeping, POST /release_kv_cache_memory": "sleep mode",
     "POST /collective_rpc": "calls of workers' methods by name, which will stay refused",

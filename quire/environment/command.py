@@ -14,11 +14,11 @@ from quire.options.command import OptionsCommand
 
 def main(collect_env: CollectEnvOptions) -> None:
     """Prints it."""
-    found = collect(_secret_names())
+    found = collect(secret_names())
     click.echo(json.dumps(found, indent=2, ensure_ascii=False) if collect_env.json else _text(found))
 
 
-def _secret_names() -> set[str]:
+def secret_names() -> set[str]:
     """Environment variables of all secret options."""
     commands = [command for _, command in all_commands() if isinstance(command, OptionsCommand)]
     fields = [field for command in commands for section in command.sections() for field in section.fields]

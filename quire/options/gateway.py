@@ -52,7 +52,18 @@ class GatewayOptions:
         True, "Serves a page at / to talk to the model on and to watch the fleet; it asks for a key itself."
     )
     allow_runtime_lora_updating: bool = runtime_updating_option()
-    enable_tokenizer_info_endpoint: bool = option(False, "Turns /tokenizer_info on.")
+    enable_tokenizer_info_endpoint: bool = option(
+        False, "Turns /tokenizer_info and /get_tokenizer_info on, which tell the tokenizer's configuration and its "
+        "chat template.",
+    )  # fmt: skip
+    enable_scale_out: bool = option(
+        False, "Turns the routes on by which others split a request into its parts: /inference/v1/generate and "
+        "abort_requests, /v1/…/render and /v1/…/derender.",
+    )  # fmt: skip
+    server_dev_mode: bool = option(
+        False, "Turns routes on that are for developers: /server_info. They tell more than clients should know.",
+        variables=("VLLM_SERVER_DEV_MODE",),
+    )  # fmt: skip
     response_role: str = option("assistant", "Role of the answers of chat completions.")
     router_address: tuple[str, ...] = option(
         ("127.0.0.1:50051",), "The router (host:port). Repeatable, for its replicas: each gets a share of the "

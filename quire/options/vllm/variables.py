@@ -74,7 +74,6 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "The gateway stays up anyway, and engines are started again.",
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "--rope-scaling makes a model's length longer, as far as its positions reach.",
         "VLLM_PLUGINS": "Plugins of vLLM know vLLM's classes; those of Quire are installed packages.",
-        "VLLM_SERVER_DEV_MODE": "There are no routes for developers to open.",
         "VLLM_TORCH_PROFILER_DIR": "There is no profiler to start by a route.",
         "VLLM_V0_USE_OUTLINES_CACHE": "Compiled constraints are kept in memory alone, see --constraint-cache-bytes.",
         "VLLM_SKIP_WARMUP": "Workers always warm up before they are ready.",

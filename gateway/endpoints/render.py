@@ -1,0 +1,53 @@
+"""`/v1/…/render`: requests as `/inference/v1/generate` takes them. Nothing is generated."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.context import context_of
+from gateway.endpoints import chat, completions, messages, responses
+from gateway.endpoints.body import read_json
+from gateway.errors import json_response
+from gateway.protocol.chat import ChatCompletionRequest
+from gateway.protocol.completions import CompletionRequest
+from gateway.requests.constraint import constraint_of
+from gateway.requests.token_generation import rendered
+from quire.errors import InvalidRequest
+
+
+async def render_chat(request: Request) -> Response:
+    """A conversation."""
+    return await _chat(request, await read_json(request, ChatCompletionRequest))
+
+
+async def render_messages(request: Request) -> Response:
+    """A conversation of Anthropic's API."""
+    return await _chat(request, (await messages.asked(request))[1])
+
+
+async def render_response(request: Request) -> Response:
+    """A turn of OpenAI's Responses."""
+    return await _chat(request, (await responses.asked(request)).chat)
+
+
+async def render_completion(request: Request) -> Response:
+    """Prompts, each as a request of its own."""
+    body = await read_json(request, CompletionRequest)
+    context_of(request).require_tokenizer("Rendering")
+    if body.prompt_embeds is not None:
+        raise InvalidRequest("prompt_embeds are no token ids and cannot be rendered.", parameter="prompt_embeds")
+    for name in ("use_beam_search", "echo"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is not for /inference/v1/generate; leave it out.", parameter=name)
+    generation, wanted = await completions.prepare(request, body), constraint_of(body)
+    return json_response([rendered(body, generation, number, wanted) for number in range(len(generation.prompts))])
+
+
+async def _chat(request: Request, body: ChatCompletionRequest) -> Response:
+    for name in ("use_beam_search", "echo"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is not for /inference/v1/generate; leave it out.", parameter=name)
+    generation = await chat.prepare(request, body, [body.messages])
+    _, wanted = await chat.asked_of(request, body)
+    return json_response(rendered(body, generation, 0, wanted))

@@ -1,0 +1,138 @@
+"""Outputs that were generated before, as token ids, and the request that has them become answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.answers.context import NO_CONTEXT, AnswerContext
+from gateway.answers.deltas import Finish, FinishReason, TokenScore
+from gateway.answers.parser import AnswerParser
+from gateway.protocol.common import GenerationFields
+from gateway.protocol.generate import GeneratedLogprob, GeneratedResponse, GeneratedTokens, TokenLogprob
+from gateway.requests.convert import detokenize_options
+from gateway.requests.generation_request import GenerationRequest, TokenizedPrompt
+from gateway.requests.served_model import ServedModel
+from gateway.requests.thinking import Thinking
+from gateway.requests.validate import check_choices
+from quire.bounds import Bound, check_count, check_token_ids
+from quire.errors import InvalidRequest
+from quire.options.gateway import GatewayOptions
+from quire.rpc.context import current_request_id, is_request_id
+from quire.sampling import SamplingParameters
+
+_RANK = Bound(0, 2**31 - 1)
+_REASONS = {reason.value: reason for reason in FinishReason} | {"tool_calls": FinishReason.STOP}
+
+
+@dataclass(frozen=True)
+class GeneratedPart:
+    """Tokens that follow each other in one output.
+
+    Attributes:
+        scores: one for each token, or none; without texts.
+        finish: the output ends with this part.
+        ends_with_text: its last token is text like the others, not one that has ended it.
+    """
+
+    token_ids: Sequence[int]
+    scores: Sequence[TokenScore] = ()
+    finish: Finish | None = None
+    ends_with_text: bool = False
+
+
+@dataclass(frozen=True)
+class Retelling:
+    """How outputs become answers."""
+
+    body: GenerationFields
+    model: ServedModel
+    parsers: Sequence[type[AnswerParser]] = ()
+    answer_context: AnswerContext = NO_CONTEXT
+    thinking: Thinking | None = None
+
+    def request(
+        self, prompts: Sequence[TokenizedPrompt], n: int, request_id: str | None, tenant: str, options: GatewayOptions
+    ) -> GenerationRequest:
+        """The request whose choices they are.
+
+        Raises:
+            InvalidRequest: there are too many, or the id is malformed.
+        """
+        check_choices(len(prompts), n, options.max_choices_per_request)
+        if request_id is not None and not is_request_id(request_id):
+            raise InvalidRequest("request_id needs 1 to 128 of A-Z a-z 0-9 . _ -", parameter="request_id")
+        names, marks = self.model.served_model_names, self.thinking.marks if self.thinking else None
+        return GenerationRequest(
+            request_id=request_id or current_request_id(),
+            model=self.model.main_name,
+            requested_model=self.body.model or names[0],
+            answering_model=names[0],
+            prompts=tuple(prompts),
+            sampling=SamplingParameters(n=n),
+            timeout_seconds=options.request_timeout_seconds,
+            detokenize=detokenize_options(self.body, self.parsers, marks),
+            parsers=tuple(self.parsers),
+            answer_context=self.answer_context,
+            thinking=self.thinking,
+            tenant=tenant,
+        )
+
+    def outputs(self, response: GeneratedResponse) -> list[GeneratedPart]:
+        """What was answered to one prompt, by index of the choices.
+
+        Raises:
+            InvalidRequest: the indexes are not those of choices, or one of these is malformed.
+        """
+        choices = sorted(response.choices, key=lambda choice: choice.index)
+        if not choices or [choice.index for choice in choices] != list(range(len(choices))):
+            raise InvalidRequest("choices need the indexes 0, 1, … in each response.", parameter="choices")
+        ended = [msgspec.structs.replace(choice, finish_reason=choice.finish_reason or "stop") for choice in choices]
+        return [self.part(choice) for choice in ended]
+
+    def part(self, choice: GeneratedTokens) -> GeneratedPart:
+        """A choice's tokens, whole or a part of them.
+
+        Raises:
+            InvalidRequest: there are too many, or some that are none; or the end is none.
+        """
+        token_ids = choice.token_ids or []
+        self.check(token_ids)
+        scores = [_score(entry) for entry in choice.logprobs.content or ()] if choice.logprobs else []
+        for score in scores:
+            check_token_ids("logprobs", score.token_ids, self.model.vocab_size)
+            _RANK.check("rank", score.rank)
+        finish = _finish(choice) if choice.finish_reason else None
+        return GeneratedPart(token_ids, scores, finish, bool(finish) and not self._ends_it(token_ids[-1:], choice))
+
+    def check(self, token_ids: Sequence[int]) -> None:
+        """
+        Raises:
+            InvalidRequest: they are no tokens of an output.
+        """
+        check_count("token_ids", len(token_ids), self.model.max_model_len, "tokens")
+        check_token_ids("token_ids", token_ids, self.model.vocab_size)
+
+    def _ends_it(self, last: Sequence[int], choice: GeneratedTokens) -> bool:
+        stops = (*self.model.eos_token_ids, *self.model.default_sampling.stop_token_ids)
+        asked = self.body.stop_token_ids or ()
+        return any(token_id in (*stops, *asked, choice.stop_reason) for token_id in last)
+
+
+def _finish(choice: GeneratedTokens) -> Finish:
+    reason = _REASONS.get(choice.finish_reason or "")
+    if reason is None:
+        raise InvalidRequest(
+            f"finish_reason is {str(choice.finish_reason)[:50]!r}; it must be one of {', '.join(_REASONS)}.",
+            parameter="finish_reason",
+        )
+    return Finish(reason, choice.stop_reason)
+
+
+def _score(entry: GeneratedLogprob) -> TokenScore:
+    tokens: list[GeneratedLogprob | TokenLogprob] = [entry, *entry.top_logprobs]
+    return TokenScore(
+        tuple(token.token_id for token in tokens), tuple(token.logprob for token in tokens), (), entry.rank or 0
+    )

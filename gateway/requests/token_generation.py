@@ -1,0 +1,97 @@
+"""Requests that bring token ids as those of completions, and requests of other routes as those that bring token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.protocol.common import GenerationFields, SamplingFields
+from gateway.protocol.completions import CompletionRequest
+from gateway.protocol.generate import GenerateRequest, GenerateSampling, RenderedRequest
+from gateway.requests.constraint import NamedConstraint
+from gateway.requests.generation_request import GenerationRequest
+from gateway.requests.refused import check_refused
+from quire.errors import InvalidRequest
+from quire.sampling import SAMPLING_BOUNDS
+from quire.structured.base import Form
+
+# Those say together what outputs have to look like; one field stands for them.
+_CONSTRAINTS = frozenset(
+    ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+     "guided_json_object", "guided_decoding_backend", "guided_whitespace_pattern")
+)  # fmt: skip
+_FIELDS = tuple(name for name in SamplingFields.__struct_fields__ if name not in _CONSTRAINTS)
+_NEUTRAL = GenerateSampling()
+_NAMES = {
+    Form.JSON_SCHEMA: "json", Form.REGEX: "regex", Form.GRAMMAR: "grammar", Form.CHOICES: "choice",
+    Form.STRUCTURAL_TAG: "structural_tag",
+}  # fmt: skip
+
+
+def completion_of(body: GenerateRequest) -> CompletionRequest:
+    """What the body asks for, as a completion of one prompt.
+
+    Raises:
+        InvalidRequest: a field asks for what Quire does not do.
+    """
+    check_refused(body)
+    sampling = body.sampling_params
+    if body.output_mode == "text" and not sampling.detokenize:
+        raise InvalidRequest('output_mode "text" needs sampling_params.detokenize: true.', parameter="output_mode")
+    fields = {name: getattr(sampling, name) for name in SamplingFields.__struct_fields__}
+    return CompletionRequest(
+        prompt=[body.token_ids],
+        model=body.model, logprobs=sampling.logprobs, stream=body.stream, stream_options=body.stream_options,
+        cache_salt=body.cache_salt, priority=body.priority, request_id=body.request_id,
+        **(fields | {"vllm_xargs": sampling.vllm_xargs or sampling.extra_args}),
+    )  # fmt: skip
+
+
+def rendered(
+    body: GenerationFields, generation: GenerationRequest, number: int, wanted: NamedConstraint | None
+) -> RenderedRequest:
+    """One of a request's prompts, as `/inference/v1/generate` takes it.
+
+    Args:
+        body: of the request, where what its texts are is said by text.
+        wanted: what its outputs have to look like.
+    """
+    alone = len(generation.prompts) == 1
+    thinking = generation.thinking
+    return RenderedRequest(
+        token_ids=list(generation.prompts[number].token_ids),
+        sampling_params=_sampling(body, generation, wanted),
+        request_id=generation.request_id if alone else f"{generation.request_id}-{number}",
+        model=generation.answering_model,
+        reasoning_ended=thinking.marks is None if thinking else True,
+        stream=body.stream,
+        stream_options=body.stream_options,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+    )
+
+
+def _sampling(body: GenerationFields, generation: GenerationRequest, wanted: NamedConstraint | None) -> dict[str, Any]:
+    """The fields that are not neutral; those that the model has defaults for as they come out."""
+    told = {name: getattr(body, name) for name in _FIELDS}
+    found = {name: value for name, value in told.items() if value != getattr(_NEUTRAL, name)}
+    found |= {name: getattr(generation.sampling, name) for name in SAMPLING_BOUNDS}
+    found |= {name: getattr(generation.sampling, name) for name in ("logprobs", "prompt_logprobs")}
+    if generation.sampling.logit_bias:
+        found["logit_bias"] = {str(token_id): bias for token_id, bias in generation.sampling.logit_bias}
+    if wanted:
+        found["structured_outputs"] = structured_outputs_of(wanted)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def structured_outputs_of(wanted: NamedConstraint) -> Mapping[str, Any]:
+    """The field `structured_outputs` that asks for the same."""
+    asked, request = wanted.asked, wanted.asked.request
+    form = {_NAMES[request.form]: list(request.choices) if request.form is Form.CHOICES else request.text}
+    switches = {
+        "backend": asked.backend, "disable_fallback": asked.disable_fallback,
+        "disable_any_whitespace": request.disable_any_whitespace,
+        "disable_additional_properties": request.disable_additional_properties,
+        "whitespace_pattern": request.whitespace_pattern,
+    }  # fmt: skip
+    return {**form, **{name: value for name, value in switches.items() if value}}
