@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizer_svc.chat_template import ChatTemplates, TemplateRejection
 from tokenizer_svc.child import Answer, Message, run
-from tokenizer_svc.rendered import Rendered
-
-
-class Templates(Protocol):
-    """What writes conversations; see ChatTemplates."""
-
-    def render(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        *,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        variables: Mapping[str, Any],
-        template: str | None,
-    ) -> Rendered:
-        """See ChatTemplates.render."""
-        ...
+from tokenizer_svc.rendered import Templates
+from tokenizer_svc.score_template import score_texts
 
 
 def _make(setup: Message) -> Answer:
@@ -34,6 +17,8 @@ def _make(setup: Message) -> Answer:
 
     def answer(request: Message) -> Message:
         try:
+            if request.fields.pop("are_pairs", False):
+                return Message({"texts": score_texts(templates, json.loads(request.payload), **request.fields)})
             messages = _messages(request.payload, fields["max_messages"])
             rendered = templates.render(messages, request.fields.pop("tools"), **request.fields)
         except TemplateRejection as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -11,3 +13,20 @@ class Rendered:
 
     text: str
     token_ids: tuple[int, ...] | None = None
+
+
+class Templates(Protocol):
+    """What writes conversations; see ChatTemplates."""
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any],
+        template: str | None,
+    ) -> Rendered:
+        """See ChatTemplates.render."""
+        ...

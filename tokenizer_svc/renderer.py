@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.bounds import MAX_MESSAGES
@@ -10,6 +12,14 @@ from quire.errors import InvalidRequest
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
 from tokenizer_svc.rendered import Rendered
+
+# How a template names the roles of a pair.
+_PAIR_ROLES = tuple(re.compile(rf"""['"]{role}['"]""") for role in ("query", "document"))
+
+
+def is_score_template(template: str) -> bool:
+    """Whether it writes what a model is asked of a query and a document."""
+    return all(role.search(template) for role in _PAIR_ROLES)
 
 
 class ChatRenderer:
@@ -39,8 +49,11 @@ class ChatRenderer:
             work="conversations to render", timeout_seconds=timeout_seconds,
         )  # fmt: skip
         self._timeout_seconds = timeout_seconds
+        self._max_chars = max_chars
         self.template = templates.get("default", "")
         self.has_template = bool(self.template or conversations)
+        # It writes pairs of a query and a document.
+        self.has_score_template = is_score_template(self.template) and not conversations
 
     async def start(self) -> None:
         """Starts the processes and waits until they are ready.
@@ -64,18 +77,33 @@ class ChatRenderer:
             InvalidRequest: the template cannot render this conversation, or takes too long or too much.
             Overloaded: too many conversations wait already.
         """
+        answer = await self._ask(Message(request, messages_json), "messages")
+        token_ids = answer.fields["token_ids"]
+        text = answer.payload.decode("utf-8", "surrogatepass")
+        return Rendered(text, None if token_ids is None else tuple(token_ids))
+
+    async def render_pairs(
+        self, pairs: Sequence[tuple[str, str]], variables: Mapping[str, Any], template: str | None
+    ) -> list[str]:
+        """See `score_texts`.
+
+        Raises: as `render`.
+        """
+        request = {"are_pairs": True, "variables": variables, "template": template, "max_chars": self._max_chars}
+        answer = await self._ask(Message(request, json.dumps(pairs).encode()), "documents")
+        return list(answer.fields["texts"])
+
+    async def _ask(self, request: Message, parameter: str) -> Message:
         try:
-            answer = await self._pool.ask(Message(request, messages_json))
+            answer = await self._pool.ask(request)
         except ChildTooSlow:
             problem = f"The chat template took longer than {self._timeout_seconds:g} s for this conversation."
         except ChildEnded:
             problem = "The chat template used too much memory or nested too deeply for this conversation."
         else:
             if (problem := answer.fields.get("error", "")) == "":
-                token_ids = answer.fields["token_ids"]
-                text = answer.payload.decode("utf-8", "surrogatepass")
-                return Rendered(text, None if token_ids is None else tuple(token_ids))
-        raise InvalidRequest(problem, parameter="messages")
+                return answer
+        raise InvalidRequest(problem, parameter=parameter)
 
 
 def _without_template(probe: Message) -> Message:

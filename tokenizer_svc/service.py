@@ -21,10 +21,12 @@ from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.encoder import Encoded, EncodeOptions, Encoder
 from tokenizer_svc.fill_in_middle import with_hole
 from tokenizer_svc.metrics import TokenizerMetrics
+from tokenizer_svc.pairs import EncodedPair
 from tokenizer_svc.rendered import Rendered
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.session import DetokenizeSession
 from tokenizer_svc.text import TextCodec
+from tokenizer_svc.truncation import Truncation
 
 MAX_TEXTS = 1024
 # Fewer are decoded, or put into a message, at once: going to a thread and back costs as much.
@@ -77,6 +79,29 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         encoded = await self._encode(texts, request)
         return await self._beside(encoded, _encode_response, encoded)
 
+    async def EncodePairs(
+        self, request: tokenizer_pb2.EncodePairsRequest, context: grpc.aio.ServicerContext
+    ) -> tokenizer_pb2.EncodeResponse:
+        firsts, seconds = request.first_texts, request.second_texts
+        if len(seconds) > MAX_TEXTS:
+            raise InvalidRequest(f"{len(seconds)} pairs are too many; at most {MAX_TEXTS}.", parameter="texts")
+        if len(firsts) != 1 and len(firsts) != len(seconds):
+            raise InvalidRequest(
+                f"{len(firsts)} first and {len(seconds)} second texts make no pairs: send as many of one as of the "
+                "other, or one first text for all.",
+                parameter="texts",
+            )
+        self._check_chars([*firsts, *seconds])
+        options = EncodeOptions(max_tokens=request.max_tokens, truncation=self._truncation(request))
+        if request.chat_template or self._renderer.has_score_template:
+            encoded = await self._encoder.encode(await self._render_pairs(request), options)
+            return await self._beside(encoded, _encode_response, encoded)
+        pairs = await self._encoder.encode_pairs(
+            firsts, seconds, options, request.max_first_tokens, request.max_second_tokens
+        )
+        self._metrics.encoded_tokens.inc(sum(len(pair.token_ids) for pair in pairs))
+        return await self._encoder.pool.run(_pairs_response, pairs)
+
     async def Decode(
         self, request: tokenizer_pb2.DecodeRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.DecodeResponse:
@@ -91,7 +116,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         if rendered.token_ids is None:
             encoded = await self._encode([rendered.text], request)
         else:
-            encoded = [self._encoder.finish(rendered.token_ids, _options(request))]
+            encoded = [self._encoder.finish(rendered.token_ids, self._encode_options(request))]
         return await self._beside(encoded, _render_response, rendered.text, encoded[0])
 
     async def DetokenizeSession(
@@ -154,12 +179,34 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def _heartbeat(self) -> tokenizer_pb2.DetokenizeSessionResponse:
         return tokenizer_pb2.DetokenizeSessionResponse(draining=self._draining)
 
-    async def _render(self, request: tokenizer_pb2.RenderChatRequest) -> Rendered:
-        if request.chat_template and not self._options.trust_request_chat_template:
+    async def _render_pairs(self, request: tokenizer_pb2.EncodePairsRequest) -> list[str]:
+        """What the model is asked of each pair."""
+        self._check_template(request.chat_template)
+        if request.max_first_tokens or request.max_second_tokens:
+            raise InvalidRequest(
+                "This model's pairs go through a template as texts, which max_tokens_per_query and max_tokens_per_doc "
+                "cannot cut: leave them out, or cut the whole with truncate_prompt_tokens.",
+                parameter="max_tokens_per_doc" if request.max_second_tokens else "max_tokens_per_query",
+            )
+        firsts, seconds = request.first_texts, request.second_texts
+        pairs = [(firsts[index if len(firsts) > 1 else 0], second) for index, second in enumerate(seconds)]
+        variables = _parse(request.template_kwargs_json or b"{}", "chat_template_kwargs", dict)
+        self._metrics.rendered_conversations.inc(len(pairs))
+        return await self._renderer.render_pairs(pairs, variables, request.chat_template or None)
+
+    def _check_template(self, template: str) -> None:
+        """
+        Raises:
+            InvalidRequest: the request brings one, and may not.
+        """
+        if template and not self._options.trust_request_chat_template:
             raise InvalidRequest(
                 "This server does not take chat templates from requests; start it with --trust-request-chat-template.",
                 parameter="chat_template",
             )
+
+    async def _render(self, request: tokenizer_pb2.RenderChatRequest) -> Rendered:
+        self._check_template(request.chat_template)
         if not request.chat_template and not self._renderer.has_template:
             raise FailedPrecondition(
                 "The model has no chat template: use /v1/completions, or start the server with --chat-template."
@@ -177,6 +224,12 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         return rendered
 
     async def _encode(self, texts: Sequence[str], wanted: _EncodeOptions) -> list[Encoded]:
+        self._check_chars(texts)
+        encoded = await self._encoder.encode(texts, self._encode_options(wanted))
+        self._metrics.encoded_tokens.inc(_num_tokens(encoded))
+        return encoded
+
+    def _check_chars(self, texts: Sequence[str]) -> None:
         num_chars = sum(map(len, texts))
         if num_chars > self._options.max_prompt_chars:
             raise InvalidRequest(
@@ -184,9 +237,24 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 "(--max-prompt-chars).",
                 parameter="prompt",
             )
-        encoded = await self._encoder.encode(texts, _options(wanted))
-        self._metrics.encoded_tokens.inc(_num_tokens(encoded))
-        return encoded
+
+    def _encode_options(self, wanted: _EncodeOptions) -> EncodeOptions:
+        """
+        Raises:
+            InvalidRequest: a field is out of bounds.
+        """
+        _check_block_keys(wanted)
+        return EncodeOptions(
+            wanted.add_special_tokens, wanted.block_size, wanted.cache_salt, wanted.max_tokens, wanted.adapter,
+            self._truncation(wanted),
+        )  # fmt: skip
+
+    def _truncation(self, wanted: _EncodeOptions | tokenizer_pb2.EncodePairsRequest) -> Truncation | None:
+        if not wanted.HasField("truncation"):
+            return None
+        asked = wanted.truncation
+        keeps_end = asked.keeps_end if asked.HasField("keeps_end") else self._codec.keeps_end
+        return Truncation(asked.num_tokens, keeps_end)
 
     async def _beside(self, encoded: Sequence[Encoded], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The answer that `make` makes of what was encoded: in a thread, where it is large."""
@@ -205,17 +273,6 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         return answer
 
 
-def _options(wanted: _EncodeOptions) -> EncodeOptions:
-    """
-    Raises:
-        InvalidRequest: a field is out of bounds.
-    """
-    _check_block_keys(wanted)
-    return EncodeOptions(
-        wanted.add_special_tokens, wanted.block_size, wanted.cache_salt, wanted.max_tokens, wanted.adapter
-    )
-
-
 def _num_tokens(encoded: Sequence[Encoded]) -> int:
     return sum(len(each.token_ids) for each in encoded)
 
@@ -225,6 +282,13 @@ def _encode_response(encoded: Sequence[Encoded]) -> tokenizer_pb2.EncodeResponse
     for each in encoded:
         _fill(answer.sequences.add(), each)
     return _fitting(answer, "texts")
+
+
+def _pairs_response(pairs: Sequence[EncodedPair]) -> tokenizer_pb2.EncodeResponse:
+    sequences = (
+        tokenizer_pb2.TokenSequence(token_ids=pair.token_ids, token_type_ids=pair.token_type_ids) for pair in pairs
+    )
+    return _fitting(tokenizer_pb2.EncodeResponse(sequences=sequences), "texts")
 
 
 def _render_response(text: str, encoded: Encoded) -> tokenizer_pb2.RenderChatResponse:

@@ -8,9 +8,11 @@ from quire.reasoning import ReasoningMarks, ReasoningTracker
 from quire.tokenizer.files import TokenizerFiles
 from quire.tokenizer.token_bytes import make_token_bytes
 from tokenizer_svc.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from tokenizer_svc.pairs import PairFrame
 from tokenizer_svc.pieces import text_pieces
 from tokenizer_svc.sequence import TextSequence
 from tokenizer_svc.stop_strings import StopMatcher
+from tokenizer_svc.truncation import Truncation, cuts_second_alone, keeps_end
 
 # Of a sequence's history so many tokens are worked through at first; and so many characters beyond the longest stop
 # string make up for a first character that is cut, and for what tokens before these would have done to their spacing.
@@ -30,6 +32,8 @@ class TextCodec:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.pieces = text_pieces(files.tokenizer, files.definition)
         self._around = self._special_tokens_around()
+        self.pair_frame = PairFrame(files.tokenizer, second_alone=cuts_second_alone(files.definition))
+        self.keeps_end = keeps_end(files.config)
         self.vocab_size = files.tokenizer.get_vocab_size(with_added_tokens=True)
 
     def token_id(self, token: str | None) -> int | None:
@@ -51,6 +55,15 @@ class TextCodec:
         for piece in self.pieces.cut(text, size):
             yield from self.encode([piece], add_special_tokens=False)
         yield after
+
+    def truncated(self, token_ids: Sequence[int], truncation: Truncation, add_special_tokens: bool) -> Sequence[int]:
+        """A text's tokens, encoded without special ones: as many as stay, with special ones around them if wanted.
+
+        Raises:
+            InvalidRequest: there is no room for any.
+        """
+        before, after = self._around if add_special_tokens else ([], [])
+        return [*before, *truncation.cut(token_ids, truncation.room(len(before) + len(after))), *after]
 
     def _special_tokens_around(self) -> tuple[list[int], list[int]]:
         """What the tokenizer adds before and after a text."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from quire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18quire/v1/tokenizer.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\"\xad\x01\n\rEncodeRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x13\n\x06suffix\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\tB\t\n\x07_suffixJ\x04\x08\x03\x10\x04\"<\n\x0e\x45ncodeResponse\x12*\n\tsequences\x18\x01 \x03(\x0b\x32\x17.quire.v1.TokenSequence\"<\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\nblock_keys\x18\x03 \x03(\x06J\x04\x08\x02\x10\x03\"y\n\rDecodeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x02 \x01(\x08\x12\x1a\n\x12return_token_bytes\x18\x03 \x01(\x08\x12\x1c\n\x14return_token_strings\x18\x04 \x01(\x08\"J\n\x0e\x44\x65\x63odeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x02 \x03(\x0c\x12\x15\n\rtoken_strings\x18\x03 \x03(\t\"\xc0\x02\n\x11RenderChatRequest\x12\x15\n\rmessages_json\x18\x01 \x01(\x0c\x12\x12\n\ntools_json\x18\x02 \x01(\x0c\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x12\x1c\n\x14template_kwargs_json\x18\x05 \x01(\x0c\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x07 \x01(\x08\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x12\n\nmax_tokens\x18\x0b \x01(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\x0c \x01(\tB\x18\n\x16_add_generation_promptJ\x04\x08\x08\x10\t\"M\n\x12RenderChatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12)\n\x08sequence\x18\x02 \x01(\x0b\x32\x17.quire.v1.TokenSequence\"\x89\x01\n\x18\x44\x65tokenizeSessionRequest\x12\'\n\x05opens\x18\x01 \x03(\x0b\x32\x18.quire.v1.DetokenizeOpen\x12*\n\x06tokens\x18\x02 \x03(\x0b\x32\x1a.quire.v1.DetokenizeTokens\x12\x18\n\x10\x63lose_stream_ids\x18\x03 \x03(\x04\"\xa8\x02\n\x0e\x44\x65tokenizeOpen\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x1b\n\x13skip_special_tokens\x18\x02 \x01(\x08\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x1b\n\x13include_stop_string\x18\x04 \x01(\x08\x12\x12\n\nmin_tokens\x18\x05 \x01(\r\x12\x1d\n\x15prompt_tail_token_ids\x18\x06 \x03(\r\x12\x19\n\x11history_token_ids\x18\x07 \x03(\r\x12\x1b\n\x13kept_special_tokens\x18\x08 \x03(\t\x12+\n\treasoning\x18\t \x01(\x0b\x32\x18.quire.v1.ReasoningMarks\x12\x1b\n\x13join_special_tokens\x18\n \x01(\x08\"|\n\x10\x44\x65tokenizeTokens\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\x12\x17\n\x0f\x64rop_last_token\x18\x04 \x01(\x08\x12\x18\n\x10lookup_token_ids\x18\x05 \x03(\r\"R\n\x19\x44\x65tokenizeSessionResponse\x12#\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x13.quire.v1.TextDelta\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\x96\x01\n\tTextDelta\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x18\n\x0bstop_string\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x0btokens_used\x18\x04 \x01(\r\x12\x1a\n\x12lookup_token_bytes\x18\x05 \x03(\x0c\x12\r\n\x05\x65rror\x18\x06 \x01(\tB\x0e\n\x0c_stop_string\"\xaf\x02\n\x18\x43ompileConstraintRequest\x12\x15\n\x0bjson_schema\x18\x01 \x01(\x0cH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x12(\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x15.quire.v1.TextChoicesH\x00\x12\x18\n\x0estructural_tag\x18\x05 \x01(\x0cH\x00\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12\x18\n\x10\x64isable_fallback\x18\x07 \x01(\x08\x12\x1e\n\x16\x64isable_any_whitespace\x18\x08 \x01(\x08\x12%\n\x1d\x64isable_additional_properties\x18\t \x01(\x08\x12\x1a\n\x12whitespace_pattern\x18\n \x01(\tB\x06\n\x04\x66orm\"\x1c\n\x0bTextChoices\x12\r\n\x05texts\x18\x01 \x03(\t\"E\n\x19\x43ompileConstraintResponse\x12(\n\nconstraint\x18\x01 \x01(\x0b\x32\x14.quire.v1.Constraint\"\x19\n\x17GetTokenizerInfoRequest\"\xb4\x01\n\x18GetTokenizerInfoResponse\x12\x11\n\ttokenizer\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x13\n\x0b\x63onfig_json\x18\x06 \x01(\x0c\x42\x0f\n\r_bos_token_id2\xf0\x03\n\x10TokenizerService\x12;\n\x06\x45ncode\x12\x17.quire.v1.EncodeRequest\x1a\x18.quire.v1.EncodeResponse\x12;\n\x06\x44\x65\x63ode\x12\x17.quire.v1.DecodeRequest\x1a\x18.quire.v1.DecodeResponse\x12G\n\nRenderChat\x12\x1b.quire.v1.RenderChatRequest\x1a\x1c.quire.v1.RenderChatResponse\x12`\n\x11\x44\x65tokenizeSession\x12\".quire.v1.DetokenizeSessionRequest\x1a#.quire.v1.DetokenizeSessionResponse(\x01\x30\x01\x12\\\n\x11\x43ompileConstraint\x12\".quire.v1.CompileConstraintRequest\x1a#.quire.v1.CompileConstraintResponse\x12Y\n\x10GetTokenizerInfo\x12!.quire.v1.GetTokenizerInfoRequest\x1a\".quire.v1.GetTokenizerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18quire/v1/tokenizer.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\"\xd7\x01\n\rEncodeRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x13\n\x06suffix\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12(\n\ntruncation\x18\t \x01(\x0b\x32\x14.quire.v1.TruncationB\t\n\x07_suffixJ\x04\x08\x03\x10\x04\"F\n\nTruncation\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x16\n\tkeeps_end\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x0c\n\n_keeps_end\"\xe7\x01\n\x12\x45ncodePairsRequest\x12\x13\n\x0b\x66irst_texts\x18\x01 \x03(\t\x12\x14\n\x0csecond_texts\x18\x02 \x03(\t\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12(\n\ntruncation\x18\x04 \x01(\x0b\x32\x14.quire.v1.Truncation\x12\x18\n\x10max_first_tokens\x18\x05 \x01(\r\x12\x19\n\x11max_second_tokens\x18\x06 \x01(\r\x12\x15\n\rchat_template\x18\x07 \x01(\t\x12\x1c\n\x14template_kwargs_json\x18\x08 \x01(\x0c\"<\n\x0e\x45ncodeResponse\x12*\n\tsequences\x18\x01 \x03(\x0b\x32\x17.quire.v1.TokenSequence\"T\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\nblock_keys\x18\x03 \x03(\x06\x12\x16\n\x0etoken_type_ids\x18\x04 \x03(\rJ\x04\x08\x02\x10\x03\"y\n\rDecodeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x02 \x01(\x08\x12\x1a\n\x12return_token_bytes\x18\x03 \x01(\x08\x12\x1c\n\x14return_token_strings\x18\x04 \x01(\x08\"J\n\x0e\x44\x65\x63odeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x02 \x03(\x0c\x12\x15\n\rtoken_strings\x18\x03 \x03(\t\"\xea\x02\n\x11RenderChatRequest\x12\x15\n\rmessages_json\x18\x01 \x01(\x0c\x12\x12\n\ntools_json\x18\x02 \x01(\x0c\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x12\x1c\n\x14template_kwargs_json\x18\x05 \x01(\x0c\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x07 \x01(\x08\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x12\n\nmax_tokens\x18\x0b \x01(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\x0c \x01(\t\x12(\n\ntruncation\x18\r \x01(\x0b\x32\x14.quire.v1.TruncationB\x18\n\x16_add_generation_promptJ\x04\x08\x08\x10\t\"M\n\x12RenderChatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12)\n\x08sequence\x18\x02 \x01(\x0b\x32\x17.quire.v1.TokenSequence\"\x89\x01\n\x18\x44\x65tokenizeSessionRequest\x12\'\n\x05opens\x18\x01 \x03(\x0b\x32\x18.quire.v1.DetokenizeOpen\x12*\n\x06tokens\x18\x02 \x03(\x0b\x32\x1a.quire.v1.DetokenizeTokens\x12\x18\n\x10\x63lose_stream_ids\x18\x03 \x03(\x04\"\xa8\x02\n\x0e\x44\x65tokenizeOpen\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x1b\n\x13skip_special_tokens\x18\x02 \x01(\x08\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x1b\n\x13include_stop_string\x18\x04 \x01(\x08\x12\x12\n\nmin_tokens\x18\x05 \x01(\r\x12\x1d\n\x15prompt_tail_token_ids\x18\x06 \x03(\r\x12\x19\n\x11history_token_ids\x18\x07 \x03(\r\x12\x1b\n\x13kept_special_tokens\x18\x08 \x03(\t\x12+\n\treasoning\x18\t \x01(\x0b\x32\x18.quire.v1.ReasoningMarks\x12\x1b\n\x13join_special_tokens\x18\n \x01(\x08\"|\n\x10\x44\x65tokenizeTokens\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\x12\x17\n\x0f\x64rop_last_token\x18\x04 \x01(\x08\x12\x18\n\x10lookup_token_ids\x18\x05 \x03(\r\"R\n\x19\x44\x65tokenizeSessionResponse\x12#\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x13.quire.v1.TextDelta\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\x96\x01\n\tTextDelta\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x18\n\x0bstop_string\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x0btokens_used\x18\x04 \x01(\r\x12\x1a\n\x12lookup_token_bytes\x18\x05 \x03(\x0c\x12\r\n\x05\x65rror\x18\x06 \x01(\tB\x0e\n\x0c_stop_string\"\xaf\x02\n\x18\x43ompileConstraintRequest\x12\x15\n\x0bjson_schema\x18\x01 \x01(\x0cH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x12(\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x15.quire.v1.TextChoicesH\x00\x12\x18\n\x0estructural_tag\x18\x05 \x01(\x0cH\x00\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12\x18\n\x10\x64isable_fallback\x18\x07 \x01(\x08\x12\x1e\n\x16\x64isable_any_whitespace\x18\x08 \x01(\x08\x12%\n\x1d\x64isable_additional_properties\x18\t \x01(\x08\x12\x1a\n\x12whitespace_pattern\x18\n \x01(\tB\x06\n\x04\x66orm\"\x1c\n\x0bTextChoices\x12\r\n\x05texts\x18\x01 \x03(\t\"E\n\x19\x43ompileConstraintResponse\x12(\n\nconstraint\x18\x01 \x01(\x0b\x32\x14.quire.v1.Constraint\"\x19\n\x17GetTokenizerInfoRequest\"\xb4\x01\n\x18GetTokenizerInfoResponse\x12\x11\n\ttokenizer\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x13\n\x0b\x63onfig_json\x18\x06 \x01(\x0c\x42\x0f\n\r_bos_token_id2\xb7\x04\n\x10TokenizerService\x12;\n\x06\x45ncode\x12\x17.quire.v1.EncodeRequest\x1a\x18.quire.v1.EncodeResponse\x12\x45\n\x0b\x45ncodePairs\x12\x1c.quire.v1.EncodePairsRequest\x1a\x18.quire.v1.EncodeResponse\x12;\n\x06\x44\x65\x63ode\x12\x17.quire.v1.DecodeRequest\x1a\x18.quire.v1.DecodeResponse\x12G\n\nRenderChat\x12\x1b.quire.v1.RenderChatRequest\x1a\x1c.quire.v1.RenderChatResponse\x12`\n\x11\x44\x65tokenizeSession\x12\".quire.v1.DetokenizeSessionRequest\x1a#.quire.v1.DetokenizeSessionResponse(\x01\x30\x01\x12\\\n\x11\x43ompileConstraint\x12\".quire.v1.CompileConstraintRequest\x1a#.quire.v1.CompileConstraintResponse\x12Y\n\x10GetTokenizerInfo\x12!.quire.v1.GetTokenizerInfoRequest\x1a\".quire.v1.GetTokenizerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,39 +33,43 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.tokenizer_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENCODEREQUEST']._serialized_start=62
-  _globals['_ENCODEREQUEST']._serialized_end=235
-  _globals['_ENCODERESPONSE']._serialized_start=237
-  _globals['_ENCODERESPONSE']._serialized_end=297
-  _globals['_TOKENSEQUENCE']._serialized_start=299
-  _globals['_TOKENSEQUENCE']._serialized_end=359
-  _globals['_DECODEREQUEST']._serialized_start=361
-  _globals['_DECODEREQUEST']._serialized_end=482
-  _globals['_DECODERESPONSE']._serialized_start=484
-  _globals['_DECODERESPONSE']._serialized_end=558
-  _globals['_RENDERCHATREQUEST']._serialized_start=561
-  _globals['_RENDERCHATREQUEST']._serialized_end=881
-  _globals['_RENDERCHATRESPONSE']._serialized_start=883
-  _globals['_RENDERCHATRESPONSE']._serialized_end=960
-  _globals['_DETOKENIZESESSIONREQUEST']._serialized_start=963
-  _globals['_DETOKENIZESESSIONREQUEST']._serialized_end=1100
-  _globals['_DETOKENIZEOPEN']._serialized_start=1103
-  _globals['_DETOKENIZEOPEN']._serialized_end=1399
-  _globals['_DETOKENIZETOKENS']._serialized_start=1401
-  _globals['_DETOKENIZETOKENS']._serialized_end=1525
-  _globals['_DETOKENIZESESSIONRESPONSE']._serialized_start=1527
-  _globals['_DETOKENIZESESSIONRESPONSE']._serialized_end=1609
-  _globals['_TEXTDELTA']._serialized_start=1612
-  _globals['_TEXTDELTA']._serialized_end=1762
-  _globals['_COMPILECONSTRAINTREQUEST']._serialized_start=1765
-  _globals['_COMPILECONSTRAINTREQUEST']._serialized_end=2068
-  _globals['_TEXTCHOICES']._serialized_start=2070
-  _globals['_TEXTCHOICES']._serialized_end=2098
-  _globals['_COMPILECONSTRAINTRESPONSE']._serialized_start=2100
-  _globals['_COMPILECONSTRAINTRESPONSE']._serialized_end=2169
-  _globals['_GETTOKENIZERINFOREQUEST']._serialized_start=2171
-  _globals['_GETTOKENIZERINFOREQUEST']._serialized_end=2196
-  _globals['_GETTOKENIZERINFORESPONSE']._serialized_start=2199
-  _globals['_GETTOKENIZERINFORESPONSE']._serialized_end=2379
-  _globals['_TOKENIZERSERVICE']._serialized_start=2382
-  _globals['_TOKENIZERSERVICE']._serialized_end=2878
+  _globals['_ENCODEREQUEST']._serialized_end=277
+  _globals['_TRUNCATION']._serialized_start=279
+  _globals['_TRUNCATION']._serialized_end=349
+  _globals['_ENCODEPAIRSREQUEST']._serialized_start=352
+  _globals['_ENCODEPAIRSREQUEST']._serialized_end=583
+  _globals['_ENCODERESPONSE']._serialized_start=585
+  _globals['_ENCODERESPONSE']._serialized_end=645
+  _globals['_TOKENSEQUENCE']._serialized_start=647
+  _globals['_TOKENSEQUENCE']._serialized_end=731
+  _globals['_DECODEREQUEST']._serialized_start=733
+  _globals['_DECODEREQUEST']._serialized_end=854
+  _globals['_DECODERESPONSE']._serialized_start=856
+  _globals['_DECODERESPONSE']._serialized_end=930
+  _globals['_RENDERCHATREQUEST']._serialized_start=933
+  _globals['_RENDERCHATREQUEST']._serialized_end=1295
+  _globals['_RENDERCHATRESPONSE']._serialized_start=1297
+  _globals['_RENDERCHATRESPONSE']._serialized_end=1374
+  _globals['_DETOKENIZESESSIONREQUEST']._serialized_start=1377
+  _globals['_DETOKENIZESESSIONREQUEST']._serialized_end=1514
+  _globals['_DETOKENIZEOPEN']._serialized_start=1517
+  _globals['_DETOKENIZEOPEN']._serialized_end=1813
+  _globals['_DETOKENIZETOKENS']._serialized_start=1815
+  _globals['_DETOKENIZETOKENS']._serialized_end=1939
+  _globals['_DETOKENIZESESSIONRESPONSE']._serialized_start=1941
+  _globals['_DETOKENIZESESSIONRESPONSE']._serialized_end=2023
+  _globals['_TEXTDELTA']._serialized_start=2026
+  _globals['_TEXTDELTA']._serialized_end=2176
+  _globals['_COMPILECONSTRAINTREQUEST']._serialized_start=2179
+  _globals['_COMPILECONSTRAINTREQUEST']._serialized_end=2482
+  _globals['_TEXTCHOICES']._serialized_start=2484
+  _globals['_TEXTCHOICES']._serialized_end=2512
+  _globals['_COMPILECONSTRAINTRESPONSE']._serialized_start=2514
+  _globals['_COMPILECONSTRAINTRESPONSE']._serialized_end=2583
+  _globals['_GETTOKENIZERINFOREQUEST']._serialized_start=2585
+  _globals['_GETTOKENIZERINFOREQUEST']._serialized_end=2610
+  _globals['_GETTOKENIZERINFORESPONSE']._serialized_start=2613
+  _globals['_GETTOKENIZERINFORESPONSE']._serialized_end=2793
+  _globals['_TOKENIZERSERVICE']._serialized_start=2796
+  _globals['_TOKENIZERSERVICE']._serialized_end=3363
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("texts", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "suffix", "adapter")
+    __slots__ = ("texts", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "suffix", "adapter", "truncation")
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class EncodeRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUFFIX_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
     add_special_tokens: bool
     block_size: int
@@ -23,7 +24,36 @@ class EncodeRequest(_message.Message):
     max_tokens: int
     suffix: str
     adapter: str
-    def __init__(self, texts: _Optional[_Iterable[str]] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., suffix: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
+    truncation: Truncation
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., suffix: _Optional[str] = ..., adapter: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, _Mapping]] = ...) -> None: ...
+
+class Truncation(_message.Message):
+    __slots__ = ("num_tokens", "keeps_end")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_END_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    keeps_end: bool
+    def __init__(self, num_tokens: _Optional[int] = ..., keeps_end: _Optional[bool] = ...) -> None: ...
+
+class EncodePairsRequest(_message.Message):
+    __slots__ = ("first_texts", "second_texts", "max_tokens", "truncation", "max_first_tokens", "max_second_tokens", "chat_template", "template_kwargs_json")
+    FIRST_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    SECOND_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SECOND_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    first_texts: _containers.RepeatedScalarFieldContainer[str]
+    second_texts: _containers.RepeatedScalarFieldContainer[str]
+    max_tokens: int
+    truncation: Truncation
+    max_first_tokens: int
+    max_second_tokens: int
+    chat_template: str
+    template_kwargs_json: bytes
+    def __init__(self, first_texts: _Optional[_Iterable[str]] = ..., second_texts: _Optional[_Iterable[str]] = ..., max_tokens: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, _Mapping]] = ..., max_first_tokens: _Optional[int] = ..., max_second_tokens: _Optional[int] = ..., chat_template: _Optional[str] = ..., template_kwargs_json: _Optional[bytes] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("sequences",)
@@ -32,12 +62,14 @@ class EncodeResponse(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
-    __slots__ = ("token_ids", "block_keys")
+    __slots__ = ("token_ids", "block_keys", "token_type_ids")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_TYPE_IDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     block_keys: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., block_keys: _Optional[_Iterable[int]] = ...) -> None: ...
+    token_type_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., block_keys: _Optional[_Iterable[int]] = ..., token_type_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
     __slots__ = ("token_ids", "skip_special_tokens", "return_token_bytes", "return_token_strings")
@@ -62,7 +94,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., token_strings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenderChatRequest(_message.Message):
-    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "adapter")
+    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "adapter", "truncation")
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +106,7 @@ class RenderChatRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
     messages_json: bytes
     tools_json: bytes
     add_generation_prompt: bool
@@ -85,7 +118,8 @@ class RenderChatRequest(_message.Message):
     cache_salt: str
     max_tokens: int
     adapter: str
-    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
+    truncation: Truncation
+    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, _Mapping]] = ...) -> None: ...
 
 class RenderChatResponse(_message.Message):
     __slots__ = ("text", "sequence")

@@ -40,6 +40,11 @@ class TokenizerServiceStub:
                 request_serializer=quire_dot_v1_dot_tokenizer__pb2.EncodeRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_tokenizer__pb2.EncodeResponse.FromString,
                 _registered_method=True)
+        self.EncodePairs = channel.unary_unary(
+                '/quire.v1.TokenizerService/EncodePairs',
+                request_serializer=quire_dot_v1_dot_tokenizer__pb2.EncodePairsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_tokenizer__pb2.EncodeResponse.FromString,
+                _registered_method=True)
         self.Decode = channel.unary_unary(
                 '/quire.v1.TokenizerService/Decode',
                 request_serializer=quire_dot_v1_dot_tokenizer__pb2.DecodeRequest.SerializeToString,
@@ -73,6 +78,15 @@ class TokenizerServiceServicer:
 
     def Encode(self, request, context):
         """Text to token ids. INVALID_ARGUMENT when the text is longer than the configured bound.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EncodePairs(self, request, context):
+        """Pairs of texts to token ids, each pair one sequence as the model reads pairs: by its score template where it has one
+        (a chat template that knows the roles query and document), else as its tokenizer writes pairs. INVALID_ARGUMENT as
+        for Encode and RenderChat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,6 +135,11 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
             'Encode': grpc.unary_unary_rpc_method_handler(
                     servicer.Encode,
                     request_deserializer=quire_dot_v1_dot_tokenizer__pb2.EncodeRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_tokenizer__pb2.EncodeResponse.SerializeToString,
+            ),
+            'EncodePairs': grpc.unary_unary_rpc_method_handler(
+                    servicer.EncodePairs,
+                    request_deserializer=quire_dot_v1_dot_tokenizer__pb2.EncodePairsRequest.FromString,
                     response_serializer=quire_dot_v1_dot_tokenizer__pb2.EncodeResponse.SerializeToString,
             ),
             'Decode': grpc.unary_unary_rpc_method_handler(
@@ -176,6 +195,33 @@ class TokenizerService:
             target,
             '/quire.v1.TokenizerService/Encode',
             quire_dot_v1_dot_tokenizer__pb2.EncodeRequest.SerializeToString,
+            quire_dot_v1_dot_tokenizer__pb2.EncodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EncodePairs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.TokenizerService/EncodePairs',
+            quire_dot_v1_dot_tokenizer__pb2.EncodePairsRequest.SerializeToString,
             quire_dot_v1_dot_tokenizer__pb2.EncodeResponse.FromString,
             options,
             channel_credentials,

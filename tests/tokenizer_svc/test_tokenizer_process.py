@@ -77,6 +77,15 @@ async def test_its_calls(service: Service) -> None:
     assert chat.text == "user: hi\n"
     again = await service.stub.Decode(tokenizer_pb2.DecodeRequest(token_ids=chat.sequence.token_ids), timeout=SECONDS)
     assert again.text == chat.text
+    pairs = tokenizer_pb2.EncodePairsRequest(first_texts=["hello"], second_texts=["größe", ""])
+    joined = await service.stub.EncodePairs(pairs, timeout=SECONDS)
+    assert [list(each.token_ids) for each in joined.sequences] == [ids[0] + ids[1], ids[0]]
+    cut = tokenizer_pb2.Truncation(num_tokens=1, keeps_end=True)
+    last = await service.stub.Encode(tokenizer_pb2.EncodeRequest(texts=["größe"], truncation=cut), timeout=SECONDS)
+    assert list(last.sequences[0].token_ids) == ids[1][-1:]
+    request = tokenizer_pb2.RenderChatRequest(messages_json=messages, truncation=cut)
+    last = await service.stub.RenderChat(request, timeout=SECONDS)
+    assert list(last.sequence.token_ids) == list(chat.sequence.token_ids)[-1:]
     info = await service.stub.GetTokenizerInfo(tokenizer_pb2.GetTokenizerInfoRequest(), timeout=SECONDS)
     assert info.has_chat_template
     assert list(info.eos_token_ids) == [2]
@@ -94,6 +103,13 @@ async def test_bad_requests(service: Service) -> None:
         )
     own = tokenizer_pb2.RenderChatRequest(messages_json=b'[{"role":"user"}]', chat_template="x")
     await fails(stub.RenderChat(own, timeout=SECONDS), bad, "--trust-request-chat-template")
+    pairs = tokenizer_pb2.EncodePairsRequest
+    wrong = ((["a"] * 2, ["b"] * 3, "no pairs"), ([], ["b"], "no pairs"), (["a"], ["b"] * 1025, "1025"))
+    for firsts, seconds, part in wrong:
+        await fails(stub.EncodePairs(pairs(first_texts=firsts, second_texts=seconds), timeout=SECONDS), bad, part)
+    await fails(stub.EncodePairs(pairs(first_texts=["x" * 4000], second_texts=["x"]), timeout=SECONDS), bad, "4001")
+    own = pairs(first_texts=["a"], second_texts=["b"], chat_template="x")
+    await fails(stub.EncodePairs(own, timeout=SECONDS), bad, "--trust-request-chat-template")
 
 
 async def test_more_tokens_than_are_wanted(service: Service) -> None:
