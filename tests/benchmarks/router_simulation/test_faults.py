@@ -78,7 +78,7 @@ def justified(scenario: Scenario, request: SimRequest, outcome: Outcome) -> bool
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 1000, 100))
+@pytest.mark.parametrize("first", range(0, 500, 100))
 def test_random_faults(first: int) -> None:
     requests = errors = migrated = 0
     for seed in range(first, first + 100):

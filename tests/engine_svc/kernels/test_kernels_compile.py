@@ -24,9 +24,9 @@ from engine_svc.kernels import paged_decode, paged_prefill
 element, cached = sys.argv[1:]
 capability = 80 if cached == "u8" else 90  # bytes are for GPUs that have no e4m3
 dtype = torch.float32 if element == "fp32" else torch.bfloat16
-shapes = [(4, 128, 16, 0, 8), (1, 64, 16, 4096, 8), (8, 80, 32, 0, 8), (2, 256, 16, 1024, 4), (16, 576, 16, 0, 1)]
+shapes = [(8, 80, 32, 0, 8), (1, 64, 16, 4096, 8), (2, 256, 16, 1024, 4), (16, 576, 16, 0, 1)]
 if (element, cached) != ("bf16", "bf16"):  # what the others add: their types, and the largest tiles
-    shapes = shapes[-2:] if element == "fp32" else shapes[-2:-1]
+    shapes = shapes[-1:] if element == "fp32" else shapes[-2:-1]
 for group, dim, block_size, window, kv_heads in shapes:
     tile_n = tiles.key_rows(dim, dtype)
     padded = triton.next_power_of_2(dim)
@@ -35,7 +35,7 @@ for group, dim, block_size, window, kv_heads in shapes:
     paged = {"GROUP": group, "KV_HEADS": kv_heads, "BLOCK_SIZE": block_size, "TILE_N": tile_n}
     kernels = [
         *((paged_prefill._prefill_kernel, common | paged | {"TILE_M": tiles.query_rows(dim), "PART_KEYS": part})
-          for part in {0, paged_decode.PART if element == cached else 0}),
+          for part in {0, paged_decode.PART if dim == 80 else 0}),
         *((paged_decode._decode_kernel, common | paged | {"ROWS": rows, "PART_KEYS": paged_decode.PART})
           for rows in {tiles.head_rows(group, dim, as_queries) for as_queries in (False, element == cached)}),
         (paged_decode._combine_kernel, common | {"HEADS": 8 * group, "PART_KEYS": paged_decode.PART}),

@@ -38,7 +38,7 @@ def test_vectors_of_arm(level: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(missing((COMPILER,))), reason=f"ARM: {missing((COMPILER,))}")
-@pytest.mark.parametrize("level", levels_of("aarch64"))
+@pytest.mark.parametrize("level", ["neon", "neon_bf16"])  # what is between them is in the latter
 def test_every_kernel_compiles_for_arm(level: str) -> None:
     for source in sorted(_HEADERS.glob("*.cpp")):
         command = [COMPILER, "-std=c++17", "-fsyntax-only", "-Werror", *LEVELS[level].compiler_flags, source]
