@@ -11,13 +11,15 @@ import msgspec
 
 _LENGTH = struct.Struct("<Q")
 
+Buffer = bytes | bytearray | memoryview
+
 
 def encode(message: Any) -> bytes:
     """A message as `Channel.receive` reads it: a msgpack value."""
     return msgspec.msgpack.encode(message)
 
 
-def decode(payload: bytes | bytearray | memoryview, kind: Any) -> Any:
+def decode(payload: Buffer, kind: Any) -> Any:
     """The message; structs are of the type that is named."""
     return msgspec.msgpack.decode(payload, type=kind)
 

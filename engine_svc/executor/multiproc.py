@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 
-from engine_svc.executor.channel import Channel
+from engine_svc.executor.broadcast import Broadcast
+from engine_svc.executor.child import start_child
 from engine_svc.executor.ranked import RankedExecutor
 from engine_svc.executor.ranks import RankGroup
+from engine_svc.executor.slots import SlotWriter
 from engine_svc.parallel.layout import layout_of
 from quire.options.engine import EngineOptions
 
@@ -28,37 +28,35 @@ class MultiprocExecutor(RankedExecutor):
     """Starts the ranks, which die with it however it dies."""
 
     def _start(self, options: EngineOptions) -> RankGroup:
-        return RankProcesses(layout_of(options.parallel).num_ranks)
+        layout = layout_of(options.parallel)
+        return RankProcesses(layout.num_ranks, num_stages=layout.pipeline)
 
 
 class RankProcesses(RankGroup):
     """Child processes, each with one end of a socket pair."""
 
-    def __init__(self, num_ranks: int, module: str = "engine_svc.executor.rank") -> None:
+    def __init__(
+        self,
+        num_ranks: int,
+        module: str = "engine_svc.executor.rank",
+        num_stages: int = 1,
+        shares_memory: bool = True,
+    ) -> None:
         """
         Args:
-            module: what each runs; see there.
+            module: what each runs; see start_child.
+            num_stages: so many steps may be under way, and one that waits.
         """
-        self._module = module
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.channels: list[Channel] = []
         self.devices = range(num_ranks)
         # A file without a name, which ranks inherit: nothing of it outlives them.
         self._meeting = os.memfd_create("quire-ranks")
         self.rendezvous = f"file:///proc/self/fd/{self._meeting}"
-        for _ in range(num_ranks):
-            self._start()
-
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # A session of its own: Ctrl-C is for the worker, which lets its requests end first.
-            process = subprocess.Popen(  # noqa: S603  (our own command line, no shell)
-                [sys.executable, "-m", self._module, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno(), self._meeting], start_new_session=True,
-            )  # fmt: skip
-        self._processes.append(process)
-        self.channels.append(Channel(ours))
+        # What is said in a step is the plan, and masks; of those under way, a rank may have read nothing.
+        slots = SlotWriter(2 * (num_stages + 1) + 2) if shares_memory else None
+        started = [start_child(module, slots.place if slots else None, [self._meeting]) for _ in self.devices]
+        self.channels = [channel for channel, _ in started]
+        self._processes = [process for _, process in started]
+        self.broadcast = Broadcast(self.channels, slots)
 
     def name(self, rank: int) -> str:
         """See RankGroup."""
@@ -78,7 +76,7 @@ class RankProcesses(RankGroup):
     def tell_where(self) -> None:
         """See RankGroup. A process that is stopped, or stuck in the kernel, says nothing."""
         for process in self._processes:
-            process.send_signal(signal.SIGUSR1)  # see rank.py
+            process.send_signal(signal.SIGUSR1)  # see begin_child
             time.sleep(_WRITE_SECONDS / len(self._processes))
 
     def kill(self) -> None:

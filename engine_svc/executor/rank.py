@@ -1,19 +1,17 @@
-"""A rank process: `python -m engine_svc.executor.rank FD PARENT` obeys what comes through the socket FD, and dies with
-the process PARENT."""
+"""A rank process: it obeys what the worker's control side says to all ranks."""
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import queue
-import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
 
+from engine_svc.executor.broadcast import Inbox
 from engine_svc.executor.channel import Channel
+from engine_svc.executor.child import begin_child
 from engine_svc.executor.device import choose_device
 from engine_svc.executor.messages import Answer, Command, Done, Failed, Loaded, LoadModel, Masks, Step, Stepped
 from engine_svc.parallel.group import join_groups
@@ -22,19 +20,19 @@ from engine_svc.plan import TokenMasks
 from engine_svc.runner.runner import Runner
 from quire.errors import StartupError
 from quire.log import setup_logging
-from quire.supervised import end_with_parent
 
 logger = logging.getLogger(__name__)
 
 
 class RankProcess:
-    """Executes commands until the executor closes the channel.
+    """Executes commands until the executor is gone or has no more of them.
 
     Answers are waited for and sent by a thread of their own, so that a step can be launched while the one before runs.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, inbox: Inbox) -> None:
         self._channel = channel
+        self._inbox = inbox
         self._runner: Runner | None = None
         self._answers: queue.SimpleQueue[Callable[[], Answer]] = queue.SimpleQueue()
 
@@ -43,8 +41,8 @@ class RankProcess:
         threading.Thread(target=self._send_answers, name="answers", daemon=True).start()
         while True:
             try:
-                command = self._channel.receive(Command)
-            except (EOFError, ConnectionError):
+                command = self._inbox.receive()
+            except (EOFError, OSError):
                 return
             self._answers.put(self._begin(command))
 
@@ -82,7 +80,7 @@ class RankProcess:
         return Done
 
     def _receive_masks(self) -> TokenMasks:
-        command = self._channel.receive(Command)
+        command = self._inbox.receive()
         if not isinstance(command, Masks):
             raise RuntimeError(f"a step awaits its masks, and {type(command).__name__} came")
         return command.masks
@@ -105,12 +103,5 @@ def _failure(error: Exception) -> Failed:
     return Failed(f"{type(error).__name__}: {error}", startup=False)
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Serves as a rank of the worker that is the process `parent`."""
-    end_with_parent(parent)
-    faulthandler.register(signal.SIGUSR1)
-    RankProcess(Channel(socket.socket(fileno=descriptor))).serve()
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    RankProcess(*begin_child(sys.argv[1])).serve()

@@ -13,6 +13,7 @@ import msgspec
 
 from engine_svc.executor.agreement import Agreement
 from engine_svc.executor.base import Executor, ExecutorDead
+from engine_svc.executor.broadcast import RankUnreachable
 from engine_svc.executor.messages import Allocate, Answer, Command, Failed, Loaded, LoadModel, Masks, Step, Stepped
 from engine_svc.executor.ranks import RankGroup, RankWatch
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
@@ -60,7 +61,9 @@ class RankedExecutor(Executor):
             for rank, device in enumerate(ranks.devices)
         ]
         try:
-            answers = self._call(commands, _LOAD_SECONDS)
+            with self._noticing_death():
+                ranks.broadcast.to_each(commands, self._step_seconds)
+            answers = self._receive(_LOAD_SECONDS)
         except ExecutorDead as error:
             raise StartupError(f"A rank of the model ended while loading: {error}. See the log above.") from error
         specs = [answer.spec for answer in answers if isinstance(answer, Loaded)]
@@ -72,16 +75,17 @@ class RankedExecutor(Executor):
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """See Executor.allocate."""
-        self._call([Allocate(num_blocks, num_host_blocks)] * len(self._started().channels), self._step_seconds)
+        self._send_all(Allocate(num_blocks, num_host_blocks))
+        self._receive(self._step_seconds)
 
     def submit(self, plan: StepPlan) -> None:
         """See Executor.submit."""
         self._agreement.begin(plan.adapters.dropped)
-        self._send([Step(plan)] * len(self._started().channels))
+        self._send_all(Step(plan))
 
     def send_masks(self, masks: TokenMasks) -> None:
         """See Executor.send_masks."""
-        self._send([Masks(masks)] * len(self._started().channels))
+        self._send_all(Masks(masks))
 
     def collect(self) -> StepResult:
         """See Executor.collect."""
@@ -99,6 +103,8 @@ class RankedExecutor(Executor):
         """See Executor.check_alive."""
         if self._watch is not None and self._watch.death:
             raise self._dead(self._watch.death)
+        if self._failure:
+            raise ExecutorDead(self._failure)
 
     def close(self) -> None:
         """See Executor.close."""
@@ -109,8 +115,7 @@ class RankedExecutor(Executor):
             self._watch.stop()
         if self._failure:
             ranks.kill()
-        for channel in ranks.channels:
-            channel.close()
+        ranks.broadcast.close()
         ranks.wait()
 
     def _started(self) -> RankGroup:
@@ -118,16 +123,10 @@ class RankedExecutor(Executor):
             raise RuntimeError("load the model first")
         return self._ranks
 
-    def _call(self, commands: list[Command], seconds: float) -> list[Answer]:
-        """Sends each rank its command and waits for all answers; raises as `_receive`."""
-        self._send(commands)
-        return self._receive(seconds)
-
-    def _send(self, commands: list[Command]) -> None:
-        ranks = self._started()
-        for rank, command in enumerate(commands):
-            with self._noticing_death(ranks.name(rank)):
-                ranks.channels[rank].send(command, self._step_seconds)
+    def _send_all(self, command: Command) -> None:
+        self.check_alive()
+        with self._noticing_death():
+            self._started().broadcast.to_all(command, self._step_seconds)
 
     def _receive(self, seconds: float) -> list[Answer]:
         """The next answer of each rank.
@@ -141,8 +140,8 @@ class RankedExecutor(Executor):
         while missing := {channel.fileno(): r for r, channel in enumerate(ranks.channels) if r not in answers}:
             ready = _readable(missing, deadline - time.monotonic())
             for rank in ready:
-                with self._noticing_death(ranks.name(rank)):
-                    answers[rank] = ranks.channels[rank].receive(Answer, max(0.1, deadline - time.monotonic()))
+                with self._noticing_death():
+                    answers[rank] = _receive_of(rank, ranks, max(0.1, deadline - time.monotonic()))
                 self._heed(rank, answers[rank])
             if not ready:
                 raise self._lost(ranks, list(missing.values()), seconds)
@@ -170,14 +169,23 @@ class RankedExecutor(Executor):
         return ExecutorDead(why)
 
     @contextmanager
-    def _noticing_death(self, name: str) -> Iterator[None]:
+    def _noticing_death(self) -> Iterator[None]:
         try:
             yield
-        except TimeoutError as error:
-            raise self._dead(f"{name} does not read, or stops in the midst of an answer") from error
-        except (OSError, EOFError) as error:
+        except RankUnreachable as error:
+            name = self._started().name(error.rank)
+            if isinstance(error.__cause__, TimeoutError):
+                raise self._dead(f"{name} does not read, or stops in the midst of an answer") from error
             found = self._watch.find_death(_DEATH_SECONDS) if self._watch else ""
-            raise self._dead(found or f"{name} is gone: {error!r}") from error
+            raise self._dead(found or f"{name} is gone: {error.__cause__!r}") from error
+
+
+def _receive_of(rank: int, ranks: RankGroup, seconds: float) -> Answer:
+    try:
+        answer: Answer = ranks.channels[rank].receive(Answer, seconds)
+    except (OSError, EOFError) as error:
+        raise RankUnreachable(rank) from error
+    return answer
 
 
 def _readable(ranks: dict[int, int], seconds: float) -> list[int]:

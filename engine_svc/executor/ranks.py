@@ -9,6 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
+from engine_svc.executor.broadcast import Broadcast
 from engine_svc.executor.channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -22,11 +23,13 @@ class RankGroup(ABC):
 
     Attributes:
         channels: by rank.
+        broadcast: over them, and faster where it can be.
         rendezvous: where they form their process group: see join_groups.
         devices: by rank, which of the GPUs that it sees is its own.
     """
 
     channels: Sequence[Channel]
+    broadcast: Broadcast
     rendezvous: str
     devices: Sequence[int]
 

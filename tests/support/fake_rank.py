@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
-import socket
 import sys
 import time
 
-from engine_svc.executor.channel import Channel
-from engine_svc.executor.messages import Command, Done, Failed, Loaded, LoadModel, Step, Stepped
+from engine_svc.executor.child import begin_child
+from engine_svc.executor.messages import Done, Failed, Loaded, LoadModel, Step, Stepped
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult
-from quire.supervised import end_with_parent
 
 # Steps that rank 1 does not survive, or not alone; in all of them the others wait for good, as they would in a
 # collective.
@@ -32,13 +29,11 @@ def run_step(rank: int, plan: StepPlan) -> Stepped | Failed:
     return Stepped(StepResult([sequence.slot for sequence in plan.scheduled], [[rank]], {}, {}, 1.0, 1.0))
 
 
-def main(descriptor: int, parent: int) -> None:
-    end_with_parent(parent)
-    faulthandler.register(signal.SIGUSR1)
-    channel, rank = Channel(socket.socket(fileno=descriptor)), 0
+def main(argument: str) -> None:
+    (channel, inbox), rank = begin_child(argument), 0
     while True:
         try:
-            command = channel.receive(Command)
+            command = inbox.receive()
         except EOFError:
             return
         if isinstance(command, LoadModel):
@@ -49,4 +44,4 @@ def main(descriptor: int, parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(sys.argv[1])

@@ -115,7 +115,7 @@ def test_a_step_that_does_not_end_is_given_up_when_the_time_is_over_that_it_may_
 def test_a_rank_that_does_not_read_holds_nobody_up_for_longer(subject: Subject) -> None:
     subject.load_fake(step_timeout=1.0)
     os.kill(subject.pids()[1], signal.SIGSTOP)
-    prompt = list(range(2**20))
+    prompt = list(range(2**21))  # which takes more than a slot of the ring
     with pytest.raises(ExecutorDead, match=r"rank 1 \(process \d+\) does not read"):
         subject.submit(StepPlan(1, [NewSequence(0, prompt, len(prompt), 0, [], sampling_plan())], []))
     subject.expect_the_end()

@@ -1,0 +1,96 @@
+"""What is said to all ranks at once: over each one's channel, and long messages through memory that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engine_svc.executor.channel import Channel, decode, encode
+from engine_svc.executor.messages import Command
+from engine_svc.executor.slots import SLOT_BYTES, SlotReader, SlotWriter
+
+# Up to here a message is as soon read from a socket: see benchmarks/results/executor.md.
+_LONG = 2**14
+
+
+class InSlot(msgspec.Struct, tag=True):
+    """In place of a command that lies in a slot."""
+
+    number: int
+    length: int
+
+
+class RankUnreachable(Exception):
+    """A rank is gone, or does not read; the cause says which."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
+class Broadcast:
+    """The control side's end. Every rank gets all commands in their order."""
+
+    def __init__(self, channels: Sequence[Channel], slots: SlotWriter | None = None) -> None:
+        self._channels = channels
+        self._slots = slots
+
+    def to_all(self, command: Command, seconds: float) -> None:
+        """Sends everybody the same.
+
+        Args:
+            seconds: that a rank may take to read.
+
+        Raises:
+            RankUnreachable: where it is noticed.
+        """
+        payload = encode(command)
+        if self._slots is not None and _LONG < len(payload) <= SLOT_BYTES:
+            payload = encode(InSlot(self._slots.write(payload), len(payload)))
+        self._send([payload] * len(self._channels), seconds)
+
+    def to_each(self, commands: Sequence[Command], seconds: float) -> None:
+        """Sends each rank its own; raises as `to_all`."""
+        self._send([encode(command) for command in commands], seconds)
+
+    def close(self) -> None:
+        """Ends all channels, as the ranks will notice."""
+        for channel in self._channels:
+            channel.close()
+        if self._slots is not None:
+            self._slots.close()
+
+    def _send(self, payloads: Sequence[bytes], seconds: float) -> None:
+        for rank, (channel, payload) in enumerate(zip(self._channels, payloads, strict=True)):
+            try:
+                channel.send_encoded(payload, seconds)
+            except OSError as error:
+                raise RankUnreachable(rank) from error
+
+
+class Inbox:
+    """A rank's end."""
+
+    def __init__(self, channel: Channel, slots: SlotReader | None = None) -> None:
+        self._channel = channel
+        self._slots = slots
+
+    def receive(self) -> Command:
+        """The next command.
+
+        Raises:
+            EOFError, OSError: the control side is gone.
+        """
+        command: Command = self.receive_as(Command)
+        return command
+
+    def receive_as(self, kind: Any) -> Any:
+        """As `receive`, of messages of another kind."""
+        received = self._channel.receive(kind | InSlot)
+        if not isinstance(received, InSlot):
+            return received
+        if self._slots is None:
+            raise RuntimeError("a command lies in memory that this rank does not share")
+        return self._slots.read(received.number, received.length, lambda found: decode(found, kind))

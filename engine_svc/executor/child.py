@@ -1,0 +1,52 @@
+"""What a rank process is told on its command line by the worker that starts it, and how it begins."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import msgspec
+
+from engine_svc.executor.broadcast import Inbox
+from engine_svc.executor.channel import Channel
+from engine_svc.executor.slots import SlotReader, SlotsPlace
+from quire.supervised import end_with_parent
+
+
+class Child(msgspec.Struct, frozen=True):
+    """Descriptors that it inherits, and whose child it is."""
+
+    channel: int
+    parent: int
+    slots: SlotsPlace | None = None
+
+
+def start_child(module: str, slots: SlotsPlace | None, inherited: list[int]) -> tuple[Channel, subprocess.Popen[bytes]]:
+    """Starts a module that calls `begin_child` with its only argument.
+
+    Args:
+        inherited: further descriptors that it has under the same numbers.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        child = Child(theirs.fileno(), os.getpid(), slots)
+        # A session of its own: Ctrl-C is for the worker, which lets its requests end first.
+        process = subprocess.Popen(  # noqa: S603  (our own command line, no shell)
+            [sys.executable, "-m", module, msgspec.json.encode(child).decode()],
+            pass_fds=[child.channel, *([slots.descriptor] if slots else []), *inherited], start_new_session=True,
+        )  # fmt: skip
+    return Channel(ours), process
+
+
+def begin_child(argument: str) -> tuple[Channel, Inbox]:
+    """Has this process die with the one that started it; the ends of both ways to it. SIGUSR1 has it write down where
+    it is in its code."""
+    child = msgspec.json.decode(argument, type=Child)
+    end_with_parent(child.parent)
+    faulthandler.register(signal.SIGUSR1)
+    channel = Channel(socket.socket(fileno=child.channel))
+    return channel, Inbox(channel, SlotReader(child.slots) if child.slots else None)
