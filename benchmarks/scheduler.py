@@ -15,6 +15,7 @@ from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import Executor
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.requests.request import GenerationRequest
+from engine_svc.upkeep import Upkeep
 from quire.options.base import build
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
@@ -47,6 +48,10 @@ class NoExecutor(Executor):
     def collect(self) -> StepResult:
         """Those of the last submit."""
         return self._result
+
+    def upkeep(self, command: Upkeep) -> list[str]:
+        """Nothing to give back."""
+        return []
 
     def close(self) -> None:
         """Nothing to free."""

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from engine_svc.core.watchdog import EXIT_ENGINE_DIED, end_process, watch_steps
 from engine_svc.executor.base import Executor, create_executor
 from engine_svc.model_info import ModelInfo
+from engine_svc.service.admin import EngineAdminServicer
 from engine_svc.service.metrics import EngineCollector
 from engine_svc.service.registration import advertised_address, keep_registered
 from engine_svc.service.servicer import EngineServicer
@@ -26,11 +27,12 @@ from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.server import GrpcServer
-from quire.v1 import engine_pb2, engine_pb2_grpc
+from quire.v1 import admin_pb2, admin_pb2_grpc, engine_pb2, engine_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
 GRPC_SERVICE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
+_ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["EngineAdminService"].full_name
 
 
 def main(
@@ -98,8 +100,9 @@ def build_server(
     worker: EngineWorker, server: GrpcServerOptions, security: RpcSecurityOptions, registry: CollectorRegistry
 ) -> GrpcServer:
     """The worker's gRPC server, not listening yet, and its metrics in the registry."""
-    grpc_server = GrpcServer("engine", GRPC_SERVICE, server, security, registry)
+    grpc_server = GrpcServer("engine", GRPC_SERVICE, server, security, registry, (_ADMIN_SERVICE,))
     engine_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(worker), grpc_server.server)
+    admin_pb2_grpc.add_EngineAdminServiceServicer_to_server(EngineAdminServicer(worker), grpc_server.server)
     registry.register(EngineCollector(worker.load_now))
     return grpc_server
 

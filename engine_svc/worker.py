@@ -12,6 +12,7 @@ from pathlib import Path
 from engine_svc.adapters.registry import AdapterRegistry
 from engine_svc.config_formats.registry import find_model_config
 from engine_svc.core.adapters import ServedAdapters
+from engine_svc.core.administration import Administration
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.core.loop import EngineLoop, Sink
 from engine_svc.executor.base import Executor
@@ -52,6 +53,7 @@ class EngineWorker:
         self._info: ModelInfo | None = None
         self._processors = RequestedProcessors(options.generation.logits_processor_pattern)
         self.loop = EngineLoop(self._build, options.scheduler.max_waiting_requests)
+        self.administration = Administration(self.loop, options.upkeep)
         self._adapters: ServedAdapters | None = None
 
     @property
@@ -77,13 +79,15 @@ class EngineWorker:
         return self._adapters
 
     def load_now(self) -> EngineLoad:
-        """Load, and which adapters are served.
+        """Load, which adapters are served, and what operators have asked for.
 
         Raises:
             Unavailable: the model is still loading.
         """
         max_loras = self._options.lora.max_loras if self._options.lora.enable_lora else 0
-        return replace(self.loop.load(), adapters_version=self.adapters.version, max_loras=max_loras)
+        load = self.loop.load()
+        status = self.administration.complete(load.status)
+        return replace(load, adapters_version=self.adapters.version, max_loras=max_loras, status=status)
 
     async def load(self) -> ModelInfo:
         """Loads the model, in the engine's thread.

@@ -8,6 +8,7 @@ import grpc
 
 from quire.errors import (
     Cancelled,
+    Conflict,
     ContextTooLong,
     DeadlineExceeded,
     FailedPrecondition,
@@ -37,6 +38,7 @@ TABLE: dict[type[QuireError], Mapping] = {
     InvalidRequest: Mapping(grpc.StatusCode.INVALID_ARGUMENT, 400, "BadRequestError"),
     Unauthenticated: Mapping(grpc.StatusCode.UNAUTHENTICATED, 401, "AuthenticationError"),
     NotFound: Mapping(grpc.StatusCode.NOT_FOUND, 404, "NotFoundError"),
+    Conflict: Mapping(grpc.StatusCode.ABORTED, 409, "ConflictError"),
     FailedPrecondition: Mapping(grpc.StatusCode.FAILED_PRECONDITION, 400, "BadRequestError"),
     Overloaded: Mapping(grpc.StatusCode.RESOURCE_EXHAUSTED, 503, "ServiceUnavailableError"),
     Unavailable: Mapping(grpc.StatusCode.UNAVAILABLE, 503, "ServiceUnavailableError"),

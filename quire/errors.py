@@ -5,6 +5,7 @@ QuireError
 │   └── ContextTooLong    prompt, or prompt and max_tokens, exceed the model's length
 ├── Unauthenticated       no or wrong credentials
 ├── NotFound              no such model, worker or lease
+├── Conflict              right request, wrong moment: it is under way, or something else has to come first
 ├── FailedPrecondition    right request, wrong server: no chat template, feature not switched on
 ├── Overloaded            a bounded queue is full; try again later
 ├── Unavailable           not ready, draining, or the peer is gone
@@ -21,6 +22,7 @@ from __future__ import annotations
 # class's.
 LOADING = "LOADING"  # Unavailable: the worker is not ready yet
 DRAINING = "DRAINING"  # Unavailable: it takes nothing more
+PAUSED = "PAUSED"  # Unavailable: an operator has paused it, or put it to sleep
 WORKER_LOST = "WORKER_LOST"  # Unavailable: the workers that ran the request are gone
 ENGINE_FAULT = "ENGINE_FAULT"  # Internal, Unavailable: the engine failed, and another may not
 REQUEST_FAULT = "REQUEST_FAULT"  # Internal: the request's own; it would fail on another worker too
@@ -55,6 +57,10 @@ class Unauthenticated(QuireError):
 
 class NotFound(QuireError):
     reason = "NOT_FOUND"
+
+
+class Conflict(QuireError):
+    reason = "CONFLICT"
 
 
 class FailedPrecondition(QuireError):

@@ -11,8 +11,9 @@ from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.discovery import DnsSource, Resolver, resolve_host
 from quire.rpc.server import GrpcServer
-from quire.v1 import router_pb2, router_pb2_grpc
+from quire.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
 from router.adapters import FleetAdapters
+from router.administration import RouterAdminServicer
 from router.collector import StateCollector
 from router.core import RouterCore
 from router.heartbeat import Heartbeat
@@ -27,6 +28,7 @@ from router.workers.remote import RemoteWorker
 logger = logging.getLogger(__name__)
 
 _SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+_ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["RouterAdminService"].full_name
 
 
 class Router:
@@ -66,12 +68,14 @@ class Router:
                 self.index,
             )
         )
-        self.server = GrpcServer("router", _SERVICE, server, security, self.metrics)
+        self.server = GrpcServer("router", _SERVICE, server, security, self.metrics, (_ADMIN_SERVICE,))
         servicer = RouterServicer(
             self.dispatcher, self.registry, self._registrations, self._heartbeat, self.table.decisions, core.aliases,
             self._adapters, core.pooling,
         )  # fmt: skip
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, self.server.server)
+        administration = RouterAdminServicer(lambda: self.registry.workers)
+        admin_pb2_grpc.add_RouterAdminServiceServicer_to_server(administration, self.server.server)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

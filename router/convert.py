@@ -18,6 +18,7 @@ _STATES: Mapping[State, router_pb2.WorkerState] = MappingProxyType(
         State.DRAINING: router_pb2.WORKER_STATE_DRAINING,
         State.UNREACHABLE: router_pb2.WORKER_STATE_UNREACHABLE,
         State.EJECTED: router_pb2.WORKER_STATE_EJECTED,
+        State.PAUSED: router_pb2.WORKER_STATE_PAUSED,
     }
 )
 # Field of PlacementWeights → option.

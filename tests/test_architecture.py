@@ -25,7 +25,8 @@ ROOMS = {
 # Where messages are made and written. The rest may read the few that go through it, and names their types to mypy only.
 WIRE = (
     "gateway.services",
-    "router.app", "router.adapters", "router.service", "router.convert", "router.heartbeat", "router.requests.dispatch",
+    "router.app", "router.adapters", "router.administration",
+    "router.service", "router.convert", "router.heartbeat", "router.requests.dispatch",
     "router.requests.sessions", "router.index.feed", "router.workers.remote", "router.workers.health",
     "router.workers.convert",
     "tokenizer_svc.main", "tokenizer_svc.service", "tokenizer_svc.session", "tokenizer_svc.metrics",

@@ -13,6 +13,7 @@ from engine_svc.adapters.adapter import Adapter
 from engine_svc.core.constraints import ConstrainedRequests
 from engine_svc.core.live_requests import LiveRequests
 from engine_svc.core.processor import StepProcessor
+from engine_svc.core.rest import Rest
 from engine_svc.core.statistics import EngineStatistics
 from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.kv_cache.connectors.base import KvConnector
@@ -21,7 +22,7 @@ from engine_svc.kv_cache.events import CacheContents, Changes
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.requests.admission import make_sequences
-from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta
+from engine_svc.requests.outputs import EngineLoad, EngineStatus, FinishReason, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import LiveRequest
 from engine_svc.scheduler.adapter_slots import AdapterSlots
@@ -30,6 +31,7 @@ from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.policies import POLICIES
 from engine_svc.scheduler.scheduler import Scheduler
 from engine_svc.structured.grammars import Grammars
+from engine_svc.upkeep import Upkeep
 from quire.counters import Counters
 from quire.errors import ENGINE_FAULT, DeadlineExceeded, Internal, Overloaded, QuireError
 from quire.options.engine import EngineOptions
@@ -97,13 +99,19 @@ class Engine:
         self._failures = 0
         self._in_flight: deque[Batch] = deque()
         self._is_waiting = False
+        self.rest = Rest(executor, self._scheduler, self._kv_cache, self._collect_all, self._advance)
         self._max_in_flight = executor.max_in_flight if options.scheduler.async_scheduling else 1
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do or say anything."""
-        has_news = self._requests.has_deltas or self._constraints.has_news
-        return self._scheduler.has_work or has_news or bool(self._in_flight)
+        has_news = self._requests.has_deltas or self._requests.has_expired or self._constraints.has_news
+        return self._is_stepping or has_news or bool(self._in_flight)
+
+    @property
+    def _is_stepping(self) -> bool:
+        """Whether there is something to compute or to move, and the memory for that."""
+        return self._scheduler.has_work and not self.rest.asleep
 
     @property
     def is_waiting(self) -> bool:
@@ -166,6 +174,16 @@ class Engine:
         if sequence is not None:
             self._requests.stop(sequence, num_output_tokens)
 
+    def abort_all(self) -> None:
+        """Ends all requests, as `abort`."""
+        for live in self._requests:
+            self._requests.end(live, FinishReason.ABORT)
+
+    def upkeep(self, command: Upkeep) -> list[str]:
+        """Has the ranks do what is no step, and does not concern sequences; see Executor.upkeep."""
+        self._collect_all()
+        return self._executor.upkeep(command)
+
     def retire_adapter(self, adapter: Adapter, gone: Callable[[], None]) -> None:
         """No request that is added from now on has the adapter: once the last one has ended, it is forgotten.
 
@@ -189,6 +207,11 @@ class Engine:
         """
         self._expire()
         self._constraints.start_ready()
+        if not self.rest.asleep:
+            self._advance()
+        return self._requests.take()
+
+    def _advance(self) -> None:
         batch = self._scheduler.schedule(self._clock())
         self._is_waiting = batch.has_work and not batch.sequences
         if batch.has_work:
@@ -196,7 +219,11 @@ class Engine:
             self._send_masks(batch)
         while self._in_flight and (len(self._in_flight) >= self._most_in_flight or not batch.sequences):
             self._collect()
-        return self._requests.take()
+
+    def _collect_all(self) -> None:
+        """Until no step is under way."""
+        while self._in_flight:
+            self._collect()
 
     @property
     def _most_in_flight(self) -> int:
@@ -227,9 +254,12 @@ class Engine:
             total_host_blocks=self._kv_cache.num_host_blocks,
             waiting_prefill_tokens=scheduler.num_waiting_tokens,
             step=scheduler.num_steps,
-            busy=scheduler.has_work,
+            busy=self._is_stepping,
             counters=self._counters(),
             adapters=scheduler.adapter_loads(),
+            status=EngineStatus(
+                is_paused=self.rest.is_paused, sleep_level=self.rest.level, asleep=tuple(sorted(self.rest.asleep))
+            ),
         )
 
     def take_cache_changes(self) -> Changes | None:

@@ -55,9 +55,14 @@ class LiveRequests:
         """The request, while it lives."""
         return self._live.get(key)
 
+    @property
+    def has_expired(self) -> bool:
+        """Whether `expired` would find any."""
+        return bool(self._deadlines) and self._deadlines[0][0] <= self._clock()
+
     def expired(self) -> Iterator[LiveRequest]:
         """The living requests whose deadline has passed, each once."""
-        while self._deadlines and self._deadlines[0][0] <= self._clock():
+        while self.has_expired:
             if live := self._live.get(heapq.heappop(self._deadlines)[1]):
                 yield live
 

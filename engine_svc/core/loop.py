@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from engine_svc.adapters.adapter import Adapter
 from engine_svc.core.engine import Engine
@@ -24,7 +24,7 @@ from engine_svc.core.handover import Handover
 from engine_svc.kv_cache.events import CacheContents, Changes, EventLog
 from engine_svc.requests.outputs import EngineLoad, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
-from quire.errors import DRAINING, ENGINE_FAULT, LOADING, QUEUE_FULL, Overloaded, Unavailable
+from quire.errors import DRAINING, ENGINE_FAULT, LOADING, QUEUE_FULL, Overloaded, QuireError, Unavailable
 from quire.prompt_embeds import MAX_LIVE_EMBEDS_BYTES
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ _BLOCKS_SECONDS = 0.001
 _PAUSE_SECONDS = 0.01
 
 Command = Callable[[Engine], None]
+T = TypeVar("T")
 
 
 class Sink(Protocol):
@@ -78,6 +79,7 @@ class EngineLoop:
         self._heard: set[int] = set()  # keys of which something has been handed over
         self._stopping = False
         self._draining = False
+        self.refusal: Unavailable | None = None  # what new requests are told while an operator wants none
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._engine: Engine | None = None
         self._streams: dict[int, _Stream] = {}
@@ -102,6 +104,8 @@ class EngineLoop:
         engine = self._ready()
         if self._draining:
             raise Unavailable("This worker is shutting down; try another one.", reason=DRAINING)
+        if self.refusal is not None:
+            raise Unavailable(self.refusal.message, reason=self.refusal.reason)
         if engine.num_waiting + len(self._commands) >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait already; try again later.", reason=QUEUE_FULL)
         embeds_bytes = len(request.prompt_embeds.data) if request.prompt_embeds else 0
@@ -153,24 +157,55 @@ class EngineLoop:
     async def cache_contents(self) -> tuple[int, CacheContents]:
         """All that the prefix cache holds, and the number of the last batch of `kv_events` that it includes.
 
-        Raises:
-            Unavailable: the engine is not built yet, or has died.
+        Raises: as `call`.
         """
+
+        def take(engine: Engine) -> Callable[[], tuple[int, CacheContents]]:
+            contents = engine.cache_contents()
+            return lambda: (self.kv_events.last_sequence, contents)
+
+        return await self._ask(take)
+
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """What a function returns that is called in the engine's thread, between two steps.
+
+        Raises:
+            QuireError: the function's.
+            Unavailable: the engine is not built yet, or has died, if not by this.
+        """
+
+        def take(engine: Engine) -> Callable[[], T]:
+            result = function(engine)
+            return lambda: result
+
+        return await self._ask(take)
+
+    async def _ask(self, take: Callable[[Engine], Callable[[], T]]) -> T:
+        """What becomes of that in the event loop, behind all that the engine has said so far; raises as `call`."""
         self._ready()
-        answer: asyncio.Future[tuple[int, CacheContents]] = self._event_loop.create_future()
+        answer: asyncio.Future[T] = self._event_loop.create_future()
 
-        def resolve(contents: CacheContents) -> None:
+        def resolve(conclude: Callable[[], T]) -> None:
             if not answer.done():
-                answer.set_result((self.kv_events.last_sequence, contents))
+                answer.set_result(conclude())
 
-        def take(engine: Engine) -> None:
+        def refuse(error: QuireError) -> None:
+            if not answer.done():
+                answer.set_exception(error)
+
+        def command(engine: Engine) -> None:
+            try:
+                tell: Callable[[], None] = partial(resolve, take(engine))
+            except QuireError as error:
+                tell = partial(refuse, error)
             self._handover.put([], engine.take_cache_changes(), urgent=True)
-            self._event_loop.call_soon_threadsafe(resolve, engine.cache_contents())
+            self._event_loop.call_soon_threadsafe(tell)
 
-        self._command(take)
+        self._command(command)
         either: list[asyncio.Future[Any]] = [answer, self.died]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        self._ready()
+        if not answer.done():
+            self._ready()
         return answer.result()
 
     async def retire_adapter(self, adapter: Adapter, wait_seconds: float = 0.0) -> int:
@@ -204,7 +239,16 @@ class EngineLoop:
     async def drain(self) -> None:
         """Refuses new requests and returns when the last one has ended."""
         self._draining = True
+        await self.wait_idle()
+
+    async def wait_idle(self) -> None:
+        """Returns when the last request has ended."""
         await self._idle.wait()
+
+    @property
+    def num_requests(self) -> int:
+        """That have not ended."""
+        return len(self._streams)
 
     async def stop(self, timeout: float = 5.0) -> None:
         """Ends the thread after its current step; requests that still run end unheard."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.upkeep import Upkeep
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.options.parallel import EXECUTOR_NAMES, ParallelOptions
@@ -27,7 +28,8 @@ class ExecutorDead(Exception):
 
 
 class Executor(ABC):
-    """Runs steps on all ranks of a worker. Called from one thread: load, allocate, submit and collect…, close.
+    """Runs steps on all ranks of a worker. Called from one thread: load, allocate, submit and collect…, upkeep between
+    them, close.
 
     Attributes:
         max_in_flight: steps that may have been submitted and not collected. More than one where they run while the
@@ -79,6 +81,18 @@ class Executor(ABC):
 
         Raises:
             ExecutorDead: no further step can succeed.
+        """
+
+    @abstractmethod
+    def upkeep(self, command: Upkeep) -> list[str]:
+        """Has every rank do what is no step; what all of them answer. No step is under way.
+
+        After ReleaseMemory, steps may be submitted again once RestoreWeights and, after it, RestoreCache are done. Each
+        may come more than once.
+
+        Raises:
+            StartupError: the weights cannot be read again; everything is as it was.
+            ExecutorDead: see `submit`.
         """
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.upkeep import Upkeep
 from quire.options.engine import EngineOptions
 from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
@@ -40,7 +41,13 @@ class Masks(msgspec.Struct, tag=True):
     masks: TokenMasks
 
 
-Command = LoadModel | Allocate | Step | Masks
+class Keep(msgspec.Struct, tag=True):
+    """Do what is no step."""
+
+    command: Upkeep
+
+
+Command = LoadModel | Allocate | Step | Masks | Keep
 
 
 class Loaded(msgspec.Struct, tag=True):
@@ -59,6 +66,12 @@ class Stepped(msgspec.Struct, tag=True):
     result: StepResult
 
 
+class Kept(msgspec.Struct, tag=True):
+    """Answer to Keep."""
+
+    lines: list[str]
+
+
 class Failed(msgspec.Struct, tag=True):
     """The command failed; `startup` says that its text is for the user."""
 
@@ -66,4 +79,4 @@ class Failed(msgspec.Struct, tag=True):
     startup: bool
 
 
-Answer = Loaded | Done | Stepped | Failed
+Answer = Loaded | Done | Stepped | Kept | Failed

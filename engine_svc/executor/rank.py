@@ -13,10 +13,23 @@ from engine_svc.executor.broadcast import Inbox
 from engine_svc.executor.channel import Channel
 from engine_svc.executor.child import begin_child
 from engine_svc.executor.device import choose_device
-from engine_svc.executor.messages import Answer, Command, Done, Failed, Loaded, LoadModel, Masks, Step, Stepped
+from engine_svc.executor.messages import (
+    Answer,
+    Command,
+    Done,
+    Failed,
+    Keep,
+    Kept,
+    Loaded,
+    LoadModel,
+    Masks,
+    Step,
+    Stepped,
+)
 from engine_svc.parallel.group import join_groups
 from engine_svc.parallel.layout import layout_of
 from engine_svc.plan import TokenMasks
+from engine_svc.runner.rank import RankModel
 from engine_svc.runner.runner import Runner
 from quire.errors import StartupError
 from quire.log import setup_logging
@@ -33,7 +46,7 @@ class RankProcess:
     def __init__(self, channel: Channel, inbox: Inbox) -> None:
         self._channel = channel
         self._inbox = inbox
-        self._runner: Runner | None = None
+        self._rank: RankModel | None = None
         self._answers: queue.SimpleQueue[Callable[[], Answer]] = queue.SimpleQueue()
 
     def serve(self) -> None:
@@ -43,6 +56,8 @@ class RankProcess:
             try:
                 command = self._inbox.receive()
             except (EOFError, OSError):
+                if self._rank is not None:
+                    self._rank.close()
                 return
             self._answers.put(self._begin(command))
 
@@ -68,15 +83,18 @@ class RankProcess:
         if isinstance(command, LoadModel):
             loaded = self._load(command)
             return lambda: loaded
-        if self._runner is None:
+        if self._rank is None:
             raise RuntimeError("load the model first")
         if isinstance(command, Step):
-            step = self._runner.begin(command.plan)
-            pending = self._runner.finish(step, self._receive_masks() if command.plan.awaits_masks else None)
+            step = self._rank.begin(command.plan)
+            pending = self._rank.finish(step, self._receive_masks() if command.plan.awaits_masks else None)
             return lambda: Stepped(pending.result())
         if isinstance(command, Masks):
             raise RuntimeError("masks came, and no step awaits any")
-        self._runner.allocate(command.num_blocks, command.num_host_blocks)
+        if isinstance(command, Keep):
+            lines = self._rank.upkeep(command.command)
+            return lambda: Kept(lines)
+        self._rank.allocate(command.num_blocks, command.num_host_blocks)
         return Done
 
     def _receive_masks(self) -> TokenMasks:
@@ -91,9 +109,9 @@ class RankProcess:
         device = choose_device(options.kernels.device, command.device)
         in_order = device.type == "cpu" or options.kernels.batch_invariant is True
         groups = join_groups(layout_of(options.parallel), command.rank, command.rendezvous, device, in_order)
-        self._runner = Runner(command.model, options, groups, device)
-        self._runner.profile()
-        return Loaded(self._runner.spec())
+        self._rank = RankModel(lambda: Runner(command.model, options, groups, device), device, command.rank)
+        self._rank.runner.profile()
+        return Loaded(self._rank.runner.spec())
 
 
 def _failure(error: Exception) -> Failed:

@@ -14,9 +14,22 @@ import msgspec
 from engine_svc.executor.agreement import Agreement
 from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.executor.broadcast import RankUnreachable
-from engine_svc.executor.messages import Allocate, Answer, Command, Failed, Loaded, LoadModel, Masks, Step, Stepped
+from engine_svc.executor.messages import (
+    Allocate,
+    Answer,
+    Command,
+    Failed,
+    Keep,
+    Kept,
+    Loaded,
+    LoadModel,
+    Masks,
+    Step,
+    Stepped,
+)
 from engine_svc.executor.ranks import RankGroup, RankWatch
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.upkeep import Upkeep
 from quire.errors import StartupError
 from quire.log import log_options
 from quire.options.engine import EngineOptions
@@ -94,6 +107,15 @@ class RankedExecutor(Executor):
         if len(results) < len(answers):
             raise ExecutorDead(f"{len(answers) - len(results)} ranks answered something else to a step")
         return self._agreement.of(results)
+
+    def upkeep(self, command: Upkeep) -> list[str]:
+        """See Executor.upkeep. Where one rank has failed and others have not, there is no way back."""
+        self._send_all(Keep(command))
+        try:
+            answers = self._receive(_LOAD_SECONDS)
+        except StartupError as error:
+            raise ExecutorDead(str(error)) from error
+        return [line for answer in answers if isinstance(answer, Kept) for line in answer.lines]
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """See Executor.wake_by."""

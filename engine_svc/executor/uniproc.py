@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine_svc.executor.base import Executor
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.upkeep import Upkeep
 from quire.collection import without_collection
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
@@ -14,14 +15,14 @@ from quire.options.model import ModelOptions
 
 if TYPE_CHECKING:
     from engine_svc.runner.pending import BegunStep, PendingStep
-    from engine_svc.runner.runner import Runner
+    from engine_svc.runner.rank import RankModel
 
 
 class UniprocExecutor(Executor):
     """Calls the runner."""
 
     def __init__(self) -> None:
-        self._runner: Runner | None = None
+        self._rank: RankModel | None = None
         self._pending: deque[PendingStep] = deque()
         self._begun: BegunStep | None = None  # it awaits its masks
 
@@ -35,14 +36,15 @@ class UniprocExecutor(Executor):
 
             from engine_svc.executor.device import choose_device
             from engine_svc.parallel.group import ParallelGroups
+            from engine_svc.runner.rank import RankModel
             from engine_svc.runner.runner import Runner
 
         try:
             device = choose_device(options.kernels.device, 0)
-            self._runner = Runner(model, options, ParallelGroups(), device)
+            self._rank = RankModel(lambda: Runner(model, options, ParallelGroups(), device), device)
             self.max_in_flight = 2 if device.type == "cuda" else 1  # a CPU's steps run while they are submitted
-            self._runner.profile()
-            return self._runner.spec()
+            self._rank.runner.profile()
+            return self._rank.runner.spec()
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StartupError(f"Not enough memory for the model's weights: {error}") from error
 
@@ -69,11 +71,17 @@ class UniprocExecutor(Executor):
         """See Executor.collect."""
         return self._pending.popleft().result()
 
+    def upkeep(self, command: Upkeep) -> list[str]:
+        """See Executor.upkeep."""
+        return self._loaded().upkeep(command)
+
     def close(self) -> None:
         """See Executor.close."""
-        self._runner = None
+        if self._rank is not None:
+            self._rank.close()
+        self._rank = None
 
-    def _loaded(self) -> Runner:
-        if self._runner is None:
+    def _loaded(self) -> RankModel:
+        if self._rank is None:
             raise RuntimeError("load the model first")
-        return self._runner
+        return self._rank

@@ -16,6 +16,7 @@ class BlockTable:
         "content",
         "has_awaited",
         "hashes",
+        "is_private",
         "num_findable",
         "num_released",
     )
@@ -31,6 +32,7 @@ class BlockTable:
         self.block_ids: list[list[int]] = []
         self.hashes = hashes if hashes is not None else []  # of the first full blocks of its tokens
         self.has_awaited = False  # blocks from elsewhere; once is enough, so that its sequence gets on
+        self.is_private = False  # what it holds is never told to the prefix cache
         self.num_findable = 0  # how many of the first blocks the prefix cache has been told of
         # Of each group: how many of the first ones are not held any more: the window has passed them.
         self.num_released: list[int] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine_svc.kv_cache.block_pool import BlockPool
@@ -236,7 +236,7 @@ class KvCacheManager:
     def make_findable(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Puts the table's blocks that are full and computed by now into the prefix cache."""
         full = num_computed_tokens // self.block_size
-        if not self._caching or full <= table.num_findable:
+        if not self._caching or table.is_private or full <= table.num_findable:
             return
         if len(table.hashes) < full:
             self._extend_hashes(table, token_ids)
@@ -280,6 +280,7 @@ class KvCacheManager:
             child.block_ids = [block_ids[:shared] for block_ids in table.block_ids]
             child.num_released = [min(released, shared) for released in table.num_released]
         child.num_findable = min(table.num_findable, shared)
+        child.is_private = table.is_private
         for block in child.held:
             self._pool.share(block)
         return child
@@ -290,9 +291,16 @@ class KvCacheManager:
             for block in reversed(block_ids[released:]):
                 self._pool.release(block, keep=block in cache)
         table.block_ids, table.num_released, table.num_findable = [], [], 0
+        table.is_private = False
 
-    def clear(self) -> None:
-        """Makes all blocks unfindable; sequences keep theirs."""
+    def clear(self, tables: Iterable[BlockTable] = ()) -> None:
+        """Makes all blocks unfindable; sequences keep theirs.
+
+        Args:
+            tables: what they hold now, and what is computed behind it, does not become findable later either.
+        """
+        for table in tables:
+            table.is_private = bool(table.block_ids)
         if self._caching:
             for cache in self._caches:
                 cache.clear()

@@ -10,6 +10,7 @@ import msgspec
 from engine_svc.plan import PositionLogprobs
 from quire.counters import Counters
 from quire.errors import QuireError
+from quire.sleep import SleepLevel
 
 
 class FinishReason(enum.Enum):
@@ -62,6 +63,17 @@ class AdapterLoad:
 
 
 @dataclass(frozen=True)
+class EngineStatus:
+    """What operators have asked of the engine."""
+
+    is_draining: bool = False  # it takes no new requests
+    is_paused: bool = False  # none of those that it has gets on
+    sleep_level: SleepLevel | None = None
+    asleep: tuple[str, ...] = ()  # the parts of its memory that were given back: see quire.sleep
+    is_profiling: bool = False
+
+
+@dataclass(frozen=True)
 class EngineLoad:
     """Load now, and the counters."""
 
@@ -79,3 +91,4 @@ class EngineLoad:
     adapters: tuple[AdapterLoad, ...] = ()  # that are on the device or have sequences
     adapters_version: int = 0  # of the names that are served
     max_loras: int = 0  # 0 where none are
+    status: EngineStatus = EngineStatus()

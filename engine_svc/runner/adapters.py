@@ -43,6 +43,11 @@ class StepAdapters:
         """See StepResult.read_adapters."""
         return {} if self._store is None else self._store.take_read()
 
+    def close(self) -> None:
+        """Reads none any more."""
+        if self._store is not None:
+            self._store.close()
+
     def add(self, sequence: NewSequence) -> None:
         """Gives a slot of the runner to a sequence."""
         self._slots[sequence.slot] = sequence.adapter_slot

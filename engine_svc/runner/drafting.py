@@ -97,6 +97,11 @@ class Drafting:
         self._kept.clear()
         self._held.clear()
 
+    def release(self) -> None:
+        """Gives the caches back; `allocate` is next."""
+        self.caches, self._recorded = [], None
+        self._held.clear()
+
     def record(self, capture: Capture, shapes: Shapes, room: Room) -> None:
         """Records what the draft computes, where it sees tokens alone: features have no buffer.
 

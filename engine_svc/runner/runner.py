@@ -130,8 +130,19 @@ class Runner:
         blocks = -(-min(self._token_budget, self._max_model_len) // self._attention.shape.block_size)
         self._allocate(blocks * len(self._groups), num_states=1)
         self._warm_up(blocks * len(self._groups))
-        self._caches, self._states = [], None
+        self.release_caches()
         torch.cuda.empty_cache()
+
+    def release_caches(self) -> None:
+        """Gives the KV cache back, and with it states, the host's tier and recorded steps. `allocate` is next."""
+        self._caches, self._states, self._store, self._recorded = [], None, None, None
+        if self._drafting:
+            self._drafting.release()
+        self._isolates = self._is_warm = False
+
+    def close(self) -> None:
+        """Ends what runs beside the steps."""
+        self._adapters.close()
 
     def spec(self) -> KvCacheSpec:
         """What the control side must know."""

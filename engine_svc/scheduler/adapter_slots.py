@@ -212,6 +212,11 @@ class AdapterSlots:
             if holder is not None and holder.wire_key == placement.key:
                 self._placed[placement.slot] = placement
 
+    def forget_memory(self) -> None:
+        """No adapter is in memory any more, and no sequence holds a slot: all are read again when they are wanted."""
+        for entry in list(self._entries.values()):
+            self._drop(entry)
+
     def loads(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> tuple[AdapterLoad, ...]:
         """What each name has that is on the device or has sequences. May be called from any thread."""
         runs, waits = _count(running), _count(waiting)

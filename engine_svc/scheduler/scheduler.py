@@ -56,6 +56,7 @@ class Scheduler:
         self._token_budget = token_budget
         self._drafter = drafter
         self._lookahead = lookahead
+        self.is_paused = False  # steps have no sequences; transfers and adapters get on
         self._is_drafting = False  # something is guessed for the step that is being planned
         self._waiting = WaitingQueue()
         self._awaiting: dict[BlockTable, Sequence] = {}  # those that wait for blocks from elsewhere
@@ -89,10 +90,10 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._running) or self.num_waiting > 0 or self._is_transferring
+        return self.is_transferring or (not self.is_paused and (bool(self._running) or self.num_waiting > 0))
 
     @property
-    def _is_transferring(self) -> bool:
+    def is_transferring(self) -> bool:
         """Whether blocks or adapters get on by steps, though these compute nothing."""
         return self._kv_cache.is_transferring or self.adapters.is_changing
 
@@ -146,9 +147,10 @@ class Scheduler:
             self._take_arrivals()
         for sequence in self.adapters.settle():
             self._waiting.push(sequence)
-        self._schedule_running(batch)
-        self._schedule_waiting(batch)
-        batch.is_transferring = self._is_transferring
+        if not self.is_paused:
+            self._schedule_running(batch)
+            self._schedule_waiting(batch)
+        batch.is_transferring = self.is_transferring
         if batch.has_work:
             batch.transfers = self._kv_cache.take_transfers()
             batch.adapters = self.adapters.take_changes()
@@ -364,6 +366,17 @@ class Scheduler:
         if sequence.wants_prompt_logprobs:
             sequence.owner.prompt_logprobs.clear()
         self._waiting.push(sequence)
+
+    def preempt_all(self) -> None:
+        """Nobody holds blocks any more but transfers that go on; all is computed anew. No step is under way."""
+        for sequence in reversed(list(self._running)):
+            self._preempt(sequence)
+        while (holder := self._waiting.last_holder()) is not None:
+            self._release_blocks(holder)
+        for sequence in list(self._awaiting.values()):
+            self._leave(sequence)
+            self._kv_cache.free(sequence.table)
+            self._waiting.push(sequence)
 
     def _release_blocks(self, sequence: Sequence) -> None:
         """Takes the blocks of one away that holds some in the queue: it computes its prompt itself then."""

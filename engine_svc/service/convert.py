@@ -10,7 +10,7 @@ from typing import Any
 from engine_svc.adapters.adapter import Adapter
 from engine_svc.model_info import ModelInfo
 from engine_svc.plan import PositionLogprobs
-from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta, Usage
+from engine_svc.requests.outputs import EngineLoad, EngineStatus, FinishReason, SequenceDelta, Usage
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from quire.counters import COUNTS, HISTOGRAMS
 from quire.histogram import HistogramSnapshot
@@ -94,11 +94,18 @@ def from_load(load: EngineLoad) -> common_pb2.EngineLoad:
     """The load as a message."""
     counters: dict[str, Any] = {name: getattr(load.counters, name) for name in COUNTS}
     counters |= {name: _from_histogram(getattr(load.counters, name)) for name in HISTOGRAMS}
-    others = ("counters", "adapters", "max_loras")
+    others = ("counters", "adapters", "max_loras", "status")
     gauges = {field.name: getattr(load, field.name) for field in dataclasses.fields(load) if field.name not in others}
-    message = common_pb2.EngineLoad(**gauges, counters=common_pb2.EngineCounters(**counters))
+    message = common_pb2.EngineLoad(
+        **gauges, counters=common_pb2.EngineCounters(**counters), status=from_status(load.status)
+    )
     message.adapters.extend(common_pb2.AdapterLoad(**dataclasses.asdict(adapter)) for adapter in load.adapters)
     return message
+
+
+def from_status(status: EngineStatus) -> common_pb2.EngineStatus:
+    """What operators have asked for, as a message."""
+    return common_pb2.EngineStatus(**dataclasses.asdict(status))
 
 
 def _from_histogram(histogram: HistogramSnapshot) -> common_pb2.Histogram:

@@ -14,6 +14,7 @@ from quire.options.parallel import ParallelOptions
 from quire.options.registration import RegistrationOptions
 from quire.options.scheduler import SchedulerOptions
 from quire.options.speculative import SpeculativeOptions
+from quire.options.upkeep import UpkeepOptions
 from quire.options.watchdog import WatchdogOptions
 
 
@@ -30,5 +31,6 @@ class EngineOptions:
     speculative: SpeculativeOptions = SpeculativeOptions()
     lora: LoraOptions = LoraOptions()
     parallel: ParallelOptions = ParallelOptions()
+    upkeep: UpkeepOptions = UpkeepOptions()
     watchdog: WatchdogOptions = WatchdogOptions()
     registration: RegistrationOptions = RegistrationOptions()

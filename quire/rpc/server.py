@@ -59,16 +59,18 @@ class GrpcServer:
         options: GrpcServerOptions,
         security: RpcSecurityOptions,
         registry: CollectorRegistry,
+        further: Sequence[str] = (),
     ) -> None:
         """
         Args:
             service: short name, such as "router".
             grpc_service: fully qualified name of the gRPC service, under which health is asked.
+            further: names of others that are mounted beside it.
         """
         options.check(security)
         self._options = options
         self._security = security
-        self._names = (grpc_service, _INFO_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        self._names = (grpc_service, *further, _INFO_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         self._health = health.aio.HealthServicer()
         self._stop = asyncio.Event()
         self._signals = 0

@@ -464,7 +464,7 @@ class AdapterInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., revision: _Optional[str] = ..., rank: _Optional[int] = ..., base_model_name: _Optional[str] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
-    __slots__ = ("running_sequences", "waiting_requests", "used_kv_blocks", "total_kv_blocks", "waiting_prefill_tokens", "step", "busy", "counters", "swapped_sequences", "used_host_blocks", "total_host_blocks", "adapters_version", "adapters")
+    __slots__ = ("running_sequences", "waiting_requests", "used_kv_blocks", "total_kv_blocks", "waiting_prefill_tokens", "step", "busy", "counters", "swapped_sequences", "used_host_blocks", "total_host_blocks", "adapters_version", "adapters", "status")
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     USED_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -478,6 +478,7 @@ class EngineLoad(_message.Message):
     TOTAL_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     running_sequences: int
     waiting_requests: int
     used_kv_blocks: int
@@ -491,7 +492,22 @@ class EngineLoad(_message.Message):
     total_host_blocks: int
     adapters_version: int
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterLoad]
-    def __init__(self, running_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., used_kv_blocks: _Optional[int] = ..., total_kv_blocks: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., step: _Optional[int] = ..., busy: _Optional[bool] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ..., swapped_sequences: _Optional[int] = ..., used_host_blocks: _Optional[int] = ..., total_host_blocks: _Optional[int] = ..., adapters_version: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterLoad, _Mapping]]] = ...) -> None: ...
+    status: EngineStatus
+    def __init__(self, running_sequences: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., used_kv_blocks: _Optional[int] = ..., total_kv_blocks: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., step: _Optional[int] = ..., busy: _Optional[bool] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ..., swapped_sequences: _Optional[int] = ..., used_host_blocks: _Optional[int] = ..., total_host_blocks: _Optional[int] = ..., adapters_version: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterLoad, _Mapping]]] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
+
+class EngineStatus(_message.Message):
+    __slots__ = ("is_draining", "is_paused", "sleep_level", "asleep", "is_profiling")
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    ASLEEP_FIELD_NUMBER: _ClassVar[int]
+    IS_PROFILING_FIELD_NUMBER: _ClassVar[int]
+    is_draining: bool
+    is_paused: bool
+    sleep_level: int
+    asleep: _containers.RepeatedScalarFieldContainer[str]
+    is_profiling: bool
+    def __init__(self, is_draining: _Optional[bool] = ..., is_paused: _Optional[bool] = ..., sleep_level: _Optional[int] = ..., asleep: _Optional[_Iterable[str]] = ..., is_profiling: _Optional[bool] = ...) -> None: ...
 
 class AdapterLoad(_message.Message):
     __slots__ = ("name", "on_device", "running_sequences", "waiting_sequences")

@@ -17,12 +17,14 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
     WORKER_STATE_UNREACHABLE: _ClassVar[WorkerState]
     WORKER_STATE_EJECTED: _ClassVar[WorkerState]
+    WORKER_STATE_PAUSED: _ClassVar[WorkerState]
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_STARTING: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 WORKER_STATE_UNREACHABLE: WorkerState
 WORKER_STATE_EJECTED: WorkerState
+WORKER_STATE_PAUSED: WorkerState
 
 class RouterServiceGenerateRequest(_message.Message):
     __slots__ = ("generation",)

@@ -1,4 +1,4 @@
-"""Assignments to protobuf."""
+"""Assignments to protobuf, and what workers tell of themselves from it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 
 from quire.v1 import common_pb2
 from router.workers.assignment import Assignment
+from router.workers.state import Condition, State
 
 # What differs between two attempts at the same request.
 _CHANGES = (
@@ -42,3 +43,15 @@ def identity(assignment: Assignment) -> bytes:
     if same.tenant or greedy:
         same.sampling.ClearField("seed")
     return hashlib.blake2b(same.SerializeToString(deterministic=True), digest_size=16).digest()
+
+
+def held_by(status: common_pb2.EngineStatus) -> Condition | None:
+    """What an operator has made of a worker; None where he leaves it alone."""
+    if status.HasField("sleep_level"):
+        gone = f", {' and '.join(status.asleep)} given back" if status.asleep else ""
+        return Condition(State.PAUSED, f"it sleeps (level {status.sleep_level}{gone}) until /wake_up", held=True)
+    if status.is_paused:
+        return Condition(State.PAUSED, "it is paused until /resume", held=True)
+    if status.is_draining:
+        return Condition(State.DRAINING, "it takes no new requests until /undrain", held=True)
+    return None

@@ -64,7 +64,9 @@ class ReadyWorkers:
 
     def patience(self, model: str) -> float:
         """Seconds that a new request may wait for a worker for the model, of which none is ready."""
-        workers = (worker for worker in self._workers() if worker.model_info is None or worker.serves(model))
+        workers = [worker for worker in self._workers() if worker.model_info is None or worker.serves(model)]
+        if workers and all(worker.condition.held for worker in workers):
+            return 0.0
         if self._seen_lately(model) or any(worker.condition.coming for worker in workers):
             return math.inf
         return 0.0 if model in self._seen else _FIRST_SECONDS

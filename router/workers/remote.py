@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import grpc
@@ -16,12 +16,12 @@ from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.session import SessionLink
 from quire.rpc.settings import CALL_SECONDS, CONNECT_SECONDS, FAILOVER_SECONDS
 from quire.rpc.status import from_rpc_error
-from quire.v1 import common_pb2, common_pb2_grpc, engine_pb2, engine_pb2_grpc
+from quire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, common_pb2_grpc, engine_pb2, engine_pb2_grpc
 from router.index.feed import KvFeed
 from router.index.prefix_index import WorkerBlocks
 from router.workers.assignment import Assignment
 from router.workers.base import Worker
-from router.workers.convert import most_bytes, write_assignment
+from router.workers.convert import held_by, most_bytes, write_assignment
 from router.workers.health import HealthWatch
 from router.workers.inquest import has_died
 from router.workers.state import Condition, Facts, assess
@@ -79,6 +79,8 @@ class RemoteWorker(Worker):
             self._take_frame, self._lose_session, on_connected=self._begin_session, lost_seconds=FAILOVER_SECONDS,
             wait_for_peer=self._health.wait_serving,  # one that loads its model would end each session at once
         )  # fmt: skip
+        self._admin = admin_pb2_grpc.EngineAdminServiceStub(self._channel)
+        self._held: Condition | None = None  # by an operator
         self._ask_model = asyncio.Event()
         self._has_model = False  # that of this connection
         self._adapters_version = 0
@@ -125,6 +127,7 @@ class RemoteWorker(Worker):
                 was_serving=self._health.was_serving,
                 has_model=self._has_model,
                 trouble=self._trouble(),
+                held=self._held,
                 ejected=self.ejection.reason if self.ejection.ejected_until > self._now() else "",
             )
         )
@@ -184,16 +187,37 @@ class RemoteWorker(Worker):
         answer = await self._change_adapters(self._stub.UnloadAdapter, request, seconds)
         return int(answer.live_requests)
 
+    async def administer(self, command: admin_pb2.AdminCommand, seconds: float) -> admin_pb2.AdminOutcome:
+        """Has it carry out an operator's command, within so many seconds.
+
+        Raises: as `load_adapter`.
+        """
+        request = admin_pb2.EngineAdminServiceAdministerRequest(command=command)
+        answer = await self._call(self._admin.Administer, request, seconds)
+        outcome: admin_pb2.AdminOutcome = answer.outcome
+        self._learn_status(outcome.status)
+        return outcome
+
     async def _change_adapters(self, call: Callable[..., Any], request: Any, seconds: float) -> Any:
         """What a call that changes the worker's adapters answers, once it has told of them anew."""
-        try:
-            answer = await call(request, metadata=call_metadata(self._security), timeout=seconds)
+        answer = await self._call(call, request, seconds)
+        with self._naming_itself():
             await self._learn_model()
+        return answer
+
+    async def _call(self, call: Callable[..., Any], request: Any, seconds: float) -> Any:
+        with self._naming_itself():
+            return await call(request, metadata=call_metadata(self._security), timeout=seconds)
+
+    @contextlib.contextmanager
+    def _naming_itself(self) -> Iterator[None]:
+        """In the errors of calls."""
+        try:
+            yield
         except grpc.aio.AioRpcError as error:
             failure = from_rpc_error(error)
             failure.message = f"Engine worker {self.address}: {failure.message}"
             raise failure from error
-        return answer
 
     def when_dead(self, callback: Callable[[], None]) -> None:
         """See Worker."""
@@ -220,6 +244,7 @@ class RemoteWorker(Worker):
 
     def _begin_session(self) -> None:
         self._has_told_load = False
+        self._held = None
         self._has_model = False  # a restarted worker may serve something else
         self._ask_model.set()
         self._on_change()
@@ -231,9 +256,16 @@ class RemoteWorker(Worker):
                 self._adapters_version = frame.load.adapters_version
                 self._ask_model.set()
             self.load.heartbeat(frame.load, self._now())
+            self._learn_status(frame.load.status)
             frame.ClearField("load")
         if frame.deltas:
             self._on_frame(self, frame)
+
+    def _learn_status(self, status: common_pb2.EngineStatus) -> None:
+        told = held_by(status)
+        if told != self._held:
+            self._held = told
+            self._on_change()
 
     def _lose_session(self, error: QuireError) -> None:
         self._on_change()

@@ -16,6 +16,7 @@ class State(enum.Enum):
     DRAINING = "draining"
     UNREACHABLE = "unreachable"
     EJECTED = "ejected"
+    PAUSED = "paused"
 
 
 class Health(enum.Enum):
@@ -24,6 +25,20 @@ class Health(enum.Enum):
     UNKNOWN = "unknown"
     SERVING = "serving"
     NOT_SERVING = "not serving"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """State of a worker, and why it is not READY."""
+
+    state: State
+    reason: str = ""
+    # It answers, and is on its way to take requests: worth waiting for, however long it has been away.
+    coming: bool = False
+    # It says that it loads its model.
+    loading: bool = False
+    # An operator wants it so: it takes requests again when he wants that, and is not waited for.
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,18 +64,8 @@ class Facts:
     trouble: str
     # Why it gets no new requests for a while; empty when it does.
     ejected: str = ""
-
-
-@dataclass(frozen=True)
-class Condition:
-    """State of a worker, and why it is not READY."""
-
-    state: State
-    reason: str = ""
-    # It answers, and is on its way to take requests: worth waiting for, however long it has been away.
-    coming: bool = False
-    # It says that it loads its model.
-    loading: bool = False
+    # What an operator has made of it.
+    held: Condition | None = None
 
 
 _LOADS = Condition(State.STARTING, "it is loading the model", coming=True, loading=True)
@@ -86,6 +91,8 @@ def assess(facts: Facts) -> Condition:
         return Condition(State.DRAINING, "its health became NOT_SERVING: it drains or is stuck")
     if facts.health is Health.UNKNOWN:
         return Condition(State.STARTING, facts.trouble or "its health is not known yet")
+    if facts.held is not None:
+        return facts.held
     if not facts.has_model:
         return Condition(State.STARTING, facts.trouble or "it has not told its model yet", coming=True)
     return Condition(State.EJECTED if facts.ejected else State.READY, facts.ejected, coming=True)

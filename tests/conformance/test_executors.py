@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +25,7 @@ from engine_svc.plan import (
     StepResult,
     Transfers,
 )
+from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights, StartProfile, StopProfile
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
 from tests.support.engine_options import engine_options
@@ -295,6 +299,38 @@ def test_a_step_that_schedules_nobody_moves_blocks_and_changes_nothing(subject: 
     subject.step(transfers=Transfers(loads=[BlockTransfer(elsewhere, [2, 4])]))
     result = subject.step(part(0, 40, 1), part(2, 32, 8), new=[begin(2, prompt, computed=32)])
     assert sampled(result) == {0: subject.expected(prompt, 2)[1:], 2: subject.expected(prompt, 1)}
+
+
+@every
+@pytest.mark.parametrize("forgets_weights", [False, True])
+def test_memory_that_was_given_back_is_as_it_was_when_it_is_taken_again(
+    subject: Subject, forgets_weights: bool
+) -> None:
+    """Recorded steps and the host's tier included; to ask for something twice changes nothing."""
+    prompt = PROMPTS[1]
+    expected = subject.generate(0, prompt, 6)
+    for command in (ReleaseMemory(), ReleaseMemory(forgets_weights), RestoreWeights(), RestoreWeights()):
+        assert subject.executor.upkeep(command) == []
+    subject.executor.upkeep(RestoreCache())
+    assert subject.generate(0, prompt, 6) == expected == subject.expected(prompt, 6)
+    subject.step(transfers=Transfers([BlockTransfer([0, 1], [5, 3])]))
+
+
+@real
+def test_each_rank_writes_a_profile(subject: Subject, tmp_path: Path) -> None:
+    """Once it is told to, or has noted as many steps as it was to; a second start changes nothing."""
+    for most_steps, wanted_steps in ((100, 6), (2, 2)):
+        for most in (most_steps, 1):
+            assert subject.executor.upkeep(StartProfile(str(tmp_path), f"first{most_steps}", most)) == []
+        subject.generate(0, PROMPTS[0], 6)
+        files = subject.executor.upkeep(StopProfile())
+        assert sorted(files) == sorted(map(str, tmp_path.glob(f"first{most_steps}.rank*.pt.trace.json.gz")))
+        for file in files:
+            events = json.loads(gzip.decompress(Path(file).read_bytes()))["traceEvents"]
+            noted = Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
+            assert (noted["compute"], noted["sample"]) == (wanted_steps, wanted_steps)
+        assert files
+    assert subject.executor.upkeep(StopProfile()) == []
 
 
 @real

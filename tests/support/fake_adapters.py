@@ -62,6 +62,11 @@ class FakeAdapters:
                 self._kept[key] = folder
         return ended
 
+    def forget_all(self) -> None:
+        """As one does that is made anew."""
+        for held in (self._reading, self._kept, self._slots):
+            held.clear()
+
     def folder_of(self, slot: int) -> str:
         """The adapter that a slot holds; of slot 0, none."""
         return self._slots[slot] if slot else ""

@@ -26,6 +26,7 @@ from engine_svc.plan import (
     TokenMasks,
     Transfers,
 )
+from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights, StopProfile, Upkeep
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from tests.support.fake_adapters import FakeAdapters
@@ -146,6 +147,9 @@ class FakeExecutor(Executor):
         self.on_step = on_step
         self.failed_slots = failed_slots
         self.closed = False
+        self.asked: list[Upkeep] = []
+        self._missing: set[type[Upkeep]] = set()  # before steps can run
+        self._num_blocks = self._num_host_blocks = 0
         self.max_in_flight = max_in_flight
         self._results: deque[StepResult] = deque()
         self._begun: StepPlan | None = None  # it awaits its masks
@@ -159,14 +163,35 @@ class FakeExecutor(Executor):
         return self.spec
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
         self._cache = [[(0, 0)] * self.spec.block_size for _ in range(num_blocks)]
         make_store = self._make_store
         self._store = make_store(self._cache) if make_store else FakeHostMemory(self._cache, num_host_blocks)
+
+    def upkeep(self, command: Upkeep) -> list[str]:
+        assert not self._results, "a step is under way"
+        self.asked.append(command)
+        match command:
+            case ReleaseMemory():
+                self._missing = {RestoreWeights, RestoreCache}
+                self._num_blocks, self._cache, self._rows = len(self._cache) or self._num_blocks, [], {}
+                if command.forgets_weights:
+                    self._adapters.forget_all()
+            case RestoreWeights():
+                self._missing.discard(RestoreWeights)
+            case RestoreCache():
+                assert RestoreWeights not in self._missing
+                self._missing.discard(RestoreCache)
+                self.allocate(self._num_blocks, self._num_host_blocks)
+            case StopProfile():
+                return ["fake.json"]
+        return []
 
     def close(self) -> None:
         self.closed = True
 
     def submit(self, plan: StepPlan) -> None:
+        assert not self._missing, "it sleeps"
         assert self._begun is None, "a step awaits its masks"
         if plan.awaits_masks:
             self._begun = plan

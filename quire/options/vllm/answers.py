@@ -71,7 +71,6 @@ _MODEL: Mapping[str, Answer] = {
         "Transformers library need none; leave it out."
     ),
     "code-revision": refused(f"{_NO_CODE}, whatever its revision; leave it out."),
-    "enable-sleep-mode": not_built("sleep mode", "A worker that is stopped gives its memory back."),
     "override-attention-dtype": refused("Attention computes in the type of the rest, which --dtype sets."),
     "disable-cascade-attn": no_effect("There is no cascade attention to turn off.", switch=True),
     "disable-async-output-proc": acts_as("--no-async-scheduling", fixed="", switch=True),

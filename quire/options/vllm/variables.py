@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -74,7 +75,6 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "The gateway stays up anyway, and engines are started again.",
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "--rope-scaling makes a model's length longer, as far as its positions reach.",
         "VLLM_PLUGINS": "Plugins of vLLM know vLLM's classes; those of Quire are installed packages.",
-        "VLLM_TORCH_PROFILER_DIR": "There is no profiler to start by a route.",
         "VLLM_V0_USE_OUTLINES_CACHE": "Compiled constraints are kept in memory alone, see --constraint-cache-bytes.",
         "VLLM_SKIP_WARMUP": "Workers always warm up before they are ready.",
     }
@@ -122,6 +122,7 @@ CONVERSIONS: Mapping[str, Callable[[str], str]] = MappingProxyType(
         "VLLM_LOGGING_LEVEL": str.lower,
         "VLLM_CPU_KVCACHE_SPACE": _bytes(2**30),
         "VLLM_XGRAMMAR_CACHE_MB": _bytes(2**20),
+        "VLLM_TORCH_PROFILER_DIR": lambda text: json.dumps({"torch_profiler_dir": text}),
         "VLLM_USE_DUMMY_WEIGHTS": lambda text: "" if text in ("0", "false", "False") else "dummy",
     }
 )

@@ -1,0 +1,138 @@
+"""An engine at rest: it takes no steps, and may have given its memory back meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from engine_svc.executor.base import Executor
+from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.scheduler.scheduler import Scheduler
+from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights
+from quire.errors import Conflict, FailedPrecondition, StartupError, Unavailable
+from quire.sleep import KV_CACHE, WEIGHTS, SleepLevel
+
+# Transfers that are cancelled end within this time, and adapters are read.
+_TRANSFER_SECONDS = 30.0
+_LOOK_SECONDS = 0.001
+
+
+class Rest:
+    """Says whether steps may run, and what of the memory is there. Called in the engine's thread, but for what it says.
+
+    Attributes:
+        level: of the sleep that it is in; None while it is awake.
+        asleep: the parts of the memory that are not there. Without them there are no steps at all.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        kv_cache: KvCacheManager,
+        collect: Callable[[], None],
+        step: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            collect: waits for all steps that are under way.
+            step: runs one; it has no sequences while the scheduler is paused.
+        """
+        self._executor = executor
+        self._scheduler = scheduler
+        self._kv_cache = kv_cache
+        self._collect = collect
+        self._step = step
+        self.level: SleepLevel | None = None
+        self.asleep: frozenset[str] = frozenset()
+
+    @property
+    def is_paused(self) -> bool:
+        """No sequence gets on."""
+        return self._scheduler.is_paused
+
+    def pause(self) -> None:
+        """From now on no sequence gets on; what there is of them stays."""
+        self._scheduler.is_paused = True
+        self._collect()
+
+    def resume(self) -> None:
+        """All get on where they stopped.
+
+        Raises:
+            Conflict: the memory for that is not there.
+        """
+        if self.asleep:
+            raise Conflict(
+                f"The engine sleeps at level {self.level}: {' and '.join(sorted(self.asleep))} are not there. Wake it "
+                "by /wake_up."
+            )
+        self._scheduler.is_paused, self.level = False, None
+
+    def reset_prefix_cache(self, preempts: bool) -> None:
+        """What was computed so far is found by nobody any more; the running sequences keep what they have.
+
+        Args:
+            preempts: they do not, and are computed anew.
+        """
+        if self.asleep:
+            return  # nothing is kept
+        if preempts:
+            self._collect()
+            self._scheduler.preempt_all()
+        self._kv_cache.clear(self._scheduler.live_tables())
+
+    def sleep(self, level: SleepLevel) -> None:
+        """Pauses, and gives memory back; one that sleeps deeper does so still."""
+        if self.level is not None and level <= self.level:
+            return
+        if not self.asleep:
+            self.pause()
+        if level > SleepLevel.PAUSED:
+            self._release(forgets_weights=level is SleepLevel.WEIGHTS_FORGOTTEN)
+        self.level = level
+
+    def _release(self, *, forgets_weights: bool) -> None:
+        """Sequences hold nothing then, and are computed anew later."""
+        if not self.asleep:
+            self._scheduler.preempt_all()
+            self._kv_cache.clear()
+            self._end_transfers()
+        if forgets_weights:
+            self._scheduler.adapters.forget_memory()
+        self._executor.upkeep(ReleaseMemory(forgets_weights))
+        self.asleep = frozenset((WEIGHTS, KV_CACHE))
+
+    def _end_transfers(self) -> None:
+        """They are cancelled, and get to their end by steps.
+
+        Raises:
+            Unavailable: they do not.
+        """
+        deadline = time.monotonic() + _TRANSFER_SECONDS
+        while self._scheduler.is_transferring:
+            if time.monotonic() > deadline:
+                raise Unavailable("Blocks or adapters are on their way, and do not arrive; it is paused. Try again.")
+            self._step()
+            time.sleep(_LOOK_SECONDS)
+
+    def wake_up(self, parts: Collection[str]) -> None:
+        """Takes memory again; with all of it there, everything gets on.
+
+        Raises:
+            Conflict: the KV cache is to come before the weights.
+            FailedPrecondition: the weights cannot be read any more.
+        """
+        if WEIGHTS in parts and WEIGHTS in self.asleep:
+            try:
+                self._executor.upkeep(RestoreWeights())
+            except StartupError as error:
+                raise FailedPrecondition(f"The weights cannot be read again, so it sleeps on: {error}") from error
+            self.asleep -= {WEIGHTS}
+        if KV_CACHE in parts and KV_CACHE in self.asleep:
+            if WEIGHTS in self.asleep:
+                raise Conflict("The weights sleep: wake them first, or both.", parameter="tags")
+            self._executor.upkeep(RestoreCache())
+            self.asleep = frozenset()
+        if not self.asleep:
+            self.resume()

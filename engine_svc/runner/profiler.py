@@ -1,0 +1,85 @@
+"""Torch's profiler over the steps of a rank."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from engine_svc.upkeep import StartProfile
+
+logger = logging.getLogger(__name__)
+
+
+class RankProfiler:
+    """Off until `start`, and again from `stop` on or once it has noted as many steps as it was to.
+
+    What it has noted lies in memory until it is written, a file for each rank that chrome://tracing and Perfetto read.
+    """
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self._rank = rank
+        self._device = device
+        self._wanted: StartProfile | None = None
+        self._running: profile | None = None
+        self._steps = 0  # since `start`
+        self._written: list[str] = []
+
+    def start(self, wanted: StartProfile) -> None:
+        """Notes the steps from now on, or from a later one on. One that notes goes on as it was."""
+        if self._wanted is None:
+            self._wanted, self._steps, self._written = wanted, 0, []
+            if not wanted.first_step:
+                self._begin(wanted)
+
+    def begin_step(self) -> None:
+        """A step is about to run."""
+        wanted = self._wanted
+        if wanted is None:
+            return
+        if self._steps == wanted.first_step and self._running is None:
+            self._begin(wanted)
+        if self._steps == wanted.first_step + wanted.most_steps:
+            self._finish(wanted)
+        self._steps += 1
+
+    def part(self, name: str) -> AbstractContextManager[object]:
+        """What runs meanwhile is noted under a name: of a recorded step there is nothing else to see."""
+        return nullcontext() if self._running is None else record_function(name)
+
+    def stop(self) -> list[str]:
+        """Writes what was noted, unless that is done. The files of the run that was started last."""
+        if self._wanted is not None:
+            self._finish(self._wanted)
+            self._wanted = None
+        written, self._written = self._written, []
+        return written
+
+    def _begin(self, wanted: StartProfile) -> None:
+        activities = [ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._running = profile(
+            activities=activities, with_stack=wanted.with_stack, record_shapes=wanted.with_shapes,
+            profile_memory=wanted.with_memory,
+        )  # fmt: skip
+        self._running.start()
+
+    def _finish(self, wanted: StartProfile) -> None:
+        running, self._running = self._running, None
+        if running is None:
+            return
+        running.stop()
+        ending = ".pt.trace.json.gz" if wanted.is_compressed else ".pt.trace.json"
+        file = Path(wanted.folder) / f"{wanted.name}.rank{self._rank}{ending}"
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            running.export_chrome_trace(str(file))
+        except (OSError, RuntimeError) as error:  # a full disk costs the profile and not the engine
+            logger.error("the profile cannot be written to %s: %s", file, error)
+            return
+        logger.info("%d steps are profiled in %s", self._steps - wanted.first_step, file)
+        self._written.append(str(file))

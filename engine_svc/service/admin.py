@@ -1,0 +1,103 @@
+"""EngineAdminService: commands of operators, each read, checked and handed to the worker's administration."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+
+import grpc
+
+from engine_svc.core.administration import Administration
+from engine_svc.service.convert import from_status
+from engine_svc.worker import EngineWorker
+from quire.errors import InvalidRequest
+from quire.sleep import PARTS, Leaving, SleepLevel
+from quire.v1 import admin_pb2, admin_pb2_grpc, engine_pb2
+
+_LEAVING: Mapping[int, Leaving] = MappingProxyType(
+    {
+        admin_pb2.LEAVING_ABORT: Leaving.ABORT,
+        admin_pb2.LEAVING_WAIT: Leaving.WAIT,
+        admin_pb2.LEAVING_KEEP: Leaving.KEEP,
+    }
+)
+
+
+class EngineAdminServicer(admin_pb2_grpc.EngineAdminServiceServicer):
+    """The method of protos/quire/v1/admin.proto that engines have."""
+
+    def __init__(self, worker: EngineWorker) -> None:
+        self._worker = worker
+
+    async def Administer(
+        self, request: admin_pb2.EngineAdminServiceAdministerRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.EngineAdminServiceAdministerResponse:
+        self._worker.load_now()  # raises while there is no engine
+        outcome = await _Obedience(self._worker).obey(request.command)
+        outcome.status.CopyFrom(from_status(self._worker.load_now().status))
+        return admin_pb2.EngineAdminServiceAdministerResponse(outcome=outcome)
+
+
+class _Obedience:
+    """One command, carried out. A method for each, of the command's name."""
+
+    def __init__(self, worker: EngineWorker) -> None:
+        self._worker = worker
+        self._administration: Administration = worker.administration
+        self._outcome = admin_pb2.AdminOutcome()
+
+    async def obey(self, command: admin_pb2.AdminCommand) -> admin_pb2.AdminOutcome:
+        """What has come of it.
+
+        Raises:
+            InvalidRequest: it says what there is not.
+            QuireError: the administration's.
+        """
+        name = command.WhichOneof("command")
+        if name is not None:
+            method: Callable[[object], Awaitable[None]] = getattr(self, name)
+            await method(getattr(command, name))
+        return self._outcome
+
+    async def reset_prefix_cache(self, command: admin_pb2.ResetPrefixCache) -> None:
+        await self._administration.reset_prefix_cache(preempts=command.preempts_running)
+
+    async def pause(self, command: admin_pb2.Pause) -> None:
+        await self._administration.pause(
+            _leaving(command.leaving), command.wait_ms / 1000, clears_cache=command.clears_cache
+        )
+
+    async def resume(self, command: admin_pb2.Resume) -> None:
+        await self._administration.resume()
+
+    async def sleep(self, command: admin_pb2.Sleep) -> None:
+        if command.level not in list(SleepLevel):
+            raise InvalidRequest(f"level is {command.level}; it must be 0, 1 or 2.", parameter="level")
+        await self._administration.sleep(SleepLevel(command.level), _leaving(command.leaving), command.wait_ms / 1000)
+
+    async def wake_up(self, command: admin_pb2.WakeUp) -> None:
+        for part in command.parts:
+            if part not in PARTS:
+                raise InvalidRequest(f"{part[:64]!r} is no part of the memory: {', '.join(PARTS)}.", parameter="tags")
+        await self._administration.wake_up(command.parts or PARTS)
+
+    async def drain(self, command: admin_pb2.Drain) -> None:
+        self._administration.drain(wanted=True)
+
+    async def undrain(self, command: admin_pb2.Undrain) -> None:
+        self._administration.drain(wanted=False)
+
+    async def abort(self, command: engine_pb2.AbortRequest) -> None:
+        self._outcome.aborted_requests = self._worker.loop.abort_requests(command.request_ids)
+
+    async def start_profile(self, command: admin_pb2.StartProfile) -> None:
+        await self._administration.start_profile()
+
+    async def stop_profile(self, command: admin_pb2.StopProfile) -> None:
+        self._outcome.files.extend(await self._administration.stop_profile())
+
+
+def _leaving(value: int) -> Leaving:
+    if value not in _LEAVING:
+        raise InvalidRequest("Say what becomes of the requests: abort, wait or keep.", parameter="mode")
+    return _LEAVING[value]

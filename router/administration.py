@@ -1,0 +1,61 @@
+"""What operators ask of workers, handed on to all of them or to some."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+
+import grpc
+
+from quire.errors import NotFound, QuireError, Unavailable
+from quire.rpc.settings import CALL_SECONDS
+from quire.rpc.status import to_request_error
+from quire.v1 import admin_pb2, admin_pb2_grpc
+from router.workers.remote import RemoteWorker
+
+logger = logging.getLogger(__name__)
+
+# Of the caller's time, what is left for the answer to reach it.
+_MARGIN_SECONDS = 0.5
+
+
+class RouterAdminServicer(admin_pb2_grpc.RouterAdminServiceServicer):
+    """The method of protos/quire/v1/admin.proto that routers have. Nothing of it is kept here: workers tell of it."""
+
+    def __init__(self, workers: Callable[[], Collection[RemoteWorker]]) -> None:
+        self._workers = workers
+
+    async def Administer(
+        self, request: admin_pb2.RouterAdminServiceAdministerRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.RouterAdminServiceAdministerResponse:
+        left = context.time_remaining()
+        seconds = CALL_SECONDS if left is None else max(0.0, left - _MARGIN_SECONDS)
+        workers = self._chosen(request.workers)
+        if name := request.command.WhichOneof("command"):
+            logger.info("%s is asked of %s", name, ", ".join(worker.address for worker in workers))
+        outcomes = await asyncio.gather(*(_administer(worker, request.command, seconds) for worker in workers))
+        return admin_pb2.RouterAdminServiceAdministerResponse(workers=outcomes)
+
+    def _chosen(self, addresses: Sequence[str]) -> Sequence[RemoteWorker]:
+        """
+        Raises:
+            NotFound, Unavailable: there are none.
+        """
+        known = {worker.address: worker for worker in self._workers() if not worker.retired}
+        if not known:
+            raise Unavailable("No engine worker is known; try again in a moment.")
+        for address in addresses:
+            if address not in known:
+                raise NotFound(
+                    f"There is no worker {address[:256]!r}; there are {', '.join(known)}.", parameter="worker"
+                )
+        return [known[address] for address in dict.fromkeys(addresses)] or list(known.values())
+
+
+async def _administer(worker: RemoteWorker, command: admin_pb2.AdminCommand, seconds: float) -> admin_pb2.WorkerOutcome:
+    try:
+        outcome = await worker.administer(command, seconds)
+    except QuireError as error:
+        return admin_pb2.WorkerOutcome(address=worker.address, error=to_request_error(error))
+    return admin_pb2.WorkerOutcome(address=worker.address, outcome=outcome)

@@ -1,0 +1,151 @@
+"""An engine that is paused, sleeps and forgets: no token depends on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine_svc.core.engine import Engine
+from engine_svc.requests.admission import sequence_seed
+from engine_svc.requests.outputs import FinishReason
+from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights
+from quire.errors import Conflict, DeadlineExceeded
+from quire.sleep import PARTS, SleepLevel
+from tests.engine_svc.core.test_awaited_blocks import PROMPT, Fare, Remote, filled, make_worker
+from tests.engine_svc.core.test_engine import (
+    PROMPTS,
+    VOCABULARY,
+    Collected,
+    expected,
+    make_engine,
+    request,
+    run,
+)
+from tests.support.fake_executor import FakeExecutor, expected_tokens
+from tests.support.plans import sampling_plan
+
+
+def engine_over(in_flight: int, **changes: Any) -> tuple[Engine, FakeExecutor]:
+    executor = FakeExecutor(VOCABULARY, 4, verify=True, max_in_flight=in_flight)
+    return make_engine(executor, **({"max_model_len": 150, "num_blocks": 200} | changes)), executor
+
+
+def rest_and_go_on(engine: Engine, level: SleepLevel | None) -> None:
+    """Paused, or asleep; as if asked for twice."""
+    for _ in range(2):
+        engine.rest.pause() if level is None else engine.rest.sleep(level)
+    assert not engine.load().busy
+    for _ in range(2):
+        engine.rest.resume() if level is None else engine.rest.wake_up(PARTS)
+    engine.check()
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("level", [None, *SleepLevel])
+def test_requests_that_stay_go_on_token_for_token(level: SleepLevel | None, in_flight: int) -> None:
+    """In the midst of prompts and outputs, queued ones too; with the host's tier, and blocks that are short."""
+    engine, executor = engine_over(in_flight, num_blocks=60, num_host_blocks=20, max_num_seqs=4)
+    for key, prompt in enumerate(PROMPTS):
+        engine.add(key, request(prompt, max_tokens=30))
+    engine.add(9, request(PROMPTS[3], n=3, max_tokens=12, temperature=1.0, seed=5))
+    collected = Collected()
+    for steps in (0, 1, 3, 7, 20):
+        run(engine, collected, steps)
+        rest_and_go_on(engine, level)
+    run(engine, collected)
+    for key, prompt in enumerate(PROMPTS):
+        assert collected.tokens[key, 0] == expected(prompt, 30)
+    for choice in range(3):
+        plan = sampling_plan(temperature=1.0, seed=sequence_seed(5, choice))
+        assert collected.tokens[9, choice] == expected_tokens(PROMPTS[3], 12, VOCABULARY, plan)
+    assert engine.load().used_kv_blocks == 0
+    gives_back = level is not None and level > SleepLevel.PAUSED
+    assert executor.asked[:3] == (
+        [ReleaseMemory(level is SleepLevel.WEIGHTS_FORGOTTEN), RestoreWeights(), RestoreCache()] if gives_back else []
+    )
+
+
+def test_a_paused_engine_computes_nothing_and_still_ends_requests() -> None:
+    now = [0.0]
+    engine = make_engine(clock=lambda: now[0])
+    for key, seconds in ((0, None), (1, 5.0), (2, None)):
+        engine.add(key, request([1, 2, key], max_tokens=50, timeout_seconds=seconds))
+    collected = run(engine, steps=3)
+    engine.rest.pause()
+    engine.add(3, request([5], max_tokens=2))
+    told = len(collected.deltas)
+    assert not engine.has_work
+    assert engine.load().running_sequences == 3
+    now[0] = 6.0
+    engine.abort(2)
+    run(engine, collected)
+    assert {delta.key: delta.finish_reason for delta in collected.deltas[told:]} == {
+        1: FinishReason.ERROR, 2: FinishReason.ABORT,
+    }  # fmt: skip
+    assert isinstance(collected.last[1].error, DeadlineExceeded)
+    engine.rest.resume()
+    run(engine, collected)
+    assert collected.tokens[0, 0] == expected([1, 2, 0], 50)
+    assert collected.tokens[3, 0] == expected([5], 2)
+
+
+@pytest.mark.parametrize("preempts", [False, True])
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_nothing_of_before_a_reset_is_found_after_it(preempts: bool, in_flight: int) -> None:
+    """Nor is what running requests hold, or compute behind that; they go on all the same."""
+    engine, _ = engine_over(in_flight, num_host_blocks=10)
+    prompt = PROMPTS[5]
+    engine.add(0, request(prompt, max_tokens=40))
+    collected = run(engine, steps=10)
+    engine.rest.reset_prefix_cache(preempts)
+    longer = prompt + expected(prompt, 30)
+    run(engine, collected, steps=25)
+    engine.add(1, request(longer[:60], max_tokens=1))
+    run(engine, collected)
+    usage = collected.last[1].usage
+    assert usage is not None
+    assert collected.tokens[0, 0] == expected(prompt, 40)
+    assert (usage.cached_prompt_tokens > 0) == preempts  # the running one was computed anew, and is found
+    engine.add(2, request(longer, max_tokens=1))
+    run(engine, collected)
+    usage = collected.last[2].usage
+    assert usage is not None
+    assert usage.cached_prompt_tokens == (128 if preempts else 60)
+    assert collected.tokens[2, 0] == expected(longer, 1)
+
+
+def test_parts_wake_one_after_the_other() -> None:
+    engine, executor = engine_over(1)
+    engine.add(0, request(PROMPT, max_tokens=5))
+    run(engine, steps=2)
+    engine.rest.sleep(SleepLevel.WEIGHTS_KEPT)
+    engine.rest.sleep(SleepLevel.PAUSED)
+    assert engine.load().status.sleep_level == SleepLevel.WEIGHTS_KEPT
+    engine.rest.sleep(SleepLevel.WEIGHTS_FORGOTTEN)
+    with pytest.raises(Conflict, match=r"level 2.*wake_up"):
+        engine.rest.resume()
+    with pytest.raises(Conflict, match="wake them first"):
+        engine.rest.wake_up(["kv_cache"])
+    engine.rest.wake_up(["weights"])
+    assert engine.load().status.asleep == ("kv_cache",)
+    assert not engine.has_work
+    engine.rest.wake_up(["kv_cache"])
+    assert (engine.load().status.asleep, engine.load().status.sleep_level) == ((), None)
+    assert run(engine).tokens[0, 0][-3:] == expected(PROMPT, 5)[-3:]
+    assert executor.asked == [
+        ReleaseMemory(False), ReleaseMemory(True), RestoreWeights(), RestoreCache()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("level", [SleepLevel.WEIGHTS_KEPT, SleepLevel.WEIGHTS_FORGOTTEN])
+def test_blocks_that_are_on_their_way_come_for_nobody(level: SleepLevel) -> None:
+    remote = Remote(load=lambda key: Fare(6), blocks=filled(PROMPT), wait_seconds=1000)
+    engine = make_worker(remote)
+    engine.add(0, request(PROMPT, max_tokens=20))
+    collected = run(engine, steps=2)
+    engine.rest.sleep(level)
+    assert engine.load().used_kv_blocks == 0
+    engine.check()
+    engine.rest.wake_up(PARTS)
+    assert run(engine, collected).tokens[0, 0] == expected(PROMPT, 20)

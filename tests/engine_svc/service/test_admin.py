@@ -1,0 +1,226 @@
+"""EngineAdminService over real sockets: what operators ask for, and what becomes of requests meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from engine_svc.upkeep import StartProfile
+from quire.errors import (
+    DRAINING,
+    PAUSED,
+    Conflict,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidRequest,
+    QuireError,
+    Unavailable,
+)
+from quire.rpc.status import from_rpc_error
+from quire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, engine_pb2
+from tests.support.engine_client import TIMEOUT, expected, generate, generation, refusal
+from tests.support.engine_server import RunningEngine, running_engine
+from tests.support.fake_executor import FakeExecutor
+from tests.support.waiting import eventually
+
+ABORT, WAIT, KEEP = admin_pb2.LEAVING_ABORT, admin_pb2.LEAVING_WAIT, admin_pb2.LEAVING_KEEP
+PROMPT = list(range(40))
+
+
+async def ask(engine: RunningEngine, **command: Any) -> admin_pb2.AdminOutcome:
+    """Sends a command twice, which changes nothing more; the second answer."""
+    stub = admin_pb2_grpc.EngineAdminServiceStub(engine.channel)
+    request = admin_pb2.EngineAdminServiceAdministerRequest(command=admin_pb2.AdminCommand(**command))
+    for _ in range(2):
+        answer = await stub.Administer(request, timeout=TIMEOUT)
+    outcome: admin_pb2.AdminOutcome = answer.outcome
+    return outcome
+
+
+async def refused(engine: RunningEngine, **command: Any) -> QuireError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await ask(engine, **command)
+    return from_rpc_error(caught.value)
+
+
+def slow_engine(**options: Any) -> Any:
+    return running_engine(FakeExecutor(verify=True, step_seconds=0.002), enable_sleep_mode=True, **options)
+
+
+def start(engine: RunningEngine, count: int) -> asyncio.Task[list[common_pb2.GenerationDelta]]:
+    return asyncio.create_task(generate(engine, generation(PROMPT, max_tokens=count)))
+
+
+def tokens(deltas: list[common_pb2.GenerationDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+async def runs(engine: RunningEngine) -> None:
+    await eventually(lambda: engine.worker.loop.load().counters.generation_tokens > 5, "nothing runs")
+
+
+@pytest.mark.parametrize("level", [None, 0, 1, 2])
+async def test_streams_that_stay_go_on(level: int | None) -> None:
+    async with slow_engine() as engine:
+        running = start(engine, 100)
+        await runs(engine)
+        if level is None:
+            status = (await ask(engine, pause=admin_pb2.Pause(leaving=KEEP))).status
+        else:
+            status = (await ask(engine, sleep=admin_pb2.Sleep(level=level, leaving=KEEP))).status
+        assert status.is_paused
+        assert (status.sleep_level if status.HasField("sleep_level") else None) == level
+        assert list(status.asleep) == (["kv_cache", "weights"] if level else [])
+        told = engine.worker.loop.load()
+        error = await refusal(engine, generation(PROMPT, max_tokens=1))
+        assert (type(error), error.reason) == (Unavailable, PAUSED)
+        load = (await engine.stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=TIMEOUT)).load
+        assert (load.status, load.busy, load.step) == (status, False, told.step)
+        assert not running.done()
+        if level is None:
+            status = (await ask(engine, resume=admin_pb2.Resume())).status
+        else:
+            status = (await ask(engine, wake_up=admin_pb2.WakeUp())).status
+        assert status == common_pb2.EngineStatus()
+        assert tokens(await running) == expected(PROMPT, 100)
+
+
+async def test_those_that_do_not_stay_end_with_what_they_have() -> None:
+    async with slow_engine() as engine:
+        running = start(engine, 1000)
+        await runs(engine)
+        await ask(engine, sleep=admin_pb2.Sleep(level=1, leaving=ABORT))
+        deltas = await running
+        assert deltas[-1].finish_reason == common_pb2.FINISH_REASON_ABORT
+        assert tokens(deltas) == expected(PROMPT, len(tokens(deltas)))
+        await ask(engine, wake_up=admin_pb2.WakeUp(parts=["weights"]))
+        assert isinstance(await refused(engine, resume=admin_pb2.Resume()), Conflict)
+        assert (await refusal(engine, generation([1], max_tokens=1))).reason == PAUSED
+        await ask(engine, wake_up=admin_pb2.WakeUp(parts=["kv_cache"]))
+        assert tokens(await generate(engine, generation(PROMPT, max_tokens=5))) == expected(PROMPT, 5)
+
+
+async def test_those_that_are_waited_for_end_before_it_is_paused() -> None:
+    async with slow_engine() as engine:
+        running = start(engine, 60)
+        await runs(engine)
+        pausing = asyncio.create_task(ask(engine, pause=admin_pb2.Pause(leaving=WAIT, wait_ms=20_000)))
+        await eventually(lambda: engine.worker.loop.refusal is not None, "new requests are not refused")
+        assert (await refusal(engine, generation([1], max_tokens=1))).reason == PAUSED
+        assert (await pausing).status.is_paused
+        assert tokens(await running) == expected(PROMPT, 60)
+
+
+async def test_a_wait_that_is_too_long_changes_nothing() -> None:
+    async with slow_engine() as engine:
+        running = start(engine, 1000)
+        await runs(engine)
+        error = await refused(engine, pause=admin_pb2.Pause(leaving=WAIT, wait_ms=20))
+        assert isinstance(error, DeadlineExceeded)
+        assert "1 requests have not ended" in error.message
+        assert tokens(await generate(engine, generation(PROMPT, max_tokens=2))) == expected(PROMPT, 2)
+        await ask(engine, pause=admin_pb2.Pause(leaving=KEEP))
+        error = await refused(engine, pause=admin_pb2.Pause(leaving=WAIT, wait_ms=20))
+        assert isinstance(error, Conflict)
+        assert (await ask(engine)).status.is_paused
+        await ask(engine, abort=engine_pb2.AbortRequest(request_ids=["nobody"]))
+        await ask(engine, pause=admin_pb2.Pause(leaving=ABORT))
+        assert (await running)[-1].finish_reason == common_pb2.FINISH_REASON_ABORT
+
+
+async def test_a_pause_that_is_waited_for_can_be_taken_back() -> None:
+    async with slow_engine() as engine:
+        running = start(engine, 1000)
+        await runs(engine)
+        pausing = asyncio.create_task(refused(engine, pause=admin_pb2.Pause(leaving=WAIT, wait_ms=20_000)))
+        await eventually(lambda: engine.worker.loop.refusal is not None, "new requests are not refused")
+        await ask(engine, resume=admin_pb2.Resume())
+        assert tokens(await generate(engine, generation(PROMPT, max_tokens=2))) == expected(PROMPT, 2)
+        running.cancel()
+        assert "resumed" in (await pausing).message
+
+
+async def test_a_drained_worker_finishes_what_it_has() -> None:
+    async with slow_engine() as engine:
+        running = start(engine, 40)
+        await runs(engine)
+        assert (await ask(engine, drain=admin_pb2.Drain())).status.is_draining
+        error = await refusal(engine, generation(PROMPT, max_tokens=1))
+        assert (type(error), error.reason) == (Unavailable, DRAINING)
+        assert tokens(await running) == expected(PROMPT, 40)
+        await ask(engine, pause=admin_pb2.Pause(leaving=KEEP))
+        await ask(engine, resume=admin_pb2.Resume())
+        assert (await refusal(engine, generation(PROMPT, max_tokens=1))).reason == DRAINING
+        assert (await ask(engine, undrain=admin_pb2.Undrain())).status == common_pb2.EngineStatus()
+        assert tokens(await generate(engine, generation(PROMPT, max_tokens=3))) == expected(PROMPT, 3)
+
+
+@pytest.mark.parametrize("preempts", [False, True])
+async def test_a_reset_prefix_cache_has_nothing_for_later_requests(preempts: bool) -> None:
+    async with slow_engine() as engine:
+        await generate(engine, generation(PROMPT, max_tokens=1))
+        reset = admin_pb2.ResetPrefixCache(preempts_running=preempts)
+        await ask(engine, reset_prefix_cache=reset)
+        running = start(engine, 60)
+        await eventually(lambda: engine.worker.loop.load().counters.generation_tokens > 5, "nothing runs")
+        await ask(engine, reset_prefix_cache=reset)
+        assert tokens(await running) == expected(PROMPT, 60)
+        _, contents = await engine.worker.loop.cache_contents()
+        assert any(contents.hashes.values()) == preempts  # it was computed anew, behind the reset
+        assert engine.worker.loop.load().used_kv_blocks == 0
+
+
+async def test_profiles_go_where_the_options_say(tmp_path: Path) -> None:
+    executor = FakeExecutor()
+    config = {"torch_profiler_dir": str(tmp_path / "traces"), "max_iterations": 7}
+    async with running_engine(executor, profiler_config=config) as engine:
+        stub = admin_pb2_grpc.EngineAdminServiceStub(engine.channel)
+        command = admin_pb2.AdminCommand(start_profile=admin_pb2.StartProfile())
+        request = admin_pb2.EngineAdminServiceAdministerRequest(command=command)
+        assert (await stub.Administer(request, timeout=TIMEOUT)).outcome.status.is_profiling
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Administer(request, timeout=TIMEOUT)
+        assert isinstance(from_rpc_error(caught.value), Conflict)
+        (asked,) = executor.asked
+        assert isinstance(asked, StartProfile)
+        assert (asked.folder, asked.most_steps) == (str(tmp_path / "traces"), 7)
+        outcome = await ask(engine, stop_profile=admin_pb2.StopProfile())
+        assert (list(outcome.files), outcome.status.is_profiling) == (["fake.json"], False)
+
+
+async def test_what_the_engine_was_not_started_for_is_refused_by_the_flag() -> None:
+    async with running_engine(FakeExecutor()) as engine:
+        for command, flag in (
+            ({"start_profile": admin_pb2.StartProfile()}, "--profiler-config"),
+            ({"sleep": admin_pb2.Sleep(level=1, leaving=KEEP)}, "--enable-sleep-mode"),
+        ):
+            error = await refused(engine, **command)
+            assert isinstance(error, FailedPrecondition)
+            assert flag in error.message
+        assert (await ask(engine, sleep=admin_pb2.Sleep(level=0, leaving=KEEP))).status.is_paused
+
+
+@pytest.mark.parametrize(
+    ("command", "parameter"),
+    [
+        ({"sleep": admin_pb2.Sleep(level=3, leaving=KEEP)}, "level"),
+        ({"sleep": admin_pb2.Sleep(level=1)}, "mode"),
+        ({"pause": admin_pb2.Pause()}, "mode"),
+        ({"wake_up": admin_pb2.WakeUp(parts=["everything"])}, "tags"),
+    ],
+)
+async def test_what_there_is_not_is_named(command: Any, parameter: str) -> None:
+    async with slow_engine() as engine:
+        error = await refused(engine, **command)
+        assert isinstance(error, InvalidRequest)
+        assert error.parameter == parameter
+        assert (await ask(engine)).status == common_pb2.EngineStatus()
+
+
+async def test_an_engine_that_loads_says_so() -> None:
+    async with running_engine(FakeExecutor(), load=False) as engine:
+        assert isinstance(await refused(engine, drain=admin_pb2.Drain()), Unavailable)
