@@ -38,8 +38,25 @@ from gateway.protocol.messages import (
     MessagesEvent,
     MessagesRequest,
 )
+from gateway.protocol.pooling import (
+    ClassifyRequest,
+    ClassifyResponse,
+    CohereEmbedRequest,
+    CohereEmbedResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PoolingRequest,
+    PoolingResponse,
+)
 from gateway.protocol.response_events import ResponsesEvent
 from gateway.protocol.responses import DeletedResponse, ResponseBody, ResponsesRequest
+from gateway.protocol.scoring import (
+    GenerativeScoringRequest,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
 from gateway.protocol.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -122,9 +139,47 @@ _OPERATIONS = (
         "post", "/v1/responses/{response_id}/cancel", "Ends it.", answers=(ResponseBody,), failures=(400, 404, 503)
     ),
     _Operation(
-        "post", "/invocations", "As /v1/chat/completions or /v1/completions, by the fields of the body.",
-        (ChatCompletionRequest, CompletionRequest), (ChatCompletion, Completion), (ChatCompletionChunk, Completion),
+        "post", "/v1/embeddings", "Makes a vector of each input.", (EmbeddingRequest,), (EmbeddingResponse,),
         failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/v2/embed", "The same in Cohere's shape.", (CohereEmbedRequest,), (CohereEmbedResponse,),
+        failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/pooling", "Tells what a pooling model makes of each input, or of its tokens.", (PoolingRequest,),
+        (PoolingResponse,), failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/classify", "Tells the class of each input.", (ClassifyRequest,), (ClassifyResponse,),
+        failures=_REQUEST,
+    ),
+    *(
+        _Operation("post", path, "Tells how well texts fit.", (ScoreRequest,), (ScoreResponse,), failures=_REQUEST)
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        _Operation(
+            "post", path, "Puts documents in the order of how well they answer a query.", (RerankRequest,),
+            (RerankResponse,), failures=_REQUEST,
+        )
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ),
+    _Operation(
+        "post", "/generative_scoring", "Tells how likely a model goes on with a label.", (GenerativeScoringRequest,),
+        (ScoreResponse,), failures=_REQUEST,
+    ),
+    _Operation(
+        "post", "/invocations", "As one of the endpoints above, by the model and the fields of the body.",
+        (
+            ChatCompletionRequest, CompletionRequest, EmbeddingRequest, ClassifyRequest, PoolingRequest, ScoreRequest,
+            RerankRequest,
+        ),
+        (
+            ChatCompletion, Completion, EmbeddingResponse, ClassifyResponse, PoolingResponse, ScoreResponse,
+            RerankResponse,
+        ),
+        (ChatCompletionChunk, Completion), failures=_REQUEST,
     ),
     _Operation(
         "post", "/inference/v1/generate", "Goes on from token ids.", (GenerateRequest,), (GenerateResponse,),

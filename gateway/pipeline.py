@@ -20,6 +20,7 @@ from gateway.requests.retelling import GeneratedPart
 from gateway.requests.state import ChoiceState, RequestState, StreamState
 from gateway.requests.statistics import RequestStatistics
 from gateway.services.convert import from_generated, to_update
+from gateway.services.pooling import PoolingCalls
 from gateway.services.router_streams import RouterStreams
 from gateway.services.texts import Texts
 from quire.errors import Cancelled, Overloaded
@@ -50,6 +51,7 @@ class Pipeline:
         self._beam_searches = BeamSearches(self.router_streams, self._deliver)
         self._room = ChoiceRoom()
         self._live: dict[RequestState, None] = {}
+        self.pooling = PoolingCalls(self.router_streams, self._room, statistics)
         self._embeds_room = ChoiceRoom(MAX_LIVE_EMBEDS_BYTES, "bytes of prompt_embeds")
 
     @property

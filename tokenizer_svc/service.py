@@ -96,6 +96,12 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         if request.chat_template or self._renderer.has_score_template:
             encoded = await self._encoder.encode(await self._render_pairs(request), options)
             return await self._beside(encoded, _encode_response, encoded)
+        if request.template_kwargs_json:
+            raise InvalidRequest(
+                "This model has no score template, which instruction and chat_template_kwargs speak to: leave them "
+                "out, or start the server with one (--chat-template).",
+                parameter="instruction",
+            )
         pairs = await self._encoder.encode_pairs(
             firsts, seconds, options, request.max_first_tokens, request.max_second_tokens
         )

@@ -33,6 +33,7 @@ from gateway.requests.tools import ToolUse, tool_use
 from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
 from gateway.services.tokenizer import RenderedChat
 from quire.errors import InvalidRequest
+from quire.runners import GENERATE
 
 Conversation = list[dict[str, Any]]
 
@@ -80,7 +81,7 @@ async def prepare(request: Request, body: ChatFields, conversations: Sequence[Co
     """Conversations as they are to be generated from: checked, and rendered."""
     context = context_of(request)
     context.require_tokenizer("A chat", "messages")
-    model = context.fleet.model(body.model)
+    model = context.fleet.model(body.model, GENERATE)
     check(body, model)
     check_choices(len(conversations), body.num_sequences, context.options.max_choices_per_request)
     caller = caller_of(request, body)

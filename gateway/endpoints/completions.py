@@ -33,6 +33,7 @@ from gateway.requests.token_ids_only import check_token_ids_only
 from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
 from quire.bounds import check_context_length, check_token_ids
 from quire.errors import InvalidRequest
+from quire.runners import GENERATE
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -75,7 +76,7 @@ async def prepare(
         thinks: the prompt is a conversation that the model may still have to think about.
     """
     context = context_of(request)
-    model = context.fleet.model(body.model)
+    model = context.fleet.model(body.model, GENERATE)
     check(body, model)
     if context.options.skip_tokenizer_init:
         check_token_ids_only(body)

@@ -42,6 +42,7 @@ from gateway.requests.retelling import GeneratedPart, Retelling
 from gateway.requests.state import RequestState
 from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest, Unavailable
+from quire.runners import GENERATE
 
 Body = DerenderChatRequest | DerenderCompletionRequest
 Fields = TypeVar("Fields", bound=GenerationFields)
@@ -122,7 +123,7 @@ class _Job:
         """
         context = context_of(request)
         context.require_tokenizer("The text of token ids")
-        model = context.fleet.model(body.model)
+        model = context.fleet.model(body.model, GENERATE)
         chat.check(asked, model)
         tools, _ = await chat.asked_of(request, asked)
         thinking = None
@@ -147,7 +148,7 @@ class _Job:
         """
         context = context_of(request)
         context.require_tokenizer("The text of token ids")
-        model = context.fleet.model(body.model)
+        model = context.fleet.model(body.model, GENERATE)
         completions.check(asked, model)
         for name in ("echo", "return_prompt_text"):
             if getattr(asked, name):

@@ -23,6 +23,7 @@ from gateway.requests.response_items import Item, items_json, items_of
 from gateway.requests.responses import chat_of, check
 from gateway.response_store.run import Follower, Replay, Run
 from quire.errors import InvalidRequest
+from quire.runners import GENERATE
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ async def asked(request: Request) -> Turn:
     context = context_of(request)
     if body.background:
         context.responses.require(body.store)
-    model = context.fleet.model(body.model)
+    model = context.fleet.model(body.model, GENERATE)
     previous, given = body.previous_response_id, items_of(body.input)
     earlier = await context.responses.items(previous, tenant_of(request)) if previous else []
     conversation = await beside(request, chat_of, body, earlier, given, model.max_model_len)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+from quire.runners import GENERATE
 from quire.sampling import SamplingParameters
 
 
@@ -16,6 +17,25 @@ class Adapter:
     path: str  # its folder, on the workers
     revision: str  # names its weights
     base_model_name: str = ""  # that it was loaded with; empty for the model it is served on
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingModel:
+    """What a model that is served for pooling makes of its inputs."""
+
+    tasks: tuple[str, ...]  # the first is what a request gets that does not say
+    embedding_size: int = 0  # values
+    token_embedding_size: int = 0
+    is_matryoshka: bool = False  # a request may ask for the first values alone
+    matryoshka_dimensions: tuple[int, ...] = ()  # and for how many; any number where none are listed
+    num_labels: int = 0
+    label_names: tuple[str, ...] = ()
+    is_cross_encoder: bool = False  # reads both texts of a pair together
+    is_late_interaction: bool = False  # texts are compared token by token
+    has_token_types: bool = False
+    max_inputs: int = 1  # of a request to an engine
+    prompts: Mapping[str, str] = field(default_factory=dict)  # that stand before a text, by what it is for
+    default_prompt_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +55,8 @@ class ServedModel:
     adapters: tuple[Adapter, ...] = ()
     adapter: Adapter | None = None  # that this is
     parent: str | None = None  # the model's main name, for an adapter
+    runner: str = GENERATE  # what it is served for
+    pooling: PoolingModel | None = None  # where it is served for pooling
 
     @property
     def main_name(self) -> str:

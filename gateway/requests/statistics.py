@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gateway.answers.deltas import ChoiceUpdate
+from gateway.answers.pooled import PooledPart
+from gateway.requests.pooling_request import PoolingRequest
 from gateway.requests.state import GenerationUsage, RequestState
 from quire.histogram import Histogram
 
@@ -69,11 +73,35 @@ class RequestStatistics:
         # Choices whose text went on in another session with the tokenizer service.
         self.texts_moved = 0
         self._clocks: dict[RequestState, _Clock] = {}
+        self._num_pooling = 0
 
     @property
     def num_live(self) -> int:
         """Requests under way."""
-        return len(self._clocks)
+        return len(self._clocks) + self._num_pooling
+
+    @contextlib.contextmanager
+    def pooling(self, request: PoolingRequest) -> Iterator[Callable[[Sequence[PooledPart]], None]]:
+        """Around a request of a pooling model; gives what is to be called with all that has come of it."""
+        model = self.models.setdefault(request.model.main_name, ModelStatistics())
+        start = time.monotonic()
+        self._num_pooling += 1
+        reason = "abort"
+
+        def take(parts: Sequence[PooledPart]) -> None:
+            nonlocal reason
+            reason = "stop"
+            model.observe("e2e_request_latency_seconds", time.monotonic() - start)
+            model.observe("request_prompt_tokens", request.num_tokens)
+            model.observe("request_queue_time_seconds", max(part.queue_seconds for part in parts))
+            model.observe("request_prefill_time_seconds", max(part.compute_seconds for part in parts))
+            model.observe("request_inference_time_seconds", max(part.compute_seconds for part in parts))
+
+        try:
+            yield take
+        finally:
+            model.finished[reason] += len(request.inputs)
+            self._num_pooling -= 1
 
     def started(self, state: RequestState) -> None:
         """A request was handed to the router."""

@@ -9,15 +9,18 @@ from typing import overload
 import msgspec
 
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, PromptScore, TokenScore
+from gateway.answers.pooled import Pooled, PooledPart
 from gateway.protocol.fleet import WorkerView
 from gateway.requests.beams import Beam, Likeliest
 from gateway.requests.generation_request import TokenizedPrompt
+from gateway.requests.pooling_request import PoolingRequest, TokenizedInput, Truncation
 from gateway.requests.retelling import GeneratedPart
-from gateway.requests.served_model import Adapter, ServedModel
+from gateway.requests.served_model import Adapter, PoolingModel, ServedModel
 from gateway.requests.state import GenerationUsage, StreamState
 from quire.rpc.constraint import from_constraint
 from quire.rpc.prompt_embeds import from_prompt_embeds
 from quire.rpc.sampling import from_sampling, to_sampling
+from quire.runners import GENERATE
 from quire.sampling import SamplingParameters
 from quire.v1 import common_pb2, router_pb2, tokenizer_pb2
 
@@ -28,6 +31,13 @@ _FINISH = {
     common_pb2.FINISH_REASON_REPETITION: FinishReason.REPETITION,
 }
 _REASONS = {reason: number for number, reason in _FINISH.items()}
+_TASKS = {
+    "embed": common_pb2.POOLING_TASK_EMBED,
+    "classify": common_pb2.POOLING_TASK_CLASSIFY,
+    "token_embed": common_pb2.POOLING_TASK_TOKEN_EMBED,
+    "token_classify": common_pb2.POOLING_TASK_TOKEN_CLASSIFY,
+}
+_TASK_NAMES = {number: name for name, number in _TASKS.items()}
 _NO_TEXT = tokenizer_pb2.TextDelta()
 
 
@@ -37,7 +47,42 @@ def to_served_model(info: common_pb2.ModelInfo) -> ServedModel:
         tuple(info.served_model_names), info.model, info.max_model_len, info.vocab_size, info.block_size,
         info.max_logprobs, to_sampling(info.default_sampling), tuple(info.eos_token_ids), info.prompt_embeds_size,
         tuple(Adapter(each.name, each.path, each.revision, each.base_model_name) for each in info.adapters),
+        runner=info.runner or GENERATE, pooling=_pooling_model(info.pooling) if info.HasField("pooling") else None,
     )  # fmt: skip
+
+
+def _pooling_model(info: common_pb2.PoolingInfo) -> PoolingModel:
+    return PoolingModel(
+        tuple(_TASK_NAMES[task] for task in info.tasks if task in _TASK_NAMES), info.embedding_size,
+        info.token_embedding_size or info.embedding_size, info.is_matryoshka, tuple(info.matryoshka_dimensions),
+        info.num_labels, tuple(info.label_names), info.is_cross_encoder, info.is_late_interaction,
+        info.type_vocab_size > 1, max(1, info.max_inputs), dict(info.prompts), info.default_prompt_name,
+    )  # fmt: skip
+
+
+def from_pooling(
+    request: PoolingRequest, inputs: Sequence[TokenizedInput], request_id: str, timeout_ms: int
+) -> common_pb2.PoolRequest:
+    """Some of a request's inputs, as a router gets them."""
+    parameters = common_pb2.PoolingParameters(
+        task=_TASKS[request.task], dimensions=request.dimensions, normalize=request.normalize,
+        use_activation=request.use_activation,
+    )  # fmt: skip
+    return common_pb2.PoolRequest(
+        request_id=request_id,
+        model=request.requested_model,
+        inputs=[common_pb2.PoolingInput(token_ids=each.token_ids, token_type_ids=each.type_ids) for each in inputs],
+        parameters=parameters,
+        priority=request.priority,
+        timeout_ms=timeout_ms,
+        tenant=request.tenant,
+    )
+
+
+def to_pooled(answer: common_pb2.PoolResponse) -> PooledPart:
+    """What came of them."""
+    outputs = [Pooled(each.data, tuple(each.shape), each.num_tokens) for each in answer.outputs]
+    return PooledPart(outputs, answer.queue_seconds, answer.compute_seconds)
 
 
 def to_worker_view(worker: router_pb2.Worker) -> WorkerView:
@@ -56,6 +101,18 @@ def to_worker_view(worker: router_pb2.Worker) -> WorkerView:
 def to_prompt(sequence: tokenizer_pb2.TokenSequence) -> TokenizedPrompt:
     """A prompt as it comes from the tokenizer service."""
     return TokenizedPrompt(tuple(sequence.token_ids), tuple(sequence.block_keys))
+
+
+def to_input(sequence: tokenizer_pb2.TokenSequence) -> TokenizedInput:
+    """An input of a pooling model as it comes from the tokenizer service."""
+    return TokenizedInput(tuple(sequence.token_ids), tuple(sequence.token_type_ids))
+
+
+def from_truncation(truncation: Truncation | None) -> tokenizer_pb2.Truncation | None:
+    """How texts that are too long are cut."""
+    if truncation is None:
+        return None
+    return tokenizer_pb2.Truncation(num_tokens=truncation.num_tokens, keeps_end=truncation.keeps_end)
 
 
 def from_stream(stream: StreamState, timeout_ms: int) -> common_pb2.Generation:

@@ -18,6 +18,7 @@ from quire.errors import NotFound, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.status import from_rpc_error
+from quire.runners import wrong_runner
 from quire.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -184,22 +185,28 @@ class Fleet:
             return answer
         raise failure
 
-    def model(self, name: str | None) -> ServedModel:
+    def model(self, name: str | None, runner: str = "") -> ServedModel:
         """The model of that name; the first one for no name.
+
+        Args:
+            runner: what it has to be served for; empty for anything.
 
         Raises:
             Unavailable: no worker has told its model, or not for long.
             NotFound: none serves that name.
+            InvalidRequest: it is served for something else.
         """
         if not self.models:
             raise Unavailable("Loading model: no engine worker is ready yet; try again in a moment.")
-        if not name:
-            return next(iter(self.models.values()))
-        if name not in self.models:
+        if name and name not in self.models:
             raise NotFound(
                 f"The model {name[:200]!r} does not exist. Served here: {', '.join(self.models)}.", parameter="model"
             )
-        return self.models[name]
+        asked = [self.models[name]] if name else list(self.models.values())
+        found = next((model for model in asked if not runner or model.runner == runner), None)
+        if found is None:
+            raise wrong_runner(name or asked[0].main_name, asked[0].runner)
+        return found
 
 
 def _ready(workers: Sequence[router_pb2.Worker]) -> list[router_pb2.Worker]:

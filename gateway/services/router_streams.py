@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from gateway.requests.state import ChoiceState, StreamState
 from gateway.requests.statistics import RequestStatistics
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 MAX_MOVES = 3
 # A stream waits so long for a router to come up: one that is started anew takes a few seconds on a slow machine.
 ROUTER_SECONDS = 10.0
+_UNREACHABLE = "The router cannot be reached; try again in a moment."
 
 
 class RouterStreams:
@@ -71,9 +72,24 @@ class RouterStreams:
         """Keeps the sessions up until cancelled."""
         await asyncio.gather(*(router.run() for router in self.routers))
 
+    async def wait_up(self, seconds: float, avoid: Collection[str] = ()) -> RouterSession:
+        """Waits for a router to be up that is not to be avoided, for a while, and picks the least busy one.
+
+        Raises:
+            Unavailable: none was.
+        """
+        try:
+            async with asyncio.timeout(min(ROUTER_SECONDS, max(0.0, seconds))):
+                while (router := pick(self.routers, "", avoid)) is None:
+                    self._heard.clear()
+                    await self._heard.wait()
+                return router
+        except TimeoutError:
+            raise Unavailable(_UNREACHABLE) from None
+
     def start(self, stream: StreamState) -> None:
         """Sends a generation to a router; waits in the background for one to come up, for a while."""
-        self._place(stream, Unavailable("The router cannot be reached; try again in a moment."))
+        self._place(stream, Unavailable(_UNREACHABLE))
 
     def abort(self, stream: StreamState) -> None:
         """Ends a generation, wherever it is."""

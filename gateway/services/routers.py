@@ -6,10 +6,13 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 
+import grpc
+
 from gateway.services.replica import Replica
 from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
+from quire.rpc.status import from_rpc_error
 from quire.v1 import common_pb2, router_pb2, router_pb2_grpc
 
 # A conversation stays with its router until that has more streams than so many times its share and a few: a prompt that
@@ -30,8 +33,9 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
         self.address = address
         # It knew ready workers when it was heard last.
         self.has_workers = False
+        self._security = security
         channel = open_channel(address, security)
-        stub = router_pb2_grpc.RouterServiceStub(channel)
+        self._stub = stub = router_pb2_grpc.RouterServiceStub(channel)
 
         def take(frame: router_pb2.RouterServiceSessionResponse) -> None:
             if frame.HasField("ready_workers"):
@@ -52,6 +56,23 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
         """
         frame = self.link.post(num_bytes=generation.ByteSize())
         frame.starts.add(stream_id=stream_id).generation.CopyFrom(generation)
+
+    async def pool(self, request: common_pb2.PoolRequest, seconds: float) -> common_pb2.PoolResponse:
+        """What comes of a request of a pooling model.
+
+        Raises:
+            QuireError: it fails, or takes longer.
+        """
+        self.live += 1
+        try:
+            answer: common_pb2.PoolResponse = await self._stub.Pool(
+                request, metadata=call_metadata(self._security), timeout=seconds
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            self.live -= 1
+        return answer
 
     def abort(self, stream_id: int) -> None:
         """Ends a generation; a session that is gone has ended it already."""

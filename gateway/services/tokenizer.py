@@ -10,7 +10,8 @@ import msgspec
 
 from gateway.requests.constraint import NamedConstraint
 from gateway.requests.generation_request import TokenizedPrompt
-from gateway.services.convert import to_prompt
+from gateway.requests.pooling_request import TokenizedInput, Truncation
+from gateway.services.convert import from_truncation, to_input, to_prompt
 from gateway.services.tokenizers import Tokenizers
 from quire.errors import InvalidRequest
 from quire.rpc.constraint import from_asked, to_constraint
@@ -76,6 +77,64 @@ class Tokenizer:
         num_tokens = sum(len(sequence.token_ids) for sequence in found)
         return await self._converted(num_tokens, lambda: [to_prompt(sequence) for sequence in found])
 
+    async def encode_inputs(
+        self, texts: Sequence[str], add_special_tokens: bool, max_tokens: int, truncation: Truncation | None
+    ) -> list[TokenizedInput]:
+        """Texts as a pooling model gets them.
+
+        Raises:
+            ContextTooLong: a text has more than `max_tokens`, and none is to be left out.
+            Overloaded: too many large requests are being worked on.
+        """
+        requests = [
+            tokenizer_pb2.EncodeRequest(
+                texts=texts[start : start + _TEXTS_AT_ONCE], add_special_tokens=add_special_tokens,
+                max_tokens=max_tokens, truncation=from_truncation(truncation),
+            )
+            for start in range(0, len(texts), _TEXTS_AT_ONCE)
+        ]  # fmt: skip
+        return await self._inputs([(await self._replicas.call("Encode", request)).sequences for request in requests])
+
+    async def encode_pairs(
+        self,
+        firsts: Sequence[str],
+        seconds: Sequence[str],
+        max_tokens: int,
+        truncation: Truncation | None,
+        *,
+        max_first_tokens: int = 0,
+        max_second_tokens: int = 0,
+        template: str | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[TokenizedInput]:
+        """Pairs of texts as a model gets them that reads both together.
+
+        Args:
+            firsts: one for each second text, or one for all.
+            max_first_tokens: that stay of a first text; 0 for all.
+            max_second_tokens: the same of a second text.
+            template, kwargs: of the model's score template.
+
+        Raises: as `encode_inputs`, of pairs.
+        """
+        found = []
+        for start in range(0, len(seconds), _TEXTS_AT_ONCE):
+            stop = start + _TEXTS_AT_ONCE
+            request = tokenizer_pb2.EncodePairsRequest(
+                first_texts=firsts if len(firsts) == 1 else firsts[start:stop], second_texts=seconds[start:stop],
+                max_tokens=max_tokens, truncation=from_truncation(truncation), max_first_tokens=max_first_tokens,
+                max_second_tokens=max_second_tokens, chat_template=template or "",
+                template_kwargs_json=msgspec.json.encode(kwargs) if kwargs else b"",
+            )  # fmt: skip
+            found.append((await self._replicas.call("EncodePairs", request)).sequences)
+        return await self._inputs(found)
+
+    async def _inputs(self, found: Sequence[Sequence[tokenizer_pb2.TokenSequence]]) -> list[TokenizedInput]:
+        num_tokens = sum(len(sequence.token_ids) for sequences in found for sequence in sequences)
+        return await self._converted(
+            num_tokens, lambda: [to_input(sequence) for sequences in found for sequence in sequences]
+        )
+
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids.
 
@@ -111,6 +170,7 @@ class Tokenizer:
         cache_salt: str = "",
         adapter: str = "",
         max_tokens: int = 0,
+        truncation: Truncation | None = None,
         with_text: bool = False,
     ) -> RenderedChat:
         """Token ids of a conversation, and what else is wanted, as with `encode`."""
@@ -126,6 +186,7 @@ class Tokenizer:
             cache_salt=cache_salt,
             adapter=adapter,
             max_tokens=max_tokens,
+            truncation=from_truncation(truncation),
         )
         answer: tokenizer_pb2.RenderChatResponse = await self._replicas.call("RenderChat", request)
         sequence = answer.sequence

@@ -42,13 +42,12 @@ GET /metrics, GET /docs, GET /openapi.json, POST /v1/responses, GET /v1/response
 /v1/load_lora_adapter, POST /v1/unload_lora_adapter, POST /inference/v1/generate, POST
 /inference/v1/abort_requests, POST /v1/chat/completions/render, POST /v1/completions/render, POST
 /v1/messages/render, POST /v1/responses/render, POST /v1/chat/completions/derender, POST /v1/completions/derender,
-GET /kv_event_sources, GET /get_tokenizer_info, GET /server_info
+GET /kv_event_sources, GET /get_tokenizer_info, GET /server_info, POST /v1/embeddings, POST /v2/embed, POST /pooling,
+POST /classify, POST /score, POST /v1/score, POST /rerank, POST /v1/rerank, POST /v2/rerank, POST /generative_scoring
 """
-_POOLING = "pooling: embeddings, classes and scores"
 _OPERATIONS = "routes for whoever runs the server"
 _MISSING = {
-    "POST /v1/embeddings, POST /v2/embed, POST /pooling, POST /classify, POST /score, POST /v1/score, POST /rerank, "
-    "POST /v1/rerank, POST /v2/rerank, POST /generative_scoring, POST /v1/decisions, POST /v1/systemone": _POOLING,
+    "POST /v1/decisions, POST /v1/systemone": "models that decide",
     "POST /v1/audio/transcriptions, POST /v1/audio/translations, WS /v1/realtime": "input of sound",
     "POST /reset_mm_cache, POST /reset_encoder_cache": "input of images, audio and video",
     "POST /cohere/v2/chat": "Cohere's form of conversations",

@@ -391,14 +391,13 @@ def _post_error(outbox: Outbox[engine_pb2.EngineServiceSessionResponse], stream_
 
 
 def _score(request: Request, delta: common_pb2.GenerationDelta) -> None:
-    """Made-up log-probabilities: -0.5 for the token itself, then -1, -2, ... for the ids after it."""
+    """Made-up log-probabilities: -0.5 for the token itself, then -1, -2, ... for those that are named, or for the ids
+    after it."""
     sampling = request.generation.sampling
     for token in delta.token_ids if sampling.HasField("logprobs") else ():
-        others = range(1, sampling.logprobs + 1)
+        others = list(sampling.logprob_token_ids) or [token + 1 + number for number in range(sampling.logprobs)]
         delta.logprobs.add(
-            token_ids=[token, *(token + other for other in others)],
-            logprobs=[-0.5, *(-float(other) for other in others)],
-            rank=1,
+            token_ids=[token, *others], logprobs=[-0.5, *(-1.0 - number for number in range(len(others)))], rank=1
         )
     if sampling.HasField("prompt_logprobs") and not request.produced[0] and not delta.choice_index:
         for prompt_token in request.generation.prompt_token_ids[1:]:

@@ -1,0 +1,112 @@
+"""`POST /generative_scoring`: how likely a model that generates goes on with a label, behind a query and each item.
+
+Nothing is drawn: one token is generated of each prompt, for the log-probabilities of the labels at its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.answers.collecting import CollectedChoice, collect
+from gateway.context import context_of
+from gateway.endpoints import large
+from gateway.endpoints.body import read_json
+from gateway.endpoints.large import beside
+from gateway.endpoints.pooled import now
+from gateway.protocol.common import Usage
+from gateway.protocol.completions import CompletionRequest
+from gateway.protocol.scoring import GenerativeScoringRequest, Score, ScoreResponse
+from gateway.requests.caller import caller_of
+from gateway.requests.convert import make_generation_request
+from gateway.requests.generation_request import TokenizedPrompt
+from gateway.requests.served_model import ServedModel
+from gateway.requests.validate import check_choices, check_generation
+from quire.bounds import check_token_ids
+from quire.errors import InvalidRequest
+from quire.rpc.context import current_request_id
+from quire.runners import GENERATE
+
+
+async def generative_scoring(request: Request) -> Response:
+    """A score of each item: the probability of the first label."""
+    body = await read_json(request, GenerativeScoringRequest)
+    context = context_of(request)
+    model = context.fleet.model(body.model, GENERATE)
+    asked = _completion(body)
+    check_generation(asked, model)
+    if not body.label_token_ids:
+        raise InvalidRequest("label_token_ids is empty; name one token id at least.", parameter="label_token_ids")
+    check_token_ids("label_token_ids", body.label_token_ids, model.vocab_size)
+    check_choices(len(body.items), 1, context.options.max_choices_per_request)
+    prompts = await _prompts(request, body, model)
+    generation = make_generation_request(
+        asked, prompts, model, max_tokens=1, logprobs=0, prompt_logprobs=None, caller=caller_of(request, asked),
+        options=context.options,
+    )  # fmt: skip
+    # The probabilities are the model's own, whatever its generation config or --logprobs-mode says.
+    sampling = msgspec.structs.replace(generation.sampling, processed_logprobs=True, logit_bias=())
+    state = await context.pipeline.start(replace(generation, sampling=sampling, wants_text=False))
+    choices = await collect(state, len(prompts), request.receive)
+    data = [Score(index, _score(body, choice)) for index, choice in enumerate(choices)]
+    usage = Usage(state.prompt_tokens, state.prompt_tokens + len(choices), len(choices))
+    return await large.answer(
+        request, len(data),
+        lambda: ScoreResponse(
+            f"generative-scoring-{generation.request_id}", now(), generation.answering_model, data, usage
+        ),
+    )  # fmt: skip
+
+
+def _completion(body: GenerativeScoringRequest) -> CompletionRequest:
+    """What is asked of the model. Sampled as the model has it, without a seed: the token itself is of no interest."""
+    return CompletionRequest(
+        prompt="", model=body.model, max_tokens=1, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, logprobs=0,
+        repetition_penalty=1.0, min_tokens=0, presence_penalty=0.0, frequency_penalty=0.0, ignore_eos=True,
+        logprob_token_ids=list(dict.fromkeys(body.label_token_ids)), cache_salt=body.cache_salt,
+        priority=body.priority, request_id=body.request_id or current_request_id(), user=body.user,
+    )  # fmt: skip
+
+
+async def _prompts(request: Request, body: GenerativeScoringRequest, model: ServedModel) -> list[TokenizedPrompt]:
+    """Query and item as one text, or as one sequence of tokens."""
+    context, texts = context_of(request), [item for item in body.items if isinstance(item, str)]
+    if isinstance(body.query, str) and len(texts) == len(body.items):
+        context.require_tokenizer("A query as text", "query")
+        joined = [item + body.query if body.item_first else body.query + item for item in texts]
+        return await context.tokenizer.encode(
+            joined, body.add_special_tokens, block_size=model.block_size, adapter=model.revision,
+            cache_salt=caller_of(request, _completion(body)).cache_salt, max_tokens=model.max_model_len,
+        )  # fmt: skip
+    if isinstance(body.query, str) or texts:
+        raise InvalidRequest("query and items are texts, or all of them token ids; send one kind.", parameter="items")
+    return await beside(request, _joined, body, model.vocab_size)
+
+
+def _joined(body: GenerativeScoringRequest, vocab_size: int) -> list[TokenizedPrompt]:
+    query = [*body.query] if isinstance(body.query, list) else []
+    prompts = []
+    for item in body.items:
+        token_ids = [*item, *query] if body.item_first else [*query, *item]
+        check_token_ids("items", token_ids, vocab_size)
+        prompts.append(TokenizedPrompt(tuple(token_ids)))
+    return prompts
+
+
+def _score(body: GenerativeScoringRequest, choice: CollectedChoice) -> float:
+    """Of the first label: its probability among the labels alone, or among all tokens."""
+    score = choice.scores[0]
+    logprobs = dict(zip(score.token_ids[1:], score.logprobs[1:], strict=True))
+    first = logprobs[body.label_token_ids[0]]
+    return math.exp(first - _log_sum(list(logprobs.values()))) if body.apply_softmax else math.exp(first)
+
+
+def _log_sum(logprobs: Sequence[float]) -> float:
+    """The logarithm of the sum of what these are the logarithms of."""
+    largest = max(logprobs)
+    return largest + math.log(sum(math.exp(logprob - largest) for logprob in logprobs))

@@ -1,0 +1,192 @@
+"""`POST /score` and `/rerank`: how well texts fit each other.
+
+A cross-encoder reads both texts of a pair together. Of other models each text is computed once, and the vectors are
+compared: by their angle, or token by token where the model is made for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.answers.pooled import Pooled
+from gateway.answers.vectors import cosine, max_similarity, rows_of
+from gateway.endpoints import large
+from gateway.endpoints.body import read_json
+from gateway.endpoints.pooled import PoolingCall, now, usage_of
+from gateway.protocol.scoring import (
+    RerankDocument,
+    RerankRequest,
+    RerankResponse,
+    RerankResult,
+    RerankUsage,
+    Score,
+    ScoreRequest,
+    ScoreResponse,
+    ScoringFields,
+    Texts,
+)
+from gateway.requests.pooling_request import TokenizedInput, Truncation
+from gateway.requests.template_variables import template_variables
+from quire.errors import InvalidRequest
+
+_NAMES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+_QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Texts to compare: one with each of several, or each with its own."""
+
+    firsts: Sequence[str]
+    seconds: Sequence[str]
+    parameter: str  # that the seconds came in
+    have_roles: bool  # a query and documents, which a model may want told apart
+
+    def __post_init__(self) -> None:
+        if len(self.firsts) not in (1, len(self.seconds)):
+            raise InvalidRequest(
+                f"{len(self.firsts)} texts cannot be paired with {len(self.seconds)}: send one for all, or as many of "
+                "one as of the other.",
+                parameter=self.parameter,
+            )
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Of each pair, and the tokens that it took."""
+
+    scores: Sequence[float]
+    num_tokens: int
+
+
+async def score(request: Request) -> Response:
+    """How well texts fit."""
+    return await scored(request, await read_json(request, ScoreRequest))
+
+
+async def scored(request: Request, body: ScoreRequest) -> Response:
+    """The scores of a body's pairs."""
+    call = PoolingCall.of(request, body)
+    found = await _scores(call, body, _pairs_of(body))
+    usage = usage_of([Pooled(b"", (), found.num_tokens)])
+    data = [Score(index, value) for index, value in enumerate(found.scores)]
+    return await large.answer(
+        request, len(data), lambda: ScoreResponse(f"score-{call.request_id}", now(), call.model_name, data, usage)
+    )
+
+
+def _pairs_of(body: ScoreRequest) -> Pairs:
+    for first, second in _NAMES:
+        if getattr(body, first) is not None and getattr(body, second) is not None:
+            return Pairs(_listed(getattr(body, first)), _listed(getattr(body, second)), second, have_roles=False)
+    raise InvalidRequest(
+        "Send text_1 and text_2: how well does each text of one fit the other? (Or queries and documents.)",
+        parameter="text_1",
+    )
+
+
+def _listed(texts: Texts) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+async def rerank(request: Request) -> Response:
+    """Documents by how well they answer a query."""
+    return await reranked(request, await read_json(request, RerankRequest))
+
+
+async def reranked(request: Request, body: RerankRequest) -> Response:
+    """A body's documents, the best first."""
+    call = PoolingCall.of(request, body)
+    if (body.top_n or 0) < 0:
+        raise InvalidRequest(f"top_n is {body.top_n}; it must be 0, for all, or more.", parameter="top_n")
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    found = await _scores(call, body, Pairs([body.query], texts, "documents", have_roles=True))
+    order = sorted(range(len(texts)), key=lambda index: -found.scores[index])[: body.top_n or len(texts)]
+    results = [RerankResult(index, found.scores[index]) for index in order]
+    for result in results if body.return_documents else ():
+        result.document = RerankDocument(texts[result.index])
+    usage = RerankUsage(found.num_tokens, found.num_tokens)
+    return await large.answer(
+        request, len(results), lambda: RerankResponse(f"rerank-{call.request_id}", call.model_name, usage, results)
+    )
+
+
+async def _scores(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Scored:
+    call.context.require_tokenizer("Scores of texts", pairs.parameter)
+    call.check_inputs(len(pairs.seconds), pairs.parameter)
+    for name in ("max_tokens_per_query", "max_tokens_per_doc"):
+        if (getattr(body, name) or 0) < 0:
+            raise InvalidRequest(f"{name} is {getattr(body, name)}; it must be 0, for all, or more.", parameter=name)
+    if call.info.is_cross_encoder:
+        return await _cross_encoded(call, body, pairs)
+    if body.instruction is not None or body.chat_template is not None:
+        raise InvalidRequest(
+            f"The model {call.model.main_name!r} compares vectors of single texts, with no template for pairs: leave "
+            "instruction and chat_template out.",
+            parameter="instruction" if body.instruction is not None else "chat_template",
+        )
+    return await _compared(call, body, pairs)
+
+
+async def _cross_encoded(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Scored:
+    """By a model that reads both texts together."""
+    if call.info.num_labels != 1:
+        raise InvalidRequest(
+            f"The model {call.model.main_name!r} has {call.info.num_labels} classes, and a score is one: "
+            "use /classify.",
+            parameter="model",
+        )
+    told = {} if body.instruction is None else {"instruction": body.instruction}
+    inputs = await call.context.tokenizer.encode_pairs(
+        pairs.firsts, pairs.seconds, call.model.max_model_len, call.truncation,
+        max_first_tokens=body.max_tokens_per_query or 0, max_second_tokens=body.max_tokens_per_doc or 0,
+        template=body.chat_template, kwargs={**template_variables(body.chat_template_kwargs, None, ""), **told},
+    )  # fmt: skip
+    if not call.info.has_token_types:
+        inputs = [TokenizedInput(each.token_ids) for each in inputs]
+    outputs = await call.run(inputs, "classify")
+    return Scored([float(rows_of(output)[0]) for output in outputs], sum(output.num_tokens for output in outputs))
+
+
+async def _compared(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Scored:
+    """By vectors of each text."""
+    by_token = call.info.is_late_interaction
+    task = "token_embed" if by_token else "embed"
+    call.require(task)
+    before_first, before_second = ("", "")
+    if by_token or pairs.have_roles:
+        before_first, before_second = _prompt(call, _QUERY), _prompt(call, _DOCUMENT)
+    first = await _texts(call, [before_first + text for text in pairs.firsts], body.max_tokens_per_query)
+    second = await _texts(call, [before_second + text for text in pairs.seconds], body.max_tokens_per_doc)
+    outputs = await call.run([*first, *second], task, use_activation=None)
+    queries, documents = outputs[: len(first)], outputs[len(first) :]
+
+    def compare() -> list[float]:
+        compared = max_similarity if by_token else cosine
+        return [
+            compared(queries[index if len(queries) > 1 else 0], document) for index, document in enumerate(documents)
+        ]
+
+    many = by_token or len(documents) > large.LARGE_ANSWER
+    scores = await call.context.large_requests.run(compare) if many else compare()
+    return Scored(scores, sum(output.num_tokens for output in outputs))
+
+
+def _prompt(call: PoolingCall, names: Sequence[str]) -> str:
+    """What the model wants before a text of a role."""
+    return next((call.info.prompts[name] for name in names if name in call.info.prompts), "")
+
+
+async def _texts(call: PoolingCall, texts: Sequence[str], most: int | None) -> list[TokenizedInput]:
+    """
+    Args:
+        most: tokens that stay of each; None or 0 for all.
+    """
+    limit = call.truncation
+    if most:
+        limit = Truncation(most) if limit is None else replace(limit, num_tokens=min(most, limit.num_tokens))
+    return await call.texts(texts, truncation=limit)

@@ -1,0 +1,214 @@
+"""`/v1/embeddings`, `/pooling` and `/classify`; Cohere's `/v2/embed`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.protocol.common import Usage
+
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+
+
+class PoolingFields(msgspec.Struct, kw_only=True):
+    """Fields of all requests of pooling models; null means the same as absent."""
+
+    model: str | None = None
+    user: str | None = None
+    request_id: str | None = None
+    priority: int = 0
+    truncate_prompt_tokens: int | None = None  # -1: what the model takes
+    truncation_side: Literal["left", "right"] | None = None  # as the tokenizer has it
+    use_activation: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None  # there is no cache, so that nothing comes of it
+
+    # Known to clients and refused, unless they ask for nothing: see gateway/requests/refused.py.
+    padding: str | None = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+
+
+class InputFields(PoolingFields, kw_only=True):
+    """What is to be made vectors or classes of: texts, token ids, or conversations by the chat template."""
+
+    input: str | list[str | int | list[int]] | None = None
+    messages: list[dict[str, Any] | list[dict[str, Any]]] | None = None
+    add_special_tokens: bool | None = None  # default: true for input, false for messages
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+
+
+class VectorFields(InputFields, kw_only=True):
+    """How vectors are written."""
+
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None  # float
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None  # float32
+    endianness: Literal["native", "little", "big"] | None = None  # native
+    dimensions: int | None = None
+    normalize: bool | None = None  # an old name of use_activation
+
+
+class EmbeddingRequest(VectorFields, kw_only=True):
+    """A vector of each input."""
+
+    prompt_name: str | None = None  # of the model's prompts, which then stands before each text
+
+
+class Embedding(msgspec.Struct):
+    """One vector."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingResponse(msgspec.Struct):
+    """All of them."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: Usage
+    object: str = "list"
+
+
+class PoolingRequest(VectorFields, kw_only=True):
+    """What a model makes of each input, as it is."""
+
+    task: PoolingTask | None = None  # the model's first
+    data: Any = None
+
+
+class PoolingData(msgspec.Struct):
+    """Of one input: one row, or a row for each token."""
+
+    index: int
+    data: list[float | list[float]] | str
+    object: str = "pooling"
+
+
+class PoolingResponse(msgspec.Struct):
+    """Of all of them."""
+
+    id: str
+    created: int
+    model: str
+    data: list[PoolingData]
+    usage: Usage
+    object: str = "list"
+
+
+class BytesItem(msgspec.Struct):
+    """Where one vector stands in a body of bytes, and how."""
+
+    index: int
+    embed_dtype: str
+    endianness: str
+    start: int
+    end: int
+    shape: list[int]
+
+
+class BytesMetadata(msgspec.Struct):
+    """What is told of a body of bytes, in its header `metadata`."""
+
+    id: str
+    created: int
+    model: str
+    data: list[BytesItem]
+    usage: Usage
+
+
+class ClassifyRequest(InputFields, kw_only=True):
+    """The class of each input."""
+
+
+class Classification(msgspec.Struct):
+    """One input's."""
+
+    index: int
+    label: str | None
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyResponse(msgspec.Struct):
+    """All of them."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Classification]
+    usage: Usage
+    object: str = "list"
+
+
+class CohereContent(msgspec.Struct):
+    """A part of an input."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CohereInput(msgspec.Struct):
+    """An input of several parts."""
+
+    content: list[CohereContent]
+
+
+class CohereEmbedRequest(msgspec.Struct, kw_only=True):
+    """Cohere's request for vectors."""
+
+    model: str | None = None
+    input_type: str | None = None
+    texts: list[str] | None = None
+    inputs: list[CohereInput] | None = None
+    images: Any = None
+    output_dimension: int | None = None
+    embedding_types: list[Literal["float", "base64", "binary", "ubinary"]] | None = None  # float
+    truncate: Literal["NONE", "START", "END"] = "END"
+    max_tokens: int | None = None
+    priority: int = 0
+
+
+class CohereApiVersion(msgspec.Struct):
+    """Whose shape this is."""
+
+    version: str = "2"
+
+
+class CohereBilledUnits(msgspec.Struct):
+    """Tokens."""
+
+    input_tokens: int
+
+
+class CohereMeta(msgspec.Struct):
+    """What a request took."""
+
+    billed_units: CohereBilledUnits
+    api_version: CohereApiVersion = msgspec.field(default_factory=CohereApiVersion)
+
+
+class CohereEmbeddings(msgspec.Struct, rename={"floats": "float"}):
+    """The vectors in each form that was asked for."""
+
+    floats: list[list[float]] | UnsetType = UNSET
+    base64: list[str] | UnsetType = UNSET
+    binary: list[list[int]] | UnsetType = UNSET
+    ubinary: list[list[int]] | UnsetType = UNSET
+
+
+class CohereEmbedResponse(msgspec.Struct):
+    """Cohere's answer."""
+
+    id: str
+    embeddings: CohereEmbeddings
+    texts: list[str]
+    meta: CohereMeta
+    response_type: str = "embeddings_by_type"

@@ -1,0 +1,105 @@
+"""`/score`, `/rerank` and `/generative_scoring`."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.protocol.common import Usage
+from gateway.protocol.pooling import PoolingFields
+
+Texts = str | list[str]
+
+
+class ScoringFields(PoolingFields, kw_only=True):
+    """Fields of requests that compare texts."""
+
+    max_tokens_per_query: int | None = None  # 0 for all
+    max_tokens_per_doc: int | None = None
+    instruction: str | None = None  # for models whose score template has a place for it
+
+
+class ScoreRequest(ScoringFields, kw_only=True):
+    """How well texts fit others: one with each of several, or each with its own. Four names for the same."""
+
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    items: Texts | None = None
+
+
+class Score(msgspec.Struct):
+    """Of one pair."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class ScoreResponse(msgspec.Struct):
+    """Of all of them."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+    object: str = "list"
+
+
+class RerankDocument(msgspec.Struct):
+    """A document."""
+
+    text: str
+
+
+class RerankRequest(ScoringFields, kw_only=True):
+    """Documents, to be put in the order of how well they answer a query."""
+
+    query: str
+    documents: list[str | RerankDocument]
+    top_n: int | None = None  # 0 for all
+    return_documents: bool = True
+
+
+class RerankUsage(msgspec.Struct):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankResult(msgspec.Struct):
+    """One document, by its place in the request."""
+
+    index: int
+    relevance_score: float
+    document: RerankDocument | UnsetType = UNSET
+
+
+class RerankResponse(msgspec.Struct):
+    """The best first."""
+
+    id: str
+    model: str
+    usage: RerankUsage
+    results: list[RerankResult]
+
+
+class GenerativeScoringRequest(msgspec.Struct, kw_only=True):
+    """How likely a model that generates goes on with one token, and not others, behind a query and each item."""
+
+    model: str | None = None
+    query: str | list[int]
+    items: list[str | list[int]]
+    label_token_ids: list[int]
+    apply_softmax: bool = True
+    item_first: bool = False
+    add_special_tokens: bool = True
+    cache_salt: str | None = None
+    priority: int = 0
+    request_id: str | None = None
+    user: str | None = None

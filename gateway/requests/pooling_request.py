@@ -1,0 +1,56 @@
+"""What an endpoint asks of a pooling model, free of HTTP and OpenAI: sequences of tokens in, rows of values out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.requests.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedInput:
+    """One sequence."""
+
+    token_ids: tuple[int, ...]
+    type_ids: tuple[int, ...] = ()  # of a pair's tokens, where the model knows types
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How many tokens of a text that is too long stay, and whether its end does; None: as the tokenizer has it."""
+
+    num_tokens: int
+    keeps_end: bool | None = None
+
+
+@dataclass(frozen=True)
+class PoolingRequest:
+    """Sequences of which the same is to be made. Trustworthy: everything is validated."""
+
+    request_id: str
+    model: ServedModel
+    requested_model: str  # the name that the request used, which may be an alias of several models
+    inputs: Sequence[TokenizedInput]
+    task: str
+    timeout_seconds: float
+    dimensions: int | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+    priority: int = 0
+    tenant: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all inputs."""
+        return sum(len(each.token_ids) for each in self.inputs)
+
+    def answer_bytes(self, given: TokenizedInput) -> int:
+        """What comes of one input, at most."""
+        info = self.model.pooling
+        assert info is not None
+        by_token = self.task.startswith("token_")
+        size = info.num_labels if self.task.endswith("classify") else info.embedding_size
+        if self.task == "token_embed":
+            size = info.token_embedding_size
+        return 4 * max(1, size) * (len(given.token_ids) if by_token else 1)

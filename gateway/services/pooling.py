@@ -1,0 +1,103 @@
+"""Requests of pooling models at the routers. A large one goes in parts, which routers place on several workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+
+from gateway.answers.pooled import Pooled, PooledPart
+from gateway.requests.choice_room import ChoiceRoom
+from gateway.requests.pooling_request import PoolingRequest, TokenizedInput
+from gateway.requests.statistics import RequestStatistics
+from gateway.services.convert import from_pooling, to_pooled
+from gateway.services.router_streams import RouterStreams
+from quire.errors import DeadlineExceeded, Unavailable
+
+# Of one part: enough for a step of any engine, and few enough that several workers share what is large.
+_MOST_TOKENS = 16 * 1024
+_MOST_ANSWER_BYTES = 8 * 2**20
+_PARTS_AT_ONCE = 16
+_GRACE_SECONDS = 2.0
+
+
+class PoolingCalls:
+    """Used from the event loop only."""
+
+    def __init__(self, routers: RouterStreams, room: ChoiceRoom, statistics: RequestStatistics) -> None:
+        """
+        Args:
+            room: that the gateway's requests share.
+        """
+        self._routers = routers
+        self._room = room
+        self._statistics = statistics
+
+    async def pool(self, request: PoolingRequest) -> list[Pooled]:
+        """What comes of each input. Ends all that is under way if it is cancelled.
+
+        Raises:
+            Overloaded: too much runs already.
+            QuireError: no worker does it.
+        """
+        self._room.enter(request.tenant, len(request.inputs))
+        try:
+            with self._statistics.pooling(request) as timed:
+                found = await self._parts(request)
+                timed(found)
+        finally:
+            self._room.leave(request.tenant, len(request.inputs))
+        return [output for part in found for output in part.outputs]
+
+    async def _parts(self, request: PoolingRequest) -> list[PooledPart]:
+        deadline = time.monotonic() + request.timeout_seconds
+        parts = list(_split(request))
+        if len(parts) == 1:
+            return [await self._part(request, parts[0], request.request_id, deadline)]
+        slots = asyncio.Semaphore(_PARTS_AT_ONCE)
+
+        async def run(number: int, inputs: Sequence[TokenizedInput]) -> PooledPart:
+            async with slots:
+                return await self._part(request, inputs, f"{request.request_id[:120]}-{number}", deadline)
+
+        tasks = [asyncio.ensure_future(run(number, inputs)) for number, inputs in enumerate(parts)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _part(
+        self, request: PoolingRequest, inputs: Sequence[TokenizedInput], request_id: str, deadline: float
+    ) -> PooledPart:
+        """By the least busy router, and by another where that is lost or refuses."""
+        refused_by: list[str] = []
+        failure: Unavailable | None = None
+        while True:
+            if (seconds := deadline - time.monotonic()) <= 0:
+                raise DeadlineExceeded("The request did not finish within its time.")
+            try:
+                router = await self._routers.wait_up(0.0 if failure else seconds, refused_by)
+            except Unavailable as error:
+                raise failure or error from None
+            message = from_pooling(request, inputs, request_id, max(1, int(seconds * 1000)))
+            try:
+                return to_pooled(await router.pool(message, seconds + _GRACE_SECONDS))
+            except Unavailable as error:
+                failure = error
+                refused_by.append(router.address)
+
+
+def _split(request: PoolingRequest) -> Iterator[Sequence[TokenizedInput]]:
+    """The inputs in order, as many at a time as go into one call."""
+    info = request.model.pooling
+    assert info is not None
+    start = tokens = size = 0
+    for index, each in enumerate(request.inputs):
+        tokens += len(each.token_ids)
+        size += request.answer_bytes(each)
+        full = index - start >= info.max_inputs or tokens > _MOST_TOKENS or size > _MOST_ANSWER_BYTES
+        if full and index > start:
+            yield request.inputs[start:index]
+            start, tokens, size = index, len(each.token_ids), request.answer_bytes(each)
+    yield request.inputs[start:]
