@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -41,6 +44,7 @@ from gateway.errors import (
     stopping,
 )
 from gateway.metrics.collector import GatewayCollector
+from gateway.metrics.shared import SharedFigures, place_of
 from gateway.middleware.authentication import AuthenticationMiddleware
 from gateway.middleware.request_id import RequestIdMiddleware
 from gateway.middleware.root_path import RootPathMiddleware
@@ -49,6 +53,7 @@ from gateway.openapi import docs, openapi_json
 from quire.errors import QuireError
 from quire.metrics import new_registry
 from quire.options.gateway import GatewayOptions
+from quire.supervised import supervised_name
 
 
 def routes(options: GatewayOptions) -> list[Route]:
@@ -143,8 +148,7 @@ def middleware(options: GatewayOptions) -> list[Middleware]:
 def create_app(context: GatewayContext) -> Starlette:
     """The ASGI application."""
     options = context.options
-    registry = new_registry()
-    registry.register(GatewayCollector(context.fleet, context.pipeline.router_streams, context.statistics))
+    registry, shared = make_registry(context)
     app = Starlette(
         routes=routes(options),
         middleware=middleware(options),
@@ -154,19 +158,33 @@ def create_app(context: GatewayContext) -> Starlette:
             HTTPException: handle_http_exception,
             Exception: handle_unexpected,
         },
-        lifespan=_lifespan,
+        lifespan=partial(_lifespan, [] if shared is None else [shared.run]),
     )
     app.router.redirect_slashes = False
     app.state.context = context
     app.state.registry = registry
+    app.state.num_live = partial(getattr, context.statistics if shared is None else shared, "num_live")
     return app
 
 
+def make_registry(context: GatewayContext) -> tuple[CollectorRegistry, SharedFigures | None]:
+    """What `/metrics` tells; of gateways that share a port, what all of them count, and nothing of processes."""
+    collector = GatewayCollector(context.fleet, context.pipeline.router_streams, context.statistics)
+    if not (folder := context.options.shared_port_folder):
+        registry = new_registry()
+        registry.register(collector)
+        return registry, None
+    shared = SharedFigures(collector, lambda: context.statistics.num_live, place_of(folder, supervised_name()))
+    registry = CollectorRegistry()
+    registry.register(shared)
+    return registry, shared
+
+
 @asynccontextmanager
-async def _lifespan(app: Starlette) -> AsyncIterator[None]:
-    """Keeps the sessions with the other services up while the server runs."""
+async def _lifespan(more: Sequence[Callable[[], Coroutine[Any, Any, None]]], app: Starlette) -> AsyncIterator[None]:
+    """Keeps the sessions with the other services up while the server runs, and what else is to be done."""
     context: GatewayContext = app.state.context
-    jobs = [asyncio.create_task(context.fleet.run()), asyncio.create_task(context.pipeline.run())]
+    jobs = [asyncio.create_task(run()) for run in (context.fleet.run, context.pipeline.run, *more)]
     yield
     await context.responses.close(context.options.drain_timeout_seconds, stopping())
     for job in jobs:

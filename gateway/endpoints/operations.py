@@ -33,8 +33,8 @@ async def version(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Requests under way in this gateway."""
-    return json_response({"server_load": context_of(request).statistics.num_live})
+    """Requests under way in this gateway, and in those that share its port."""
+    return json_response({"server_load": request.app.state.num_live()})
 
 
 async def kv_event_sources(request: Request) -> Response:

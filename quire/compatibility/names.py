@@ -98,6 +98,7 @@ _TESTS = {
     "tests/gateway/test_openapi.py": "disable-fastapi-docs",
     "tests/gateway/tool_parsers/test_registry.py": "tool-call-parser tool-parser-plugin",
     "tests/gpu/test_gpu.py": "enforce-eager device",
+    "tests/integration/test_data_parallel.py": "api-server-count data-parallel-rpc-port",
     "tests/integration/test_migration.py": "dtype",
     "tests/integration/test_sampling_fields.py": (
         "return-tokens-as-token-ids logits-processor-pattern logits-processors logprobs-mode max-logprobs"

@@ -24,6 +24,11 @@ class GatewayOptions:
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on.", minimum=1, maximum=65535)
+    shared_port_folder: str = option(
+        "", "Lets several gateways of this machine listen on the port (SO_REUSEPORT). A folder of theirs, where they "
+        "tell each other what /metrics and /load are to say of all. `quire serve` sets it for --api-server-count.",
+        metavar="FOLDER",
+    )  # fmt: skip
     api_key: tuple[str, ...] = option(
         (), "Key that every request must bring (`Authorization: Bearer …`); several may be given.", secret=True,
         variables=("VLLM_API_KEY",),

@@ -13,4 +13,8 @@ class ServeOptions:
     """The local stack."""
 
     startup_timeout_seconds: float = option(1800.0, "Time for the whole stack to become ready.", minimum=1.0)
+    api_server_count: int = option(
+        1, "Gateways that share the port; the system spreads connections over them.", aliases=("-asc",),
+        minimum=1, maximum=64,
+    )  # fmt: skip
     data_parallel: DataParallelOptions = DataParallelOptions()

@@ -24,7 +24,7 @@ from quire.serve.data_parallel import LocalRanks, find_local_ranks, own_address_
 from quire.serve.ports import LOOPBACK, HeldPorts
 
 # Not of the services behind the gateway alone.
-_OF_THE_STACK = ("startup_timeout_seconds", "skip_tokenizer_init", "allow_runtime_lora_updating")
+_OF_THE_STACK = ("startup_timeout_seconds", "api_server_count", "skip_tokenizer_init", "allow_runtime_lora_updating")
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Layout:
             has its own.
         ranks: all that this machine runs, and where the others are.
         meeting_port: at which the ranks of a model with experts meet; 0 without others.
+        gateways: names of the processes that answer HTTP.
+        shared_port_folder: see GatewayOptions.
     """
 
     router: tuple[str, ...]
@@ -71,6 +73,8 @@ class Layout:
     engines: Mapping[str, int]
     ranks: LocalRanks
     meeting_port: int
+    gateways: tuple[str, ...]
+    shared_port_folder: str
 
 
 def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
@@ -101,7 +105,13 @@ def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
         engines,
         ranks,
         _meeting_port(options, ranks, ports),
+        () if ranks.headless else _gateway_names(options.serve.api_server_count),
+        ports.make_folder() if options.serve.api_server_count > 1 else "",
     )
+
+
+def _gateway_names(count: int) -> tuple[str, ...]:
+    return ("gateway",) if count == 1 else tuple(f"gateway-{index}" for index in range(count))
 
 
 def _engine_names(ranks: LocalRanks) -> Mapping[str, int]:

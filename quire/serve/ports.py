@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import tempfile
 
 from quire.errors import StartupError
 
@@ -12,10 +13,12 @@ LOOPBACK = "127.0.0.1"
 
 class HeldPorts:
     """Ports that are bound here and not listened on, for as long as the stack lives: only our own services, which set
-    SO_REUSEADDR as well, can then listen there, however late they start or start again."""
+    SO_REUSEADDR as well, can then listen there, however late they start or start again. Several gateways may share one,
+    which set SO_REUSEPORT too."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
+        self._folders: list[tempfile.TemporaryDirectory[str]] = []
 
     def __enter__(self) -> HeldPorts:
         return self
@@ -23,6 +26,13 @@ class HeldPorts:
     def __exit__(self, *_: object) -> None:
         for held in self._sockets:
             held.close()
+        for folder in self._folders:
+            folder.cleanup()
+
+    def make_folder(self) -> str:
+        """A folder for those who share a port, for as long as the port is held."""
+        self._folders.append(tempfile.TemporaryDirectory(prefix="quire-"))
+        return self._folders[-1].name
 
     def hold(self, host: str, port: int, flag: str) -> None:
         """Takes a port before a model is loaded in vain.
@@ -49,7 +59,9 @@ class HeldPorts:
         if port:  # the kernel's choice may be one that others let be used again
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((host, port))
+        # Only now: with them set before, the port could be another stack's.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         return int(held.getsockname()[1])
 
 

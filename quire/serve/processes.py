@@ -36,7 +36,10 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
         "router": ("router", dataclasses.replace(options.router, workers=workers)),
         "tokenizer": ("tokenizer", options.model, options.tokenizer),
     }
-    gateway = dataclasses.replace(options.gateway, router_address=layout.router, tokenizer_address=layout.tokenizer)
+    gateway = dataclasses.replace(
+        options.gateway, router_address=layout.router, tokenizer_address=layout.tokenizer,
+        shared_port_folder=layout.shared_port_folder,
+    )  # fmt: skip
     shared = (options.security, options.log)
     drain = options.gateway.drain_timeout_seconds
     devices = _devices(options, layout.engines)
@@ -49,7 +52,7 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
         )
         server.check(options.security)
         specs.append(_spec(name, command, *groups, server, *shared, environment=devices.get(name, {})))
-    return specs if layout.ranks.headless else [*specs, _spec("gateway", "gateway", gateway, *shared)]
+    return [*specs, *(_spec(name, "gateway", gateway, *shared) for name in layout.gateways)]
 
 
 def _engine_options(options: EngineOptions, layout: Layout, name: str) -> EngineOptions:
@@ -107,8 +110,7 @@ def _spec(name: str, command: str, *groups: Any, environment: Mapping[str, str] 
         more_arguments, more_environment = to_arguments(group)
         arguments += more_arguments
         environment = {**environment, **more_environment}
-    is_engine = command == "engine"
-    return ProcessSpec(name, arguments, environment, has_peers=is_engine, niceness=0 if is_engine else _NICENESS)
+    return ProcessSpec(name, arguments, environment, command, niceness=0 if command == "engine" else _NICENESS)
 
 
 def _neutral_environment() -> dict[str, str]:

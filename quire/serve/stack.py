@@ -120,7 +120,7 @@ class _Stack:
                 self._console.write(_stopping(self._options.gateway.drain_timeout_seconds))
             # The gateway's clients first, then those who call the router themselves.
             await self._supervisor.stop(
-                (("gateway",), ("router",)), self._options.gateway.drain_timeout_seconds, self._hurry
+                (self._layout.gateways, ("router",)), self._options.gateway.drain_timeout_seconds, self._hurry
             )
             keeping.cancel()
         return is_done

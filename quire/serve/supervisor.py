@@ -33,7 +33,7 @@ class ProcessSpec:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
-    has_peers: bool = False  # others of the stack that have it too do the same work, and can stand in for it
+    kind: str = ""  # others of the stack of the same kind do the same work, and can stand in for it; "" without any
     niceness: int = 0  # see lower_priority
 
 
@@ -223,15 +223,16 @@ class Supervisor:
         times = f"{child.deaths} times in a row"
         if not self._peer_runs(child):
             raise StartupError(f"{name} died {times}: giving up. The last time it {how}. {self._advice}".rstrip())
-        logger.error("%s died %s (it %s) and is given up for %g min; the other engines serve on",
+        logger.error("%s died %s (it %s) and is given up for %g min; the others of its kind serve on",
                      name, times, how, self._patience.rest / 60)  # fmt: skip
         child.deaths = 0
         return self._patience.rest
 
     def _peer_runs(self, child: _Child) -> bool:
         others = (other for other in self._children.values() if other is not child)
-        return child.spec.has_peers and any(
-            other.spec.has_peers and other.running and other.ready_at is not None for other in others
+        return any(
+            child.spec.kind and other.spec.kind == child.spec.kind and other.running and other.ready_at is not None
+            for other in others
         )
 
 

@@ -25,9 +25,6 @@ _TOKENIZERS = (
 )
 
 _SERVER: Mapping[str, Answer] = {
-    "api-server-count": not_built(
-        "several API servers under one command", "Start further ones with `quire gateway`.", taken=("1",)
-    ),
     "disable-log-stats": no_effect("There are no lines of statistics to turn off: /metrics has them.", switch=True),
     "enable-log-requests": not_built(_REQUEST_LOG, "The HTTP server's log has a line for each."),
     "disable-log-requests": no_effect("What requests say is not logged.", switch=True),

@@ -43,9 +43,9 @@ class Stack:
         self.hurry = asyncio.Event()
         self.supervisor = Supervisor(self.lines.append, self.reports.append, "See the log.", patience)
 
-    def start(self, name: str, program: str, has_peers: bool = False, niceness: int = 0) -> None:
+    def start(self, name: str, program: str, kind: str = "", niceness: int = 0) -> None:
         command = [sys.executable, "-c", program]
-        self.supervisor.start([ProcessSpec(name, command, dict(os.environ), has_peers, niceness)])
+        self.supervisor.start([ProcessSpec(name, command, dict(os.environ), kind, niceness)])
 
     async def wait_for(self, line: str) -> None:
         await eventually(lambda: line in self.lines, line, SECONDS)
@@ -134,7 +134,7 @@ async def test_a_process_of_a_dead_service_holds_nothing_up(make: Callable[..., 
 async def test_a_service_that_dies_for_ever_ends_the_stack(make: Callable[..., Stack]) -> None:
     stack = make()
     stack.start("router", READY + "import os; os.abort()")
-    stack.start("engine-0", FOREVER, has_peers=True)
+    stack.start("engine-0", FOREVER, kind="engine")
     stack.supervisor.settle()
     assert await stack.failure() == (
         "router died 3 times in a row: giving up. The last time it was killed by SIGABRT. See the log."
@@ -145,23 +145,23 @@ async def test_an_engine_that_dies_for_ever_is_given_up_alone(
     make: Callable[..., Stack], caplog: pytest.LogCaptureFixture
 ) -> None:
     stack = make()
-    stack.start("engine-0", FOREVER, has_peers=True)
+    stack.start("engine-0", FOREVER, kind="engine")
     await stack.wait_ready("engine-0")
     stack.supervisor.settle()
-    stack.start("engine-1", "raise SystemExit(70)", has_peers=True)
+    stack.start("engine-1", "raise SystemExit(70)", kind="engine")
     await eventually(lambda: "engine-1 died 3 times in a row" in caplog.text, "engine-1 given up", SECONDS)
-    assert "is given up for 5 min; the other engines serve on" in caplog.text
+    assert "is given up for 5 min; the others of its kind serve on" in caplog.text
     assert not stack.supervisor.failed.done()
 
 
 async def test_a_given_up_engine_gets_another_chance(make: Callable[..., Stack], tmp_path: Path) -> None:
     stack = make(rest=0.01)
-    stack.start("engine-0", FOREVER, has_peers=True)
+    stack.start("engine-0", FOREVER, kind="engine")
     await stack.wait_ready("engine-0")
     stack.supervisor.settle()
     # It fails five times: three that it is given up for, and two after its rest.
     count = f"from pathlib import Path; f = Path({str(tmp_path / 'count')!r}); n = f.exists() and len(f.read_text())\n"
-    stack.start("engine-1", f"{count}f.write_text('x' * (n + 1))\nif n < 5: raise SystemExit(1)\n{FOREVER}", True)
+    stack.start("engine-1", f"{count}f.write_text('x' * (n + 1))\nif n < 5: raise SystemExit(1)\n{FOREVER}", "engine")
     await stack.wait_ready("engine-1")
     assert not stack.supervisor.failed.done()
 
@@ -170,7 +170,7 @@ async def test_engines_that_all_die_end_the_stack(make: Callable[..., Stack]) ->
     stack = make()
     stack.supervisor.settle()
     for name in ("engine-0", "engine-1"):
-        stack.start(name, "raise SystemExit(70)", has_peers=True)
+        stack.start(name, "raise SystemExit(70)", kind="engine")
     assert "3 times in a row: giving up" in await stack.failure()
 
 
