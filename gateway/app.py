@@ -74,6 +74,7 @@ def routes(options: GatewayOptions) -> list[Route]:
         *(Route(path, scoring.score, methods=["POST"]) for path in ("/score", "/v1/score")),
         *(Route(path, scoring.rerank, methods=["POST"]) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
         Route("/generative_scoring", generative_scoring.generative_scoring, methods=["POST"]),
+        Route("/v1/responses/{response_id}/input_items", responses.input_items),
         Route("/invocations", invocations, methods=["POST"]),
         Route("/v1/models", tokens.list_models),
         Route("/v1/models/{model:path}", tokens.get_model),

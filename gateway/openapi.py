@@ -49,7 +49,7 @@ from gateway.protocol.pooling import (
     PoolingResponse,
 )
 from gateway.protocol.response_events import ResponsesEvent
-from gateway.protocol.responses import DeletedResponse, ResponseBody, ResponsesRequest
+from gateway.protocol.responses import DeletedResponse, InputItems, ResponseBody, ResponsesRequest
 from gateway.protocol.scoring import (
     GenerativeScoringRequest,
     RerankRequest,
@@ -140,6 +140,15 @@ _OPERATIONS = (
     ),
     _Operation(
         "post", "/v1/embeddings", "Makes a vector of each input.", (EmbeddingRequest,), (EmbeddingResponse,),
+        "get", "/v1/responses/{response_id}/input_items", "What it was asked with.", answers=(InputItems,),
+        failures=(400, 404, 503), queries=(
+            ("limit", {"type": "integer", "minimum": 1, "maximum": 100}), ("order", {"enum": ["asc", "desc"]}),
+            ("after", {"type": "string"}),
+        ),
+    ),
+    _Operation(
+        "post", "/invocations", "As /v1/chat/completions or /v1/completions, by the fields of the body.",
+        (ChatCompletionRequest, CompletionRequest), (ChatCompletion, Completion), (ChatCompletionChunk, Completion),
         failures=_REQUEST,
     ),
     _Operation(

@@ -6,12 +6,13 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext, context_of
-from gateway.endpoints import chat
+from gateway.endpoints import chat, large
 from gateway.endpoints.body import read_json
 from gateway.endpoints.large import beside
 from gateway.endpoints.responses_answer import ResponsesAnswer
@@ -19,6 +20,7 @@ from gateway.errors import json_response, json_text_response
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.responses import DeletedResponse, ResponsesRequest
 from gateway.requests.caller import tenant_of
+from gateway.requests.input_items import page_of
 from gateway.requests.response_items import Item, items_json, items_of
 from gateway.requests.responses import chat_of, check
 from gateway.response_store.run import Follower, Replay, Run
@@ -127,6 +129,19 @@ async def _delete(request: Request) -> Response:
     identity = request.path_params["response_id"]
     await context_of(request).responses.delete(identity, tenant_of(request))
     return json_response(DeletedResponse(identity))
+
+
+async def input_items(request: Request) -> Response:
+    """What a response was asked with, the conversation before it included.
+
+    Raises:
+        InvalidRequest: a parameter is malformed.
+        NotFound: there is none of this id and key.
+    """
+    identity = request.path_params["response_id"]
+    found = await context_of(request).responses.find(identity, tenant_of(request))
+    items = msgspec.json.decode(found.items)
+    return await large.answer(request, len(found.items) // 4, lambda: page_of(items, identity, request.query_params))
 
 
 async def cancel(request: Request) -> Response:

@@ -235,6 +235,16 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     service_tier: str = "default"
 
 
+class InputItems(msgspec.Struct):
+    """Items that a response was asked with, some of them."""
+
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
+
+
 class DeletedResponse(msgspec.Struct):
     """A response that is no more."""
 

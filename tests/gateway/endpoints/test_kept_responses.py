@@ -13,6 +13,7 @@ import httpx
 import msgspec
 import pytest
 import pytest_asyncio
+from openai.types.responses import ResponseItemList
 
 from gateway.errors import stopping
 from gateway.response_store.base import EventChunk, NewResponse
@@ -272,3 +273,25 @@ async def test_what_is_wrong_is_named(shared: Shared) -> None:
         assert named in wrong.json()["error"]["message"]
     unkept = await shared.one.post("/v1/responses", ASKED | {"background": True, "store": False})
     assert (unkept.status_code, "store: false" in unkept.text) == (400, True)
+
+
+async def test_what_a_response_was_asked_with(shared: Shared) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": "fc_own"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "4"}
+    first = await answer(shared.one, input=[{"role": "user", "content": "A"}, call, result])
+    second = await answer(shared.one, input="B", previous_response_id=first["id"])
+    path = f"/v1/responses/{second['id']}/input_items"
+    whole = (await shared.other.client.get(path, params={"order": "asc"})).json()
+    ResponseItemList.model_validate(whole)
+    kinds = ["message", "function_call", "function_call_output", "message", "message"]
+    assert [item["type"] for item in whole["data"]] == kinds
+    assert whole["data"][0]["content"] == [{"type": "input_text", "text": "A"}]
+    assert whole["data"][1]["id"] == "fc_own" and whole["data"][3]["role"] == "assistant"
+    ids = [item["id"] for item in whole["data"]]
+    assert len(set(ids)) == 5 and (whole["first_id"], whole["last_id"], whole["has_more"]) == (ids[0], ids[-1], False)
+    page = (await shared.one.client.get(path, params={"limit": "2", "after": ids[4]})).json()
+    assert ([item["id"] for item in page["data"]], page["has_more"]) == ([ids[3], ids[2]], True)
+    for query in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"after": "nothing"}):
+        refused = await shared.one.client.get(path, params=query)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, *query)
+    assert (await shared.one.client.get("/v1/responses/resp_x/input_items")).status_code == 404

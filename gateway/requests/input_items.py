@@ -1,0 +1,60 @@
+"""The items that a kept response was asked with, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.protocol.responses import InputItems
+from gateway.requests.response_items import Item
+from quire.bounds import Bound
+from quire.errors import InvalidRequest
+
+_LIMIT = Bound(1, 100)
+_USUAL_LIMIT = "20"
+_ORDERS = ("asc", "desc")
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+
+
+def page_of(items: Sequence[Item], identity: str, asked: Mapping[str, str]) -> InputItems:
+    """A page of a response's items.
+
+    Args:
+        identity: the response's.
+        asked: the query: `limit`, `order`, and `after`, the id of an item.
+
+    Raises:
+        InvalidRequest: one of these is malformed, or no item's.
+    """
+    limit, order, after = asked.get("limit", _USUAL_LIMIT), asked.get("order", "desc"), asked.get("after")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
+        raise InvalidRequest(f"limit is {limit[:50]!r}; it must be a number.", parameter="limit")
+    _LIMIT.check("limit", int(limit))
+    if order not in _ORDERS:
+        raise InvalidRequest(f"order is {order[:50]!r}; it must be asc or desc.", parameter="order")
+    told = [_told(item, identity, index) for index, item in enumerate(items)]
+    if order == "desc":
+        told.reverse()
+    if after is not None:
+        told = told[_place(told, after) + 1 :]
+    page = told[: int(limit)]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return InputItems(page, first, last, len(told) > len(page))
+
+
+def _told(item: Item, identity: str, index: int) -> dict[str, Any]:
+    """As OpenAI tells an item: with its type, an id and a status, and a message's text in parts."""
+    kind = str(item.get("type", "message"))
+    own = f"{_PREFIXES.get(kind, 'item')}_{identity.removeprefix('resp_')}_{index}"
+    told = {"status": "completed", **item, "type": kind, "id": item.get("id") or own}
+    if kind == "message" and isinstance(text := item.get("content"), str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        told["content"] = [{"type": part, "text": text}]
+    return told
+
+
+def _place(items: Sequence[Item], identity: str) -> int:
+    found = next((index for index, item in enumerate(items) if item["id"] == identity), None)
+    if found is None:
+        raise InvalidRequest(f"after is {identity[:64]!r}, which is no item of this response.", parameter="after")
+    return found
