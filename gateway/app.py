@@ -50,6 +50,7 @@ from gateway.middleware.request_id import RequestIdMiddleware
 from gateway.middleware.root_path import RootPathMiddleware
 from gateway.middleware.stopping import StoppingMiddleware
 from gateway.openapi import docs, openapi_json
+from quire.compatibility.refused_routes import REFUSED_ROUTES
 from quire.errors import QuireError
 from quire.metrics import new_registry
 from quire.options.gateway import GatewayOptions
@@ -103,8 +104,15 @@ def routes(options: GatewayOptions) -> list[Route]:
     if options.page:
         found += [Route("/", page.page), Route("/page/{asset}", page.asset)]
     if not options.disable_fastapi_docs:
-        found += [Route("/openapi.json", openapi_json), Route("/docs", docs), Route("/docs/{asset}", docs)]
+        found += [Route("/openapi.json", openapi_json), Route("/docs", docs), Route("/redoc", docs)]
+        found.append(Route("/docs/{asset}", docs))
     return found
+
+
+def refused_routes() -> list[Route]:
+    """Those that others have, which say why this server has not, and what to do."""
+    named = [route.split(" ") for route in REFUSED_ROUTES]
+    return [Route(path, operations.refused, methods=[method]) for method, path in named]
 
 
 def _scale_out(options: GatewayOptions) -> list[Route]:
@@ -151,7 +159,7 @@ def create_app(context: GatewayContext) -> Starlette:
     options = context.options
     registry, shared = make_registry(context)
     app = Starlette(
-        routes=routes(options),
+        routes=[*routes(options), *refused_routes()],
         middleware=middleware(options),
         exception_handlers={
             QuireError: handle_quire_error,

@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any, get_args
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -140,15 +141,6 @@ _OPERATIONS = (
     ),
     _Operation(
         "post", "/v1/embeddings", "Makes a vector of each input.", (EmbeddingRequest,), (EmbeddingResponse,),
-        "get", "/v1/responses/{response_id}/input_items", "What it was asked with.", answers=(InputItems,),
-        failures=(400, 404, 503), queries=(
-            ("limit", {"type": "integer", "minimum": 1, "maximum": 100}), ("order", {"enum": ["asc", "desc"]}),
-            ("after", {"type": "string"}),
-        ),
-    ),
-    _Operation(
-        "post", "/invocations", "As /v1/chat/completions or /v1/completions, by the fields of the body.",
-        (ChatCompletionRequest, CompletionRequest), (ChatCompletion, Completion), (ChatCompletionChunk, Completion),
         failures=_REQUEST,
     ),
     _Operation(
@@ -177,6 +169,13 @@ _OPERATIONS = (
     _Operation(
         "post", "/generative_scoring", "Tells how likely a model goes on with a label.", (GenerativeScoringRequest,),
         (ScoreResponse,), failures=_REQUEST,
+    ),
+    _Operation(
+        "get", "/v1/responses/{response_id}/input_items", "What it was asked with.", answers=(InputItems,),
+        failures=(400, 404, 503), queries=(
+            ("limit", {"type": "integer", "minimum": 1, "maximum": 100}), ("order", {"enum": ["asc", "desc"]}),
+            ("after", {"type": "string"}),
+        ),
     ),
     _Operation(
         "post", "/invocations", "As one of the endpoints above, by the model and the fields of the body.",
@@ -335,6 +334,6 @@ async def docs(request: Request) -> Response:
     """A page that shows the document and sends requests; all of it comes from here."""
     name = request.path_params.get("asset", "docs.html")
     if name not in _TYPES:
-        return Response(status_code=404)
+        raise HTTPException(404)
     content = (resources.files("gateway") / "static" / name).read_bytes()
     return Response(content, media_type=_TYPES[name], headers={"content-security-policy": _CSP})

@@ -9,6 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 import quire
 from gateway.context import context_of
 from gateway.errors import HttpError, error_response, json_response
+from quire.compatibility.refused_routes import REFUSED_ROUTES
 from quire.errors import Unavailable
 from quire.options.tokenizer_init import SKIP_FLAG
 
@@ -48,6 +49,14 @@ async def scale_out_is_off(request: Request) -> Response:
         HttpError: always.
     """
     raise HttpError(403, f"{request.url.path} is off: start the server with --enable-scale-out to have it.")
+
+
+async def refused(request: Request) -> Response:
+    """
+    Raises:
+        HttpError: always; it says why there is no such route.
+    """
+    raise HttpError(501, REFUSED_ROUTES[f"{request.method} {request.scope['route'].path}"])
 
 
 async def metrics(request: Request) -> Response:

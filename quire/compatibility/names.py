@@ -43,22 +43,15 @@ GET /metrics, GET /docs, GET /openapi.json, POST /v1/responses, GET /v1/response
 /inference/v1/abort_requests, POST /v1/chat/completions/render, POST /v1/completions/render, POST
 /v1/messages/render, POST /v1/responses/render, POST /v1/chat/completions/derender, POST /v1/completions/derender,
 GET /kv_event_sources, GET /get_tokenizer_info, GET /server_info, POST /v1/embeddings, POST /v2/embed, POST /pooling,
-POST /classify, POST /score, POST /v1/score, POST /rerank, POST /v1/rerank, POST /v2/rerank, POST /generative_scoring
+POST /classify, POST /score, POST /v1/score, POST /rerank, POST /v1/rerank, POST /v2/rerank, POST /generative_scoring,
+GET /redoc, GET /v1/responses/{response_id}/input_items, DELETE /v1/responses/{response_id}
 """
 _OPERATIONS = "routes for whoever runs the server"
 _MISSING = {
-    "POST /v1/decisions, POST /v1/systemone": "models that decide",
-    "POST /v1/audio/transcriptions, POST /v1/audio/translations, WS /v1/realtime": "input of sound",
-    "POST /reset_mm_cache, POST /reset_encoder_cache": "input of images, audio and video",
-    "POST /cohere/v2/chat": "Cohere's form of conversations",
-    "GET /redoc, POST /reset_prefix_cache, POST /start_profile, POST /stop_profile, POST /pause, "
+    "POST /reset_prefix_cache, POST /start_profile, POST /stop_profile, POST /pause, "
     "POST /resume, GET /is_paused, POST /abort_requests": _OPERATIONS,
-    "POST /sleep, POST /wake_up, GET /is_sleeping, POST /release_kv_cache_memory": "sleep mode",
-    "POST /collective_rpc": "calls of workers' methods by name, which will stay refused",
-    "POST /scale_elastic_ep, POST /is_scaling_elastic_ep, POST /fault_tolerance/apply, GET /fault_tolerance/status": (
-        "expert parallelism"
-    ),
-    "POST /init_weight_transfer_engine": "new weights while the server runs",
+    "POST /sleep, POST /wake_up, GET /is_sleeping": "sleep mode",
+    "POST /scale_elastic_ep, POST /is_scaling_elastic_ep": "workers that come and go by a route",
 }
 
 # Method and path → the capability that is missing for it; empty where it is served.

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from quire.cli import COMMANDS as OWN
 from quire.cli import all_commands
 from quire.compatibility.names import COMMANDS, METRICS, METRICS_WITHOUT, ROUTES, TESTS_OF_FLAGS
+from quire.compatibility.refused_routes import REFUSED_ROUTES
 from quire.options.base import OptionField
 from quire.options.command import OptionsCommand
 from quire.options.vllm.answers import ANSWERS
 from quire.options.vllm.flags import vllm_flags
 from quire.options.vllm.variables import OF_OTHERS, READ_ELSEWHERE, WITHOUT_EFFECT
 
-WORKS, ACTS_AS, NO_EFFECT, NOT_BUILT = "works", "acts as", "no effect", "not built yet"
+WORKS, ACTS_AS, NO_EFFECT, REFUSED, NOT_BUILT = "works", "acts as", "no effect", "refused", "not built yet"
 _FLAGS_TEST = "tests/quire/options/vllm/test_flags.py"
 _VARIABLES_TEST = "tests/quire/options/test_environment.py"
 _HEAD = """# What of vLLM works here
@@ -106,10 +107,11 @@ def metric_rows() -> list[Row]:
 def route_rows() -> list[Row]:
     """Of the routes of vLLM's server."""
     test = "tests/gateway/endpoints/test_compatibility.py"
-    return [
+    offered = [
         Row(route, NOT_BUILT if missing else WORKS, f"It needs {missing}." if missing else "", test)
         for route, missing in ROUTES.items()
     ]
+    return [*offered, *(Row(route, REFUSED, reason, test) for route, reason in REFUSED_ROUTES.items())]
 
 
 def _table(title: str, rows: Sequence[Row]) -> str:

@@ -52,7 +52,7 @@ class GatewayOptions:
     enable_prompt_tokens_details: bool = option(False, "Adds prompt_tokens_details to usage.")
     enable_force_include_usage: bool = option(False, "Adds usage to every stream, asked for or not.")
     return_tokens_as_token_ids: bool = option(False, "Shows tokens in logprobs as token_id:N.")
-    disable_fastapi_docs: bool = option(False, "Turns /docs and /openapi.json off.")
+    disable_fastapi_docs: bool = option(False, "Turns /docs, /redoc and /openapi.json off.")
     page: bool = option(
         True, "Serves a page at / to talk to the model on and to watch the fleet; it asks for a key itself."
     )

@@ -139,7 +139,8 @@ async def running_tokenizer(folder: Path) -> AsyncIterator[GrpcServer]:
 
 @contextlib.asynccontextmanager
 async def _serving(context: GatewayContext) -> AsyncIterator[int]:
-    listener = socket.socket()
+    # With the protocol named, asyncio sends what is written at once; it waits for acknowledgements otherwise.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     server = make_server(context)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from urllib.parse import urljoin
+
+import pytest
+
 from gateway.app import routes
 from quire.compatibility.names import ROUTES
+from quire.compatibility.refused_routes import REFUSED_ROUTES
 from quire.options.gateway import GatewayOptions
+from tests.support.gateway_stack import GatewayStack
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def test_what_is_called_served_is() -> None:
+async def test_what_is_called_served_is() -> None:
     every = routes(
         GatewayOptions(
             allow_runtime_lora_updating=True, enable_tokenizer_info_endpoint=True, enable_scale_out=True,
@@ -17,3 +26,19 @@ def test_what_is_called_served_is() -> None:
     served = {f"{method} {route.path}" for route in every for method in route.methods or ()}
     assert {name for name, missing in ROUTES.items() if not missing} <= served
     assert not served & {name for name, missing in ROUTES.items() if missing}
+    assert not served & REFUSED_ROUTES.keys()
+
+
+async def test_what_is_called_refused_says_why(gateway: GatewayStack) -> None:
+    for name, reason in REFUSED_ROUTES.items():
+        method, path = name.split(" ")
+        response = await gateway.client.request(method, path)
+        assert response.status_code == 501, name
+        assert response.json()["error"]["message"] == reason
+
+
+async def test_redoc_shows_what_docs_does(gateway: GatewayStack) -> None:
+    pages = [await gateway.client.get(path) for path in ("/docs", "/redoc")]
+    assert pages[0].text == pages[1].text
+    for asset in re.findall(r'(?:src|href)="([^"]+)"', pages[1].text):
+        assert (await gateway.client.get(urljoin("/redoc", asset))).status_code == 200

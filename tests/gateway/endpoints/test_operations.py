@@ -11,7 +11,6 @@ from urllib.parse import urljoin
 import pytest
 import pytest_asyncio
 
-from gateway.app import routes
 from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
 from tests.support.fake_engine import FakeOptions
@@ -43,18 +42,6 @@ async def locked(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
         yield stack
 
 
-async def test_every_route_asks_for_a_key(locked: GatewayStack) -> None:
-    for route in routes(GatewayOptions(enable_tokenizer_info_endpoint=True, page=False)):
-        method = "POST" if "POST" in (route.methods or ()) and route.path != "/ping" else "GET"
-        response = await locked.client.request(method, route.path.replace("{asset}", "docs.js"))
-        assert response.status_code == (200 if route.path in PUBLIC else 401), route.path
-        if route.path not in PUBLIC:
-            assert response.headers["www-authenticate"] == "Bearer"
-            is_anthropics = route.path.startswith("/v1/messages")
-            expected = "authentication_error" if is_anthropics else "AuthenticationError"
-            assert response.json()["error"]["type"] == expected
-
-
 async def test_below_a_proxys_path_the_same_is_public(tokenizer_folder: Path) -> None:
     """Some proxies take their path off and some do not; orchestrators do not know of it."""
     async with running_gateway(tokenizer_folder, root_path="/llm/", api_key=("key",)) as stack:
@@ -75,11 +62,6 @@ async def test_below_a_proxys_path_the_same_is_public(tokenizer_folder: Path) ->
 async def test_wrong_keys(locked: GatewayStack, header: str) -> None:
     response = await locked.client.get("/v1/models", headers={"authorization": header})
     assert response.status_code == 401
-
-
-@pytest.mark.parametrize("path", ["//v1/models", "/v1/../v1/models", "/health/../v1/models", "/v1/%6dodels", "/HEALTH"])
-async def test_odd_paths_are_not_a_way_around(locked: GatewayStack, path: str) -> None:
-    assert (await locked.client.get(path)).status_code == 401
 
 
 async def test_keys_keep_cached_prefixes_apart(locked: GatewayStack) -> None:
