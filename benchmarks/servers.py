@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +89,25 @@ def gguf_file(virtual_environment: Path, model: Path, form: str) -> Path:
     return target
 
 
+def answers(port: int) -> bool:
+    """Whether the server there completes a prompt."""
+    body = json.dumps({"model": "bench", "prompt": "abc", "max_tokens": 1, "ignore_eos": True})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
 @contextmanager
-def running(server: Server, log: Path) -> Iterator[Running]:
+def running(server: Server, log: Path, answers: Callable[[int], bool] = answers) -> Iterator[Running]:
     """Starts the server, waits for its first answer, stops it at the end.
+
+    Args:
+        answers: whether the server at a port answers.
 
     Raises:
         RuntimeError: it ends before it answers, or takes too long.
@@ -110,19 +126,6 @@ def running(server: Server, log: Path) -> Iterator[Running]:
             yield Running(process, time.monotonic() - begin)
         finally:
             _stop(process)
-
-
-def answers(port: int) -> bool:
-    """Whether the server there completes a prompt."""
-    body = json.dumps({"model": "bench", "prompt": "abc", "max_tokens": 1, "ignore_eos": True})
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Protocol
 
 import msgspec
 
@@ -91,7 +92,39 @@ class Answer:
         """Nothing more comes."""
         if not self.times:
             self.fail("the server sent no token")
-        self.output_tokens = self.output_tokens or len(self.times)
+        self.output_tokens = self.output_tokens or len(self.pieces)
+
+
+class AnswerReader(Protocol):
+    """Reads the body of a success into an answer."""
+
+    def feed(self, piece: bytes) -> None:
+        """
+        Raises:
+            ValueError: it is not what it should be.
+        """
+
+    def end(self) -> None:
+        """Nothing more comes; raises as `feed`."""
+
+
+class WholeReader:
+    """Reads an answer that comes in one piece, such as vectors: it has no tokens."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._content = bytearray()
+
+    def feed(self, piece: bytes) -> None:
+        """See AnswerReader."""
+        self._content += piece
+
+    def end(self) -> None:
+        """See AnswerReader."""
+        self._answer.times.append(perf_counter())
+        told = _EVENTS.decode(self._content)
+        if told.usage:
+            self._answer.prompt_tokens = told.usage.prompt_tokens or self._answer.prompt_tokens
 
 
 class EventReader:
@@ -113,6 +146,9 @@ class EventReader:
                 content = line[5:].strip()
                 if content != b"[DONE]":
                     self._take(_EVENTS.decode(content), now)
+
+    def end(self) -> None:
+        """See AnswerReader. The last event says by itself that it is the last."""
 
     def _take(self, event: _Event, now: float) -> None:
         answer = self._answer

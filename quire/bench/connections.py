@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
-from quire.bench.answer import Answer, EventReader
+from quire.bench.answer import Answer, AnswerReader, EventReader
 from quire.bench.response import ResponseReader
 
 _MAX_ERROR_BYTES = 4096
@@ -21,11 +23,13 @@ class Target:
     Attributes:
         headers: lines of every request, each with its end.
         tls: of an https server.
+        reads: the answers.
     """
 
     url: str  # with the endpoint's path
     headers: str
     tls: ssl.SSLContext | None
+    reads: Callable[[Answer], AnswerReader] = EventReader
 
     def request(self, body: bytes, request_id: str) -> bytes:
         """The bytes of one request."""
@@ -78,27 +82,29 @@ class Connections:
         parts = urlsplit(self._target.url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(_Connection, parts.hostname or "", port, ssl=self._target.tls)
+        make = functools.partial(_Connection, self._target.reads)
+        _, connection = await loop.create_connection(make, parts.hostname or "", port, ssl=self._target.tls)
         return connection
 
 
 class _Connection(asyncio.Protocol):
     """One, with at most one request under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads: Callable[[Answer], AnswerReader]) -> None:
+        self._reads = reads
         self.is_closed = False
         self.was_stale = False  # it ended before anything came
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[None] | None = None
         self._reader = ResponseReader(self._take)
-        self._events: EventReader | None = None
+        self._body: AnswerReader | None = None
         self._answer = Answer(0)
         self._other = b""  # the beginning of an answer that is no stream
 
     async def exchange(self, message: bytes, answer: Answer) -> bool:
         """Sends a request and waits for the end of its answer; whether the connection is good for another."""
         assert self._transport is not None
-        self._answer, self._events, self._other = answer, EventReader(answer), b""
+        self._answer, self._body, self._other = answer, self._reads(answer), b""
         self._reader, self.was_stale = ResponseReader(self._take), False
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(message)
@@ -126,6 +132,8 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._reader.feed(data)
+            if self._reader.is_complete and self._reader.status == 200 and self._body:
+                self._body.end()
         except ValueError as error:
             self._answer.fail(f"the answer cannot be read: {error}")
             self.close()
@@ -143,8 +151,8 @@ class _Connection(asyncio.Protocol):
         self._finish()
 
     def _take(self, piece: bytes) -> None:
-        if self._reader.status == 200 and self._events:
-            self._events.feed(piece)
+        if self._reader.status == 200 and self._body:
+            self._body.feed(piece)
         else:
             self._other = (self._other + piece)[:_MAX_ERROR_BYTES]
 

@@ -6,7 +6,7 @@ import datetime
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import click
 import uvloop
 
+from quire.bench.answer import Answer, AnswerReader, EventReader, WholeReader
 from quire.bench.api import ServerApi
 from quire.bench.arrivals import arrivals
 from quire.bench.connections import Connections, Target
@@ -109,9 +110,13 @@ def _allow_many_connections() -> None:
 
 
 async def _run(benchmark: ServeBenchmark, calls: Sequence[Call]) -> Run:
-    headers = {"content-type": "application/json", "accept": "text/event-stream", **benchmark.headers}
+    kind = "text/event-stream"
+    reads: Callable[[Answer], AnswerReader] = EventReader
+    if benchmark.answers_come_whole:
+        kind, reads = "application/json", WholeReader
+    headers = {"content-type": "application/json", "accept": kind, **benchmark.headers}
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    connections = Connections(Target(benchmark.url + benchmark.endpoint, lines, benchmark.tls))
+    connections = Connections(Target(benchmark.url + benchmark.endpoint, lines, benchmark.tls, reads))
     server, progress = benchmark.server, Progress(len(calls), shown=not benchmark.result.disable_tqdm)
     timeout, limit = server.request_timeout_seconds, benchmark.traffic.max_concurrency
     try:

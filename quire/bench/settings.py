@@ -14,8 +14,8 @@ from quire.bench.figures import METRICS, parse_metrics
 from quire.bench.sample import Sample
 from quire.errors import StartupError
 from quire.options.bench import (
-    CHAT,
-    COMPLETIONS,
+    GENERATING,
+    POOLING,
     BenchResultOptions,
     BenchSamplingOptions,
     BenchServerOptions,
@@ -23,6 +23,7 @@ from quire.options.bench import (
 )
 from quire.options.dataset import DatasetOptions
 
+_QUERY_WORDS = 16
 _QUEUED = ("client_queue_time", "e2el_including_client_queue")
 
 
@@ -44,9 +45,12 @@ class ServeBenchmark:
 
     @property
     def endpoint(self) -> str:
-        return "/" + (self.server.endpoint or (CHAT if self.server.backend == "openai-chat" else COMPLETIONS)).lstrip(
-            "/"
-        )
+        return "/" + (self.server.endpoint or {**GENERATING, **POOLING}[self.server.backend]).lstrip("/")
+
+    @property
+    def answers_come_whole(self) -> bool:
+        """Of pooling models; others are streamed."""
+        return self.server.backend in POOLING
 
     @property
     def headers(self) -> dict[str, str]:
@@ -70,12 +74,16 @@ class ServeBenchmark:
             StartupError: there is no such metric.
         """
         chosen = parse_metrics(self.result.percentile_metrics)
+        if self.answers_come_whole:  # there is no token before the last
+            chosen = ["e2el", *(name for name in chosen if name in _QUEUED)]
         if self.traffic.max_concurrency is None:
             chosen = [name for name in chosen if name not in _QUEUED]
         return [name for name in METRICS if name in chosen]
 
     def body(self, model: str, sample: Sample) -> bytes:
         """Of one request."""
+        if self.answers_come_whole:
+            return json.dumps({"model": model, **self._pooling_fields(sample), **self.server.extra_body}).encode()
         fields = {name: value for name, value in asdict(self.sampling).items() if value is not None}
         if not fields.pop("ignore_eos"):
             body: dict[str, Any] = {}
@@ -90,6 +98,17 @@ class ServeBenchmark:
         else:
             body |= {"prompt": sample.prompt, "max_tokens": sample.output_tokens}
         return json.dumps({**body, **fields, **self.server.extra_body}).encode()
+
+    def _pooling_fields(self, sample: Sample) -> dict[str, Any]:
+        """Vectors are asked for as OpenAI's clients do: in base64."""
+        backend = self.server.backend
+        if backend == "vllm-rerank":
+            words = sample.prompt.split(" ")
+            count = min(_QUERY_WORDS, len(words) // 2)
+            return {"query": " ".join(words[:count]) or "?", "documents": [" ".join(words[count:])]}
+        if backend == "openai-embeddings-chat":
+            return {"messages": [{"role": "user", "content": sample.prompt}], "encoding_format": "base64"}
+        return {"input": sample.prompt, "encoding_format": "base64"}
 
     @property
     def tls(self) -> ssl.SSLContext | None:

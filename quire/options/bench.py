@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from quire.options.base import option
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+# Backend → its endpoint. The answers of the second come whole: vectors and scores.
+GENERATING: Mapping[str, str] = MappingProxyType({"openai": COMPLETIONS, "vllm": COMPLETIONS, "openai-chat": CHAT})
+POOLING: Mapping[str, str] = MappingProxyType(
+    {
+        "openai-embeddings": "/v1/embeddings", "openai-embeddings-chat": "/v1/embeddings", "vllm-pooling": "/pooling",
+        "vllm-rerank": "/v1/rerank",
+    }
+)  # fmt: skip
 _PAIR = r"[^-=\s][^=\s]*="
 
 
@@ -19,8 +29,10 @@ class BenchServerOptions:
     group: ClassVar[str] = "BenchConfig"
 
     backend: str = option(
-        "openai", f"How it is asked: openai and vllm by {COMPLETIONS}, openai-chat by {CHAT}.",
-        choices=("openai", "vllm", "openai-chat"),
+        "openai", f"How it is asked: openai and vllm by {COMPLETIONS}, openai-chat by {CHAT}; pooling models by "
+        "openai-embeddings, openai-embeddings-chat, vllm-pooling, or vllm-rerank, where a prompt's first words are the "
+        "query and its rest the document.",
+        choices=(*GENERATING, *POOLING),
         others="SGLang, llama.cpp and TGI have these two interfaces as well.",
     )  # fmt: skip
     base_url: str | None = option(

@@ -57,6 +57,8 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(200, {"tokens": [ord(letter) for letter in body.get(key, "")]})
         elif self.path == "/detokenize" and key:
             self._answer(200, {key: "".join(map(chr, body["tokens"]))})
+        elif self.path in ("/v1/embeddings", "/pooling", "/v1/rerank"):
+            self._answer(200, {"data": [], "results": [], "usage": {"prompt_tokens": 5, "total_tokens": 5}})
         elif not self.path.endswith("completions"):
             self._answer(404, {"error": {"message": "no such path"}})
         elif self.server.failures:

@@ -180,3 +180,27 @@ def test_no_server_there() -> None:
 def test_help_by_word() -> None:
     result = CliRunner().invoke(cli, ["bench", "serve", "--help=ramp-up-end"])
     assert "--ramp-up-end-rps" in result.stdout and "--goodput" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("backend", "path", "fields"),
+    [
+        ("openai-embeddings", "/v1/embeddings", {"input", "encoding_format"}),
+        ("openai-embeddings-chat", "/v1/embeddings", {"messages", "encoding_format"}),
+        ("vllm-pooling", "/pooling", {"input", "encoding_format"}),
+        ("vllm-rerank", "/v1/rerank", {"query", "documents"}),
+    ],
+)  # fmt: skip
+def test_pooling_models_are_asked_for_whole_answers(
+    bench: Bench, server: Server, backend: str, path: str, fields: set[str]
+) -> None:
+    result = bench("--backend", backend, "--temperature", "0")
+    assert result.exit_code == 0, result.output
+    asked = [body for seen, _, body in server.seen if seen == path]
+    assert len(asked) == 4
+    assert all(set(body) == {"model", *fields} for body in asked)
+    figures = {line[:41].strip(): line[41:].strip() for line in result.stdout.splitlines()}
+    assert (figures["Successful requests:"], figures["Total input tokens:"]) == ("4", "20")
+    assert figures["Total generated tokens:"] == "0"
+    assert "Mean E2EL (ms):" in figures
+    assert "Mean TTFT (ms):" not in figures
