@@ -14,6 +14,7 @@ import torch
 from engine_svc.native.library import Kernels
 
 _Position = TypeVar("_Position", int, torch.Tensor)
+_FAR = 1 << 30  # behind any position
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class AttentionOptions:
     # [num_heads]: a score that takes its part of each softmax and gives nothing (attention sinks, as in gpt-oss).
     sinks: torch.Tensor | None = None
     chunked: bool = False  # the window begins at the last multiple of its length instead (Llama 4)
+    # A query sees what comes after it too: all of its sequence, or p + sliding_window - 1 at most (encoders).
+    bidirectional: bool = False
 
     def first_seen(self, position: _Position) -> _Position:
         """The first position that a query at this one sees; may be below 0."""
@@ -76,6 +79,12 @@ class AttentionOptions:
         if self.chunked:
             return position // self.sliding_window * self.sliding_window
         return position - self.sliding_window + 1
+
+    def seen_until(self, position: _Position) -> _Position:
+        """The first position behind what a query at this one sees; may be past the end of its sequence."""
+        if not self.bidirectional:
+            return position + 1
+        return position * 0 + _FAR if self.sliding_window is None else position + self.sliding_window
 
 
 @dataclass
@@ -196,7 +205,7 @@ class AttentionBackend(ABC):
         prepared: Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Writes the new keys and values, then attends causally.
+        """Writes the new keys and values, then attends: causally, or as the options say.
 
         Whatever the cache holds where a sequence has written nothing, or what its windows have passed, changes nothing,
         be it infinite or not a number.

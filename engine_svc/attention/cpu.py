@@ -186,7 +186,7 @@ class CpuBackend(AttentionBackend):
             seen = slice(first - start_block * self.shape.block_size, seq_len - start_block * self.shape.block_size)
             keys, values = gathered[0, ..., seen, :], gathered[-1, ..., seen, :]
             whole = query_len == seq_len and (window is None or window >= seq_len) and not _is_special(options)
-            mask = None if whole else _causal_mask(query_len, seq_len, options)
+            mask = None if whole else _mask(query_len, seq_len, options)
             sinks = None if options.sinks is None else options.sinks[:, None, None]
             rows = slice(start, start + query_len)
             found = _attend(query[rows].transpose(0, 1)[None], keys, values, mask, options, sinks)
@@ -201,14 +201,21 @@ def _attend(
     options: AttentionOptions,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """All [batch, heads, positions, dim]; several query heads may share a key-value head. Without a mask: causal.
+    """All [batch, heads, positions, dim]; several query heads may share a key-value head. Without a mask: of a whole
+    sequence, causal or bidirectional.
 
     Args:
         sinks: those of the options, of a shape that broadcasts to [batch, heads, positions, 1].
     """
     if not _is_special(options):
         return F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, is_causal=mask is None, scale=options.scale, enable_gqa=True
+            query,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None and not options.bidirectional,
+            scale=options.scale,
+            enable_gqa=True,
         )
     assert mask is not None
     group = query.shape[1] // keys.shape[1]
@@ -225,11 +232,11 @@ def _is_special(options: AttentionOptions) -> bool:
     return options.softcap is not None or options.sinks is not None
 
 
-def _causal_mask(query_len: int, seq_len: int, options: AttentionOptions) -> torch.Tensor:
+def _mask(query_len: int, seq_len: int, options: AttentionOptions) -> torch.Tensor:
     """Bool [query_len, keys], true where the query sees the key; queries are the last positions.
 
     Keys are those from `first_key` on.
     """
     at = torch.arange(seq_len - query_len, seq_len)[:, None]
     to = torch.arange(first_key(query_len, seq_len, options), seq_len)[None, :]
-    return (to <= at) & (to >= options.first_seen(at))
+    return (to < options.seen_until(at)) & (to >= options.first_seen(at))

@@ -80,7 +80,7 @@ class NativeBackend(AttentionBackend):
             metadata.block_table.data_ptr(), metadata.block_table.stride(0), metadata.query_start_loc.data_ptr(),
             metadata.seq_lens.data_ptr(), len(metadata.seq_lens_host), output.data_ptr(), shape.num_heads,
             shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale, options.sliding_window or 0,
-            options.chunked, options.softcap or 0.0, None if sinks is None else sinks.data_ptr(),
+            options.chunked, options.bidirectional, options.softcap or 0.0, None if sinks is None else sinks.data_ptr(),
         )  # fmt: skip
         return output
 

@@ -82,7 +82,7 @@ class ReferenceBackend(AttentionBackend):
             scores = options.softcap * torch.tanh(scores / options.softcap)
         at = torch.arange(seq_len - query.shape[0], seq_len, device=query.device)[:, None]
         to = torch.arange(seq_len - key.shape[0], seq_len, device=query.device)[None, :]
-        hidden = (to > at) | (to < options.first_seen(at))
+        hidden = (to >= options.seen_until(at)) | (to < options.first_seen(at))
         weights = softmax_with_sinks(
             scores.masked_fill(hidden, -torch.inf), None if options.sinks is None else options.sinks[:, None, None]
         )

@@ -1,4 +1,4 @@
-"""Gated activations: SwiGLU, GeGLU, and the clamped one of gpt-oss."""
+"""Activations, by themselves and gated: SwiGLU, GeGLU, and the clamped one of gpt-oss."""
 
 from __future__ import annotations
 
@@ -7,52 +7,76 @@ import triton
 import triton.language as tl
 
 _COLUMNS = 1024
+_KINDS = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4}
 
 
 @triton.jit
-def _activate_kernel(
+def _activated(values, slope, limit, KIND: tl.constexpr):
+    """values * sigmoid(z): z is the value itself (SiLU), or makes it GELU (tanh); clamped, it is steeper. Or GELU by the
+    error function, or ReLU, in which what is no number stays none."""
+    if KIND == 3:
+        return values * 0.5 * (1.0 + tl.erf(values * 0.7071067811865476))
+    if KIND == 4:
+        return tl.where(values < 0.0, 0.0, values)
+    z = values
+    if KIND == 1:
+        z = 1.5957691216057308 * values * (1.0 + 0.044715 * values * values)
+    if KIND == 2:
+        values = tl.minimum(values, limit)
+        z = values * slope
+    return values * tl.sigmoid(tl.maximum(z, -80.0))  # lower, and the power inside would overflow
+
+
+@triton.jit
+def _gated_kernel(
     gate_up_ptr,
     output_ptr,
     slope,
     limit,
     SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
-    GELU: tl.constexpr,
-    CLAMPED: tl.constexpr,
+    KIND: tl.constexpr,
 ):
-    """One program per row and range of columns.
-
-    gate * sigmoid(z) * up: z is gate itself (SiLU), or makes it GELU (tanh); clamped, it is steeper and up 1 higher.
-    """
+    """One program per row and range of columns: the activated gate times up, which is 1 higher where it is clamped."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < SIZE
     gate = tl.load(gate_up_ptr + row * 2 * SIZE + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * 2 * SIZE + SIZE + column, mask=inside, other=0.0).to(tl.float32)
-    z = gate
-    if GELU:
-        z = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)
-    if CLAMPED:
-        gate = tl.minimum(gate, limit)
+    if KIND == 2:
         up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
-        z = gate * slope
-    result = gate * tl.sigmoid(tl.maximum(z, -80.0)) * up  # lower, and the power inside would overflow
+    result = _activated(gate, slope, limit, KIND) * up
     tl.store(output_ptr + row * SIZE + column, result.to(output_ptr.dtype.element_ty), mask=inside)
 
 
-def activate_and_multiply(
-    gate_up: torch.Tensor, is_gelu: bool, clamped: tuple[float, float] | None = None
-) -> torch.Tensor:
-    """[tokens, 2 * size] → activation(first half) * second half, by SiLU or by GELU (tanh); contiguous.
+def activate_and_multiply(gate_up: torch.Tensor, kind: str, clamped: tuple[float, float] | None = None) -> torch.Tensor:
+    """[tokens, 2 * size] → activation(first half) * second half; contiguous.
 
     Args:
-        clamped: slope and limit of gpt-oss' activation, which takes their place.
+        kind: as ops/base.py names activations, or clamped.
+        clamped: slope and limit of gpt-oss' activation.
     """
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty((rows, size))
     slope, limit = clamped or (1.0, 1.0)
-    _activate_kernel[(rows, triton.cdiv(size, _COLUMNS))](
-        gate_up, output, slope, limit, SIZE=size, COLUMNS=_COLUMNS, GELU=is_gelu,
-        CLAMPED=clamped is not None, num_warps=4,
+    _gated_kernel[(rows, triton.cdiv(size, _COLUMNS))](
+        gate_up, output, slope, limit, SIZE=size, COLUMNS=_COLUMNS, KIND=_KINDS[kind], num_warps=4,
     )  # fmt: skip
     return output
+
+
+@triton.jit
+def _activate_kernel(values_ptr, size, COLUMNS: tl.constexpr, KIND: tl.constexpr):
+    """One program per range of values."""
+    place = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = place < size
+    values = tl.load(values_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    result = _activated(values, 1.0, 1.0, KIND)
+    tl.store(values_ptr + place, result.to(values_ptr.dtype.element_ty), mask=inside)
+
+
+def activate(values: torch.Tensor, kind: str) -> torch.Tensor:
+    """[tokens, size], contiguous, in place."""
+    size = values.numel()
+    _activate_kernel[(triton.cdiv(size, _COLUMNS),)](values, size, COLUMNS=_COLUMNS, KIND=_KINDS[kind], num_warps=4)
+    return values

@@ -20,6 +20,16 @@ def first_seen(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
 
 
 @triton.jit
+def seen_until(position, end, WINDOW: tl.constexpr, BIDIRECTIONAL: tl.constexpr):
+    """The first position that a query at this one does not see any more, up to `end`."""
+    if not BIDIRECTIONAL:
+        return tl.minimum(position + 1, end)
+    if WINDOW > 0:
+        return tl.minimum(position + WINDOW, end)
+    return position * 0 + end
+
+
+@triton.jit
 def attend_keys(
     query,
     positions,
@@ -42,6 +52,7 @@ def attend_keys(
     DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE_N: tl.constexpr,
+    BIDIRECTIONAL: tl.constexpr = False,
 ):
     """Goes on over the keys from `first` to `last`, which is not among them.
 
@@ -68,7 +79,7 @@ def attend_keys(
         if SOFTCAP:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # of the hyperbolic tangent
         scores *= 1.4426950408889634  # to powers of two
-        seen = (keys[None, :] <= positions[:, None]) & present[None, :]
+        seen = (keys[None, :] < seen_until(positions, last, WINDOW, BIDIRECTIONAL)[:, None]) & present[None, :]
         if WINDOW > 0:
             seen = seen & (keys[None, :] >= first_seen(positions, WINDOW, CHUNKED)[:, None])
         scores = tl.where(seen, scores, float("-inf"))

@@ -1,4 +1,4 @@
-"""Causal attention of several new tokens per sequence over the paged cache, with an online softmax.
+"""Attention of several new tokens per sequence over the paged cache, with an online softmax.
 
 The tiling is FlashAttention-2's (Dao 2023); keys and values are found through the block table as in PagedAttention
 (Kwon et al. 2023).
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
-from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen
+from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen, seen_until
 from engine_svc.kernels.eight_bits import in_bytes
 from engine_svc.kernels.tiles import key_rows, query_rows
 
@@ -44,6 +44,7 @@ def _prefill_kernel(
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
     PART_KEYS: tl.constexpr,
+    BIDIRECTIONAL: tl.constexpr,
 ):
     """One program per tile of queries and head.
 
@@ -72,7 +73,7 @@ def _prefill_kernel(
         best = tl.zeros([TILE_M], tl.float32) + tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
         total += 1.0
     result = tl.zeros([TILE_M, DIM_PADDED], tl.float32)
-    last = tl.minimum(seq_len - query_len + start + TILE_M, seq_len)
+    last = seen_until(seq_len - query_len + start + TILE_M - 1, seq_len, WINDOW, BIDIRECTIONAL)
     first = first_seen(seq_len - query_len + start, WINDOW, CHUNKED) if WINDOW > 0 else 0
     table_ptr = block_table_ptr + sequence * block_table_stride
     if PART_KEYS > 0:
@@ -81,7 +82,7 @@ def _prefill_kernel(
                 query, positions, tl.full([TILE_M], -1.0e30, tl.float32), tl.zeros([TILE_M], tl.float32),
                 tl.zeros([TILE_M, DIM_PADDED], tl.float32), cache_ptr, table_ptr, value_offset, head // GROUP,
                 tl.maximum(first, part * PART_KEYS), tl.minimum(last, (part + 1) * PART_KEYS), scale, softcap,
-                WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
+                WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N, BIDIRECTIONAL,
             )  # fmt: skip
             new_best = tl.maximum(best, part_best)
             shrink = tl.exp2(best - new_best)
@@ -92,7 +93,7 @@ def _prefill_kernel(
     else:
         best, total, result = attend_keys(
             query, positions, best, total, result, cache_ptr, table_ptr, value_offset, head // GROUP, first, last,
-            scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
+            scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N, BIDIRECTIONAL,
         )  # fmt: skip
     result = result / tl.maximum(total, 1.0e-30)[:, None]
     tl.store(output_ptr + row_offset, result.to(output_ptr.dtype.element_ty), mask=row_mask)
@@ -128,5 +129,6 @@ def paged_prefill(
         WINDOW=options.sliding_window or 0, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         SINKS=options.sinks is not None, GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size,
-        TILE_M=query_rows(dim), TILE_N=key_rows(dim, query.dtype), PART_KEYS=part_keys, num_warps=4, num_stages=2,
+        TILE_M=query_rows(dim), TILE_N=key_rows(dim, query.dtype), PART_KEYS=part_keys,
+        BIDIRECTIONAL=options.bidirectional, num_warps=4, num_stages=2,
     )  # fmt: skip

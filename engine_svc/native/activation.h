@@ -1,11 +1,11 @@
-// The gated activations of feed-forward layers.
+// The activations of feed-forward layers, gated or not.
 #pragma once
 
 #include "vector.h"
 
 namespace quire {
 
-enum Gate { SILU, GELU, CLAMPED };  // as the caller numbers them
+enum Gate { SILU, GELU, CLAMPED, ERF_GELU, RELU };  // as the caller numbers them
 
 // A gate, with what the clamped one has beside.
 struct Activation {
@@ -13,12 +13,37 @@ struct Activation {
   float slope, limit;
 };
 
+// x times the share of a normal distribution below it: the error function by Hastings' polynomial (Abramowitz and Stegun
+// 7.1.26), which is at most 1.5e-7 off.
+inline Floats erf_gelu(Floats x) {
+  Floats z = magnitude(x) * all(0.70710678118f), t = all(1.0f) / fma(z, all(0.3275911f), all(1.0f));
+  Floats y = fma(t, all(1.061405429f), all(-1.453152027f));
+  y = fma(y, t, all(1.421413741f));
+  y = fma(y, t, all(-0.284496736f));
+  y = fma(y, t, all(0.254829592f));
+  Floats tail = y * t * all(0.5f) * exponential(zero() - z * z);
+  return x * select(at_least(x, zero()), all(1.0f) - tail, tail);
+}
+
+// Of a value by itself.
+template <Gate GATE>
+inline Floats activated(Floats x) {
+  if (GATE == RELU) return most(zero(), x);
+  if (GATE == ERF_GELU) return erf_gelu(x);
+  Floats z = GATE == GELU ? x * fma(x * x, all(0.044715f), all(1.0f)) * all(1.5957691216f) : x;
+  return x / (all(1.0f) + exponential(zero() - z));
+}
+
 // gate_up [2 * size]: gate * sigmoid(z) * up. z is gate itself (SiLU), or what makes it GELU by the hyperbolic tangent
 // (Hendrycks and Gimpel 2016): (1 + tanh(z / 2)) / 2 is sigmoid(z). Clamped, z is steeper, and up counts from -1 on.
 template <Gate GATE, class Value>
 inline void activate_and_multiply(const Activation& form, const Value* gate_up, Value* output, int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) {
     Floats gate = load(gate_up + i, size - i), up = load(gate_up + size + i, size - i), z = gate;
+    if (GATE == ERF_GELU || GATE == RELU) {
+      store(output + i, activated<GATE>(gate) * up, size - i);
+      continue;
+    }
     if (GATE == GELU) z = gate * fma(gate * gate, all(0.044715f), all(1.0f)) * all(1.5957691216f);
     if (GATE == CLAMPED) {
       gate = least(all(form.limit), gate), z = gate * all(form.slope);
@@ -34,6 +59,24 @@ inline void activate_and_multiply(const Activation& form, const Value* gate_up, 
     case SILU: return activate_and_multiply<SILU>(form, gate_up, output, size);
     case GELU: return activate_and_multiply<GELU>(form, gate_up, output, size);
     case CLAMPED: return activate_and_multiply<CLAMPED>(form, gate_up, output, size);
+    case ERF_GELU: return activate_and_multiply<ERF_GELU>(form, gate_up, output, size);
+    case RELU: return activate_and_multiply<RELU>(form, gate_up, output, size);
+  }
+}
+
+template <Gate GATE, class Value>
+inline void activate(Value* values, int64_t size) {
+  for (int64_t i = 0; i < size; i += LANES) store(values + i, activated<GATE>(load(values + i, size - i)), size - i);
+}
+
+// [size], in place; not clamped.
+template <class Value>
+inline void activate(int gate, Value* values, int64_t size) {
+  switch (gate) {
+    case SILU: return activate<SILU>(values, size);
+    case GELU: return activate<GELU>(values, size);
+    case ERF_GELU: return activate<ERF_GELU>(values, size);
+    case RELU: return activate<RELU>(values, size);
   }
 }
 

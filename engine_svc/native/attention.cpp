@@ -53,9 +53,9 @@ std::vector<Task> cut(const Call& call) {
   int64_t step = task_rows(call);
   for (int64_t sequence = 0; sequence < call.num_seqs; ++sequence) {
     int64_t count = call.query_start[sequence + 1] - call.query_start[sequence];
-    Rows all{call.seq_lens[sequence] - count, call.group(), 0, count * call.group()};
+    Rows all{call.seq_lens[sequence] - count, call.group(), 0, count * call.group(), call.seq_lens[sequence]};
     for (int64_t first = 0; first < all.last; first += step) {
-      Rows rows{all.position, all.group, first, std::min(all.last, first + step)};
+      Rows rows{all.position, all.group, first, std::min(all.last, first + step), all.length};
       for (int64_t head = 0; head < call.kv_heads; ++head)
         tasks.push_back({sequence, head, rows, rows.seen(0, rows.count(), call.options)});
     }
@@ -211,9 +211,10 @@ extern "C" {
 void quire_attend(int type, int cached, const void* query, int64_t query_stride, const void* keys, const void* values,
                   int64_t plane, const int32_t* block_table, int64_t table_stride, const int32_t* query_start,
                   const int32_t* seq_lens, int64_t num_seqs, void* output, int64_t heads, int64_t kv_heads, int64_t dim,
-                  int64_t block_size, float scale, int64_t window, int chunked, float softcap, const float* sinks) {
+                  int64_t block_size, float scale, int64_t window, int chunked, int bidirectional, float softcap,
+                  const float* sinks) {
   Call call{query, query_stride, keys, values, plane, block_table, table_stride, query_start, seq_lens, num_seqs,
-            output, heads, kv_heads, dim, block_size, {scale, softcap, window, window && chunked}, sinks};
+            output, heads, kv_heads, dim, block_size, {scale, softcap, window, window && chunked, bool(bidirectional)}, sinks};
   with_type(type, [&](auto value) {
     with_cached(cached, value, [&](auto stored) { run<decltype(value), decltype(value), decltype(stored)>(call); });
   });

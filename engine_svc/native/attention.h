@@ -32,11 +32,18 @@ struct Options {
   float scale, softcap;  // softcap 0: none
   int64_t window;        // 0: none
   bool chunked;          // the window begins at its last multiple
+  bool bidirectional;    // what comes after a query is seen too, as far as the window reaches back
 
   // What a query at this position sees first.
   int64_t first_seen(int64_t position) const {
     if (chunked) return position / window * window;
     return window ? std::max<int64_t>(0, position + 1 - window) : 0;
+  }
+
+  // The first position that it does not see any more, in a sequence of this length.
+  int64_t seen_until(int64_t position, int64_t length) const {
+    if (!bidirectional) return position + 1;
+    return window ? std::min(length, position + window) : length;
   }
 };
 
@@ -46,12 +53,13 @@ struct Rows {
   int64_t position;     // of the sequence's first new query
   int64_t group;        // query heads of the key-value head
   int64_t first, last;  // rows
+  int64_t length;       // of the sequence
 
   int64_t count() const { return last - first; }
   // The positions that one of them sees.
   Range seen(int64_t row, const Options& options) const {
     int64_t at = position + (first + row) / group;
-    return {options.first_seen(at), at + 1};
+    return {options.first_seen(at), options.seen_until(at, length)};
   }
   // The positions that any of rows [begin, end) sees.
   Range seen(int64_t begin, int64_t end, const Options& options) const {

@@ -29,7 +29,7 @@ KINDS = {"plain": 0, "int8": 1, "coded": 2}  # as product.h does
 CODES = {"nibbles": 0, "int8": 1, "e4m3": 2, "e5m2": 3, "e4m3 by tables": 4}  # as coded.h does
 CACHED = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}  # as eight_bits.h does; 0 is a cache in the model's type
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}  # as routing.cpp does
-GATES = {"silu": 0, "gelu_tanh": 1, "clamped": 2}  # as activation.h does
+GATES = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4}  # as activation.h does
 _SIGNATURES = {
     "panel": (),
     "packed_values": (_INT, _LONG, _LONG),
@@ -62,12 +62,13 @@ _SIGNATURES = {
     "choose_experts": (_POINTER, _POINTER, *(_LONG,) * 5, _INT, _FLOAT, _INT, _FLOAT, _POINTER, _POINTER),
     "rotate": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _FLOAT, *(_LONG,) * 5, _INT),
     "activate_and_multiply": (_INT, _POINTER, _POINTER, _LONG, _LONG, _INT, _FLOAT, _FLOAT),
+    "activate": (_INT, _POINTER, _LONG, _LONG, _INT),
     "sample": (_POINTER, _LONG, _LONG, _LONG, *(_POINTER,) * 5),
     "score": (_POINTER, _LONG, _LONG, _LONG, _INT, *(_POINTER,) * 3, _LONG, *(_POINTER,) * 3),
     "write_cache": (_INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, *(_LONG,) * 5),
     "attend": (
         _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER,
-        *(_LONG,) * 4, _FLOAT, _LONG, _INT, _FLOAT, _POINTER,
+        *(_LONG,) * 4, _FLOAT, _LONG, _INT, _INT, _FLOAT, _POINTER,
     ),
     "convolve": (_INT, _INT, *(_POINTER,) * 5, _LONG, _LONG, _POINTER),
     "scan_channels": (_INT, _INT, *(_POINTER,) * 9, _LONG, _LONG, _POINTER),

@@ -270,6 +270,15 @@ void quire_activate_and_multiply(int type, const void* gate_up, void* output, in
   });
 }
 
+// values [rows, size], in place.
+void quire_activate(int type, void* values, int64_t rows, int64_t size, int gate) {
+  with_type(type, [=](auto value) {
+    using Value = decltype(value);
+    parallel_for(rows, rows * size > WORTH_A_THREAD,
+                 [=](int64_t row) { activate(gate, (Value*)values + row * size, size); });
+  });
+}
+
 // parts [tokens, count, bytes], tokens and parts so many bytes apart, to output, whose tokens are too and whose parts
 // follow each other.
 void quire_copy_parts(const void* parts, int64_t token_stride, int64_t part_stride, void* output,
@@ -296,5 +305,6 @@ RECORDABLE(gate)
 RECORDABLE(rotate)
 RECORDABLE(rotate_pairs)
 RECORDABLE(activate_and_multiply)
+RECORDABLE(activate)
 RECORDABLE(copy_parts)
 RECORDABLE(clear)

@@ -20,7 +20,8 @@ class ClampedSwish:
     limit: float
 
 
-Activation = Literal["silu", "gelu_tanh"] | ClampedSwish
+PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu"]
+Activation = PlainActivation | ClampedSwish
 
 
 class Product(Protocol):
@@ -299,3 +300,7 @@ class Ops(ABC):
     @abstractmethod
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """[tokens, 2 * size] → activation(first half) * second half."""
+
+    @abstractmethod
+    def activate(self, values: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
+        """The activation of [tokens, size], contiguous, in place; returns them."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine_svc.native.library import SCORINGS, TYPES, Kernels
+from engine_svc.native.library import GATES, SCORINGS, TYPES, Kernels
 from engine_svc.ops.base import (
     TILE_ROWS,
     Activation,
@@ -16,6 +16,7 @@ from engine_svc.ops.base import (
     HeadNorms,
     HeadsProduct,
     Ops,
+    PlainActivation,
     Product,
     Routing,
     RowTiles,
@@ -261,3 +262,8 @@ class NativeOps(Ops):
             TYPES[gate_up.dtype], gate_up.data_ptr(), output.data_ptr(), rows, size, *gate_arguments(activation)
         )
         return output
+
+    def activate(self, values: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
+        """See Ops.activate."""
+        self.kernels.activate(TYPES[values.dtype], values.data_ptr(), *values.shape, GATES[activation])
+        return values

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +22,16 @@ from engine_svc.ops.base import (
     HeadsProduct,
     LowRankMatrices,
     Ops,
+    PlainActivation,
     Product,
     Routing,
     RowTiles,
 )
 from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
 
+_ACTIVATIONS: Mapping[PlainActivation, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "relu": F.relu}
+)
 _INT_MM_ROWS = 32  # CUDA's int8 product wants more than 16 rows
 
 
@@ -195,7 +201,11 @@ class PlainOps(Ops):
         if isinstance(activation, ClampedSwish):
             gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
             return gate * (gate * activation.slope).sigmoid() * (up + 1)
-        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+        return _ACTIVATIONS[activation](gate) * up
+
+    def activate(self, values: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
+        """See Ops.activate."""
+        return values.copy_(_ACTIVATIONS[activation](values))
 
 
 def _filled(tiles: RowTiles) -> Iterator[tuple[int, int, torch.Tensor]]:

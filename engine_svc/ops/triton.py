@@ -24,6 +24,7 @@ from engine_svc.ops.base import (
     HeadNorms,
     HeadsProduct,
     LowRankMatrices,
+    PlainActivation,
     Product,
     RowTiles,
 )
@@ -125,7 +126,12 @@ class TritonOps(PlainOps):
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """See Ops.activate_and_multiply."""
         clamped = (activation.slope, activation.limit) if isinstance(activation, ClampedSwish) else None
-        return activation_kernels.activate_and_multiply(gate_up, activation == "gelu_tanh", clamped)
+        kind = "clamped" if isinstance(activation, ClampedSwish) else activation
+        return activation_kernels.activate_and_multiply(gate_up, kind, clamped)
+
+    def activate(self, values: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
+        """See Ops.activate."""
+        return activation_kernels.activate(values, activation)
 
 
 class InvariantTritonOps(TritonOps):

@@ -15,7 +15,7 @@ from engine_svc.attention.registry import create_backend
 from engine_svc.native.library import kernels
 from tests.support.native import fastest_kernels, needs_native
 
-BLOCK_SIZE, NUM_BLOCKS = 16, 64
+BLOCK_SIZE, NUM_BLOCKS = 16, 80
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
@@ -64,8 +64,9 @@ def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: 
     for row in range(len(query)):
         position = len(key) - len(query) + row
         first = position // window * window if options.chunked else max(0, position - window + 1)
+        end = position + window if options.bidirectional else position + 1
         for head in range(query.shape[1]):
-            keys, values = key[first : position + 1, head // group], value[first : position + 1, head // group]
+            keys, values = key[first:end, head // group], value[first:end, head // group]
             scores = keys @ query[row, head] * options.scale
             if options.softcap:
                 scores = options.softcap * torch.tanh(scores / options.softcap)
@@ -113,6 +114,7 @@ def check_backend(
         shape.head_dim**-0.5, window, 0.5 if special == "softcap" else None,
         (torch.randn(shape.num_heads) * 2).to(shape.device) if special == "sinks" else None,
         chunked=special == "chunked",
+        bidirectional=special == "bidirectional",
     )  # fmt: skip
 
     def forward(parts: list[Sequence], tensors: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
@@ -192,6 +194,16 @@ def test_softcap_and_sinks(name: str, window: int | None, special: str) -> None:
 def test_windows_that_are_chunks(name: str, length: int, batch: str) -> None:
     """They begin at multiples of their length, of which a prompt may hold several."""
     check_backend(make_backend(name), BATCHES[batch], length, "chunked")
+
+
+# Whole sequences, as encoders have them.
+WHOLE = [(0, 1), (0, 37), (0, 5), (0, 16), (0, 130)]
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
+@pytest.mark.parametrize("window", [None, 1, 12, 64])
+def test_bidirectional_attention(name: str, window: int | None) -> None:
+    check_backend(make_backend(name), WHOLE, window, "bidirectional")
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])

@@ -10,7 +10,15 @@ import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionOptions, to_stored
 from engine_svc.native.library import kernels
-from tests.conformance.test_attention import BATCHES, NUM_BLOCKS, Sequence, check_backend, make_backend, metadata_of
+from tests.conformance.test_attention import (
+    BATCHES,
+    NUM_BLOCKS,
+    WHOLE,
+    Sequence,
+    check_backend,
+    make_backend,
+    metadata_of,
+)
 from tests.support.native import every_level
 
 every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -40,6 +48,19 @@ def test_shapes(level: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: 
 @pytest.mark.parametrize("window", [None, 12])
 def test_softcap_and_sinks(level: str, dtype: torch.dtype, special: str, window: int | None) -> None:
     check_backend(make_backend("native", level, dtype=dtype), BATCHES["mixed"], window, special)
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize("window", [None, 1, 12, 64])
+def test_bidirectional_attention(level: str, dtype: torch.dtype, window: int | None) -> None:
+    check_backend(make_backend("native", level, dtype=dtype), WHOLE, window, "bidirectional")
+
+
+@every_level
+@pytest.mark.parametrize("window", [None, 64])
+def test_bidirectional_attention_over_several_partitions(level: str, window: int | None) -> None:
+    check_backend(make_backend("native", level, num_heads=2), [(0, 1100)], window, "bidirectional")
 
 
 @every_level

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_svc.ops.base import Activation, Affine, HeadNorms, Ops, Routing
+from engine_svc.ops.base import Activation, Affine, HeadNorms, Ops, PlainActivation, Routing
 from tests.support.low_rank import ExpertAdapterCase, LowRankCase, row_tiles
 from tests.support.native import needs_native
 from tests.support.ops import CLAMPED, FORMS, activated, experts_by_definition, forms_of_experts, make_ops
@@ -320,9 +320,21 @@ def test_rotate(name: str, dim: int, rotated: int, with_norms: bool, interleaved
 def test_activate_and_multiply(name: str, rows: int, size: int) -> None:
     ops, dtype = make_ops(name)
     gate_up = normal(rows, 2 * size, dtype=dtype) * 8
-    activations: tuple[Activation, ...] = ("silu", "gelu_tanh", CLAMPED)
+    activations: tuple[Activation, ...] = ("silu", "gelu_tanh", "gelu", "relu", CLAMPED)
     for activation in activations:
         close(ops.activate_and_multiply(gate_up, activation), activated(gate_up.double(), activation), dtype)
+
+
+@every
+@pytest.mark.parametrize(("rows", "size"), [(1, 16), (3, 100), (20, 64)])
+def test_activate(name: str, rows: int, size: int) -> None:
+    ops, dtype = make_ops(name)
+    values = normal(rows, size, dtype=dtype) * 4
+    ones = torch.ones_like(values).double()
+    activations: tuple[PlainActivation, ...] = ("silu", "gelu_tanh", "gelu", "relu")
+    for activation in activations:
+        expected = activated(torch.cat((values.double(), ones), -1), activation)
+        close(ops.activate(values.clone(), activation), expected, dtype)
 
 
 @fast

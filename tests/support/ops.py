@@ -27,7 +27,11 @@ def activated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     if isinstance(activation, ClampedSwish):
         gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit) + 1
         return gate / (1 + (-activation.slope * gate).exp()) * up
-    return (gate / (1 + (-gate).exp()) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+    if activation == "silu":
+        return gate / (1 + (-gate).exp()) * up
+    if activation == "relu":
+        return gate.clamp(min=0) * up
+    return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
 
 
 def experts_by_definition(
