@@ -9,9 +9,11 @@ from engine_svc.fingerprint import fingerprint
 from engine_svc.kv_cache.sizing import KvCacheSize
 from engine_svc.plan import KvCacheSpec
 from engine_svc.requests.generation_config import GenerationDefaults
+from engine_svc.requests.pooling import PoolingFacts
 from engine_svc.requests.request import RequestLimits
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
+from quire.runners import GENERATE
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class ModelInfo:
     draft_cache_bytes: int = 0
     data_parallel_rank: int | None = None
     lockstep_ranks: int = 1
+    runner: str = GENERATE
+    pooling: PoolingFacts | None = None
 
     @property
     def limits(self) -> RequestLimits:
@@ -65,10 +69,19 @@ class ModelInfo:
         tokens = self.kv_cache_tokens
         invariance = "batch-invariant" if self.batch_invariant else "not batch-invariant"
         kernels = f" (kernels: {self.cpu_kernels})" if self.cpu_kernels else ""
+        opening = f"{self.architecture} in {self.dtype} on {self.device}{kernels}, {invariance}"
+        if self.pooling is not None:
+            return f"{opening}: {self._pooled(self.pooling)}"
         return (
-            f"{self.architecture} in {self.dtype} on {self.device}{kernels}, {invariance}: KV cache of {tokens:,} "
-            f"tokens, room for {tokens / self.max_model_len:.2f} requests of the full {self.max_model_len:,} tokens at "
-            f"once{self._states()}{self._draft()}"
+            f"{opening}: KV cache of {tokens:,} tokens, room for {tokens / self.max_model_len:.2f} requests of the "
+            f"full {self.max_model_len:,} tokens at once{self._states()}{self._draft()}"
+        )
+
+    def _pooled(self, facts: PoolingFacts) -> str:
+        values = f"{facts.num_labels:,} classes" if facts.num_labels else f"vectors of {facts.embedding_size:,} values"
+        return (
+            f"serves pooling for {', '.join(facts.tasks)} ({facts.pooling_type}; {values}), of sequences of up to "
+            f"{self.max_model_len:,} tokens, {self.max_num_batched_tokens:,} tokens in a step"
         )
 
     def _states(self) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from engine_svc.adapters.registry import AdapterRegistry
 from engine_svc.config_formats.registry import find_model_config
@@ -15,6 +16,7 @@ from engine_svc.core.adapters import ServedAdapters
 from engine_svc.core.administration import Administration
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.core.loop import EngineLoop, Sink
+from engine_svc.core.stepped import SteppedEngine
 from engine_svc.executor.base import Executor
 from engine_svc.kv_cache.sizing import KvCacheSize, size_kv_cache
 from engine_svc.loader.folder import weights_folder
@@ -22,8 +24,11 @@ from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.read_ahead import read_ahead
 from engine_svc.model_info import ModelInfo, make_model_info
 from engine_svc.plan import KvCacheSpec
+from engine_svc.pooling_form.architecture import is_pooling
+from engine_svc.pooling_worker import build_pooling
 from engine_svc.requests.generation_config import read_generation_defaults
 from engine_svc.requests.outputs import EngineLoad
+from engine_svc.requests.pooling import PoolingRequest, validate_pooling
 from engine_svc.requests.processors import RequestedProcessors
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.validation import validate
@@ -36,6 +41,7 @@ from quire.options.engine import EngineOptions
 from quire.options.lora import ENABLE_FLAG
 from quire.options.model import ModelOptions
 from quire.options.tokenizer_init import SKIP_FLAG
+from quire.runners import GENERATE, POOLING, wrong_runner
 from quire.structured.vocabulary import Vocabulary, make_vocabulary
 from quire.supervised import Stage, report
 from quire.tokenizer.modes import find_tokenizer
@@ -103,16 +109,31 @@ class EngineWorker:
         """Checks a request and starts it; returns its key.
 
         Raises:
-            InvalidRequest, ContextTooLong, NotFound: see `validate`; or `RequestedProcessors.check`.
+            InvalidRequest, ContextTooLong, NotFound: see `validate`; or `RequestedProcessors.check`. Or the model is
+                served for pooling.
             Overloaded, Unavailable: see `EngineLoop.submit`.
         """
+        if self.info.pooling is not None:
+            raise wrong_runner(request.model or self.info.served_model_names[0], POOLING)
         if (adapter := self.adapters.find(request.model)) is not None:
             request = replace(request, adapter=adapter)
         validate(request, self.info.limits)
         self._processors.check(request.sampling.logits_processors)
         return self.loop.submit(request, sink)
 
-    def _build(self) -> Engine:
+    def pool(self, request: PoolingRequest, sink: Sink) -> int:
+        """The same for pooling.
+
+        Raises:
+            InvalidRequest, ContextTooLong, NotFound: see `validate_pooling`; or the model is served for generation.
+            Overloaded, Unavailable: see `EngineLoop.submit`.
+        """
+        if self.info.pooling is None:
+            raise wrong_runner(request.model or self.info.served_model_names[0], GENERATE)
+        validate_pooling(request, self.info.limits, self.info.pooling)
+        return self.loop.submit(request, sink)
+
+    def _build(self) -> SteppedEngine:
         """Runs in the engine's thread, as all calls of the executor do."""
         self._options.lora.check()
         if self._options.cache.kv_sharing_fast_prefill:
@@ -120,9 +141,10 @@ class EngineWorker:
         try:
             folder = weights_folder(self._model, self._options.load)
             read_ahead(create_format(folder, self._options.load))
-            defaults = read_generation_defaults(
-                folder, self._options.generation, find_model_config(folder, self._options.form)
-            )
+            config = find_model_config(folder, self._options.form)
+            if is_pooling(config, folder, self._options.pooling):
+                return self._build_pooling(folder, config)
+            defaults = read_generation_defaults(folder, self._options.generation, config)
             self._check_draft(folder)
             spec = self._executor.load(self._model, self._options)
             self._check_speculation(spec)
@@ -138,6 +160,12 @@ class EngineWorker:
         facts = _facts(info, spec, size)
         grammars = Grammars(spec.vocab_size, partial(self._load_vocabulary, spec.vocab_size, facts.eos_token_ids))
         return Engine(self._executor, self._options, facts, drafter=self._make_drafter(), grammars=grammars)
+
+    def _build_pooling(self, folder: Path, config: Mapping[str, Any]) -> SteppedEngine:
+        engine, info = build_pooling(folder, config, self._model, self._options)
+        adapters = AdapterRegistry(self._options.lora, info.served_model_names, {})
+        self._info, self._adapters = info, ServedAdapters(adapters, self.loop)
+        return engine
 
     def _make_drafter(self) -> Drafter | None:
         config = self._options.speculative.chosen()

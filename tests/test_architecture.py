@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 SERVICES = ("gateway", "router", "tokenizer_svc", "engine_svc")
 PACKAGES = (*SERVICES, "quire")
 CONTROL_SIDE = ("engine_svc.plan", "engine_svc.adapters", "engine_svc.kv_cache", "engine_svc.structured",
-                "engine_svc.requests", "engine_svc.scheduler", "engine_svc.core")  # fmt: skip
+                "engine_svc.requests", "engine_svc.scheduler", "engine_svc.core", "engine_svc.pooling_form",
+                "engine_svc.pooling_plan")  # fmt: skip
 # Rooms of a service: each imports those before it, and none after it.
 ROOMS = {
     "gateway": ("protocol", "answers", "reasoning_parsers", "tool_parsers", "requests", "services", "metrics",
@@ -35,7 +36,7 @@ WIRE = (
 PROTOBUF = ("quire.v1", "google.protobuf")
 COMPUTE_SIDE = (
     "kernels", "native", "ops", "quantization", "attention", "block_stores", "layers", "lora", "models", "loader",
-    "sampling", "parallel", "recurrence", "runner",
+    "sampling", "parallel", "pooling", "recurrence", "runner",
 )  # fmt: skip
 # Of the compute side, from what products are made of to what runs a step: none imports one further on.
 COMPUTE_ORDER = ("kernels", "native", "ops", "recurrence", "quantization", "layers", "lora", "models", "loader",

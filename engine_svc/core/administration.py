@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
-from engine_svc.core.engine import Engine
 from engine_svc.core.loop import EngineLoop
+from engine_svc.core.stepped import SteppedEngine
 from engine_svc.requests.outputs import EngineStatus
 from engine_svc.upkeep import StartProfile, StopProfile
 from quire.errors import DRAINING, PAUSED, Conflict, DeadlineExceeded, FailedPrecondition, Overloaded, Unavailable
@@ -71,7 +71,7 @@ class Administration:
             Conflict: they cannot, for it is paused already; or it was resumed while they were waited for.
         """
 
-        def act(engine: Engine) -> None:
+        def act(engine: SteppedEngine) -> None:
             self._leave(engine, leaving)
             engine.rest.pause()
             if clears_cache and leaving is not Leaving.KEEP:
@@ -101,7 +101,7 @@ class Administration:
                 "Level 0 pauses it.", parameter="level",
             )  # fmt: skip
 
-        def act(engine: Engine) -> None:
+        def act(engine: SteppedEngine) -> None:
             self._leave(engine, leaving)
             engine.rest.sleep(level)
 
@@ -143,7 +143,7 @@ class Administration:
             with_memory=config.torch_profiler_with_memory, is_compressed=config.torch_profiler_use_gzip,
         )  # fmt: skip
 
-        def act(engine: Engine) -> None:
+        def act(engine: SteppedEngine) -> None:
             _make_folder(command.folder)
             engine.upkeep(command)
 
@@ -157,11 +157,11 @@ class Administration:
         return files
 
     @staticmethod
-    def _leave(engine: Engine, leaving: Leaving) -> None:
+    def _leave(engine: SteppedEngine, leaving: Leaving) -> None:
         if leaving is Leaving.ABORT:
             engine.abort_all()
 
-    async def _rest(self, leaving: Leaving, wait_seconds: float, act: Callable[[Engine], None]) -> None:
+    async def _rest(self, leaving: Leaving, wait_seconds: float, act: Callable[[SteppedEngine], None]) -> None:
         was_paused = self._loop.load().status.is_paused
         self._pausing(wanted=True)
         if leaving is Leaving.WAIT:
@@ -198,7 +198,7 @@ class Administration:
             refusal = None
         self._loop.refusal = refusal
 
-    async def _exclusively(self, function: Callable[[Engine], T]) -> T:
+    async def _exclusively(self, function: Callable[[SteppedEngine], T]) -> T:
         """In the engine's thread, after what was asked before.
 
         Raises:
@@ -211,7 +211,7 @@ class Administration:
         task.add_done_callback(self._asked.discard)
         return await asyncio.shield(task)
 
-    async def _in_turn(self, function: Callable[[Engine], T]) -> T:
+    async def _in_turn(self, function: Callable[[SteppedEngine], T]) -> T:
         async with self._lock:
             return await self._loop.call(function)
 

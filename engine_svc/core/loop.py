@@ -19,10 +19,11 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from engine_svc.adapters.adapter import Adapter
-from engine_svc.core.engine import Engine
 from engine_svc.core.handover import Handover
+from engine_svc.core.stepped import SteppedEngine
 from engine_svc.kv_cache.events import CacheContents, Changes, EventLog
 from engine_svc.requests.outputs import EngineLoad, SequenceDelta
+from engine_svc.requests.pooling import PoolingRequest
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import DRAINING, ENGINE_FAULT, LOADING, QUEUE_FULL, Overloaded, QuireError, Unavailable
 from quire.prompt_embeds import MAX_LIVE_EMBEDS_BYTES
@@ -37,7 +38,7 @@ _BLOCKS_SECONDS = 0.001
 # go at once, and whatever comes slower.
 _PAUSE_SECONDS = 0.01
 
-Command = Callable[[Engine], None]
+Command = Callable[[SteppedEngine], None]
 T = TypeVar("T")
 
 
@@ -62,7 +63,7 @@ class EngineLoop:
     dies, every request ends with an error and `died` is set.
     """
 
-    def __init__(self, build: Callable[[], Engine], max_waiting_requests: int) -> None:
+    def __init__(self, build: Callable[[], SteppedEngine], max_waiting_requests: int) -> None:
         """
         Args:
             build: makes the engine, in its thread; loading the model is its part.
@@ -71,7 +72,7 @@ class EngineLoop:
         self._build = build
         self._max_waiting = max_waiting_requests
         self._event_loop = asyncio.get_running_loop()
-        self._built: asyncio.Future[Engine] = self._event_loop.create_future()
+        self._built: asyncio.Future[SteppedEngine] = self._event_loop.create_future()
         self.died: asyncio.Future[Exception] = self._event_loop.create_future()
         self._commands: deque[Command] = deque()
         self._wake = threading.Event()
@@ -81,7 +82,7 @@ class EngineLoop:
         self._draining = False
         self.refusal: Unavailable | None = None  # what new requests are told while an operator wants none
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._engine: Engine | None = None
+        self._engine: SteppedEngine | None = None
         self._streams: dict[int, _Stream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -94,7 +95,7 @@ class EngineLoop:
         self._thread.start()
         self._engine = await asyncio.shield(self._built)
 
-    def submit(self, request: GenerationRequest, sink: Sink) -> int:
+    def submit(self, request: GenerationRequest | PoolingRequest, sink: Sink) -> int:
         """Hands a validated request to the engine; returns the key that stands for it in deltas.
 
         Raises:
@@ -108,14 +109,15 @@ class EngineLoop:
             raise Unavailable(self.refusal.message, reason=self.refusal.reason)
         if engine.num_waiting + len(self._commands) >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait already; try again later.", reason=QUEUE_FULL)
-        embeds_bytes = len(request.prompt_embeds.data) if request.prompt_embeds else 0
+        embeds_bytes = request.embeds_bytes
         if embeds_bytes and embeds_bytes + self._embeds_bytes() > MAX_LIVE_EMBEDS_BYTES:
             raise Overloaded(f"{MAX_LIVE_EMBEDS_BYTES} bytes of prompt_embeds are as many as are kept at a time; try "
                              "again later.", reason=QUEUE_FULL)  # fmt: skip
         key = next(self._keys)
         self._streams[key] = _Stream(sink, request.request_id, embeds_bytes)
         self._idle.clear()
-        self._command(partial(Engine.add, key=key, request=request, arrival_time=time.monotonic()))
+        arrival = time.monotonic()
+        self._command(lambda engine: engine.add(key, request, arrival))
         return key
 
     def _embeds_bytes(self) -> int:
@@ -125,17 +127,17 @@ class EngineLoop:
     def abort(self, key: int) -> None:
         """Ends a request; unknown keys are no error. Its sink still hears of the end."""
         if key in self._streams:
-            self._command(partial(Engine.abort, key=key))
+            self._command(lambda engine: engine.abort(key))
 
     def stop_sequence(self, key: int, choice_index: int, num_output_tokens: int) -> None:
         """Ends one sequence of a request: see `Engine.stop`. Unknown keys are no error."""
         if key in self._streams:
-            self._command(partial(Engine.stop, key=key, choice_index=choice_index, num_output_tokens=num_output_tokens))
+            self._command(lambda engine: engine.stop(key, choice_index, num_output_tokens))
 
     def detach(self, key: int) -> None:
         """Ends a request whose sink is gone."""
         if self._streams.pop(key, None) is not None:
-            self._command(partial(Engine.abort, key=key))
+            self._command(lambda engine: engine.abort(key))
             self._note_idle()
 
     def abort_requests(self, request_ids: Iterable[str]) -> int:
@@ -160,13 +162,13 @@ class EngineLoop:
         Raises: as `call`.
         """
 
-        def take(engine: Engine) -> Callable[[], tuple[int, CacheContents]]:
+        def take(engine: SteppedEngine) -> Callable[[], tuple[int, CacheContents]]:
             contents = engine.cache_contents()
             return lambda: (self.kv_events.last_sequence, contents)
 
         return await self._ask(take)
 
-    async def call(self, function: Callable[[Engine], T]) -> T:
+    async def call(self, function: Callable[[SteppedEngine], T]) -> T:
         """What a function returns that is called in the engine's thread, between two steps.
 
         Raises:
@@ -174,13 +176,13 @@ class EngineLoop:
             Unavailable: the engine is not built yet, or has died, if not by this.
         """
 
-        def take(engine: Engine) -> Callable[[], T]:
+        def take(engine: SteppedEngine) -> Callable[[], T]:
             result = function(engine)
             return lambda: result
 
         return await self._ask(take)
 
-    async def _ask(self, take: Callable[[Engine], Callable[[], T]]) -> T:
+    async def _ask(self, take: Callable[[SteppedEngine], Callable[[], T]]) -> T:
         """What becomes of that in the event loop, behind all that the engine has said so far; raises as `call`."""
         self._ready()
         answer: asyncio.Future[T] = self._event_loop.create_future()
@@ -193,7 +195,7 @@ class EngineLoop:
             if not answer.done():
                 answer.set_exception(error)
 
-        def command(engine: Engine) -> None:
+        def command(engine: SteppedEngine) -> None:
             try:
                 tell: Callable[[], None] = partial(resolve, take(engine))
             except QuireError as error:
@@ -223,7 +225,7 @@ class EngineLoop:
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 self._event_loop.call_soon_threadsafe(gone.set)
 
-        self._command(partial(Engine.retire_adapter, adapter=adapter, gone=tell))
+        self._command(lambda engine: engine.retire_adapter(adapter, tell))
         waiting = asyncio.ensure_future(gone.wait())
         either: list[asyncio.Future[Any]] = [waiting, self.died]
         await asyncio.wait(either, timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -257,7 +259,7 @@ class EngineLoop:
         self._wake.set()
         await asyncio.to_thread(self._thread.join, timeout)
 
-    def _ready(self) -> Engine:
+    def _ready(self) -> SteppedEngine:
         if self._engine is None:
             raise Unavailable("The model is still loading; try again in a moment.", reason=LOADING)
         if self.died.done():
@@ -310,7 +312,7 @@ class EngineLoop:
         finally:
             engine.close()
 
-    def _serve(self, engine: Engine) -> None:
+    def _serve(self, engine: SteppedEngine) -> None:
         while not self._stopping:
             if not engine.has_work:
                 self._wake.wait(_IDLE_SECONDS)

@@ -12,8 +12,8 @@ _KINDS = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4}
 
 @triton.jit
 def _activated(values, slope, limit, KIND: tl.constexpr):
-    """values * sigmoid(z): z is the value itself (SiLU), or makes it GELU (tanh); clamped, it is steeper. Or GELU by the
-    error function, or ReLU, in which what is no number stays none."""
+    """values * sigmoid(z): z is the value itself (SiLU), or makes it GELU (tanh); clamped, it is steeper. Or GELU by
+    the error function, or ReLU, in which what is no number stays none."""
     if KIND == 3:
         return values * 0.5 * (1.0 + tl.erf(values * 0.7071067811865476))
     if KIND == 4:

@@ -40,12 +40,16 @@ class ColumnParallelLinear(_SplitLinear):
     Subclasses and users name the parts ("q", "k", "v"; "gate", "up"; "" for a single one).
     """
 
-    def __init__(self, input_size: int, parts: Mapping[str, Part], *, bias: bool, context: LayerContext) -> None:
+    def __init__(
+        self, input_size: int, parts: Mapping[str, Part], *, bias: bool, context: LayerContext,
+        among: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         """
         Args:
             parts: by name, in the order in which a checkpoint that holds them as one matrix has them.
+            among: that order, where it is another.
         """
-        super().__init__(Split(dict(parts), Part(0, input_size, input_size)), bias=bias, context=context)
+        super().__init__(Split(dict(parts), Part(0, input_size, input_size), tuple(among)), bias=bias, context=context)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, input_size] → [tokens, rows of this rank]."""

@@ -36,6 +36,7 @@ class Split:
 
     outputs: Mapping[str, Part]  # by name, in the order in which a checkpoint that holds them as one has them
     inputs: Part
+    order: tuple[str, ...] = ()  # that order, where it is another
     above: int = 0  # outputs of matrices before these, in a checkpoint that holds them as one with others
     below: int = 0  # and of those behind
 
@@ -48,11 +49,20 @@ class Split:
 
     def alone(self) -> dict[str, Split]:
         """Each matrix by itself."""
-        found, above, total = {}, 0, sum(part.total for part in self.outputs.values())
-        for name, part in self.outputs.items():
+        total = sum(part.total for part in self.outputs.values())
+        found = {}
+        for name, above in self._above().items():
+            part = self.outputs[name]
             below = total - above - part.total
-            found[name] = replace(self, outputs={name: part}, above=above, below=below)
-            above += part.total
+            found[name] = replace(self, outputs={name: part}, order=(), above=above, below=below)
+        return {name: found[name] for name in self.outputs}
+
+    def _above(self) -> dict[str, int]:
+        """Outputs before each of the matrices, in a checkpoint that holds them as one."""
+        found, above = {}, self.above
+        for name in self.order or self.outputs:
+            found[name] = above
+            above += self.outputs[name].total
         return found
 
     def places(self, axes: Sequence[Axis]) -> dict[str, _Place]:
@@ -61,7 +71,7 @@ class Split:
         Raises:
             ValueError: entries would have to be cut in two.
         """
-        found, held, above = {}, 0, self.above
+        found, held, above = {}, 0, self._above()
         inputs = self.inputs
         outputs = sum(part.total for part in self.outputs.values()) + self.above + self.below
         for name, part in self.outputs.items():
@@ -69,12 +79,11 @@ class Split:
             found[name] = _Place(
                 _index(axes, ((held, part.count), (0, inputs.count)), totals),
                 _index(axes, ((part.first, part.count), mine), totals),
-                self._among(axes, ((above + part.first, part.count), mine), totals),
+                self._among(axes, ((above[name] + part.first, part.count), mine), totals),
                 _shape(axes, totals),
                 _shape(axes, (outputs, inputs.total)),
             )
             held += part.count
-            above += part.total
         return found
 
     def _among(

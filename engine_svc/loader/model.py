@@ -175,7 +175,7 @@ def _build_ours(
 ) -> BuiltModel:
     raw = text_part(raw_config)
     config = config_for(raw)
-    longest = _max_model_len(config, options.form)
+    longest = longest_sequence(config, options.form)
     config = without_windows(config) if options.form.disable_sliding_window else config
     with division_told(groups):
         context, attention = place_layers(raw, config, options, groups, device)
@@ -265,7 +265,7 @@ def _load_from_transformers(
         choose_kernels(options.kernels.cpu_kernels, device),
     )
     model.attend_by(attention)
-    longest = _max_model_len(facts, options.form)
+    longest = longest_sequence(facts, options.form)
     return LoadedModel(model, facts, attention, dtype, longest)
 
 
@@ -320,7 +320,7 @@ def _shape(
     return AttentionShape(*heads, block_size, dtype, device, keys_are_values, cache_dtype, batch_invariant)
 
 
-def _max_model_len(facts: ModelFacts, form: ModelFormOptions) -> int:
+def longest_sequence(facts: ModelFacts, form: ModelFormOptions) -> int:
     """The longest sequence.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine_svc.layers.module_names import EXPERT_PARTS, OTHERWISE, PARTS
 
@@ -16,12 +16,16 @@ _OF_IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "mm_pr
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
-def parameter_name(name: str, module_names: Mapping[str, str]) -> tuple[str, str]:
+def parameter_name(
+    name: str, module_names: Mapping[str, str], renames: Sequence[tuple[str, str]] = ()
+) -> tuple[str, str]:
     """(name of the parameter, which part of it).
 
     Args:
-        module_names: see ModelConfig.
+        module_names, renames: see ModelConfig.
     """
+    for pattern, ours in renames:
+        name = re.sub(pattern, ours, name)
     if module_names:
         name = ".".join(module_names.get(module, module) for module in name.split("."))
     for prefix in _PREFIXES:

@@ -17,6 +17,8 @@ from engine_svc.loader.names import is_of_another, parameter_name
 from engine_svc.loader.progress import with_progress
 from engine_svc.loader.source import TensorSource
 from engine_svc.models.decoder import Decoder
+from engine_svc.models.encoder import Encoder
+from engine_svc.models.encoder_config import NOBODYS
 from engine_svc.models.heads import FeatureHead
 from quire.errors import StartupError
 
@@ -30,7 +32,7 @@ _IGNORED = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
 
 
 def load_weights(
-    model: Decoder | FeatureHead, checkpoint: TensorSource, progress: bool, *, packs: bool = True
+    model: Decoder | Encoder | FeatureHead, checkpoint: TensorSource, progress: bool, *, packs: bool = True
 ) -> Mapping[int, CacheScales]:
     """Loads every parameter, and packs each layer as soon as all of its own have come.
 
@@ -55,7 +57,7 @@ def load_weights(
         if is_cache_scale(name):
             scales.take(name, source)
             continue
-        target, part = parameter_name(name, model.config.module_names)
+        target, part = parameter_name(name, model.config.module_names, model.config.renames)
         if loading.is_ignored(name, target):
             continue
         targets = loading.find(target, part)
@@ -120,7 +122,7 @@ def _is_zero_bias(name: str, source: TensorSlice) -> bool:
 class _Loading:
     """Which parameters are there, of which layers, and which of them are packed already."""
 
-    def __init__(self, model: Decoder | FeatureHead) -> None:
+    def __init__(self, model: Decoder | Encoder | FeatureHead) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if isinstance(p, LoadedParameter)}
         self.packed: set[str] = set()
         self._config = model.config
@@ -147,7 +149,8 @@ class _Loading:
             name.endswith(_IGNORED)
             or any(part in name for part in self._config.ignored_names)
             or is_of_another(target, self._config.num_layers)
-            or (self._is_tied and name.startswith("lm_head."))
+            or f"{target}.".startswith(NOBODYS)
+            or (self._is_tied and target.startswith("lm_head."))
             or any(kind in self._ignored.get(layer, ()) for layer in layers)
         )
 
@@ -165,8 +168,8 @@ class _Loading:
         Args:
             names: of the checkpoint's tensors.
         """
-        module_names = self._config.module_names
-        present = {found for name in names for found in self.find(*parameter_name(name, module_names))}
+        ours = self._config.module_names, self._config.renames
+        present = {found for name in names for found in self.find(*parameter_name(name, *ours))}
         for name, parameter in self.parameters.items():
             if name not in present:
                 parameter.fill_missing()

@@ -55,7 +55,7 @@ class Attention(torch.nn.Module):
         self._first_head = parts["q"].first // config.head_dim
         self.options = AttentionOptions(
             config.attention_scale, config.sliding_windows[index], config.attention_softcap, self.sinks,
-            config.windows_are_chunks and config.sliding_windows[index] is not None,
+            config.windows_are_chunks and config.sliding_windows[index] is not None, config.bidirectional,
         )  # fmt: skip
         self._rotates, self._interleaved = index not in config.no_rope_layers, config.rope_interleaved
         self.qkv_proj = ColumnParallelLinear(
@@ -95,6 +95,8 @@ class Attention(torch.nn.Module):
 
     def _rotate(self, heads: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """Query and key heads, normed where all have the same weights; may work in place."""
+        if not self._rotates and self._head_norms is None:
+            return heads
         table = step.rotary if self.options.sliding_window is None else step.local_rotary
         if not self._rotates:
             table = table[..., :0]

@@ -14,7 +14,8 @@ from quire.errors import StartupError
 
 # Names of config.json, of which some mean the same.
 _ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
+    "silu": "silu", "swiglu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
+    "relu": "relu",
 }  # fmt: skip
 
 
@@ -152,23 +153,30 @@ class ModelConfig(ModelFacts):
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
+    mlp_gated: bool = True
+    mlp_up_first: bool = False  # in tensors of a checkpoint that hold gate and up as one
+    mlp_output_bias: bool | None = None  # None: as mlp_bias
     head_bias: bool = False  # of the output layer, where it is not tied
+    has_head: bool = True  # an output layer, which makes logits
     # Of queries and keys: each head, before or after its rotation; each by weights of its own; or all heads as one.
     # Weightless: each head, in layers that rotate.
     qk_norm: Literal["none", "head", "rotated", "each", "all", "weightless"] = "none"
     attention_sinks: bool = False  # see AttentionOptions
+    bidirectional: bool = False  # the same
     gates_attention: bool = False  # a gate for each value of its output
     windows_are_chunks: bool = False
     temperature: Temperature | None = None  # of layers that do not rotate
     rope_interleaved: bool = False  # neighbouring values are rotated with each other, not those half a head apart
     no_rope_layers: frozenset[int] = frozenset()  # that do not rotate
     # Of attention and feed-forward. Parallel: one norm before both, which then do not see each other. Alone: before the
-    # first, and there is no second.
-    norm_placement: Literal["before", "after", "around", "parallel", "alone"] = "before"
+    # first, and there is no second. Sums: of what they put out and what went in.
+    norm_placement: Literal["before", "after", "around", "parallel", "alone", "sums"] = "before"
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     latent: LatentConfig | None = None
     # Parts of names in the family's checkpoints that nothing is loaded from: of a model for images, say.
     ignored_names: tuple[str, ...] = ()
+    # Expressions that match names in the family's checkpoints, and what takes their place, one after the other.
+    renames: tuple[tuple[str, str], ...] = ()
     module_names: Mapping[str, str] = field(
         default_factory=dict
     )  # in the family's checkpoints → ours, where they differ

@@ -32,7 +32,7 @@ class Decoder(torch.nn.Module):
         self.quantization = context.quantization
         self._attention = attention
         self._ops = context.ops
-        size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings
+        size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings and config.has_head
         scale = float(torch.tensor(config.embedding_scale, dtype=context.dtype)) * config.embedding_multiplier
         self.embed_tokens = VocabParallelEmbedding(
             *size, context=context.at("embed_tokens"), is_output=tied, scale=scale
@@ -42,13 +42,11 @@ class Decoder(torch.nn.Module):
             [layer(config, context.at(f"layers.{index}"), index) for index in range(config.num_layers)]
         )
         self.norm = hidden_norm(config, context)
-        self.lm_head = (
-            self.embed_tokens
-            if tied
-            else VocabParallelEmbedding(
+        self.lm_head: VocabParallelEmbedding | None = self.embed_tokens if tied else None
+        if config.has_head and not tied:
+            self.lm_head = VocabParallelEmbedding(
                 *size, context=context.at("lm_head"), is_input=False, is_output=True, bias=config.head_bias
             )
-        )
 
         def table(parameters: Mapping[str, Any]) -> torch.Tensor:
             found = rotary_table(
@@ -62,8 +60,8 @@ class Decoder(torch.nn.Module):
 
     @property
     def is_tied(self) -> bool:
-        """Whether the embedding is the output layer too."""
-        return self.lm_head is self.embed_tokens
+        """Whether the embedding is the output layer too, or there is none."""
+        return self.lm_head is self.embed_tokens or self.lm_head is None
 
     def tap(self, layers: Collection[int]) -> None:
         """`forward` gives each token's sums before these layers behind its hidden state from now on."""
@@ -136,6 +134,7 @@ class Decoder(torch.nn.Module):
         """
         if rows is not None:
             hidden = self._ops.take_rows(hidden, rows)
+        assert self.lm_head is not None
         logits = self.lm_head.logits(hidden)
         if self.config.logits_scale != 1.0:
             logits = self._ops.scale(logits, self.config.logits_scale)

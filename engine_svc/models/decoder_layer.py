@@ -17,7 +17,7 @@ from engine_svc.models.gated_attention import GatedAttention
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mamba import Mamba
 from engine_svc.models.mamba2 import Mamba2
-from engine_svc.models.mlp import MLP
+from engine_svc.models.mlp import MLP, PlainMLP
 from engine_svc.models.moe import SparseMLP
 from engine_svc.models.recurrent import RecurrentLayer
 from engine_svc.recurrence.base import StateShape
@@ -41,15 +41,7 @@ class DecoderLayer(torch.nn.Module):
             setattr(self, name, hidden_norm(config, context))
         if config.norm_placement == "alone":
             return
-        moe = config.moe[index]
-        self.mlp = (
-            SparseMLP(config, moe, context.at("mlp"))
-            if moe
-            else MLP(
-                config.hidden_size, config.intermediate_size, activation=config.activation, bias=config.mlp_bias,
-                context=context.at("mlp"),
-            )
-        )  # fmt: skip
+        self.mlp = _feed_forward(config, context.at("mlp"), index)
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
@@ -120,9 +112,23 @@ class SandwichNormLayer(DecoderLayer):
         return self.post_feedforward_layernorm(self.mlp(hidden))
 
 
+class SumNormLayer(DecoderLayer):
+    """Norms of the sums (BERT): what a layer puts out is all that there is, and the residual stays zero."""
+
+    norms = ("attention_norm", "output_norm")
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
+    ) -> torch.Tensor:
+        """See DecoderLayer.forward."""
+        hidden = self.attention_norm(self._mix(hidden, cache, step), hidden)
+        normed: torch.Tensor = self.output_norm(self.mlp(hidden), hidden)
+        return normed
+
+
 LAYERS: dict[str, type[DecoderLayer]] = {
     "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "parallel": ParallelLayer,
-    "alone": MixerLayer,
+    "alone": MixerLayer, "sums": SumNormLayer,
 }  # fmt: skip
 
 
@@ -130,6 +136,18 @@ def _attention(config: ModelConfig, context: LayerContext, index: int) -> Attent
     if config.latent:
         return LatentAttention(config, config.latent, context)
     return (GatedAttention if config.gates_attention else Attention)(config, context, index)
+
+
+def _feed_forward(config: ModelConfig, context: LayerContext, index: int) -> MLP | PlainMLP | SparseMLP:
+    if moe := config.moe[index]:
+        return SparseMLP(config, moe, context)
+    size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    if not config.mlp_gated:
+        return PlainMLP(size, inner, activation=config.activation, bias=bias, context=context)
+    return MLP(
+        size, inner, activation=config.activation, bias=bias, context=context, output_bias=config.mlp_output_bias,
+        up_first=config.mlp_up_first,
+    )  # fmt: skip
 
 
 def _recurrent_layer(hidden_size: int, config: RecurrentConfig, context: LayerContext) -> RecurrentLayer:

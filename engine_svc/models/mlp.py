@@ -1,4 +1,4 @@
-"""The gated feed-forward layer (SwiGLU, GeGLU)."""
+"""The feed-forward layers: gated (SwiGLU, GeGLU), and plain."""
 
 from __future__ import annotations
 
@@ -6,22 +6,54 @@ import torch
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
-from engine_svc.ops.base import Activation
+from engine_svc.ops.base import Activation, ClampedSwish
 
 
 class MLP(torch.nn.Module):
     """down(activation(gate(x)) * up(x))."""
 
     def __init__(
-        self, hidden_size: int, size: int, *, activation: Activation, bias: bool, context: LayerContext
-    ) -> None:
+        self, hidden_size: int, size: int, *, activation: Activation, bias: bool, context: LayerContext,
+        output_bias: bool | None = None, up_first: bool = False,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            output_bias: None: as `bias`.
+            up_first: in a checkpoint's tensors that hold gate and up as one.
+        """
         super().__init__()
         self._ops = context.ops
         self._activation = activation
         parts = even_parts(context.groups.tensor, {"gate": size, "up": size})
-        self.gate_up_proj = ColumnParallelLinear(hidden_size, parts, bias=bias, context=context.at("gate_up_proj"))
-        self.down_proj = RowParallelLinear(size, hidden_size, bias=bias, context=context.at("down_proj"))
+        self.gate_up_proj = ColumnParallelLinear(
+            hidden_size, parts, bias=bias, context=context.at("gate_up_proj"), among=("up", "gate") if up_first else ()
+        )
+        output_bias = bias if output_bias is None else output_bias
+        self.down_proj = RowParallelLinear(size, hidden_size, bias=output_bias, context=context.at("down_proj"))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
         return self.down_proj(self._ops.activate_and_multiply(self.gate_up_proj(hidden), self._activation))
+
+
+class PlainMLP(torch.nn.Module):
+    """fc_out(activation(fc_in(x)))."""
+
+    def __init__(
+        self, hidden_size: int, size: int, *, activation: Activation, bias: bool, context: LayerContext
+    ) -> None:
+        """
+        Raises:
+            ValueError: the activation needs a gate.
+        """
+        super().__init__()
+        if isinstance(activation, ClampedSwish):
+            raise ValueError("a clamped activation is of gated layers alone")
+        self._ops, self._activation = context.ops, activation
+        parts = even_parts(context.groups.tensor, {"": size})
+        self.fc_in = ColumnParallelLinear(hidden_size, parts, bias=bias, context=context.at("fc_in"))
+        self.fc_out = RowParallelLinear(size, hidden_size, bias=bias, context=context.at("fc_out"))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden_size] → [tokens, hidden_size]."""
+        return self.fc_out(self._ops.activate(self.fc_in(hidden), self._activation))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine_svc.models.config import ModelConfig
+from engine_svc.models.encoder_config import HeadConfig
 from quire.errors import StartupError
 
 # Architecture of config.json → module with `config_of(config) -> ModelConfig`.
@@ -66,6 +67,20 @@ ARCHITECTURES = {
 }
 
 
+# Families of encoders → module with `config_of(config) -> EncoderConfig` and `head_of(config, kind, num_labels) ->
+# HeadConfig`. Their architectures are the family's name and what stands on it: see pooling_form/architecture.py.
+ENCODERS = {
+    "Bert": "engine_svc.models.bert",
+    "Camembert": "engine_svc.models.bert",
+    "DistilBert": "engine_svc.models.distilbert",
+    "Gte": "engine_svc.models.gte",
+    "ModernBert": "engine_svc.models.modernbert",
+    "New": "engine_svc.models.gte",
+    "NomicBert": "engine_svc.models.gte",
+    "Roberta": "engine_svc.models.bert",
+    "XLMRoberta": "engine_svc.models.bert",
+}
+
 # Of models that see images too, by architecture and kind of text model: the latter's architecture, which runs alone.
 TEXT_MODELS = {
     ("Gemma3ForConditionalGeneration", "gemma3_text"): "Gemma3ForCausalLM",
@@ -115,16 +130,32 @@ def config_for(config: Mapping[str, Any]) -> ModelConfig:
     name = next((name for name in config.get("architectures") or () if name in ARCHITECTURES), None)
     if name is None:
         raise unsupported(config, "Quire has no code of its own for it, which --model-impl quire asks for")
+    return read_config(ARCHITECTURES[name], {**config, "architectures": [name]})
+
+
+def read_config(module: str, config: Mapping[str, Any]) -> ModelConfig:
+    """The model's shape, as a family's module reads config.json, in which the first architecture is the family's.
+
+    Raises:
+        StartupError: config.json lacks a field, or has a value that is none.
+    """
+    name = config["architectures"][0]
     try:
-        result: ModelConfig = importlib.import_module(ARCHITECTURES[name]).config_of(
-            {**config, "architectures": [name]}
-        )
+        result: ModelConfig = importlib.import_module(module).config_of(config)
     except KeyError as error:
         raise StartupError(f"config.json lacks {error}, which {name} needs.") from error
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError) as error:
         raise StartupError(f"config.json has a value that {name} cannot have: {error}.") from error
     _check_sizes(result)
     return result
+
+
+def head_reader(family: str) -> Callable[[Mapping[str, Any], str, int], HeadConfig]:
+    """What reads the head of a family's models: (config, kind, num_labels) → HeadConfig."""
+    found: Callable[[Mapping[str, Any], str, int], HeadConfig] = importlib.import_module(
+        ENCODERS.get(family, "engine_svc.models.decoder_heads")
+    ).head_of
+    return found
 
 
 def _check_sizes(config: ModelConfig) -> None:

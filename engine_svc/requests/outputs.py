@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from engine_svc.plan import PositionLogprobs
+from engine_svc.pooling_plan import PooledOutput
 from quire.counters import Counters
 from quire.errors import QuireError
 from quire.sleep import SleepLevel
@@ -50,6 +51,7 @@ class SequenceDelta(msgspec.Struct, frozen=True):
     usage: Usage | None = None  # on the final one
     error: QuireError | None = None
     ended_by_constraint: bool = False  # and by no stop token: the last token is part of the text
+    pooled: tuple[PooledOutput, ...] = ()  # of a request for pooling, on its only delta
 
 
 @dataclass(frozen=True)

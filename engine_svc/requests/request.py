@@ -35,6 +35,11 @@ class GenerationRequest:
     progress: tuple[ChoiceProgress, ...] = ()  # of each of the n sequences; empty for a new request
 
     @property
+    def embeds_bytes(self) -> int:
+        """Of a prompt that came as embeddings."""
+        return len(self.prompt_embeds.data) if self.prompt_embeds else 0
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt, whatever it came as."""
         return len(self.prompt_token_ids) if self.prompt_embeds is None else self.prompt_embeds.num_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
 from engine_svc.requests.prompt_embeds import check_values
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest, RequestLimits
@@ -35,7 +36,10 @@ def validate(request: GenerationRequest, limits: RequestLimits) -> None:
         ContextTooLong: prompt, or prompt and max_tokens, exceed the model's length.
         NotFound: the model is not served here.
     """
-    _check_identity(request, limits)
+    if request.adapter is None:
+        check_model_name(request.model, limits)
+    check_count("cache_salt", len(request.cache_salt), MAX_CACHE_SALT_LENGTH, "characters")
+    check_identity(request, limits)
     check_sampling(request.sampling, limits)
     _check_prompt(request, limits)
     _check_lengths(request.num_prompt_tokens, request.sampling, limits)
@@ -45,16 +49,39 @@ def validate(request: GenerationRequest, limits: RequestLimits) -> None:
         _check_progress(request, limits)
 
 
-def _check_identity(request: GenerationRequest, limits: RequestLimits) -> None:
-    if request.adapter is None and request.model and request.model not in limits.served_model_names:
+class Identified(Protocol):
+    """What requests of all kinds have."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def timeout_seconds(self) -> float | None: ...
+
+
+def check_model_name(model: str, limits: RequestLimits) -> None:
+    """
+    Raises:
+        NotFound: the model is not served here.
+    """
+    if model and model not in limits.served_model_names:
         raise NotFound(
-            f"model {request.model[:200]!r} is not served here; served: {', '.join(limits.served_model_names)}.",
+            f"model {model[:200]!r} is not served here; served: {', '.join(limits.served_model_names)}.",
             parameter="model",
             reason=MODEL_NOT_FOUND,
         )
+
+
+def check_identity(request: Identified, limits: RequestLimits) -> None:
+    """
+    Raises:
+        InvalidRequest: its name, its priority or its time is out of bounds.
+    """
     if not _REQUEST_ID.fullmatch(request.request_id):
         raise InvalidRequest("request_id must be 1 to 128 characters of [A-Za-z0-9._-].", parameter="request_id")
-    check_count("cache_salt", len(request.cache_salt), MAX_CACHE_SALT_LENGTH, "characters")
     PRIORITY_BOUND.check("priority", request.priority)
     if request.priority and limits.scheduling_policy != "priority":
         raise InvalidRequest(

@@ -11,6 +11,7 @@ from engine_svc.adapters.adapter import Adapter
 from engine_svc.model_info import ModelInfo
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.outputs import EngineLoad, EngineStatus, FinishReason, SequenceDelta, Usage
+from engine_svc.requests.pooling import PoolingFacts, PoolingInput, PoolingRequest
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from quire.counters import COUNTS, HISTOGRAMS
 from quire.histogram import HistogramSnapshot
@@ -27,6 +28,17 @@ FINISH_REASONS = {
     FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
     FinishReason.REPETITION: common_pb2.FINISH_REASON_REPETITION,
 }
+
+
+# As the control side names tasks; empty for the model's first.
+TASKS = {
+    common_pb2.POOLING_TASK_UNSPECIFIED: "",
+    common_pb2.POOLING_TASK_EMBED: "embed",
+    common_pb2.POOLING_TASK_CLASSIFY: "classify",
+    common_pb2.POOLING_TASK_TOKEN_EMBED: "token_embed",
+    common_pb2.POOLING_TASK_TOKEN_CLASSIFY: "token_classify",
+}
+TASK_NUMBERS = {name: number for number, name in TASKS.items()}
 
 
 def to_request(generation: common_pb2.Generation, request_id: str = "") -> GenerationRequest:
@@ -47,6 +59,38 @@ def to_request(generation: common_pb2.Generation, request_id: str = "") -> Gener
         constraint=_to_constraint(generation.constraint) if generation.HasField("constraint") else None,
         progress=tuple(ChoiceProgress(list(choice.token_ids), choice.finished) for choice in generation.progress),
     )
+
+
+def to_pooling_request(message: common_pb2.PoolRequest, request_id: str, remaining: float | None) -> PoolingRequest:
+    """The request as it came, not validated yet.
+
+    Args:
+        request_id: its name when the message gives none; made up when this is empty too.
+        remaining: seconds until the call's own deadline.
+    """
+    parameters = message.parameters
+    timeouts = [each for each in (message.timeout_ms / 1000 or None, remaining) if each is not None]
+    return PoolingRequest(
+        request_id=message.request_id or request_id or uuid.uuid4().hex,
+        inputs=tuple(PoolingInput(list(each.token_ids), list(each.token_type_ids)) for each in message.inputs),
+        model=message.model,
+        task=TASKS.get(parameters.task, f"unknown ({parameters.task})"),
+        dimensions=parameters.dimensions if parameters.HasField("dimensions") else None,
+        normalize=parameters.normalize if parameters.HasField("normalize") else None,
+        use_activation=parameters.use_activation if parameters.HasField("use_activation") else None,
+        priority=message.priority,
+        timeout_seconds=min(timeouts, default=None),
+    )
+
+
+def from_pooled(delta: SequenceDelta) -> common_pb2.PoolResponse:
+    """The answer of a request that has ended well."""
+    response = common_pb2.PoolResponse()
+    for output in delta.pooled:
+        response.outputs.add(data=output.data, shape=output.shape, num_tokens=output.num_tokens)
+    if delta.usage is not None:
+        response.queue_seconds, response.compute_seconds = delta.usage.queue_seconds, delta.usage.prefill_seconds
+    return response
 
 
 def _to_constraint(message: common_pb2.Constraint) -> Constraint:
@@ -154,4 +198,27 @@ def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common
         draft_cache_bytes=info.draft_cache_bytes,
         data_parallel_rank=info.data_parallel_rank,
         lockstep_ranks=info.lockstep_ranks,
+        runner=info.runner,
+        pooling=None if info.pooling is None else _from_pooling(info.pooling),
+    )
+
+
+def _from_pooling(facts: PoolingFacts) -> common_pb2.PoolingInfo:
+    return common_pb2.PoolingInfo(
+        tasks=[TASK_NUMBERS[task] for task in facts.tasks],
+        embedding_size=facts.embedding_size,
+        token_embedding_size=facts.token_embedding_size,
+        is_matryoshka=facts.is_matryoshka,
+        matryoshka_dimensions=facts.matryoshka_dimensions,
+        num_labels=facts.num_labels,
+        label_names=facts.label_names,
+        is_cross_encoder=facts.is_cross_encoder,
+        is_late_interaction=facts.is_late_interaction,
+        type_vocab_size=facts.type_vocab_size,
+        pooling_type=facts.pooling_type,
+        normalize=facts.normalize,
+        use_activation=facts.use_activation,
+        max_inputs=facts.max_inputs,
+        prompts=facts.prompts,
+        default_prompt_name=facts.default_prompt_name,
     )

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
 
 from engine_svc.core.loop import EngineLoop
-from engine_svc.requests.outputs import SequenceDelta
-from engine_svc.service.convert import add_delta, from_adapter, from_load, from_model_info, to_request
+from engine_svc.requests.outputs import FinishReason, SequenceDelta
+from engine_svc.service.convert import (
+    add_delta,
+    from_adapter,
+    from_load,
+    from_model_info,
+    from_pooled,
+    to_pooling_request,
+    to_request,
+)
 from engine_svc.service.kv_events import kv_events
 from engine_svc.service.session import EngineSession
 from engine_svc.worker import EngineWorker
-from quire.errors import Overloaded
+from quire.errors import Cancelled, Overloaded
 from quire.rpc.context import current_request_id
 from quire.rpc.session import Outbox
-from quire.v1 import engine_pb2, engine_pb2_grpc
+from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 
 
 class DeltaQueue:
@@ -46,6 +55,18 @@ class DeltaQueue:
         return await self._outbox.next() or []
 
 
+class _Answer:
+    """The only delta of a request for pooling."""
+
+    def __init__(self) -> None:
+        self.delta: asyncio.Future[SequenceDelta] = asyncio.get_running_loop().create_future()
+
+    def deliver(self, deltas: list[SequenceDelta]) -> None:
+        """Called by the engine's loop."""
+        if not self.delta.done():
+            self.delta.set_result(deltas[-1])
+
+
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     """The methods of protos/quire/v1/engine.proto, which documents them."""
 
@@ -74,6 +95,20 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[engine_pb2.EngineServiceSessionResponse]:
         return EngineSession(self._worker).frames(request_iterator)
+
+    async def Pool(self, request: common_pb2.PoolRequest, context: grpc.aio.ServicerContext) -> common_pb2.PoolResponse:
+        answer = _Answer()
+        pooling = to_pooling_request(request, current_request_id(), context.time_remaining())
+        key = self._worker.pool(pooling, answer)
+        try:
+            delta = await answer.delta
+        finally:
+            self._worker.loop.detach(key)
+        if delta.error is not None:
+            raise delta.error
+        if delta.finish_reason is not FinishReason.STOP:
+            raise Cancelled("The request was aborted.")
+        return from_pooled(delta)
 
     async def Abort(
         self, request: engine_pb2.AbortRequest, context: grpc.aio.ServicerContext

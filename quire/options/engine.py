@@ -11,6 +11,7 @@ from quire.options.load import LoadOptions
 from quire.options.lora import LoraOptions
 from quire.options.model_form import ModelFormOptions
 from quire.options.parallel import ParallelOptions
+from quire.options.pooling import PoolingOptions
 from quire.options.registration import RegistrationOptions
 from quire.options.scheduler import SchedulerOptions
 from quire.options.speculative import SpeculativeOptions
@@ -23,6 +24,7 @@ class EngineOptions:
     """What one worker is made with: a group for each of its components."""
 
     form: ModelFormOptions = ModelFormOptions()
+    pooling: PoolingOptions = PoolingOptions()
     generation: GenerationOptions = GenerationOptions()
     load: LoadOptions = LoadOptions()
     kernels: KernelOptions = KernelOptions()

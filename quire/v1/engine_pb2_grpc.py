@@ -109,7 +109,7 @@ class EngineServiceServicer:
         """Makes vectors or classes of some sequences, where the model is served for that (ModelInfo.pooling); answers when all
         are done. Cancelling the call aborts the request. A worker answers either this or Generate and Session.
         Errors: INVALID_ARGUMENT (the parameter is named), NOT_FOUND (model), RESOURCE_EXHAUSTED (queue full),
-        UNAVAILABLE (draining or not ready), DEADLINE_EXCEEDED, FAILED_PRECONDITION (the model is served for generation).
+        UNAVAILABLE (draining or not ready), DEADLINE_EXCEEDED. INVALID_ARGUMENT too where the model is served for generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

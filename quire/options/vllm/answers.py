@@ -14,7 +14,6 @@ _BALANCING = "balancing of experts over ranks (EPLB)"
 _BATCHES = "overlap of two batches (DBO)"
 _MEDIA = "input of images, audio and video"
 _NO_MEDIA = "Models are served for text alone; leave it out."
-_POOLING = "pooling: embeddings, classes and scores"
 _REQUEST_LOG = "logs of what requests say"
 _LIMITS = "limits of headers that can be set"
 _RAY = "Ray"
@@ -54,15 +53,14 @@ _SERVER: Mapping[str, Answer] = {
 }
 
 _MODEL: Mapping[str, Answer] = {
-    "runner": not_built(_POOLING, "Models are served for generation.", taken=("auto", "generate")),
-    "convert": not_built(_POOLING, "Models are served for generation.", taken=("auto", "none")),
-    "task": not_built(
-        _POOLING, "It is deprecated for --runner and --convert. Models are served for generation.",
+    "task": refused(
+        "It is gone from there as well. --runner pooling has the place of embed, embedding, classify, score and "
+        "reward, with --convert embed, classify or reward where the architecture leaves it open; --runner generate "
+        "that of generate. Of models that transcribe speech there are none.",
         taken=("auto", "generate"),
     ),
-    "pooler-config": not_built(_POOLING),
-    "override-pooler-config": not_built(_POOLING, "It is deprecated for --pooler-config."),
-    "io-processor-plugin": not_built(_POOLING),
+    "override-pooler-config": acts_as("--pooler-config"),
+    "io-processor-plugin": not_built("plugins that make prompts of other data"),
     "trust-remote-code": refused(
         f"{_NO_CODE}: whoever can write there could do anything on this machine. The families of Quire and of the "
         "Transformers library need none; leave it out."

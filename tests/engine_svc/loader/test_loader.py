@@ -136,7 +136,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no JSON": (write("config.json", "{"), r"config\.json cannot be read"),
     "architecture": (configured(architectures=["GPTJForCausalLM"]), r"GPTJForCausalLM.*docs/models\.md"),
     "no architecture": (configured(architectures=None), r"not supported: .*docs/models\.md"),
-    "activation": (configured(hidden_act="gelu"), "gelu.*silu"),
+    "activation": (configured(hidden_act="quick_gelu"), "quick_gelu.*silu"),
     "quantized": (configured(quantization_config={"quant_method": "aqlm"}), "aqlm"),
     "rope": (configured(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}), "spiral.*yarn"),
     "rope field": (configured(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4}), "lack.*original_max"),

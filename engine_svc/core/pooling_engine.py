@@ -1,0 +1,294 @@
+"""The engine of a model that is served for pooling: takes inputs from the queue, runs them, hands out what they become.
+
+The same calls as Engine's, for the same thread; it has no KV cache, and every request ends with one delta.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from engine_svc.adapters.adapter import Adapter
+from engine_svc.core.engine import MAX_CONSECUTIVE_FAILURES
+from engine_svc.core.pooling_queue import LivePooling, PoolingQueue
+from engine_svc.core.statistics import EngineStatistics
+from engine_svc.executor.base import ExecutorDead
+from engine_svc.kv_cache.events import CacheContents, Changes, Digest, Tier
+from engine_svc.pooling_plan import PooledOutput, PoolingPlan, PoolingResult
+from engine_svc.requests.outputs import EngineLoad, EngineStatus, FinishReason, SequenceDelta, Usage
+from engine_svc.requests.pooling import MAX_LIVE_BYTES, PoolingFacts, PoolingRequest
+from engine_svc.scheduler.policies import POLICIES
+from engine_svc.upkeep import Upkeep
+from quire.counters import Counters
+from quire.errors import (
+    ENGINE_FAULT,
+    QUEUE_FULL,
+    REQUEST_FAULT,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    Overloaded,
+    QuireError,
+)
+from quire.options.scheduler import SchedulerOptions
+from quire.sleep import SleepLevel
+
+logger = logging.getLogger(__name__)
+
+
+class PoolingSteps(Protocol):
+    """What runs a step."""
+
+    def run(self, plan: PoolingPlan) -> PoolingResult:
+        """See PoolingRunner.run."""
+        ...
+
+
+class PoolingRest:
+    """See Rest. There is no cache to give back, and weights stay."""
+
+    def __init__(self) -> None:
+        self.level: SleepLevel | None = None
+        self.is_paused = False
+
+    def pause(self) -> None:
+        """See Rest.pause."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """See Rest.resume."""
+        self.is_paused, self.level = False, None
+
+    def reset_prefix_cache(self, preempts: bool) -> None:
+        """Nothing is kept."""
+
+    def sleep(self, level: SleepLevel) -> None:
+        """
+        Raises:
+            FailedPrecondition: the weights are to go.
+        """
+        if level > SleepLevel.PAUSED:
+            raise FailedPrecondition(
+                f"level is {level:d}, and a model that is served for pooling keeps its weights; 0 pauses it.",
+                parameter="level",
+            )
+        self.is_paused, self.level = True, level
+
+    def wake_up(self, parts: Collection[str]) -> None:
+        """See Rest.wake_up."""
+        self.resume()
+
+
+class PoolingEngine:
+    """See Engine, whose contract it keeps."""
+
+    is_waiting = False
+
+    def __init__(
+        self,
+        steps: PoolingSteps,
+        facts: PoolingFacts,
+        options: SchedulerOptions,
+        budget: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            budget: tokens of a step; a longer sequence has one of its own.
+        """
+        self._steps, self._facts, self._clock = steps, facts, clock
+        self._budget, self._max_num_seqs = budget, options.max_num_seqs
+        self._policy = POLICIES[options.scheduling_policy]()
+        self._queue = PoolingQueue()
+        self._live: dict[int, LivePooling] = {}
+        self._held_bytes = 0
+        self._deltas: list[SequenceDelta] = []
+        self._statistics = EngineStatistics()
+        self._num_steps = self._num_running = self._failures = 0
+        self.rest = PoolingRest()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do or say anything."""
+        return bool(self._deltas or (self._expired() if self.rest.is_paused else self._live))
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests of which nothing runs yet. May be read from any thread."""
+        return self._queue.num_waiting
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Nothing here makes work by itself."""
+
+    def check_alive(self) -> None:
+        """Steps run in this thread: there is nothing else that could die."""
+
+    def add(self, key: int, request: PoolingRequest, arrival_time: float | None = None) -> None:
+        """See Engine.add."""
+        arrival = self._clock() if arrival_time is None else arrival_time
+        held = self._facts.held_bytes(request)
+        live = LivePooling(key, request, self._policy.rank(request.priority), arrival, held)
+        live.unfinished = len(request.inputs)
+        live.outputs = [None] * live.unfinished
+        self._live[key] = live
+        self._held_bytes += held
+        self._queue.push(live)
+        if self._held_bytes > MAX_LIVE_BYTES and len(self._live) > 1:
+            message = f"{MAX_LIVE_BYTES} bytes are as much as requests hold at a time; try again later."
+            self._end(live, FinishReason.ERROR, error=Overloaded(message, reason=QUEUE_FULL))
+
+    def abort(self, key: int) -> None:
+        """See Engine.abort."""
+        if live := self._live.get(key):
+            self._end(live, FinishReason.ABORT)
+
+    def abort_all(self) -> None:
+        """See Engine.abort_all."""
+        for live in list(self._live.values()):
+            self._end(live, FinishReason.ABORT)
+
+    def upkeep(self, command: Upkeep) -> list[str]:
+        """
+        Raises:
+            FailedPrecondition: there is none.
+        """
+        raise FailedPrecondition(f"{type(command).__name__} is not built for models that are served for pooling.")
+
+    def stop(self, key: int, choice_index: int, num_output_tokens: int) -> None:
+        """There are no texts, and so nothing to stop at."""
+
+    def retire_adapter(self, adapter: Adapter, gone: Callable[[], None]) -> None:
+        """None is served."""
+        gone()
+
+    def num_requests_with(self, adapter: Adapter) -> int:
+        """None is served."""
+        return 0
+
+    def step(self) -> list[SequenceDelta]:
+        """See Engine.step."""
+        self._expire()
+        batch = [] if self.rest.is_paused else self._queue.take(self._budget, self._max_num_seqs)
+        if batch:
+            self._run(batch)
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def give_up(self, error: QuireError) -> list[SequenceDelta]:
+        """See Engine.give_up."""
+        for live in list(self._live.values()):
+            self._end(live, FinishReason.ERROR, error=error)
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def close(self) -> None:
+        """Nothing runs beside the steps."""
+
+    def load(self) -> EngineLoad:
+        """Load now."""
+        statistics = self._statistics
+        counters = Counters(
+            prompt_tokens=statistics.prompt_tokens, computed_tokens=statistics.computed_tokens,
+            iteration_tokens=statistics.iteration_tokens.snapshot(),
+            model_forward_milliseconds=statistics.forward_milliseconds.snapshot(),
+            model_execute_milliseconds=statistics.execute_milliseconds.snapshot(),
+        )  # fmt: skip
+        return EngineLoad(
+            running_sequences=self._num_running, waiting_requests=self._queue.num_waiting, used_kv_blocks=0,
+            total_kv_blocks=0, swapped_sequences=0, used_host_blocks=0, total_host_blocks=0,
+            waiting_prefill_tokens=self._queue.num_tokens, step=self._num_steps,
+            busy=bool(self._live) and not self.rest.is_paused, counters=counters,
+            status=EngineStatus(is_paused=self.rest.is_paused, sleep_level=self.rest.level),
+        )  # fmt: skip
+
+    def take_cache_changes(self) -> Changes | None:
+        """There is no cache."""
+        return None
+
+    def cache_contents(self) -> CacheContents:
+        """There is no cache."""
+        return CacheContents({tier: [] for tier in Tier}, {tier: Digest() for tier in Tier})
+
+    def _run(self, batch: list[tuple[LivePooling, int]]) -> None:
+        now = self._clock()
+        for live, _ in batch:
+            if live.first_scheduled_time is None:
+                live.first_scheduled_time = now
+        sequences = [self._facts.sequence(live.request, index) for live, index in batch]
+        self._num_steps += 1
+        plan = PoolingPlan(self._num_steps, sequences)
+        self._num_running = len(batch)
+        try:
+            result = self._steps.run(plan)
+        except Exception as error:
+            self._fail(batch, error)
+            return
+        finally:
+            self._num_running = 0
+        self._failures = 0
+        self._count(plan, result)
+        for (live, index), output in zip(batch, result.outputs, strict=True):
+            self._take(live, index, output)
+
+    def _take(self, live: LivePooling, index: int, output: PooledOutput | str) -> None:
+        if live.ended:
+            return
+        if isinstance(output, str):
+            message = f"inputs[{index}] failed: {output}."
+            self._end(live, FinishReason.ERROR, error=Internal(message, reason=REQUEST_FAULT, parameter="inputs"))
+            return
+        live.outputs[index] = output
+        live.unfinished -= 1
+        if not live.unfinished:
+            self._end(live, FinishReason.STOP)
+
+    def _count(self, plan: PoolingPlan, result: PoolingResult) -> None:
+        statistics, tokens = self._statistics, plan.num_tokens
+        statistics.prompt_tokens += tokens
+        statistics.computed_tokens += tokens
+        statistics.iteration_tokens.observe(tokens)
+        statistics.forward_milliseconds.observe(result.forward_milliseconds)
+        statistics.execute_milliseconds.observe(result.execute_milliseconds)
+
+    def _fail(self, batch: list[tuple[LivePooling, int]], error: Exception) -> None:
+        """See Engine._fail."""
+        self._failures += 1
+        logger.error("step %d with %d sequences failed", self._num_steps, len(batch), exc_info=error)
+        for live in dict.fromkeys(live for live, _ in batch):
+            if not live.ended:
+                fault = Internal("The engine failed while it ran this request; try again.", reason=ENGINE_FAULT)
+                self._end(live, FinishReason.ERROR, error=fault)
+        if self._failures >= MAX_CONSECUTIVE_FAILURES:
+            raise ExecutorDead(f"the model is dead after {self._failures} failed steps: {error}") from error
+
+    def _expire(self) -> None:
+        for live in self._expired():
+            message = (
+                f"The request did not finish within its {live.request.timeout_seconds:g} s; allow more time or send "
+                "fewer inputs."
+            )
+            self._end(live, FinishReason.ERROR, error=DeadlineExceeded(message, parameter="timeout_ms"))
+
+    def _expired(self) -> list[LivePooling]:
+        """Those whose time has run out."""
+        now = self._clock()
+        return [live for live in self._live.values() if live.deadline is not None and live.deadline <= now]
+
+    def _end(self, live: LivePooling, reason: FinishReason, error: QuireError | None = None) -> None:
+        """Strikes a request off the books, and says so."""
+        del self._live[live.key]
+        self._held_bytes -= live.held_bytes
+        self._queue.leave(live)
+        now = self._clock()
+        scheduled = now if live.first_scheduled_time is None else live.first_scheduled_time
+        usage = Usage(
+            prompt_tokens=live.request.num_tokens, completion_tokens=0, cached_prompt_tokens=0,
+            queue_seconds=max(0.0, scheduled - live.arrival_time), prefill_seconds=max(0.0, now - scheduled),
+            decode_seconds=0.0, preemptions=0,
+        )  # fmt: skip
+        pooled = tuple(each for each in live.outputs if each is not None) if reason is FinishReason.STOP else ()
+        self._deltas.append(
+            SequenceDelta(live.key, 0, [], finish_reason=reason, is_final=True, usage=usage, error=error, pooled=pooled)
+        )

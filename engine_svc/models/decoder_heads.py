@@ -1,0 +1,23 @@
+"""What stands on decoders that make classes, as Transformers and reward models have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models.encoder_config import HEAD, HeadConfig, HeadLayer
+
+
+def head_of(config: Mapping[str, Any], kind: str, num_labels: int) -> HeadConfig:
+    """Of a sequence, its last token tells.
+
+    Args:
+        kind: SequenceClassification, TokenClassification, RewardModel or ProcessRewardModel.
+    """
+    if kind == "SequenceClassification":
+        return HeadConfig((HeadLayer(num_labels, bias=False),), ((r"^score\.", f"{HEAD}0."),), "LAST")
+    if kind == "TokenClassification":
+        bias = bool(config.get("token_classification_bias", True))
+        return HeadConfig((HeadLayer(num_labels, bias=bias),), ((r"^score\.", f"{HEAD}0."),), "ALL")
+    names = ((r"^score\.0\.", f"{HEAD}0."), (r"^score\.2\.", f"{HEAD}1."))
+    return HeadConfig((HeadLayer(config["hidden_size"], "relu"), HeadLayer(num_labels)), names, "ALL")

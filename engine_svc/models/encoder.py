@@ -1,0 +1,124 @@
+"""The encoder that the families share: what differs between them is in EncoderConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from engine_svc.attention.base import AttentionBackend, CacheScales
+from engine_svc.layers.context import LayerContext
+from engine_svc.layers.embedding import VocabParallelEmbedding
+from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.layers.rotary import rotary_table
+from engine_svc.models.attention import AnyLayerCache, StepInputs
+from engine_svc.models.decoder_layer import LAYERS, hidden_norm
+from engine_svc.models.encoder_config import EncoderConfig
+from engine_svc.ops.base import Ops
+
+
+class Rows(torch.nn.Module):
+    """A small matrix that every rank has whole, whose rows are looked up."""
+
+    def __init__(self, count: int, size: int, *, context: LayerContext) -> None:
+        super().__init__()
+        self._ops = context.ops
+        self.weight = LoadedParameter((count, size), context.dtype, context.device)
+        self.weight.loader = self._load
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens] → [tokens, size]."""
+        return self._ops.take_rows(self.weight, indices)
+
+    def _load(self, source: TensorSlice, part: str) -> None:
+        self.weight.write(part, self.weight, source, (slice(None), slice(None)))
+
+
+class _NoNorm(torch.nn.Module):
+    """In the place of a layer's first norm, where there is none."""
+
+    def __init__(self, ops: Ops) -> None:
+        super().__init__()
+        self._ops = ops
+
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Both [tokens, hidden_size]; the residual gets the other added."""
+        return self._ops.add(residual, hidden)
+
+
+class Encoder(torch.nn.Module):
+    """Token ids to hidden states, each of which has seen all of its sequence."""
+
+    is_tied = True  # as Decoder.is_tied
+
+    def __init__(
+        self, config: EncoderConfig, context: LayerContext, attention: AttentionBackend, max_model_len: int
+    ) -> None:
+        super().__init__()
+        self.config, self.quantization = config, context.quantization
+        self._attention, self._ops = attention, context.ops
+        size = config.hidden_size
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, size, context=context.at("embed_tokens"))
+        self.positions = Rows(config.num_positions, size, context=context) if config.num_positions else None
+        self.types = Rows(config.type_vocab_size, size, context=context) if config.type_vocab_size else None
+        self.embedding_norm = hidden_norm(config, context)
+        layer = LAYERS[config.norm_placement]
+        self.layers = torch.nn.ModuleList(
+            [layer(config, context.at(f"layers.{index}"), index) for index in range(config.num_layers)]
+        )
+        if not config.norms_first_layer:
+            self.layers[0].input_layernorm = _NoNorm(context.ops)
+        self.norm = hidden_norm(config, context) if config.has_norm else None
+
+        def table(parameters: Mapping[str, Any] | None) -> torch.Tensor | None:
+            if not parameters:
+                return None
+            longest = config.max_position_embeddings
+            found = rotary_table(parameters, config.rotary_dim, longest, max_model_len, context.dtype)
+            return found.to(context.device)
+
+        self._rotary = table(config.rope_parameters)
+        self._local_rotary = table(config.local_rope_parameters)
+
+    def use_cache_scales(self, scales: Mapping[int, CacheScales]) -> None:
+        """Nothing is cached."""
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[AnyLayerCache],
+        types: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """One forward pass over a flat batch of whole sequences.
+
+        Args:
+            token_ids, positions: int64 [tokens]
+            caches: one for each layer.
+            types: int64 [tokens]; None: all are 0.
+
+        Returns:
+            Hidden states [tokens, hidden_size].
+        """
+        hidden = self._embed(token_ids, positions, types)
+        residual = self._ops.zeros_like(hidden)
+        step = self._step(positions, hidden)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            hidden = layer(hidden, residual, cache, step)
+        return hidden if self.norm is None else self.norm(hidden, residual)
+
+    def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None) -> torch.Tensor:
+        hidden: torch.Tensor = self.embed_tokens(token_ids)
+        if self.positions is not None:
+            hidden = self._ops.add(hidden, self.positions(positions + self.config.first_position))
+        if self.types is not None:
+            hidden = self._ops.add(hidden, self.types(torch.zeros_like(token_ids) if types is None else types))
+        normed: torch.Tensor = self.embedding_norm(hidden)
+        return normed
+
+    def _step(self, positions: torch.Tensor, hidden: torch.Tensor) -> StepInputs:
+        nothing = hidden.new_empty((len(hidden), 2, 0))
+        rotary = nothing if self._rotary is None else self._ops.take_rows(self._rotary, positions)
+        local = rotary if self._local_rotary is None else self._ops.take_rows(self._local_rotary, positions)
+        return StepInputs(rotary, local, self._attention)

@@ -1,0 +1,94 @@
+"""The shape of an encoder, and of the heads that make classes of what models put out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from engine_svc.models.config import ModelConfig, activation
+from engine_svc.ops.base import PlainActivation
+
+# What names in a checkpoint become, by ModelConfig.renames, from which nothing is loaded; and those of a head.
+NOBODYS = "nobodys."
+HEAD = "pooling_head."
+
+HeadActivation = PlainActivation | Literal["tanh", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(ModelConfig):
+    """An encoder: all tokens see each other. Those without learned positions rotate."""
+
+    num_positions: int = 0  # that are learned; 0 for none
+    first_position: int = 0  # of them, that is the first token's
+    type_vocab_size: int = 0
+    norms_first_layer: bool = True  # before its attention
+    has_norm: bool = False  # behind the last layer
+    has_head: bool = False
+
+
+@dataclass(frozen=True)
+class HeadLayer:
+    """A linear layer of a head, and what follows it."""
+
+    size: int  # outputs
+    activation: HeadActivation = "none"
+    bias: bool = True
+    norm_epsilon: float | None = None  # of a layer norm behind it; None for none
+    norm_bias: bool = True
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What makes classes of pooled hidden states, or of each token's."""
+
+    layers: tuple[HeadLayer, ...]
+    renames: tuple[tuple[str, str], ...]  # as ModelConfig.renames, to names that begin with HEAD
+    pooling: str  # that of the model's own code: CLS, LAST, MEAN; ALL or STEP of tokens
+
+
+def head_activation(name: str) -> HeadActivation:
+    """As a configuration names it.
+
+    Raises:
+        StartupError: it is none that is supported.
+    """
+    if name == "tanh":
+        return "tanh"
+    found = activation(name)
+    assert isinstance(found, str)
+    return found
+
+
+def encoder_config(config: Mapping[str, Any], **family: Any) -> EncoderConfig:
+    """The fields that most encoders name alike, and those that the family gives."""
+    heads, layers, size = config["num_attention_heads"], config["num_hidden_layers"], config["hidden_size"]
+    head_dim = config.get("head_dim") or size // heads
+    fields: dict[str, Any] = {
+        "architecture": config["architectures"][0],
+        "dtype": config.get("dtype") or config.get("torch_dtype") or "float32",
+        "vocab_size": config["vocab_size"],
+        "hidden_size": size,
+        "intermediate_size": config["intermediate_size"],
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": config["max_position_embeddings"],
+        "norm": "layer",
+        "norm_bias": True,
+        "norm_eps": config.get("layer_norm_eps", 1e-12),
+        "norm_placement": "sums",
+        "tie_word_embeddings": False,
+        "rope_parameters": {},
+        "rotary_dim": head_dim,
+        "attention_scale": head_dim**-0.5,
+        "sliding_windows": (None,) * layers,
+        "moe": (None,) * layers,
+        "type_vocab_size": config.get("type_vocab_size") or 0,
+        "bidirectional": True,
+    }
+    if "activation" not in family:
+        fields["activation"] = activation(config.get("hidden_act", "gelu"))
+    return EncoderConfig(**(fields | family))

@@ -1,0 +1,125 @@
+"""Heads: small networks in float32 that make classes, or other vectors, of hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+
+from engine_svc.layers.context import LayerContext
+from engine_svc.layers.linear import ReplicatedLinear
+from engine_svc.layers.norm import LayerNorm
+from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.loader.formats.safetensors_files import opened
+from engine_svc.models.encoder_config import HeadLayer
+from engine_svc.native.library import Kernels
+from engine_svc.ops.base import Product
+from engine_svc.ops.registry import create_ops
+from engine_svc.pooling_form.sentence_transformers import Dense
+from quire.errors import StartupError
+
+_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType({
+    "none": lambda values: values, "Identity": lambda values: values, "tanh": torch.tanh, "Tanh": torch.tanh,
+    "relu": F.relu, "ReLU": F.relu, "gelu": F.gelu, "GELU": F.gelu, "silu": F.silu, "Sigmoid": torch.sigmoid,
+    "gelu_tanh": lambda values: F.gelu(values, approximate="tanh"),
+})  # fmt: skip
+
+
+def in_float32(context: LayerContext, kernels: Kernels | None) -> LayerContext:
+    """That of layers which compute so, whatever the model does."""
+    ops = create_ops(kernels, torch.float32, context.device)
+    return replace(context, dtype=torch.float32, ops=ops, adapters=None)
+
+
+class _Layer(ReplicatedLinear):
+    """A linear layer, its activation and its norm."""
+
+    def __init__(self, input_size: int, layer: HeadLayer, context: LayerContext) -> None:
+        super().__init__(input_size, layer.size, bias=layer.bias, context=context)
+        self._activation = _ACTIVATIONS[layer.activation]
+        self.norm: LayerNorm | None = None
+        if layer.norm_epsilon is not None:
+            self.norm = LayerNorm(layer.size, layer.norm_epsilon, context=context, bias=layer.norm_bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [rows, inputs] → [rows, outputs]."""
+        output = self._activation(super().forward(hidden))
+        return output if self.norm is None else self.norm(output)
+
+
+class Head(torch.nn.Sequential):
+    """Layers, one after the other: float32 [rows, hidden_size] → [rows, outputs]."""
+
+    def __init__(self, hidden_size: int, layers: tuple[HeadLayer, ...], context: LayerContext) -> None:
+        """
+        Args:
+            context: of float32.
+        """
+        sizes = (hidden_size, *(layer.size for layer in layers))
+        super().__init__(*(_Layer(size, layer, context) for size, layer in zip(sizes, layers, strict=False)))
+
+
+class TokenRows(torch.nn.Module):
+    """Classes by some tokens' rows of the output layer: float32 [rows, hidden_size] → [rows, classes]."""
+
+    def __init__(self, tokens: Sequence[int], hidden_size: int, subtracts: bool, context: LayerContext) -> None:
+        """
+        Args:
+            subtracts: the only class is the last token's logit less the first one's.
+            context: of float32.
+        """
+        super().__init__()
+        self._tokens, self._subtracts, self._ops = tokens, subtracts, context.ops
+        self._product: Product | None = None
+        self.weight = LoadedParameter((len(tokens), hidden_size), torch.float32, context.device)
+        self.weight.loader = self._load
+
+    def finish(self, rows: torch.Tensor | None = None) -> None:
+        """Called once the weights are there.
+
+        Args:
+            rows: [tokens, hidden_size], where the embedding has them.
+        """
+        found = (self.weight.data if rows is None else rows).float()
+        found = found[-1:] - found[:1] if self._subtracts else found
+        self._product = self._ops.matrix(found.contiguous(), None)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        assert self._product is not None
+        return self._product(hidden, wide=True)
+
+    def _load(self, source: TensorSlice, part: str) -> None:
+        for row, token in enumerate(self._tokens):
+            self.weight.write(part, self.weight[row : row + 1], source, (slice(token, token + 1), slice(None)))
+
+
+def dense_layer(dense: Dense, context: LayerContext) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A sentence-transformers module, float32 [rows, inputs] → [rows, outputs], from its own file.
+
+    Raises:
+        StartupError: it is not there, or not of these sizes.
+    """
+    file = dense.folder / "model.safetensors"
+    if not file.is_file():
+        raise StartupError(f"{dense.folder} has no model.safetensors; other forms of weights are not read there.")
+    with opened(file) as tensors:
+        names = set(tensors.keys())
+        weight = _tensor(tensors.get_tensor("linear.weight").float() if "linear.weight" in names else None, file)
+        bias = tensors.get_tensor("linear.bias").float() if dense.bias and "linear.bias" in names else None
+    if weight.shape != (dense.outputs, dense.inputs) or (bias is not None and bias.shape != (dense.outputs,)):
+        raise StartupError(f"{file}: linear is {list(weight.shape)}, expected {[dense.outputs, dense.inputs]}.")
+    bias = None if bias is None else bias.to(context.device)
+    product: Product = context.ops.matrix(weight.to(context.device), bias)
+    activation = _ACTIVATIONS[dense.activation]
+    return lambda hidden: activation(product(hidden, wide=True))
+
+
+def _tensor(found: torch.Tensor | None, file: Path) -> torch.Tensor:
+    if found is None:
+        raise StartupError(f"{file} lacks linear.weight.")
+    return found

@@ -1,0 +1,180 @@
+"""A model that is served for pooling: the layers of an encoder or decoder, and what stands on them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine_svc.attention.base import AttentionBackend
+from engine_svc.config_formats.registry import read_model_config
+from engine_svc.layers.context import LayerContext
+from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
+from engine_svc.loader.formats.registry import create_format
+from engine_svc.loader.model import division_told, longest_sequence, place_layers
+from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
+from engine_svc.models.config import ModelConfig
+from engine_svc.models.decoder import Decoder
+from engine_svc.models.encoder import Encoder
+from engine_svc.models.encoder_config import HEAD, NOBODYS, EncoderConfig, HeadConfig, HeadLayer
+from engine_svc.models.registry import ARCHITECTURES, ENCODERS, head_reader, read_config, text_part, unsupported
+from engine_svc.parallel.group import ParallelGroups
+from engine_svc.pooling.heads import Head, TokenRows, dense_layer, in_float32
+from engine_svc.pooling.pooler import Pooler, Transform
+from engine_svc.pooling_form.form import PoolingForm
+from engine_svc.pooling_plan import PoolingSpec
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+
+_NO_HEAD = ((r"^score\.", NOBODYS),)
+
+
+@dataclass(frozen=True)
+class PooledModel:
+    """A model, and what becomes of its hidden states."""
+
+    model: Encoder | Decoder
+    attention: AttentionBackend
+    pooler: Pooler
+    form: PoolingForm
+    spec: PoolingSpec
+    max_model_len: int
+    batch_invariant: bool
+
+
+@torch.inference_mode()
+def load_pooled(
+    folder: Path, form: PoolingForm, tokens: Sequence[int], options: EngineOptions, device: torch.device
+) -> PooledModel:
+    """
+    Args:
+        tokens: ids of `form.classifier_tokens`.
+
+    Raises:
+        StartupError: it cannot be read, or is not supported with these options.
+    """
+    raw = text_part(read_model_config(folder, options.form))
+    config, head = _shape(raw, form)
+    longest = _longest(config, form, options)
+    groups = ParallelGroups()
+    with division_told(groups):
+        context, attention = place_layers(raw, config, options, groups, device)
+        kind = Encoder if isinstance(config, EncoderConfig) else Decoder
+        model: Encoder | Decoder = kind(config, context, attention, longest)  # type: ignore[arg-type]  # as it is
+        narrow = in_float32(context, attention.kernels)
+        stands = _head(config, form, head, tokens, narrow)
+        if isinstance(stands, Head) or (stands is not None and not config.tie_word_embeddings):
+            model.add_module(HEAD[:-1], stands)
+    _fill(model, create_format(folder, options.load), groups, options)
+    if isinstance(stands, TokenRows):
+        stands.finish(_embedded(model, tokens, device) if config.tie_word_embeddings else None)
+    dense = _dense(form, stands, narrow)
+    pooling = form.sequence_pooling or (head.pooling if head else "")
+    if pooling not in ("CLS", "LAST", "MEAN"):
+        pooling = "CLS" if isinstance(model, Encoder) else "LAST"
+    classes = stands if form.has_classes else None
+    spec = _spec(config, form, pooling)
+    invariant = context.ops.batch_invariant and attention.batch_invariant
+    return PooledModel(model, attention, Pooler(form, pooling, classes, dense), form, spec, longest, invariant)
+
+
+def _shape(raw: Mapping[str, Any], form: PoolingForm) -> tuple[ModelConfig, HeadConfig | None]:
+    """What the model is like, with the names that its checkpoint has for the head.
+
+    Raises:
+        StartupError: there is no such family here.
+    """
+    architecture = form.architecture
+    is_encoder = architecture.family in ENCODERS
+    module = ENCODERS.get(architecture.family) or ARCHITECTURES.get(f"{architecture.family}ForCausalLM")
+    if module is None:
+        raise unsupported(raw, "Quire has no code of its own for it, by which alone models are served for pooling")
+    own = architecture.name if is_encoder else f"{architecture.family}ForCausalLM"
+    config = read_config(module, {**raw, "architectures": [own]})
+    if config.recurrent or config.latent:
+        raise unsupported(raw, "models with recurrent layers or compressed attention are not served for pooling")
+    if not is_encoder:
+        config = replace(_two_ways(config, raw), has_head=False)
+    head = None
+    if form.token_size is not None:
+        head = HeadConfig((HeadLayer(form.token_size, bias=False),), ((r"^linear\.", f"{HEAD}0."),), "ALL")
+    elif form.has_classes and not form.classifier_tokens:
+        kind = architecture.kind if architecture.has_classes else "SequenceClassification"
+        head = head_reader(architecture.family)(raw, kind, form.num_labels)
+    renames = head.renames if head else () if is_encoder else _NO_HEAD
+    if form.classifier_tokens and not config.tie_word_embeddings:
+        renames = ((r"^lm_head\.", HEAD),)
+    return replace(config, architecture=architecture.name, renames=(*renames, *config.renames)), head
+
+
+def _head(
+    config: ModelConfig, form: PoolingForm, head: HeadConfig | None, tokens: Sequence[int], context: LayerContext
+) -> Head | TokenRows | None:
+    """What stands on the model."""
+    if form.classifier_tokens:
+        return TokenRows(tokens, config.hidden_size, form.subtracts_first, context)
+    return None if head is None else Head(config.hidden_size, head.layers, context)
+
+
+def _embedded(model: Encoder | Decoder, tokens: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Tokens' rows of the embedding [tokens, hidden_size]."""
+    scale = model.config.embedding_scale * model.config.embedding_multiplier
+    found: torch.Tensor = model.embed_tokens(torch.tensor(tokens, device=device)).float() / scale
+    return found
+
+
+def _two_ways(config: ModelConfig, raw: Mapping[str, Any]) -> ModelConfig:
+    """A decoder that was trained to see both ways; as Gemma's, whose windows then reach as far to either side."""
+    if raw.get("use_bidirectional_attention"):
+        halves = tuple(None if window is None else window // 2 + 1 for window in config.sliding_windows)
+        return replace(config, bidirectional=True, sliding_windows=halves)
+    return replace(config, bidirectional=True) if raw.get("is_causal") is False else config
+
+
+def _longest(config: ModelConfig, form: PoolingForm, options: EngineOptions) -> int:
+    """Sentence-transformers' own limit counts where the user sets none."""
+    longest = longest_sequence(config, options.form)
+    if options.form.max_model_len is None and form.max_length is not None:
+        return min(longest, form.max_length)
+    return longest
+
+
+def _fill(model: Encoder | Decoder, source: LoadFormat, groups: ParallelGroups, options: EngineOptions) -> None:
+    """
+    Raises:
+        StartupError: the weights cannot be read, or are not those of the model.
+    """
+    if source.is_random:
+        randomize_weights(model, options.generation.seed or 0)
+        pack_weights(model)
+    elif isinstance(source, CheckpointFormat):
+        load_weights(model, source, options.load.use_tqdm_on_load and sys.stderr.isatty())
+    elif isinstance(model, Decoder):
+        source.load(model, groups, options.generation.seed or 0)
+    else:
+        raise StartupError(f"--load-format {options.load.load_format}: encoders are read from safetensors or pt files.")
+
+
+def _dense(form: PoolingForm, head: Transform | None, context: LayerContext) -> Transform | None:
+    """What else becomes of what is pooled, or of tokens."""
+    layers: list[Transform] = [dense_layer(dense, context) for dense in form.dense]
+    if form.token_size is not None and head is not None:
+        layers.insert(0, head)
+    if not layers:
+        return None
+    return lambda hidden: reduce(lambda values, layer: layer(values), layers, hidden)
+
+
+def _spec(config: ModelConfig, form: PoolingForm, pooling: str) -> PoolingSpec:
+    outputs = form.dense[-1].outputs if form.dense else form.token_size or config.hidden_size
+    return PoolingSpec(
+        embedding_size=0 if form.has_classes else outputs,
+        token_embedding_size=0 if form.has_classes else outputs if form.is_late_interaction else config.hidden_size,
+        type_vocab_size=config.type_vocab_size if isinstance(config, EncoderConfig) else 0,
+        pooling_type=pooling if form.tasks[0] in ("embed", "classify") else form.by_token,
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""From the hidden states of whole sequences to what requests ask for, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from engine_svc.pooling_form.form import CLASSIFY, EMBED, TOKEN_EMBED, PoolingForm
+from engine_svc.pooling_plan import PooledSequence
+
+Transform = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """Of a flat batch: sequence i has rows starts[i] to starts[i + 1]."""
+
+    values: torch.Tensor  # [tokens, hidden_size]
+    starts: Sequence[int]
+
+    def of(self, index: int) -> torch.Tensor:
+        """Float32 [its tokens, hidden_size]."""
+        return self.values[self.starts[index] : self.starts[index + 1]].float()
+
+
+class Pooler:
+    """Makes an output for each sequence. What it makes of one depends on that one alone."""
+
+    def __init__(self, form: PoolingForm, pooling: str, head: Transform | None, dense: Transform | None) -> None:
+        """
+        Args:
+            pooling: of sequences: CLS, LAST or MEAN.
+            head: makes classes, float32 [rows, hidden_size] → [rows, classes].
+            dense: what else becomes of what is pooled, or of tokens where that is what the model is for.
+        """
+        self._form, self._pooling, self._head, self._dense = form, pooling, head, dense
+
+    def pool(self, hidden: HiddenStates, sequences: Sequence[PooledSequence]) -> list[torch.Tensor]:
+        """For each sequence [values] or [tokens, values], float32."""
+        found: list[torch.Tensor | None] = [None] * len(sequences)
+        whole = [index for index, sequence in enumerate(sequences) if sequence.task in (EMBED, CLASSIFY)]
+        for task in (EMBED, CLASSIFY):
+            wanted = [index for index in whole if sequences[index].task == task]
+            if wanted:
+                pooled = self._sequences(hidden, wanted)
+                make = self._embeddings if task == EMBED else self._classes
+                for index, values in zip(wanted, make(pooled, [sequences[i] for i in wanted]), strict=True):
+                    found[index] = values
+        for index, sequence in enumerate(sequences):
+            if found[index] is None:
+                found[index] = self._tokens(hidden.of(index), sequence)
+        return [values for values in found if values is not None]
+
+    def _sequences(self, hidden: HiddenStates, wanted: Sequence[int]) -> torch.Tensor:
+        """Float32 [wanted, hidden_size]."""
+        starts = hidden.starts
+        if self._pooling == "MEAN":
+            return torch.stack([hidden.of(index).mean(0) for index in wanted])
+        rows = [starts[index] if self._pooling == "CLS" else starts[index + 1] - 1 for index in wanted]
+        return hidden.values[torch.tensor(rows, device=hidden.values.device)].float()
+
+    def _embeddings(self, pooled: torch.Tensor, sequences: Sequence[PooledSequence]) -> Sequence[torch.Tensor]:
+        pooled = pooled if self._dense is None else self._dense(pooled)
+        if not any(sequence.dimensions for sequence in sequences) and all(each.normalize for each in sequences):
+            return F.normalize(pooled, dim=-1).unbind()
+        return [_cut(values, sequence) for values, sequence in zip(pooled, sequences, strict=True)]
+
+    def _classes(self, pooled: torch.Tensor, sequences: Sequence[PooledSequence]) -> Sequence[torch.Tensor]:
+        logits = self._logits(pooled)
+        active = self._activate(logits)
+        return [active[i] if sequence.use_activation else logits[i] for i, sequence in enumerate(sequences)]
+
+    def _tokens(self, hidden: torch.Tensor, sequence: PooledSequence) -> torch.Tensor:
+        """One sequence: [its tokens, hidden_size]."""
+        if sequence.task == TOKEN_EMBED:
+            is_projected = self._form.is_late_interaction and self._dense is not None
+            return _cut(self._dense(hidden) if is_projected and self._dense else hidden, sequence)
+        form = self._form
+        if form.is_by_steps:
+            hidden = hidden[torch.tensor(sequence.token_ids, device=hidden.device) == form.step_tag_id]
+        logits = self._logits(hidden)
+        if form.returned_token_ids:
+            logits = logits[:, list(form.returned_token_ids)]
+        return self._activate(logits) if sequence.use_activation else logits
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert self._head is not None
+        logits = self._head(hidden)
+        if self._form.logit_mean or self._form.logit_sigma != 1.0:
+            logits = (logits - self._form.logit_mean) / self._form.logit_sigma
+        return logits
+
+    def _activate(self, logits: torch.Tensor) -> torch.Tensor:
+        if self._form.activation == "softmax":
+            return logits.softmax(-1)
+        return logits.sigmoid() if self._form.activation == "sigmoid" else logits
+
+
+def _cut(values: torch.Tensor, sequence: PooledSequence) -> torch.Tensor:
+    """Embeddings, the last dimension's first values of them, of length 1 if that is wanted."""
+    values = values[..., : sequence.dimensions] if sequence.dimensions else values
+    return F.normalize(values, dim=-1) if sequence.normalize else values

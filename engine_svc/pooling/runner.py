@@ -1,0 +1,168 @@
+"""Runs whole sequences through a model in one step, and pools what comes out.
+
+Nothing is kept of a step: its keys and values go to the blocks of one layer's cache, which all layers write over in
+turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine_svc.attention.base import AttentionMetadata
+from engine_svc.executor.device import choose_device
+from engine_svc.models.attention import LayerCache
+from engine_svc.models.encoder import Encoder
+from engine_svc.plan import KvCacheSpec
+from engine_svc.pooling.loading import load_pooled
+from engine_svc.pooling.pooler import HiddenStates
+from engine_svc.pooling_form.form import PoolingForm
+from engine_svc.pooling_plan import PooledOutput, PooledSequence, PoolingPlan, PoolingResult, PoolingSpec
+from engine_svc.runner.memory import token_budget
+from engine_svc.runner.threads import bind_threads
+from engine_svc.transfer import to_device
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+
+logger = logging.getLogger(__name__)
+
+# Tokens of a step where the user leaves it open: on a CPU, many short sequences are to share the cost of a step.
+_LEAST_BUDGET = 1024
+_OVERFLOWED = "its values overflowed; try another --dtype"
+
+
+class PoolingRunner:
+    """One rank, in this process and thread."""
+
+    def __init__(self, folder: Path, form: PoolingForm, tokens: Sequence[int], options: EngineOptions) -> None:
+        """
+        Args:
+            tokens: ids of `form.classifier_tokens`.
+
+        Raises:
+            StartupError: the model cannot be found, read or supported.
+        """
+        self._device = choose_device(options.kernels.device, 0)
+        if self._device.type == "cpu":
+            bind_threads(options.kernels, 0, 1)
+        try:
+            self._loaded = load_pooled(folder, form, tokens, options, self._device)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise StartupError(f"Not enough memory for the model's weights: {error}") from error
+        given, shape = options.scheduler.max_num_batched_tokens, self._loaded.attention.shape
+        self._budget = given or max(_LEAST_BUDGET, token_budget(self._device))
+        most = max(self._budget, self._loaded.max_model_len)
+        blocks = -(-most // shape.block_size) + min(options.scheduler.max_num_seqs, most)
+        (cache,) = self._loaded.attention.allocate(blocks, 1)
+        self._cache = cache
+        self._warm_up()
+
+    @property
+    def pooling(self) -> PoolingSpec:
+        """What only the loaded model says of its outputs."""
+        return self._loaded.spec
+
+    def spec(self) -> KvCacheSpec:
+        """What the control side must know; there is no KV cache."""
+        loaded, config = self._loaded, self._loaded.model.config
+        kernels = loaded.attention.kernels
+        device = f"cuda ({torch.cuda.get_device_name(self._device)})" if self._device.type == "cuda" else "cpu"
+        return KvCacheSpec(
+            architecture=config.architecture, dtype=str(loaded.attention.shape.dtype).removeprefix("torch."),
+            device=device, vocab_size=config.vocab_size, max_model_len=loaded.max_model_len, bytes_per_block=0,
+            available_bytes=0, attention_backend=loaded.attention.name, block_size=loaded.attention.shape.block_size,
+            max_num_batched_tokens=self._budget, embedding_size=config.hidden_size,
+            cpu_kernels="" if self._device.type != "cpu" else kernels.level if kernels else "torch",
+            batch_invariant=loaded.batch_invariant,
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def run(self, plan: PoolingPlan) -> PoolingResult:
+        """Where the batch raises, each sequence runs apart: what only some of them raise then is their own fault.
+
+        Raises:
+            Exception: none of them gets through.
+        """
+        start = time.perf_counter()
+        hidden, forward = None, start
+        try:
+            hidden = self._forward(plan.sequences)
+            forward = time.perf_counter()
+            outputs = self._pool(hidden, plan.sequences)
+        except Exception as error:
+            if len(plan.sequences) == 1:
+                raise
+            logger.error("%d sequences cannot run together; each now runs alone", len(plan.sequences), exc_info=error)
+            outputs = self._run_apart(plan.sequences)
+        end = time.perf_counter()
+        return PoolingResult(outputs, (forward - start) * 1000, (end - start) * 1000)
+
+    def _run_apart(self, sequences: Sequence[PooledSequence]) -> list[PooledOutput | str]:
+        found: list[PooledOutput | str] = []
+        for sequence in sequences:
+            try:
+                found += self._pool(self._forward([sequence]), [sequence])
+            except Exception as error:
+                logger.error("a sequence of %d tokens failed", len(sequence.token_ids), exc_info=error)
+                found.append(f"the model cannot run it ({type(error).__name__})")
+        if all(isinstance(each, str) for each in found):
+            raise RuntimeError("no sequence of the step gets through")
+        return found
+
+    def _pool(self, hidden: HiddenStates, sequences: Sequence[PooledSequence]) -> list[PooledOutput | str]:
+        values = self._loaded.pooler.pool(hidden, sequences)
+        return [_output(each, len(sequence.token_ids)) for each, sequence in zip(values, sequences, strict=True)]
+
+    def _forward(self, sequences: Sequence[PooledSequence]) -> HiddenStates:
+        metadata, positions = self._metadata([len(sequence.token_ids) for sequence in sequences])
+        token_ids = self._flat([sequence.token_ids for sequence in sequences])
+        model = self._loaded.model
+        cache = LayerCache(self._cache, self._loaded.attention.prepare(metadata))
+        caches = [cache] * model.config.num_layers
+        starts = np.concatenate(([0], np.cumsum(metadata.seq_lens_host))).tolist()
+        if isinstance(model, Encoder) and any(sequence.token_type_ids for sequence in sequences):
+            types = [each.token_type_ids or [0] * len(each.token_ids) for each in sequences]
+            return HiddenStates(model(token_ids, positions, caches, self._flat(types)), starts)
+        return HiddenStates(model(token_ids, positions, caches), starts)
+
+    def _flat(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """int64 [tokens]"""
+        return to_device(np.concatenate([np.asarray(row, dtype=np.int64) for row in rows]), self._device)
+
+    def _metadata(self, lengths: list[int]) -> tuple[AttentionMetadata, torch.Tensor]:
+        """Of sequences that are all new, in blocks that follow each other; and their positions."""
+        size = self._loaded.attention.shape.block_size
+        counts = np.asarray(lengths, dtype=np.int64)
+        blocks = -(-counts // size)
+        first, starts = np.cumsum(blocks) - blocks, np.cumsum(counts) - counts
+        positions = np.arange(counts.sum()) - np.repeat(starts, counts)
+        slots = np.repeat(first * size, counts) + positions
+        columns = np.arange(blocks.max())
+        table = np.where(columns < blocks[:, None], first[:, None] + columns, 0).astype(np.int32)
+        metadata = AttentionMetadata(
+            query_start_loc=to_device(np.append(starts, counts.sum()).astype(np.int32), self._device),
+            seq_lens=to_device(counts.astype(np.int32), self._device), block_table=to_device(table, self._device),
+            slot_mapping=to_device(slots, self._device), query_lens_host=lengths, seq_lens_host=lengths,
+            max_query_len=max(lengths), max_seq_len=max(lengths),
+        )  # fmt: skip
+        return metadata, to_device(positions, self._device)
+
+    def _warm_up(self) -> None:
+        """A step of each task, short on a CPU and of all the budget on a GPU."""
+        length = min(self._loaded.max_model_len, 16 if self._device.type == "cpu" else self._budget)
+        tokens = [index % self._loaded.model.config.vocab_size for index in range(length)]
+        form = self._loaded.form
+        for task in form.tasks:
+            self.run(PoolingPlan(0, [PooledSequence(tokens, [], task, 0, True, True)]))
+
+
+def _output(values: torch.Tensor, num_tokens: int) -> PooledOutput | str:
+    if not bool(values.isfinite().all()):
+        return _OVERFLOWED
+    array = values.cpu().contiguous().numpy().astype("<f4", copy=False)
+    return PooledOutput(array.tobytes(), tuple(array.shape), num_tokens)

@@ -1,0 +1,69 @@
+"""What an architecture's name says of a model: its family, and what stands on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.options.pooling import PoolingOptions
+
+MODULES_FILE = "modules.json"
+# What stands behind a family's name, in the order in which it is looked for: the first that ends a name is meant.
+_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_BASES = ("ForMaskedLM", "ForPreTraining", "ForSentenceEmbedding", "TextModel", "Model")
+_HEADS = (
+    "ForSequenceClassification", "ForTokenClassification", "ForProcessRewardModel", "ForRewardModel", "ForReward",
+)  # fmt: skip
+_COLBERT = ("HF_ColBERT", "ColBERTModel")
+_NAME = re.compile(f"(.+?)({'|'.join((*_HEADS, *_GENERATES, *_BASES))})")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One of a configuration's `architectures`, taken apart."""
+
+    name: str
+    family: str  # such as Bert, Qwen3
+    kind: str  # CausalLM, base, ColBERT, SequenceClassification, TokenClassification, RewardModel, ProcessRewardModel
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether its checkpoints have a head that makes classes."""
+        return self.kind not in ("CausalLM", "base", "ColBERT")
+
+
+def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
+    """Of a config.json; None where its name says nothing."""
+    for name in config.get("architectures") or ():
+        if name in _COLBERT:
+            return Architecture(name, "Bert", "ColBERT")
+        if found := _NAME.fullmatch(name):
+            return Architecture(name, found[1], _kind(found[2]))
+    return None
+
+
+def _kind(suffix: str) -> str:
+    if suffix in _GENERATES:
+        return "CausalLM"
+    if suffix in _BASES:
+        return "base"
+    return "RewardModel" if suffix == "ForReward" else suffix.removeprefix("For")
+
+
+def is_pooling(config: Mapping[str, Any], folder: Path, options: PoolingOptions) -> bool:
+    """Whether a model is served for pooling, and not for generation.
+
+    Args:
+        folder: of the model, or its file.
+    """
+    if options.runner != "auto":
+        return options.runner == "pooling"
+    if options.convert not in ("auto", "none"):
+        return True
+    found = architecture_of(config)
+    if found is not None and found.kind != "CausalLM":
+        return True
+    return folder.is_dir() and (folder / MODULES_FILE).is_file()

@@ -1,0 +1,140 @@
+"""What a model's folder says in the files of the sentence-transformers library: data, of which no code ever runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine_svc.pooling_form.architecture import MODULES_FILE
+from quire.errors import StartupError
+
+_MODES = {
+    "pooling_mode_cls_token": "CLS", "pooling_mode_mean_tokens": "MEAN", "pooling_mode_lasttoken": "LAST",
+    "pooling_mode_max_tokens": "max", "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}  # fmt: skip
+_NAMED = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST", "last": "LAST"}
+_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid")
+_MAX_PROMPTS, _MAX_PROMPT_LENGTH = 256, 4096
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer behind the pooling, or on each token where nothing is pooled."""
+
+    folder: Path
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str  # one of torch.nn
+
+
+@dataclass(frozen=True)
+class SentenceTransformers:
+    """A folder's modules, in their order."""
+
+    pooling: str | None = None  # CLS, MEAN or LAST; None: nothing is pooled
+    dense: tuple[Dense, ...] = ()
+    normalizes: bool = False
+    max_length: int | None = None  # in tokens
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str = ""
+
+
+def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
+    """None where the folder has no such files.
+
+    Raises:
+        StartupError: they cannot be read, or have what is not built.
+    """
+    modules = _read(folder / MODULES_FILE) if folder.is_dir() else None
+    if modules is None:
+        return None
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise StartupError(f"{folder / MODULES_FILE} is not a list of modules.")
+    pooling, dense, normalizes = None, list[Dense](), False
+    for module in modules:
+        kind, place = str(module.get("type", "")).rpartition(".")[2], _inside(folder, module.get("path") or "")
+        if kind == "Transformer" and place != folder:
+            raise StartupError(f"{folder / MODULES_FILE}: the model is in {place.name}; serve that folder.")
+        if kind == "Pooling":
+            pooling = _pooling(place)
+        elif kind == "Dense":
+            dense.append(_dense(place))
+        elif kind == "Normalize":
+            normalizes = True
+        elif kind != "Transformer":
+            raise StartupError(f"{folder / MODULES_FILE}: the module {kind or module!r} is not supported.")
+    length = (_object(folder / "sentence_bert_config.json")).get("max_seq_length")
+    prompts = _object(folder / "config_sentence_transformers.json")
+    return SentenceTransformers(
+        pooling, tuple(dense), normalizes, length if isinstance(length, int) and length > 0 else None,
+        _prompts(folder, prompts.get("prompts") or {}), prompts.get("default_prompt_name") or "",
+    )  # fmt: skip
+
+
+def _inside(folder: Path, path: str) -> Path:
+    """
+    Raises:
+        StartupError: a module's path leads out of the folder.
+    """
+    place = folder / path
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise StartupError(f"{folder / MODULES_FILE}: the path {path!r} leads out of the folder.")
+    return place
+
+
+def _pooling(place: Path) -> str:
+    config = _object(place / "config.json")
+    named = config.get("pooling_mode")
+    modes = [named] if isinstance(named, str) else [mode for key, mode in _MODES.items() if config.get(key)]
+    modes = [_NAMED.get(mode, mode) for mode in modes]
+    if len(modes) != 1 or modes[0] not in ("CLS", "MEAN", "LAST"):
+        raise StartupError(
+            f"{place}: pooling by {' and '.join(modes) or 'nothing'} is not supported; it is by one of cls, mean and "
+            'last token. --pooler-config {"pooling_type": …} cannot stand in for what the model was trained with.'
+        )
+    return modes[0]
+
+
+def _dense(place: Path) -> Dense:
+    config = _object(place / "config.json")
+    name = str(config.get("activation_function") or "Identity").rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        raise StartupError(f"{place}: the activation {name} is not supported; it is one of {', '.join(_ACTIVATIONS)}.")
+    try:
+        return Dense(
+            place, int(config["in_features"]), int(config["out_features"]), bool(config.get("bias", True)), name
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StartupError(f"{place / 'config.json'} lacks in_features or out_features.") from error
+
+
+def _prompts(folder: Path, prompts: Any) -> Mapping[str, str]:
+    whole = isinstance(prompts, dict) and all(
+        isinstance(name, str) and isinstance(text, str) and len(text) <= _MAX_PROMPT_LENGTH
+        for name, text in prompts.items()
+    )
+    if not whole or len(prompts) > _MAX_PROMPTS:
+        raise StartupError(f"{folder}: prompts in config_sentence_transformers.json are not texts by their names.")
+    return dict(prompts)
+
+
+def _object(file: Path) -> dict[str, Any]:
+    found = _read(file)
+    if found is not None and not isinstance(found, dict):
+        raise StartupError(f"{file} is not a JSON object.")
+    return found or {}
+
+
+def _read(file: Path) -> Any:
+    """None where there is no such file."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{file} cannot be read: {error}.") from error

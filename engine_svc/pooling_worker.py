@@ -1,0 +1,111 @@
+"""A worker's engine for a model that is served for pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine_svc.core.pooling_engine import PoolingEngine
+from engine_svc.kv_cache.sizing import KvCacheSize
+from engine_svc.model_info import ModelInfo, make_model_info
+from engine_svc.parallel.layout import layout_of
+from engine_svc.pooling_form.form import PoolingForm, pooling_form
+from engine_svc.pooling_plan import PoolingSpec
+from engine_svc.requests.generation_config import GenerationDefaults
+from engine_svc.requests.pooling import PoolingFacts
+from quire.collection import without_collection
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+from quire.runners import POOLING
+from quire.tokenizer.modes import find_tokenizer
+
+
+def build_pooling(
+    folder: Path, config: Mapping[str, Any], model: ModelOptions, options: EngineOptions
+) -> tuple[PoolingEngine, ModelInfo]:
+    """Loads the model, in the thread that will run its steps.
+
+    Args:
+        folder: of the model.
+        config: its config.json.
+
+    Raises:
+        StartupError: it cannot be served; says why and what to do.
+    """
+    _check(options)
+    form = pooling_form(config, folder, options.pooling)
+    tokens = _token_ids(form, model)
+    # Late: torch takes a second or two to import, and the worker answers by then.
+    with without_collection():
+        from engine_svc.pooling.runner import PoolingRunner
+
+    runner = PoolingRunner(folder, form, tokens, options)
+    spec = runner.spec()
+    facts = _facts(form, runner.pooling)
+    size = KvCacheSize(0, spec.max_model_len)
+    info = make_model_info(folder, model, options, spec, size, GenerationDefaults({}, frozenset()))
+    info = replace(info, runner=POOLING, pooling=facts)
+    return PoolingEngine(runner, facts, options.scheduler, spec.max_num_batched_tokens), info
+
+
+def _check(options: EngineOptions) -> None:
+    """
+    Raises:
+        StartupError: an option asks for what pooling does not have.
+    """
+    refused = {
+        "more than one rank (--tensor-parallel-size and its like)": layout_of(options.parallel).num_ranks > 1,
+        "--speculative-config": options.speculative.chosen() is not None,
+        "--enable-lora": options.lora.enable_lora,
+        "--enable-prompt-embeds": options.generation.enable_prompt_embeds,
+        "--logits-processors": bool(options.generation.logits_processors),
+        "--kv-cache-dtype": options.cache.kv_cache_dtype not in ("auto", "bfloat16"),
+        "--swap-space": options.cache.swap_space > 0,
+        "--model-impl transformers": options.form.model_impl == "transformers",
+    }
+    if wrong := [name for name, given in refused.items() if given]:
+        raise StartupError(f"A model that is served with --runner pooling does not go with {wrong[0]}; leave it out.")
+
+
+def _token_ids(form: PoolingForm, model: ModelOptions) -> Sequence[int]:
+    """
+    Raises:
+        StartupError: the tokenizer has no such token.
+    """
+    if not form.classifier_tokens:
+        return ()
+    tokenizer = find_tokenizer(model).read().tokenizer
+    found = {token: tokenizer.token_to_id(token) for token in form.classifier_tokens}
+    if missing := [token for token, token_id in found.items() if token_id is None]:
+        raise StartupError(f"classifier_from_token: the tokenizer has no token {missing[0]!r}.")
+    return [token_id for token_id in found.values() if token_id is not None]
+
+
+def _facts(form: PoolingForm, spec: PoolingSpec) -> PoolingFacts:
+    """
+    Raises:
+        StartupError: --pooler-config asks for more than there is.
+    """
+    facts = PoolingFacts(
+        tasks=form.tasks, embedding_size=spec.embedding_size, token_embedding_size=spec.token_embedding_size,
+        is_matryoshka=form.is_matryoshka, matryoshka_dimensions=form.matryoshka_dimensions,
+        num_labels=len(form.returned_token_ids) or form.num_labels,
+        label_names=_chosen_names(form), is_cross_encoder=form.is_cross_encoder,
+        is_late_interaction=form.is_late_interaction, type_vocab_size=spec.type_vocab_size,
+        pooling_type=spec.pooling_type, normalize=form.normalize, use_activation=form.use_activation,
+        prompts=form.prompts, default_prompt_name=form.default_prompt_name, dimensions=form.dimensions,
+    )  # fmt: skip
+    if form.dimensions is not None and form.dimensions > spec.embedding_size:
+        raise StartupError(
+            f"--pooler-config: dimensions is {form.dimensions}, and embeddings have {spec.embedding_size} values."
+        )
+    return facts
+
+
+def _chosen_names(form: PoolingForm) -> tuple[str, ...]:
+    if form.returned_token_ids:
+        return tuple(form.label_names[index] for index in form.returned_token_ids)
+    return form.label_names if form.has_classes else ()

@@ -1,0 +1,182 @@
+"""A request for pooling, and whether it can be served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from engine_svc.pooling_plan import PooledSequence
+from engine_svc.requests.request import RequestLimits
+from engine_svc.requests.validation import check_identity, check_model_name
+from quire.bounds import check_count, check_token_ids
+from quire.errors import ContextTooLong, InvalidRequest
+
+MAX_INPUTS = 2048
+# Of the outputs of one request, which go out in one message.
+MAX_OUTPUT_BYTES = 12 * 2**20
+# What requests may hold together while they wait and run: their tokens, and room for what these become.
+MAX_LIVE_BYTES = 2**30
+_TOKEN_BYTES = 8
+_TOKEN_TASKS = ("token_embed", "token_classify")
+_EMBED_TASKS = ("embed", "token_embed")
+
+
+@dataclass(frozen=True)
+class PoolingInput:
+    """One sequence of tokens, and their types where they are not all 0."""
+
+    token_ids: list[int]
+    token_type_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PoolingRequest:
+    """One request. Trustworthy once `validate_pooling` has passed it."""
+
+    request_id: str
+    inputs: tuple[PoolingInput, ...]
+    model: str = ""
+    task: str = ""  # empty: the model's first
+    dimensions: int | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+    priority: int = 0
+    timeout_seconds: float | None = None
+
+    embeds_bytes: ClassVar[int] = 0  # see GenerationRequest
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all inputs."""
+        return sum(len(each.token_ids) for each in self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingFacts:
+    """What a model makes of sequences, as quire.v1.PoolingInfo, which says what the fields mean."""
+
+    tasks: tuple[str, ...]
+    embedding_size: int = 0
+    token_embedding_size: int = 0
+    is_matryoshka: bool = False
+    matryoshka_dimensions: tuple[int, ...] = ()
+    num_labels: int = 0
+    label_names: tuple[str, ...] = ()
+    is_cross_encoder: bool = False
+    is_late_interaction: bool = False
+    type_vocab_size: int = 0
+    pooling_type: str = ""
+    normalize: bool = True
+    use_activation: bool = True
+    max_inputs: int = MAX_INPUTS
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str = ""
+    dimensions: int | None = None  # of embeddings, where a request does not say
+
+    def sequence(self, request: PoolingRequest, index: int) -> PooledSequence:
+        """One of its inputs, with what the request leaves open."""
+        own = request.inputs[index]
+        task = request.task or self.tasks[0]
+        dimensions = (request.dimensions or self.dimensions or 0) if task in _EMBED_TASKS else 0
+        return PooledSequence(
+            own.token_ids, own.token_type_ids, task, dimensions,
+            self.normalize if request.normalize is None else request.normalize,
+            self.use_activation if request.use_activation is None else request.use_activation,
+        )  # fmt: skip
+
+    def output_bytes(self, request: PoolingRequest) -> int:
+        """Of all its outputs, at most."""
+        task = request.task or self.tasks[0]
+        size = {"embed": self.embedding_size, "token_embed": self.token_embedding_size}.get(task, self.num_labels)
+        rows = request.num_tokens if task in _TOKEN_TASKS else len(request.inputs)
+        return rows * size * 4
+
+    def held_bytes(self, request: PoolingRequest) -> int:
+        """What a request takes while it lives."""
+        return request.num_tokens * _TOKEN_BYTES + self.output_bytes(request)
+
+
+def validate_pooling(request: PoolingRequest, limits: RequestLimits, facts: PoolingFacts) -> None:
+    """Checks every field.
+
+    Raises:
+        InvalidRequest: a field is out of bounds, or none of the model's; names it, its value and the bound.
+        ContextTooLong: an input exceeds the model's length.
+        NotFound: the model is not served here.
+    """
+    check_model_name(request.model, limits)
+    check_identity(request, limits)
+    _check_parameters(request, facts)
+    if not request.inputs:
+        raise InvalidRequest("inputs is empty; give at least one sequence of tokens.", parameter="inputs")
+    check_count("inputs", len(request.inputs), facts.max_inputs, "sequences")
+    for index, each in enumerate(request.inputs):
+        _check_input(index, each, limits, facts)
+    if (size := facts.output_bytes(request)) > MAX_OUTPUT_BYTES:
+        raise InvalidRequest(
+            f"inputs: what {len(request.inputs)} sequences of {request.num_tokens} tokens come to takes {size} bytes, "
+            f"and an answer has {MAX_OUTPUT_BYTES} at most: send fewer at a time.",
+            parameter="inputs",
+        )
+
+
+def _check_parameters(request: PoolingRequest, facts: PoolingFacts) -> None:
+    task = request.task or facts.tasks[0]
+    if task not in facts.tasks:
+        raise InvalidRequest(
+            f"task is {task}, and this model is served for {', '.join(facts.tasks)}: ask for one of these, or start "
+            "another model.",
+            parameter="task",
+        )
+    embeds = task in _EMBED_TASKS
+    if request.normalize is not None and not embeds:
+        raise InvalidRequest(f"normalize is for embeddings, and task is {task}; leave it out.", parameter="normalize")
+    if request.use_activation is not None and embeds:
+        raise InvalidRequest(
+            f"use_activation is for classes, and task is {task}; leave it out.", parameter="use_activation"
+        )
+    if request.dimensions is not None:
+        _check_dimensions(request.dimensions, task, facts)
+
+
+def _check_dimensions(dimensions: int, task: str, facts: PoolingFacts) -> None:
+    size = facts.embedding_size if task == "embed" else facts.token_embedding_size
+    chosen = facts.matryoshka_dimensions
+    if task not in _EMBED_TASKS or not facts.is_matryoshka:
+        what = f"task is {task}" if task not in _EMBED_TASKS else "this model's embeddings cannot be cut (Matryoshka)"
+        raise InvalidRequest(
+            f"dimensions is {dimensions}, and {what}: leave it out. A model that is trained for it says is_matryoshka "
+            "or matryoshka_dimensions in its config.json, or --hf-overrides does.",
+            parameter="dimensions",
+        )
+    if not 1 <= dimensions <= size or (chosen and dimensions not in chosen):
+        allowed = f"one of {', '.join(map(str, chosen))}" if chosen else f"from 1 to {size}"
+        raise InvalidRequest(f"dimensions is {dimensions}; it must be {allowed}.", parameter="dimensions")
+
+
+def _check_input(index: int, each: PoolingInput, limits: RequestLimits, facts: PoolingFacts) -> None:
+    name, count = f"inputs[{index}].token_ids", len(each.token_ids)
+    if not count:
+        raise InvalidRequest(f"{name} is empty; it needs at least one token.", parameter="inputs")
+    if count > limits.max_model_len:
+        raise ContextTooLong(
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, {name} has {count}: "
+            "shorten the text, or have it truncated.",
+            parameter="inputs",
+        )
+    check_token_ids("inputs", each.token_ids, limits.vocab_size)
+    if each.token_type_ids:
+        _check_types(index, each, facts)
+
+
+def _check_types(index: int, each: PoolingInput, facts: PoolingFacts) -> None:
+    types, name = each.token_type_ids, f"inputs[{index}].token_type_ids"
+    if len(types) != len(each.token_ids):
+        raise InvalidRequest(
+            f"{name} has {len(types)} entries for {len(each.token_ids)} tokens; give one for each, or none.",
+            parameter="inputs",
+        )
+    if max(types) >= max(1, facts.type_vocab_size):
+        known = f"types from 0 to {facts.type_vocab_size - 1}" if facts.type_vocab_size else "no types of tokens"
+        raise InvalidRequest(f"{name} has {max(types)}, and the model knows {known}.", parameter="inputs")

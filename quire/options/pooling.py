@@ -1,0 +1,103 @@
+"""Options of pooling: embeddings, classes and scores in place of generated text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from quire.options.base import option
+
+RUNNERS = ("auto", "generate", "pooling")
+CONVERSIONS = ("auto", "none", "embed", "classify", "reward")
+POOLING_TYPES = ("CLS", "LAST", "MEAN", "ALL", "STEP")
+
+_TaskName = Literal["embed", "classify", "token_embed", "token_classify"]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_TokenId = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of --pooler-config. What is left out is as the model's own files have it."""
+
+    pooling_type: str | None = None  # one of POOLING_TYPES, in any case
+    seq_pooling_type: str | None = None  # the same, where it is of whole sequences
+    tok_pooling_type: str | None = None  # the same, where it is of each token
+    task: _TaskName | None = None  # what requests get that do not say
+    normalize: bool | None = None  # of embeddings
+    use_activation: bool | None = None  # of classes
+    softmax: bool | None = None  # older names of that
+    activation: bool | None = None
+    dimensions: _Count | None = None  # of embeddings, where a request does not say
+    logit_bias: float | None = None  # is taken off logits before they are activated
+    logit_mean: float | None = None  # a newer name of that
+    logit_sigma: Annotated[float, msgspec.Meta(gt=0)] | None = None  # what they are divided by then
+    step_tag_id: _TokenId | None = None  # STEP: only tokens with this id are told of
+    returned_token_ids: list[_TokenId] | None = None  # of the classes of tokens, which are told
+    enable_chunked_processing: bool = False
+    max_embed_len: _Count | None = None
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ValueError: a value does not exist, or asks for what is not there.
+        """
+        for name in ("pooling_type", "seq_pooling_type", "tok_pooling_type"):
+            value = getattr(self, name)
+            if value is not None and value.upper() not in POOLING_TYPES:
+                raise ValueError(f"{name} {value!r} does not exist; it is one of {', '.join(POOLING_TYPES)}.")
+        if self.enable_chunked_processing or self.max_embed_len is not None:
+            raise ValueError(
+                "enable_chunked_processing and max_embed_len put embeddings of a long text's pieces together, which is "
+                "not the embedding of the text, and not built: cut texts before, or let requests truncate them."
+            )
+        given = {each for each in (self.use_activation, self.softmax, self.activation) if each is not None}
+        if len(given) > 1:
+            raise ValueError("use_activation, softmax and activation are names of one thing, and do not agree.")
+
+    @property
+    def sequence_pooling(self) -> str | None:
+        """How a sequence becomes one vector: CLS, LAST or MEAN."""
+        return _among((self.seq_pooling_type, self.pooling_type), POOLING_TYPES[:3])
+
+    @property
+    def token_pooling(self) -> str | None:
+        """Which tokens are told of: ALL or STEP."""
+        return _among((self.tok_pooling_type, self.pooling_type), POOLING_TYPES[3:])
+
+    @property
+    def activates(self) -> bool | None:
+        """Whether classes are probabilities, where it says so."""
+        return next((each for each in (self.use_activation, self.softmax, self.activation) if each is not None), None)
+
+
+def _among(values: tuple[str | None, ...], choices: tuple[str, ...]) -> str | None:
+    return next((value.upper() for value in values if value and value.upper() in choices), None)
+
+
+@dataclass(frozen=True)
+class PoolingOptions:
+    """What a model is served for: text, or vectors and classes."""
+
+    group: ClassVar[str] = "ModelConfig"
+
+    runner: str = option(
+        "auto", "What the model is served for: generate (text) or pooling (embeddings, classes, scores, rewards). auto "
+        "goes by its architecture, and by a configuration for sentence-transformers. A worker does one of the two.",
+        choices=RUNNERS, refused={"draft": "Draft models are named by --speculative-config."},
+    )  # fmt: skip
+    convert: str = option(
+        "auto", "What a model is made into for pooling: embed, classify or reward; none takes it as it is. auto goes "
+        "by its architecture: models that generate text become embedding models.",
+        choices=CONVERSIONS, refused={"embedding": "It is called embed."}, affects_output=True,
+    )  # fmt: skip
+    pooler_config: dict[str, Any] = option(
+        {}, "How hidden states become what pooling answers with, as JSON; wins over the model's own files: "
+        "pooling_type (CLS, LAST, MEAN; ALL, STEP), normalize, use_activation, dimensions, and others "
+        "(docs/pooling.md).", schema=PoolerConfig, affects_output=True,
+    )  # fmt: skip
+
+    def pooler(self) -> PoolerConfig:
+        """--pooler-config, checked."""
+        return msgspec.convert(self.pooler_config, PoolerConfig)

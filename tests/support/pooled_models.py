@@ -1,0 +1,121 @@
+"""Tiny random models that are served for pooling, what Transformers makes of sequences with them, and what we do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from engine_svc.config_formats.registry import read_model_config
+from engine_svc.pooling.runner import PoolingRunner
+from engine_svc.pooling_form.form import pooling_form
+from engine_svc.pooling_plan import PooledOutput, PooledSequence, PoolingPlan
+from tests.support.engine_options import engine_options
+
+VOCAB_SIZE, LABELS = 160, 3
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "max_position_embeddings": 200, "pad_token_id": 0, "bos_token_id": None,
+    "eos_token_id": None, "initializer_range": 0.2, "num_labels": LABELS,
+}  # fmt: skip
+_GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
+_ROBERTA = {"type_vocab_size": 1, "pad_token_id": 1}
+
+# By name: what stands before Config, Model, ForSequenceClassification and so on, and the changes of the shape.
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", {"type_vocab_size": 2}),
+    "bert-relu": ("Bert", {"hidden_act": "relu"}),
+    "bert-tanh": ("Bert", {"hidden_act": "gelu_new"}),
+    "roberta": ("Roberta", _ROBERTA),
+    "xlm-roberta": ("XLMRoberta", _ROBERTA),
+    "distilbert": (
+        "DistilBert", {"dim": 64, "hidden_dim": 96, "n_layers": 3, "n_heads": 4},
+    ),
+    "modernbert": (
+        "ModernBert", {"local_attention": 16, "num_hidden_layers": 4, "cls_token_id": 1, "sep_token_id": 2},
+    ),
+    "modernbert-mean": (
+        "ModernBert",
+        {
+            "local_attention": 16, "classifier_pooling": "mean", "norm_bias": True, "attention_bias": True,
+            "classifier_bias": True, "cls_token_id": 1, "sep_token_id": 2,
+        },
+    ),
+    "gte": ("Gte", {"type_vocab_size": 1}),
+    "gte-untyped": ("Gte", {"type_vocab_size": 0}),
+    "nomic-bert": ("NomicBert", {"type_vocab_size": 2}),
+}  # fmt: skip
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", _GROUPED),
+    "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
+    "qwen3": ("Qwen3", _GROUPED),
+    "mistral": ("Mistral", _GROUPED | {"sliding_window": 16}),
+    "gemma2": ("Gemma2", _GROUPED | {"sliding_window": 16, "query_pre_attn_scalar": 24}),
+}
+FAMILIES = ENCODERS | DECODERS
+
+
+def make_pooled(folder: Path, family: str, suffix: str, **changes: Any) -> Path:
+    """A model of a family with a suffix such as Model or ForSequenceClassification, in `folder`."""
+    prefix, own = FAMILIES[family]
+    config = getattr(transformers, f"{prefix}Config")(**(_SHAPE | own | changes))
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{prefix}{suffix}")(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name.lower():  # which begin as zeros and ones, and would say nothing
+            parameter.data += torch.randn_like(parameter) * 0.1
+    model.save_pretrained(folder)
+    return folder
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """Writes fields of config.json; None takes one away."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+@torch.inference_mode()
+def reference(folder: Path, prompts: Sequence[Sequence[int]], auto: Any, **inputs: Any) -> list[torch.Tensor]:
+    """Hidden states, or logits where there are any, of each prompt alone, by Transformers in float32."""
+    model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    found = []
+    for index, prompt in enumerate(prompts):
+        own = {name: torch.tensor([values[index]]) for name, values in inputs.items()}
+        output = model(input_ids=torch.tensor([list(prompt)]), **own)
+        found.append((output.logits if hasattr(output, "logits") else output.last_hidden_state)[0])
+    return found
+
+
+def runner_of(folder: Path, tokens: Sequence[int] = (), **options: Any) -> PoolingRunner:
+    """A loaded model, in float32 unless the options say otherwise."""
+    chosen = engine_options(**({"dtype": "float32"} | options))
+    form = pooling_form(read_model_config(folder, chosen.form), folder, chosen.pooling)
+    return PoolingRunner(folder, form, tokens, chosen)
+
+
+def sequence(token_ids: Sequence[int], task: str, types: Sequence[int] = (), **changes: Any) -> PooledSequence:
+    """One that is not normalized or activated, unless the changes say so."""
+    fields = {"dimensions": 0, "normalize": False, "use_activation": False} | changes
+    return PooledSequence(list(token_ids), list(types), task, **fields)
+
+
+def run(runner: PoolingRunner, sequences: Sequence[PooledSequence]) -> list[torch.Tensor]:
+    """What one step makes of them."""
+    return [values_of(output) for output in runner.run(PoolingPlan(1, list(sequences))).outputs]
+
+
+def values_of(output: PooledOutput | str) -> torch.Tensor:
+    """An output's values."""
+    assert isinstance(output, PooledOutput), output
+    return torch.from_numpy(np.frombuffer(output.data, "<f4").reshape(output.shape).copy())
+
+
+def pool(hidden: torch.Tensor, kind: str) -> torch.Tensor:
+    """[tokens, size] → [size]"""
+    return {"CLS": hidden[0], "LAST": hidden[-1], "MEAN": hidden.mean(0)}[kind]
