@@ -28,15 +28,19 @@ _ENTRY_BYTES = 1024  # what the cache needs for an entry, about, beside its text
 class ConstraintCompiler:
     """One pool of processes for each backend. Used from one event loop."""
 
-    def __init__(self, tokenizer: TokenizerPlace, options: StructuredOutputsOptions) -> None:
+    def __init__(
+        self, tokenizer: TokenizerPlace, options: StructuredOutputsOptions, refusal: QuireError | None = None
+    ) -> None:
         """
         Args:
             tokenizer: whose tokens outputs are made of.
+            refusal: why none can be compiled for it, as for most models that do not generate.
 
         Raises:
             StartupError: the options do not agree, or their backend is not installed.
         """
         self._tokenizer = tokenizer
+        self._refusal = refusal
         self._defaults = options.chosen()
         self._timeout_seconds = options.constraint_timeout_seconds
         self._pools: dict[str, ChildPool] = {}
@@ -49,12 +53,13 @@ class ConstraintCompiler:
             raise StartupError(error.message) from error
 
     async def start(self) -> None:
-        """Starts the processes of the default backend and waits until they are ready.
+        """Starts the processes of the default backend, if any can be of use, and waits until they are ready.
 
         Raises:
             Unavailable: they do not start.
         """
-        await self._pool(self._default_backend).start()
+        if self._refusal is None:
+            await self._pool(self._default_backend).start()
 
     async def close(self) -> None:
         """Ends the processes."""
@@ -67,9 +72,11 @@ class ConstraintCompiler:
 
         Raises:
             InvalidRequest: it is malformed or too large, no backend can express it, or it takes too long or too much.
-            FailedPrecondition: its backend is not installed.
+            FailedPrecondition: its backend is not installed, or the tokenizer allows none.
             Overloaded: too many constraints wait already.
         """
+        if self._refusal is not None:
+            raise self._refusal
         asked = self._with_defaults(asked)
         if (known := self._known.get(asked)) is None:
             _check_size(asked.request)

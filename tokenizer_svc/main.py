@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uvloop
 
-from quire.errors import StartupError
+from quire.errors import FailedPrecondition, StartupError
 from quire.log import setup_logging
 from quire.metrics import new_registry, serve_metrics
 from quire.options.log import LogOptions
@@ -17,6 +17,7 @@ from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.server import GrpcServer
+from quire.structured.vocabulary import token_table
 from quire.tokenizer.files import TokenizerFiles
 from quire.tokenizer.modes import find_tokenizer
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -63,7 +64,7 @@ async def _serve(
         content_format=options.chat_template_content_format,
         conversations=str(files.conversations or "") if options.chat_template is None else "",
     )
-    compiler = ConstraintCompiler(place, options.structured_outputs)
+    compiler = ConstraintCompiler(place, options.structured_outputs, why_unconstrained(files))
     servicer = TokenizerServicer(name, files, renderer, compiler, options, metrics)
     metrics.watch_streams(lambda: sum(session.num_streams for session in tuple(servicer.sessions)))
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, grpc_server.server)
@@ -74,6 +75,15 @@ async def _serve(
     logger.info("serving the tokenizer of %s on port %d", name, grpc_server.port)
     await grpc_server.serve_until_stopped(servicer.drain)
     await asyncio.gather(renderer.close(), compiler.close())
+
+
+def why_unconstrained(files: TokenizerFiles) -> FailedPrecondition | None:
+    """Why outputs cannot be held to a form; None where they can. Of no concern to models that only read."""
+    try:
+        token_table(files)
+    except FailedPrecondition as error:
+        return error
+    return None
 
 
 def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ import tokenizers
 
 from quire.errors import FailedPrecondition
 from quire.tokenizer.files import TokenizerFiles
-from quire.tokenizer.token_bytes import make_token_bytes
+from quire.tokenizer.token_bytes import TokenBytes, make_token_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,22 @@ class Vocabulary:
         return max(map(len, self._ids), default=0)
 
 
+def token_table(files: TokenizerFiles) -> TokenBytes:
+    """What each token says.
+
+    Raises:
+        FailedPrecondition: that depends on its neighbours, so that no grammar can be followed.
+    """
+    table = make_token_bytes(files.tokenizer, files.definition)
+    if table is None:
+        kind = (files.definition.get("decoder") or {}).get("type")
+        raise FailedPrecondition(
+            f"This model's tokenizer joins its tokens to text in a way ({kind}) that no grammar can be followed over "
+            "token by token: structured output needs a byte-level or SentencePiece-like one."
+        )
+    return table
+
+
 def make_vocabulary(files: TokenizerFiles, vocab_size: int = 0, eos_token_ids: Sequence[int] = ()) -> Vocabulary:
     """The vocabulary of a model's tokenizer; takes about a second for 150,000 tokens.
 
@@ -72,13 +88,7 @@ def make_vocabulary(files: TokenizerFiles, vocab_size: int = 0, eos_token_ids: S
     Raises:
         FailedPrecondition: what a token says depends on its neighbours, so that no grammar can be followed.
     """
-    table = make_token_bytes(files.tokenizer, files.definition)
-    if table is None:
-        kind = (files.definition.get("decoder") or {}).get("type")
-        raise FailedPrecondition(
-            f"This model's tokenizer joins its tokens to text in a way ({kind}) that no grammar can be followed over "
-            "token by token: structured output needs a byte-level or SentencePiece-like one."
-        )
+    table = token_table(files)
     size = vocab_size or files.tokenizer.get_vocab_size(with_added_tokens=True)
     added = {token_id: token for token_id, token in files.tokenizer.get_added_tokens_decoder().items()
              if token.special and token_id < size}  # fmt: skip

@@ -206,9 +206,14 @@ async def test_a_session_beats_and_says_that_the_service_stops(folders: dict[str
 
 
 @pytest.mark.slow
-async def test_no_chat_template(folders: dict[str, Path]) -> None:
-    running = Service(folders["byte_level"])
+async def test_no_chat_template_and_no_constraints(folders: dict[str, Path]) -> None:
+    """As of most models that only read; all else is served."""
+    running = Service(folders["word_piece"])
     await running.wait_serving()
+    constraint = tokenizer_pb2.CompileConstraintRequest(regex="a")
+    call = running.stub.CompileConstraint(constraint, timeout=SECONDS)
+    await fails(call, grpc.StatusCode.FAILED_PRECONDITION, "WordPiece", "structured output")
+    assert (await running.stub.Encode(tokenizer_pb2.EncodeRequest(texts=["so"]), timeout=SECONDS)).sequences
     request = tokenizer_pb2.RenderChatRequest(messages_json=b'[{"role":"user","content":"hi"}]')
     call = running.stub.RenderChat(request, timeout=SECONDS)
     await fails(call, grpc.StatusCode.FAILED_PRECONDITION, "/v1/completions", "--chat-template")
