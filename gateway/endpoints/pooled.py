@@ -40,6 +40,7 @@ class PoolingCall:
     request: Request
     body: PoolingFields
     model: ServedModel
+    request_id: str  # the caller's, or the one that the gateway has made up
 
     @classmethod
     def of(cls, request: Request, body: PoolingFields) -> PoolingCall:
@@ -56,7 +57,7 @@ class PoolingCall:
             raise InvalidRequest("request_id needs 1 to 128 of A-Z a-z 0-9 . _ -", parameter="request_id")
         if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_CACHE_SALT_LENGTH:
             raise InvalidRequest(f"cache_salt needs 1 to {MAX_CACHE_SALT_LENGTH} characters.", parameter="cache_salt")
-        return cls(request, body, model)
+        return cls(request, body, model, body.request_id or current_request_id())
 
     @property
     def context(self) -> GatewayContext:
@@ -68,11 +69,6 @@ class PoolingCall:
         """What the model can do."""
         assert self.model.pooling is not None
         return self.model.pooling
-
-    @property
-    def request_id(self) -> str:
-        """The caller's, or the one that the gateway has made up."""
-        return self.body.request_id or current_request_id()
 
     @property
     def model_name(self) -> str:
