@@ -101,7 +101,11 @@ class Executor(ABC):
 
 
 def create_executor(options: ParallelOptions) -> Executor:
-    """The executor that the options name; `uni` for one rank and `mp` for several when they name none."""
-    name = options.distributed_executor_backend or ("uni" if options.tensor_parallel_size == 1 else "mp")
+    """The executor that the options name; `uni` for one rank and `mp` for several when they name none.
+
+    Data ranks may have to take part in each other's steps while their control sides are idle: that is a process's task.
+    """
+    alone = options.num_ranks == 1 and options.data_parallel_size == 1
+    name = options.distributed_executor_backend or ("uni" if alone else "mp")
     executor: Executor = load_entry("--distributed-executor-backend", EXECUTORS, name)()
     return executor

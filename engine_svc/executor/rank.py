@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from engine_svc.executor.broadcast import Inbox
@@ -26,8 +28,10 @@ from engine_svc.executor.messages import (
     Step,
     Stepped,
 )
+from engine_svc.executor.place import place_of
+from engine_svc.executor.waves import LockstepCommands
 from engine_svc.parallel.group import join_groups
-from engine_svc.parallel.layout import layout_of
+from engine_svc.parallel.lockstep import Lockstep
 from engine_svc.plan import TokenMasks
 from engine_svc.runner.rank import RankModel
 from engine_svc.runner.runner import Runner
@@ -35,6 +39,9 @@ from quire.errors import StartupError
 from quire.log import setup_logging
 
 logger = logging.getLogger(__name__)
+
+_MEET_SECONDS = 3600.0  # for all data ranks to load
+_TELL_SECONDS = 0.2  # for the control side to read why
 
 
 class RankProcess:
@@ -47,6 +54,7 @@ class RankProcess:
         self._channel = channel
         self._inbox = inbox
         self._rank: RankModel | None = None
+        self._commands: LockstepCommands | None = None  # with other data ranks
         self._answers: queue.SimpleQueue[Callable[[], Answer]] = queue.SimpleQueue()
 
     def serve(self) -> None:
@@ -54,7 +62,7 @@ class RankProcess:
         threading.Thread(target=self._send_answers, name="answers", daemon=True).start()
         while True:
             try:
-                command = self._inbox.receive()
+                command = self._commands.receive() if self._commands else self._inbox.receive()
             except (EOFError, OSError):
                 if self._rank is not None:
                     self._rank.close()
@@ -76,7 +84,7 @@ class RankProcess:
         try:
             return self._execute(command)
         except Exception as error:
-            failure = _failure(error)
+            failure = _failure(self._commands.explain(error) if self._commands else error)
             return lambda: failure
 
     def _execute(self, command: Command) -> Callable[[], Answer]:
@@ -98,7 +106,7 @@ class RankProcess:
         return Done
 
     def _receive_masks(self) -> TokenMasks:
-        command = self._inbox.receive()
+        command = self._commands.receive_at_once() if self._commands else self._inbox.receive()
         if not isinstance(command, Masks):
             raise RuntimeError(f"a step awaits its masks, and {type(command).__name__} came")
         return command.masks
@@ -108,10 +116,27 @@ class RankProcess:
         options = command.options
         device = choose_device(options.kernels.device, command.device)
         in_order = device.type == "cpu" or options.kernels.batch_invariant is True
-        groups = join_groups(layout_of(options.parallel), command.rank, command.rendezvous, device, in_order)
-        self._rank = RankModel(lambda: Runner(command.model, options, groups, device), device, command.rank)
-        self._rank.runner.profile()
-        return Loaded(self._rank.runner.spec())
+        place = place_of(command)
+        groups = join_groups(place.layout, place.rank, place.rendezvous, device, in_order)
+        rank = self._rank = RankModel(lambda: Runner(command.model, options, groups, device), device, command.rank)
+        if groups.lockstep is not None:
+            self._follow(groups.lockstep, rank)
+        rank.runner.profile()
+        return Loaded(rank.runner.spec())
+
+    def _follow(self, lockstep: Lockstep, rank: RankModel) -> None:
+        """Loading takes each rank its own time; from then on they compute together."""
+        self._commands = LockstepCommands(self._inbox.receive, lockstep, lambda: rank.runner.passes.run_empty())
+        lockstep.watch(self._commands.wake, self._end)
+        lockstep.meet(_MEET_SECONDS)
+
+    def _end(self, why: str) -> None:
+        """Another data rank has ended: no further pass can succeed, and one that is under way may wait for good."""
+        logger.critical("%s; this one, which computes together with it, ends", why)
+        self._answers.put(lambda: Failed(why, startup=False))
+        time.sleep(_TELL_SECONDS)
+        logging.shutdown()
+        os._exit(1)
 
 
 def _failure(error: Exception) -> Failed:

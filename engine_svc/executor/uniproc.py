@@ -40,6 +40,7 @@ class UniprocExecutor(Executor):
             from engine_svc.runner.runner import Runner
 
         try:
+            _check_alone(model, options)
             device = choose_device(options.kernels.device, 0)
             self._rank = RankModel(lambda: Runner(model, options, ParallelGroups(), device), device)
             self.max_in_flight = 2 if device.type == "cuda" else 1  # a CPU's steps run while they are submitted
@@ -85,3 +86,18 @@ class UniprocExecutor(Executor):
         if self._rank is None:
             raise RuntimeError("load the model first")
         return self._rank
+
+
+def _check_alone(model: ModelOptions, options: EngineOptions) -> None:
+    """
+    Raises:
+        StartupError: other workers' steps need this one's experts, also while it has nothing to do.
+    """
+    from engine_svc.loader.folder import weights_folder
+    from engine_svc.loader.model import has_experts
+
+    if options.parallel.data_parallel_size > 1 and has_experts(weights_folder(model, options.load), options):
+        raise StartupError(
+            "--distributed-executor-backend uni does not go with --data-parallel-size of a model with experts: ranks "
+            "take part in each other's steps. Leave it out."
+        )

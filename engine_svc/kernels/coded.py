@@ -41,6 +41,15 @@ class PackedCodes:
         """Of each matrix."""
         return self.codes.shape[1]
 
+    @property
+    def layout(self) -> str:
+        """In what form a matrix is, beside types and shapes."""
+        return f"codes {self.kind} {self.zero} by {self.group}"
+
+    def held(self) -> list[torch.Tensor]:
+        """All that it is made of, with matrices along the first dimension."""
+        return [each for each in (self.codes, self.scale, self.offset, self.order) if each is not None]
+
 
 @triton.jit
 def _widen_codes(codes, table_ptr, KIND: tl.constexpr, ZERO: tl.constexpr):
@@ -169,7 +178,7 @@ def grouped_coded_product(
     hidden: torch.Tensor, weight: PackedCodes, rows: SortedRows, divisor: int, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Each row times its own expert's matrix; as grouped_product."""
-    output = hidden.new_empty((rows.num_rows, weight.outputs))
+    output = hidden.new_zeros((rows.num_rows, weight.outputs))
     _multiply(hidden, weight, bias, output, rows, divisor)
     return output
 

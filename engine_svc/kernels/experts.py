@@ -78,14 +78,14 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> SortedRows:
     """Rows in tiles of one expert each.
 
     Args:
-        expert_ids: int64 [tokens, chosen]; row t * chosen + c is the c-th choice of token t.
+        expert_ids: int64 [tokens, chosen]; row t * chosen + c is the c-th choice of token t. -1 is none.
     """
-    flat = expert_ids.flatten()
+    flat = torch.where(expert_ids >= 0, expert_ids, num_experts).flatten()
     num_rows, device = flat.numel(), flat.device
-    tiles = (num_rows + TILE_M - 1) // TILE_M + min(num_experts, num_rows)
+    tiles = (num_rows + TILE_M - 1) // TILE_M + min(num_experts + 1, num_rows)
     order = torch.argsort(flat, stable=True)
     sorted_ids = flat[order]
-    counts = torch.zeros(num_experts, dtype=torch.int64, device=device).scatter_add_(0, flat, torch.ones_like(flat))
+    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=device).scatter_add_(0, flat, torch.ones_like(flat))
     padded = (counts + TILE_M - 1) // TILE_M * TILE_M
     end = padded.cumsum(0)
     before = (counts.cumsum(0) - counts)[sorted_ids]
@@ -94,7 +94,7 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> SortedRows:
     rows[place] = order.to(torch.int32)
     first = torch.arange(tiles, device=device) * TILE_M
     experts = torch.searchsorted(end, first, right=True).to(torch.int32)
-    return SortedRows(rows, torch.where(first < end[-1], experts, -1), num_rows)
+    return SortedRows(rows, torch.where(experts < num_experts, experts, -1), num_rows)
 
 
 def grouped_product(
@@ -112,10 +112,10 @@ def grouped_product(
         bias: [experts, outputs], contiguous.
 
     Returns:
-        [rows, outputs]
+        [rows, outputs]; zero where a row has no expert.
     """
     outputs, size = weight.shape[1:]
-    output = hidden.new_empty((rows.num_rows, outputs))
+    output = hidden.new_zeros((rows.num_rows, outputs))
     _grouped_kernel[(len(rows.expert), triton.cdiv(outputs, _TILE_N))](
         hidden, weight, bias, output, rows.row, rows.expert, rows.num_rows, outputs, size, divisor,
         BIAS=bias is not None, TILE_M=TILE_M, TILE_N=_TILE_N, TILE_K=_TILE_K, num_warps=4,

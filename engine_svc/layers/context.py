@@ -11,6 +11,7 @@ import torch
 from engine_svc.layers.part import Part
 from engine_svc.ops.base import ExpertAdapters, Ops, Product
 from engine_svc.parallel.group import ParallelGroups
+from engine_svc.parallel.placement import ExpertSharing
 from engine_svc.quantization.base import QuantizationMethod
 
 
@@ -89,6 +90,7 @@ class LayerContext:
     quantization: QuantizationMethod
     path: str = ""  # of the layer in the model
     adapters: Adapters | None = None  # None: none are served
+    sharing: ExpertSharing = ExpertSharing()
 
     def adapted(self, product: Product, outputs: Mapping[str, Part], inputs: Part) -> Product:
         """The product of the layer at this path, with what adapters change of it."""

@@ -1,19 +1,33 @@
-"""The experts of a mixture: every rank holds a range of each one's features."""
+"""The experts of a mixture: every rank holds a range of each one's features, or some of them whole."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from engine_svc.layers.context import LayerContext, PackedLayer
+from engine_svc.layers.expert_exchange import exchange_for
+from engine_svc.layers.expert_routes import ExpertRoutes
 from engine_svc.layers.fused_experts import FusedForm
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice, take
-from engine_svc.layers.split import Part, Split, bias_of, features_together, hold, split_parameter, take_all
+from engine_svc.layers.split import (
+    ExpertSlots,
+    Part,
+    Split,
+    bias_of,
+    features_together,
+    hold,
+    split_parameter,
+    take_all,
+)
 from engine_svc.ops.base import ExpertAdapters, ExpertsForm, ExpertsProduct
-from engine_svc.ops.weights import Weight, wide
+from engine_svc.ops.weights import Weight, bytes_of, wide, write_bytes
+from engine_svc.parallel.balance import Move
+from engine_svc.parallel.placement import STRATEGIES, Placement
 
 
 @dataclass(frozen=True)
@@ -22,6 +36,7 @@ class ExpertsShape:
 
     count: int
     hidden_size: int
+    chosen: int  # of a token
     size: int  # features inside one
     bias: bool
     fused: FusedForm = FusedForm()
@@ -39,15 +54,19 @@ class Experts(PackedLayer):
         self._context, self._shape, self._form = context, shape, form
         self._product: ExpertsProduct | None = None
         self._adapters: Callable[[torch.Tensor], ExpertAdapters | None] = lambda hidden: None
+        self._routes = _routes(shape, context)
+        self._counts: torch.Tensor | None = None  # int64 [experts]
+        self._exchange = exchange_for(context.sharing.exchange, context.groups, self._routes)
         mine, whole = _features(shape.size, context), Part(0, shape.hidden_size, shape.hidden_size)
         self._inner = mine
+        self._slots = ExpertSlots(_own(shape, self._routes, context), shape.count)
         splits = {"gate_up": Split({"gate": mine, "up": mine}, whole), "down": Split({"down": whole}, mine)}
         self._held = {}
         for name, split in splits.items():
             self.add_module(name, module := torch.nn.Module())
-            self._held[name] = hold(self, module, split, "experts", context, shape.count)
+            self._held[name] = hold(self, module, split, "experts", context, self._slots)
             if shape.bias:
-                bias = split_parameter(bias_of(context.dtype), split, context.device, shape.count)
+                bias = split_parameter(bias_of(context.dtype), split, context.device, self._slots)
                 module.register_parameter("bias", bias)
             for kind, parameter in module.named_parameters():
                 if isinstance(parameter, LoadedParameter):
@@ -65,7 +84,7 @@ class Experts(PackedLayer):
                 raise ValueError(
                     f"shape {list(source.get_shape())} in the checkpoint does not fit {shape.count} experts"
                 )
-            for index in range(shape.count):
+            for index in dict.fromkeys(self._slots.experts):
                 one = shape.fused.expert(source, index, is_gate_up=name == "gate_up", is_plain=kind == "weight")
                 load_one(one, f"{index}.")
 
@@ -76,7 +95,8 @@ class Experts(PackedLayer):
         gate_up, down = (self._take_one(name) for name in ("gate_up", "down"))
         self._product = self._context.ops.experts(gate_up, down, self._form_with_biases())
         del self._held
-        if self._context.adapters is not None:
+        # Where tokens of other ranks are computed, or few of the experts, those of adapters are refused by their names.
+        if self._context.adapters is not None and self._routes is None and self._context.groups.layout.data == 1:
             shape = self._shape
             self._adapters = self._context.adapters.experts(
                 self._context.path, shape.count, self._inner, shape.hidden_size
@@ -94,9 +114,8 @@ class Experts(PackedLayer):
             return self._form
         inside, outside = (take(self.get_parameter(f"{name}.bias")) for name in ("gate_up", "down"))
         # Of the ranks' results, which are summed, one has it.
-        return replace(
-            self._form, gate_up_bias=inside, down_bias=outside if self._context.groups.expert.rank == 0 else None
-        )
+        is_ours = self._routes is not None or self._context.groups.expert.rank == 0
+        return replace(self._form, gate_up_bias=inside, down_bias=outside if is_ours else None)
 
     def forward(self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         """The chosen experts' weighted sum, the same on every rank.
@@ -106,9 +125,74 @@ class Experts(PackedLayer):
             weights: float32 [tokens, chosen]
             expert_ids: int64 [tokens, chosen]
         """
+        if self._counts is not None:
+            self._counts += torch.bincount(expert_ids.flatten(), minlength=self._shape.count)
+        output = self._exchange(hidden, weights, expert_ids, self._compute)
+        return self._context.groups.tensor.all_reduce(output) if len(output) else output
+
+    def _compute(self, hidden: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         assert self._product is not None
-        output = self._product(hidden, weights, expert_ids, self._adapters(hidden))
-        return self._context.groups.expert.all_reduce(output)
+        return self._product(hidden, weights, slots, self._adapters(hidden)) if len(hidden) else hidden
+
+    def count_tokens(self) -> torch.Tensor:
+        """Where, from now on, this rank's tokens of each expert are counted: int64 [experts]."""
+        self._counts = torch.zeros(self._shape.count, dtype=torch.int64, device=self._context.device)
+        return self._counts
+
+    @property
+    def placement(self) -> Placement:
+        """Where experts are, of those that ranks have whole."""
+        assert self._routes is not None
+        return self._routes.placement
+
+    @property
+    def layout(self) -> str:
+        """See ExpertsProduct, with types and shapes of what is held."""
+        assert self._product is not None
+        shapes = ", ".join(f"{each.dtype} {list(each.shape[1:])}" for each in self._product.held)
+        return f"{self._product.layout}: {shapes}"
+
+    def move(self, planned: Sequence[Move], placement: Placement) -> None:
+        """Exchanges experts with other ranks, which are all called with the same moves, and from then on goes by where
+        they are. Takes memory for those that come and go."""
+        assert self._product is not None
+        assert self._routes is not None
+        group, held = self._context.groups.expert, self._product.held
+        going = sorted((each for each in planned if each.source_rank == group.rank), key=lambda each: each.rank)
+        coming = sorted((each for each in planned if each.rank == group.rank), key=lambda each: each.source_rank)
+        counts = Counter(each.rank for each in going), Counter(each.source_rank for each in coming)
+        sent, received = ([count[rank] for rank in range(group.world_size)] for count in counts)
+        rows = [bytes_of([tensor[each.source_slot] for tensor in held]) for each in going]
+        width = len(bytes_of([tensor[0] for tensor in held]))
+        sending = torch.stack(rows) if rows else torch.empty((0, width), dtype=torch.uint8, device=self._context.device)
+        for each, row in zip(coming, group.exchange_rows(sending, sent, received), strict=True):
+            write_bytes(row, [tensor[each.slot] for tensor in held])
+        self._routes.follow(placement)
+
+    def help_others(self) -> None:
+        """Computes other data ranks' tokens in a pass in which this one has none."""
+        nothing = torch.empty((0, self._shape.hidden_size), dtype=self._context.dtype, device=self._context.device)
+        weights = torch.empty((0, self._shape.chosen), dtype=torch.float32, device=nothing.device)
+        self(nothing, weights, torch.empty(weights.shape, dtype=torch.int64, device=nothing.device))
+
+
+def _routes(shape: ExpertsShape, context: LayerContext) -> ExpertRoutes | None:
+    """Where experts are; None where every rank has a part of each.
+
+    Raises:
+        ValueError: there are more ranks than experts.
+    """
+    groups, sharing = context.groups, context.sharing
+    if groups.layout.expert == 1:
+        return None
+    placement = STRATEGIES[sharing.strategy](shape.count, groups.expert.world_size, sharing.redundant)
+    return ExpertRoutes(placement, groups.layout, groups.tensor.rank, context.device)
+
+
+def _own(shape: ExpertsShape, routes: ExpertRoutes | None, context: LayerContext) -> tuple[int, ...]:
+    if routes is None:
+        return tuple(range(shape.count))
+    return routes.placement.slots[context.groups.expert.rank]
 
 
 def _features(size: int, context: LayerContext) -> Part:
@@ -118,12 +202,14 @@ def _features(size: int, context: LayerContext) -> Part:
     Raises:
         ValueError: there are more ranks than such groups.
     """
+    group = context.groups.expert
+    if context.groups.layout.expert > 1 or group.world_size == 1:
+        return Part(0, size, size)
     together = math.lcm(
         features_together(context, "experts", "gate", "outputs"),
         features_together(context, "experts", "down", "inputs"),
     )
     unit = together if size % together == 0 else 1
-    group = context.groups.expert
     if size // unit < group.world_size:
         raise ValueError(
             f"the {size} features of an expert, by {unit}, cannot be divided among {group.world_size} ranks"

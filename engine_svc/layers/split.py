@@ -111,29 +111,54 @@ def _shape(axes: Sequence[Axis], totals: tuple[int, int]) -> tuple[int, ...]:
     return tuple(each.stop for each in _index(axes, ((0, totals[0]), (0, totals[1])), totals))
 
 
-def split_parameter(spec: ParameterSpec, split: Split, device: torch.device, num_experts: int = 0) -> LoadedParameter:
+@dataclass(frozen=True)
+class ExpertSlots:
+    """The experts of a mixture that a rank has."""
+
+    experts: tuple[int, ...]  # of each slot
+    total: int
+
+    def holding(self, expert: int) -> list[int]:
+        """The slots of an expert: none, where others have it.
+
+        Raises:
+            ValueError: there is no such expert.
+        """
+        if not 0 <= expert < self.total:
+            raise ValueError(f"expert {expert} in the checkpoint, of {self.total}")
+        return [slot for slot, each in enumerate(self.experts) if each == expert]
+
+
+def split_parameter(
+    spec: ParameterSpec, split: Split, device: torch.device, slots: ExpertSlots | None = None
+) -> LoadedParameter:
     """A parameter that loads this rank's part, from tensors of single matrices or of all of them.
 
     Args:
-        num_experts: the parameter has a dimension more before the others, and shards named `<expert>.<matrix>`;
-            0 for none.
+        slots: the parameter has a dimension more before the others, of these experts, and shards named
+            `<expert>.<matrix>`; of other experts, nothing is read.
 
     Raises:
         ValueError: it cannot be split so.
     """
     places = split.places(spec.axes)
     shape = split.shape(spec.axes)
-    if num_experts:
-        shards = [f"{expert}.{name}" for expert in range(num_experts) for name in places]
-        parameter = LoadedParameter((num_experts, *shape), spec.dtype, device, shards)
+    if slots is not None:
+        shards = [f"{expert}.{name}" for expert in slots.experts for name in places]
+        parameter = LoadedParameter((len(slots.experts), *shape), spec.dtype, device, shards)
     else:
         parameter = LoadedParameter(shape, spec.dtype, device, tuple(places))
     parameter.default = spec.default
 
     def load(source: TensorSlice, wanted: str) -> None:
         expert, _, matrix = wanted.rpartition(".")
-        target = parameter[int(expert)] if expert else parameter
-        prefix = f"{expert}." if expert else ""
+        if not expert or slots is None:
+            load_into(parameter, source, matrix, "")
+            return
+        for slot in slots.holding(int(expert)):
+            load_into(parameter[slot], source, matrix, f"{expert}.")
+
+    def load_into(target: torch.Tensor, source: TensorSlice, matrix: str, prefix: str) -> None:
         for name, place in places.items():
             if matrix not in (name, ""):
                 continue
@@ -180,7 +205,7 @@ class Held:
 
 def hold(
     layer: PackedLayer, module: torch.nn.Module, split: Split, kind: PlaceKind, context: LayerContext,
-    num_experts: int = 0,
+    slots: ExpertSlots | None = None,
 ) -> tuple[Held, ...]:  # fmt: skip
     """Gives a module the parameters that the model's method wants for its matrices.
 
@@ -188,7 +213,7 @@ def hold(
 
     Args:
         layer: which the module is, or is in.
-        num_experts: see split_parameter.
+        slots: see split_parameter.
 
     Raises:
         ValueError: a matrix cannot be split so.
@@ -198,21 +223,22 @@ def hold(
     wanted = {spec.name for method in methods.values() for spec in method.parameters()}
     layer.ignored |= frozenset[str]().union(*(method.ignored for method in methods.values())) - wanted
     try:
-        return tuple(_held(module, methods, split, context.device, num_experts))
+        return tuple(_held(module, methods, split, context.device, slots))
     except ValueError as error:
         raise ValueError(f"{next(iter(places.values())).names[0]}: {error}") from error
 
 
 def _held(
-    module: torch.nn.Module, methods: Mapping[str, LayerMethod], split: Split, device: torch.device, num_experts: int
-) -> Iterator[Held]:
+    module: torch.nn.Module, methods: Mapping[str, LayerMethod], split: Split, device: torch.device,
+    slots: ExpertSlots | None,
+) -> Iterator[Held]:  # fmt: skip
     first = next(iter(methods.values()))
     if all(method == first for method in methods.values()) and _can_be_together(first, split):
-        yield _add_parameters(module, first, split, device, num_experts)
+        yield _add_parameters(module, first, split, device, slots)
         return
     for name, alone in split.alone().items():
         module.add_module(name, child := torch.nn.Module())
-        yield _add_parameters(child, methods[name], alone, device, num_experts)
+        yield _add_parameters(child, methods[name], alone, device, slots)
 
 
 def _can_be_together(method: LayerMethod, split: Split) -> bool:
@@ -229,10 +255,10 @@ def _can_be_together(method: LayerMethod, split: Split) -> bool:
 
 
 def _add_parameters(
-    module: torch.nn.Module, method: LayerMethod, split: Split, device: torch.device, num_experts: int
+    module: torch.nn.Module, method: LayerMethod, split: Split, device: torch.device, slots: ExpertSlots | None
 ) -> Held:
     for spec in method.parameters():
-        module.register_parameter(spec.name, split_parameter(spec, split, device, num_experts))
+        module.register_parameter(spec.name, split_parameter(spec, split, device, slots))
     return Held(module, method)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from engine_svc.native.library import choose_kernels
 from engine_svc.ops.base import Ops
 from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
+from engine_svc.parallel.placement import ExpertSharing
 from engine_svc.quantization.base import ModelForm, QuantizationMethod
 from engine_svc.quantization.registry import check_dequantized, create_method, settings_of
 from engine_svc.recurrence.base import StateForm, StateShape
@@ -38,10 +40,13 @@ from engine_svc.recurrence.registry import create_recurrence
 from quire.errors import StartupError
 from quire.options.cache import KV_CACHE_DTYPES, STATE_DTYPES, CacheOptions
 from quire.options.engine import EngineOptions
+from quire.options.experts import ExpertOptions
 from quire.options.kernels import CPU_LEVELS
 from quire.options.lora import LoraOptions
 from quire.options.model_form import DTYPES, ModelFormOptions
 from quire.registry import registry
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_BLOCK_SIZE = 16
 _DTYPES = registry("--dtype", DTYPES, {
@@ -125,6 +130,18 @@ def build_model(folder: Path, options: EngineOptions, groups: ParallelGroups, de
     return _build_ours(read_model_config(folder, options.form), options, groups, device)
 
 
+def has_experts(folder: Path, options: EngineOptions) -> bool:
+    """Whether the model is one with mixtures of experts that Quire runs by its own code.
+
+    Raises:
+        StartupError: it cannot be read.
+    """
+    config = read_model_config(folder, options.form)
+    if options.form.model_impl == "transformers" or not is_ours(config):
+        return False
+    return any(config_for(text_part(config)).moe)
+
+
 def _asks_for_8_bits(config: Mapping[str, Any]) -> bool:
     """Whether its own KV cache is in 8 bits: the checkpoint says so, or it chooses what it attends to."""
     settings = config.get("quantization_config") or {}
@@ -186,6 +203,7 @@ def _build_ours(
         ops.batch_invariant
         and attention.batch_invariant
         and (not config.recurrent or create_recurrence(ops).batch_invariant)
+        and not (options.parallel.experts.enable_eplb and any(config.moe))  # sums are by where experts are
     )
     states = _state_form(model.state_shapes(), options.cache, dtype)
     return BuiltModel(model, config, attention, dtype, longest, invariant, states, adapters)
@@ -203,6 +221,8 @@ def place_layers(
     dtype = _dtype(config.dtype, options.form.dtype)
     kernels = choose_kernels(options.kernels.cpu_kernels, device)
     invariant = options.kernels.batch_invariant is True
+    if invariant and options.parallel.experts.enable_eplb and any(config.moe):
+        raise StartupError("--batch-invariant does not go with --enable-eplb: sums go by where experts are just then.")
     ops = create_ops(kernels, dtype, device, invariant)
     method = _quantization(raw, options, ModelForm(ops, dtype))
     heads = _heads(config, groups.tensor)
@@ -210,7 +230,27 @@ def place_layers(
     attention = create_backend(options.kernels.attention_backend, shape, kernels)
     if invariant:
         check_invariance(ops, attention, bool(config.recurrent))
-    return LayerContext(groups, dtype, device, ops, method), attention
+    sharing = _sharing(options.parallel.experts, config, groups)
+    return LayerContext(groups, dtype, device, ops, method, sharing=sharing), attention
+
+
+def _sharing(options: ExpertOptions, config: ModelConfig, groups: ParallelGroups) -> ExpertSharing:
+    """
+    Raises:
+        StartupError: the options contradict each other.
+    """
+    try:
+        balancing = options.balancing()
+    except ValueError as error:
+        raise StartupError(str(error)) from error
+    redundant = 0 if balancing is None else balancing.num_redundant_experts
+    strategy, are_grouped = options.expert_placement_strategy, any(moe and moe.num_groups > 1 for moe in config.moe)
+    if strategy == "round_robin" and (not are_grouped or redundant):
+        strategy = "linear"
+        if groups.rank == 0 and groups.layout.expert > 1:
+            what = "without redundant ones" if are_grouped else "in groups"
+            logger.warning("experts are placed linearly: round_robin is for models whose experts are %s", what)
+    return ExpertSharing(strategy, redundant, options.all2all_backend)
 
 
 @contextlib.contextmanager
@@ -222,7 +262,9 @@ def division_told(groups: ParallelGroups) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise StartupError(f"--tensor-parallel-size {groups.layout.tensor}: {error}") from error
+        sizes = {"--tensor-parallel-size": groups.layout.tensor, "--data-parallel-size": groups.layout.data}
+        told = ", ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
+        raise StartupError(f"{told}: {error}") from error
 
 
 def _adapters(options: LoraOptions, config: ModelConfig, context: LayerContext) -> AdapterLayers | None:

@@ -15,7 +15,7 @@ from engine_svc.loader.cache_scales import as_tensors
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import create_format
-from engine_svc.loader.formats.sharded_state import PATTERN
+from engine_svc.loader.formats.sharded_state import PATTERN, check_shared
 from engine_svc.loader.model import build_model
 from engine_svc.loader.weights import load_weights
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
@@ -73,6 +73,7 @@ def save_sharded_state(folder: Path, options: EngineOptions, target: Path, max_f
     if target.exists() and any(target.glob("*.safetensors")):
         raise StartupError(f"--output {target} has safetensors files already: name a new folder.")
     layout = layout_of(options.parallel)
+    check_shared(layout)
     for rank in range(layout.num_ranks):
         alone = ParallelGroup(rank, layout.num_ranks)  # of ranks that have nothing to say to each other here
         groups = ParallelGroups(layout, rank, tensor=alone, expert=alone)

@@ -13,6 +13,12 @@ from engine_svc.models.mlp import MLP
 from engine_svc.ops.base import ExpertsForm
 
 
+def experts_of(model: object) -> list[Experts]:
+    """Those of a model's layers, in their order."""
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    return [module for module in modules if isinstance(module, Experts)]
+
+
 class SparseMLP(torch.nn.Module):
     """A router picks each token's experts; one more expert may be shared by all tokens."""
 
@@ -21,7 +27,9 @@ class SparseMLP(torch.nn.Module):
         self._ops = context.ops
         self.gate = ExpertChoice(config.hidden_size, moe, context=context.at("gate"))
         form = ExpertsForm(moe.activation or config.activation, weighs_inputs=moe.weighs_inputs)
-        shape = ExpertsShape(moe.num_experts, config.hidden_size, moe.expert_size, moe.expert_bias, moe.fused)
+        shape = ExpertsShape(
+            moe.num_experts, config.hidden_size, moe.experts_per_token, moe.expert_size, moe.expert_bias, moe.fused
+        )
         self.experts = Experts(shape, form, context=context.at("experts"))
         self.shared_expert: MLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None

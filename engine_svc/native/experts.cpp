@@ -59,17 +59,22 @@ struct Sorted {
   std::vector<int64_t> start;  // [experts + 1], of each one's rows
   std::vector<int64_t> token;  // [rows], whose row it is
   std::vector<float> weight;   // [rows], what its result counts
-  std::vector<int64_t> place;  // [tokens, chosen], the row of each assignment
+  std::vector<int64_t> place;  // [tokens, chosen], the row of each assignment; -1 of one to no expert
 };
 
 Sorted sort(const int64_t* experts, const float* weights, int64_t tokens, const Layer& layer) {
   int64_t rows = tokens * layer.chosen;
   Sorted sorted{std::vector<int64_t>(layer.experts + 1), std::vector<int64_t>(rows), std::vector<float>(rows),
                 std::vector<int64_t>(rows)};
-  for (int64_t i = 0; i < rows; ++i) ++sorted.start[experts[i] + 1];
+  for (int64_t i = 0; i < rows; ++i)
+    if (experts[i] >= 0) ++sorted.start[experts[i] + 1];
   for (int64_t e = 0; e < layer.experts; ++e) sorted.start[e + 1] += sorted.start[e];
   std::vector<int64_t> next(sorted.start.begin(), sorted.start.end() - 1);
   for (int64_t i = 0; i < rows; ++i) {
+    if (experts[i] < 0) {
+      sorted.place[i] = -1;
+      continue;
+    }
     int64_t row = next[experts[i]]++;
     sorted.token[row] = i / layer.chosen, sorted.weight[row] = weights[i], sorted.place[i] = row;
   }
@@ -134,6 +139,7 @@ void add_results(const float* results, const Sorted& sorted, int64_t token, cons
     Floats sum = zero();
     for (int64_t c = 0; c < layer.chosen; ++c) {
       int64_t row = sorted.place[token * layer.chosen + c];
+      if (row < 0) continue;
       sum = fma(load(results + row * layer.size + i, layer.size - i), all(sorted.weight[row]), sum);
     }
     store(output + i, sum, layer.size - i);
@@ -225,7 +231,7 @@ void run(const Value* input, int64_t tokens, int64_t stride, const int64_t* expe
 
 extern "C" {
 
-// input [tokens, size], its rows `stride` values apart; experts, weights [tokens, chosen]; gate_up packed, of each
+// input [tokens, size], its rows `stride` values apart; experts, weights [tokens, chosen], of which -1 is none; gate_up packed, of each
 // expert [2 * inner, size], and down packed, of each [size, inner]; output [tokens, size]. A product with int8 weights
 // has its inputs quantized row by row.
 void quire_experts(int type, const void* input, int64_t tokens, int64_t stride, const int64_t* experts,

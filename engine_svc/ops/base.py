@@ -57,8 +57,8 @@ class ExpertAdapters(NamedTuple):
     down: LowRankMatrices
 
 
-class ExpertsProduct(Protocol):
-    """The weighted sum of the chosen experts."""
+class ComputeExperts(Protocol):
+    """What an ExpertsProduct is computed by."""
 
     def __call__(
         self,
@@ -71,9 +71,33 @@ class ExpertsProduct(Protocol):
 
         Args:
             weights: float32 [tokens, chosen]
-            expert_ids: int64 [tokens, chosen]
+            expert_ids: int64 [tokens, chosen]; -1 of one that adds nothing, such as another rank's.
         """
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertsProduct:
+    """The weighted sum of the chosen experts.
+
+    Attributes:
+        held: all that is read of the experts, which are along the first dimension: whoever writes there changes one.
+        layout: in what form; what is held of an expert means the same where this is the same.
+    """
+
+    compute: ComputeExperts
+    held: Sequence[torch.Tensor]
+    layout: str
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+        expert_ids: torch.Tensor,
+        adapters: ExpertAdapters | None = None,
+    ) -> torch.Tensor:
+        """See ComputeExperts."""
+        return self.compute(hidden, weights, expert_ids, adapters)
 
 
 class Affine(NamedTuple):
@@ -120,6 +144,11 @@ class ExpertsForm:
     gate_up_bias: torch.Tensor | None = None  # [experts, 2 * size]
     down_bias: torch.Tensor | None = None  # [experts, hidden_size]
     weighs_inputs: bool = False  # what an expert counts is on what goes in, not on what comes out (Llama 4)
+
+    @property
+    def biases(self) -> list[torch.Tensor]:
+        """Those that there are."""
+        return [bias for bias in (self.gate_up_bias, self.down_bias) if bias is not None]
 
 
 TILE_ROWS = 16

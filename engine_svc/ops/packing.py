@@ -34,6 +34,15 @@ class PackedWeight(Protocol):
         """What the kernels are told; it points at what this holds."""
         ...
 
+    def held(self) -> list[torch.Tensor]:
+        """All that it is made of, with matrices along the first dimension."""
+        ...
+
+    @property
+    def layout(self) -> str:
+        """In what form that is, beside types and shapes."""
+        ...
+
 
 class Packed(NamedTuple):
     """Matrices as the kernels take them, one behind the other: [count, values that the level's form has]."""
@@ -47,6 +56,15 @@ class Packed(NamedTuple):
     def form(self) -> library.PackedForm:
         """See PackedWeight.form."""
         return library.PackedForm(KINDS["plain"], self.weights.data_ptr())
+
+    def held(self) -> list[torch.Tensor]:
+        """See PackedWeight.held."""
+        return [*self]
+
+    @property
+    def layout(self) -> str:
+        """See PackedWeight.layout."""
+        return "plain"
 
 
 class PackedInt8(NamedTuple):
@@ -63,6 +81,15 @@ class PackedInt8(NamedTuple):
     def form(self) -> library.PackedForm:
         """See PackedWeight.form."""
         return library.PackedForm(KINDS["int8"], *(tensor.data_ptr() for tensor in self))
+
+    def held(self) -> list[torch.Tensor]:
+        """See PackedWeight.held."""
+        return [*self]
+
+    @property
+    def layout(self) -> str:
+        """See PackedWeight.layout."""
+        return "int8"
 
 
 def pack(kernels: Kernels, weight: torch.Tensor | Int8Weight) -> Packed | PackedInt8:
@@ -181,7 +208,8 @@ def experts_product(
         )  # fmt: skip
         return output
 
-    return product
+    held = [*gate_up.held(), *down.held(), *(bias for bias in biases if bias is not None)]
+    return ExpertsProduct(product, held, f"{gate_up.layout}, {down.layout}")
 
 
 def _adapters(adapters: ExpertAdapters | None) -> library.Adapters:

@@ -44,6 +44,15 @@ class PackedCoded:
             self.offset_type, self.grid.data_ptr(), order,
         )  # fmt: skip
 
+    def held(self) -> list[torch.Tensor]:
+        """See PackedWeight.held."""
+        return [self.weights] if self.order is None else [self.weights, self.order]
+
+    @property
+    def layout(self) -> str:
+        """See PackedWeight.layout."""
+        return f"codes {self.codes} by {self.span}, scales {self.scale_type}, offsets {self.offset_type}"
+
 
 def packable(weight: CodedWeight) -> bool:
     """Whether kernels take its codes; another one has to be widened before it is packed.

@@ -15,6 +15,7 @@ from engine_svc.ops.base import (
     Activation,
     Affine,
     ClampedSwish,
+    ComputeExperts,
     ExpertAdapters,
     ExpertsForm,
     ExpertsProduct,
@@ -27,7 +28,7 @@ from engine_svc.ops.base import (
     Routing,
     RowTiles,
 )
-from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
+from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight, layout_of, tensors_of
 
 _ACTIVATIONS: Mapping[PlainActivation, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "relu": F.relu}
@@ -95,7 +96,9 @@ class PlainOps(Ops):
             ]
             for stack, biases in stacks
         )
-        return experts_of_products(self, list(zip(firsts, seconds, strict=True)), form)
+        product = experts_of_products(self, list(zip(firsts, seconds, strict=True)), form)
+        held = [*tensors_of(gate_up), *tensors_of(down), *form.biases]
+        return ExpertsProduct(product, held, f"{layout_of(gate_up)}, {layout_of(down)}")
 
     def choose_experts(
         self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
@@ -237,7 +240,7 @@ def _mix_sparsely(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor,
 
 def experts_of_products(
     ops: Ops, pairs: Sequence[tuple[Product, Product]], form: ExpertsForm = ExpertsForm()
-) -> ExpertsProduct:
+) -> ComputeExperts:
     """One expert after the other, each of two products: with gate and up, and back. Biases are the products' own."""
 
     def product(
@@ -247,7 +250,7 @@ def experts_of_products(
         adapters: ExpertAdapters | None = None,
     ) -> torch.Tensor:
         output = torch.zeros_like(hidden, dtype=torch.float32)
-        for index in expert_ids.unique().tolist():
+        for index in expert_ids[expert_ids >= 0].unique().tolist():
             rows, choice = torch.nonzero(expert_ids == index, as_tuple=True)
             first, second = pairs[index]
             inputs, share = hidden[rows], weights[rows, choice, None]

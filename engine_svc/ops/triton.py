@@ -31,7 +31,7 @@ from engine_svc.ops.base import (
 from engine_svc.ops.grids import INT8
 from engine_svc.ops.packing_triton import pack_codes
 from engine_svc.ops.plain import PlainOps
-from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
+from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight, tensors_of
 
 
 class TritonOps(PlainOps):
@@ -87,7 +87,10 @@ class TritonOps(PlainOps):
                 self._add_low_rank(active, results, adapters.down, adapted, 1)
             return add_choices(results.view(tokens, chosen, -1), weights)
 
-        return product
+        stacks = [(tensors_of(each), "plain") if isinstance(each, torch.Tensor) else (each.held(), each.layout)
+                  for each in (first, second)]  # fmt: skip
+        held = [tensor for tensors, _ in stacks for tensor in tensors]
+        return ExpertsProduct(product, [*held, *form.biases], ", ".join(layout for _, layout in stacks))
 
     def _add_low_rank(
         self, hidden: torch.Tensor, output: torch.Tensor, matrices: LowRankMatrices, tiles: RowTiles, divisor: int
@@ -170,7 +173,7 @@ def _adapted_rows(adapters: ExpertAdapters, expert_ids: torch.Tensor, num_expert
     """The choices of experts, as rows, by adapter and expert; those of tokens without an adapter are in none."""
     none = len(adapters.down.ranks)
     own = adapters.adapters[:, None].long()
-    groups = torch.where(own >= 0, own * num_experts + expert_ids, none)
+    groups = torch.where((own >= 0) & (expert_ids >= 0), own * num_experts + expert_ids, none)
     rows = sort_by_expert(groups, none + 1)
     places = torch.where(rows.row < rows.num_rows, rows.row, -1).view(-1, TILE_M)
     return RowTiles(places, torch.where(rows.expert < none, rows.expert, -1))

@@ -106,6 +106,31 @@ class CodedWeight:
 Weight: TypeAlias = torch.Tensor | Int8Weight | CodedWeight
 
 
+def tensors_of(weight: Weight) -> list[torch.Tensor]:
+    """All that it is made of; of several matrices, they are along the first dimension."""
+    if isinstance(weight, torch.Tensor):
+        return [weight]
+    if isinstance(weight, Int8Weight):
+        return [weight.values, weight.scale]
+    return [each for each in (weight.codes, weight.scale, weight.offset, weight.order) if each is not None]
+
+
+def bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """uint8 [bytes of all], one behind the other."""
+    return torch.cat([each.contiguous().view(-1).view(torch.uint8) for each in tensors])
+
+
+def write_bytes(source: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """The other way round."""
+    for part, target in zip(source.split([each.nbytes for each in tensors]), tensors, strict=True):
+        target.copy_(part.clone().view(target.dtype).view(target.shape))  # of a start that suits its type
+
+
+def layout_of(weight: Weight) -> str:
+    """In what form that is, beside types and shapes."""
+    return f"{weight.grid.name} by {weight.group}" if isinstance(weight, CodedWeight) else type(weight).__name__
+
+
 def wide(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """What a weight stands for, [..., outputs, inputs]."""
     return weight.to(dtype) if isinstance(weight, torch.Tensor) else weight.wide(dtype)

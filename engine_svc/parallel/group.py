@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import datetime
+import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from engine_svc.parallel.layout import ParallelLayout, Purpose
+from engine_svc.parallel.lockstep import Lockstep
 
 _JOIN_SECONDS = 120
+# Data ranks are workers of their own, on several machines maybe, which may take their time to start.
+_MEET_SECONDS = 3600
+_LOOPBACK = "127.0.0.1"
+
+
+def _bytes_of(rows: torch.Tensor) -> torch.Tensor:
+    """uint8 [rows, bytes]: every library moves bytes, whatever they stand for."""
+    width = math.prod(rows.shape[1:]) * rows.element_size()
+    return rows.contiguous().view(torch.uint8).view(len(rows), width)
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,51 @@ class ParallelGroup:
         dist.all_gather(parts, tensor.contiguous(), group=self.process_group)
         return torch.cat(parts, dim=-1)
 
+    def all_gather_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """The ranks' rows one behind the other.
+
+        Args:
+            rows: [own count, ...]
+            counts: of each rank.
+        """
+        if self.process_group is None:
+            return rows
+        most = max(counts)
+        padded = F.pad(_bytes_of(rows), (0, 0, 0, most - len(rows)))
+        gathered = [torch.empty_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(gathered, padded, group=self.process_group)
+        kept = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+        return kept.view(rows.dtype).view(-1, *rows.shape[1:])
+
+    def exchange_rows(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        """Gives each rank some of the rows, and gets some of each.
+
+        Args:
+            rows: [all that are sent, ...]: those for the first rank, then those for the next one.
+            sent, received: how many, by rank.
+
+        Returns:
+            [all that are received, ...]: those from the first rank, then those from the next one.
+        """
+        if self.process_group is None:
+            return rows
+        flat = _bytes_of(rows)
+        found = flat.new_empty((sum(received), flat.shape[1]))
+        dist.all_to_all_single(found, flat, list(received), list(sent), group=self.process_group)
+        return found.view(rows.dtype).view(-1, *rows.shape[1:])
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The first rank's tensor, in place."""
+        if self.process_group is not None:
+            dist.broadcast(tensor, group=self.process_group, group_src=0)
+        return tensor
+
+    def exchange_counts(self, sent: torch.Tensor) -> torch.Tensor:
+        """int64 [ranks], one number for each rank → the one that each has for this one."""
+        found = torch.empty_like(sent)
+        dist.all_to_all_single(found, sent, group=self.process_group)
+        return found
+
     def divide(self, total: int, what: str) -> int:
         """total / world_size.
 
@@ -73,6 +131,7 @@ class ParallelGroups:
 
     Attributes:
         tensor, expert, pipeline, data, decode_context: see Purpose.
+        lockstep: with other data ranks, where there are any.
     """
 
     layout: ParallelLayout = ParallelLayout()
@@ -82,6 +141,17 @@ class ParallelGroups:
     pipeline: ParallelGroup = ParallelGroup()
     data: ParallelGroup = ParallelGroup()
     decode_context: ParallelGroup = ParallelGroup()
+    lockstep: Lockstep | None = None
+
+    def of_replica(self) -> ParallelGroups:
+        """Those of a model that data ranks do not share: each runs it by itself, when it likes."""
+        if self.lockstep is None:
+            return self
+        layout = replace(self.layout, data=1, expert=1 if self.layout.expert == 1 else self.layout.tensor)
+        place = replace(self.layout.coordinates(self.rank), data=0)
+        return replace(
+            self, layout=layout, rank=layout.rank(place), expert=self.tensor, data=ParallelGroup(), lockstep=None
+        )
 
 
 def join_groups(
@@ -94,22 +164,46 @@ def join_groups(
         sums_in_order: see ParallelGroup.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    meeting = rendezvous if "://" in rendezvous else f"file://{rendezvous}"
+    host = urlsplit(meeting).hostname or _LOOPBACK
+    if host == _LOOPBACK:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        backend, init_method=rendezvous if "://" in rendezvous else f"file://{rendezvous}", rank=rank,
-        world_size=layout.num_ranks, timeout=datetime.timedelta(seconds=_JOIN_SECONDS),
+        backend, init_method=meeting, rank=rank, world_size=layout.num_ranks,
+        timeout=timedelta(seconds=_JOIN_SECONDS if layout.data == 1 else _MEET_SECONDS),
     )  # fmt: skip
-    made: dict[tuple[int, ...], dist.ProcessGroup | None] = {tuple(range(layout.num_ranks)): dist.group.WORLD}
-
-    def join(purpose: Purpose) -> ParallelGroup:
-        """Every rank makes every group, in the same order, its own or not: so they are agreed on."""
+    made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+    if layout.data == 1:
+        made[tuple(range(layout.num_ranks))] = dist.group.WORLD
+    # Every rank makes every group, in the same order, its own or not: so they are agreed on.
+    for purpose in Purpose:
         for ranks in layout.groups(purpose):
             if len(ranks) > 1 and ranks not in made:
-                made[ranks] = dist.new_group(list(ranks))
+                made[ranks] = _new_group(ranks, None)
+
+    def join(purpose: Purpose) -> ParallelGroup:
         own = layout.group_of(rank, purpose)
         return ParallelGroup(own.index(rank), len(own), made.get(own), sums_in_order)
 
     return ParallelGroups(
         layout, rank, join(Purpose.TENSOR), join(Purpose.EXPERT), join(Purpose.PIPELINE), join(Purpose.DATA),
-        join(Purpose.DECODE_CONTEXT),
+        join(Purpose.DECODE_CONTEXT), _join_lockstep(layout, rank, made, host, backend),
     )  # fmt: skip
+
+
+def _join_lockstep(
+    layout: ParallelLayout, rank: int, made: Mapping[tuple[int, ...], dist.ProcessGroup | None], host: str, backend: str
+) -> Lockstep | None:
+    """By a group for tensors on the host, which is the one that there is where those of the model are there too."""
+    if layout.data == 1:
+        return None
+    ranks = layout.group_of(rank, Purpose.EXPERT)
+    if backend != "gloo":
+        made = {group: _new_group(group, "gloo") for group in layout.groups(Purpose.EXPERT)}
+    group = made[ranks]
+    assert group is not None
+    return Lockstep(layout, ranks, rank, group, host)
+
+
+def _new_group(ranks: tuple[int, ...], backend: str | None) -> dist.ProcessGroup | None:
+    return dist.new_group(list(ranks), timedelta(seconds=_JOIN_SECONDS), backend)

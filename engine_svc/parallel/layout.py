@@ -102,4 +102,5 @@ class ParallelLayout:
 
 def layout_of(options: ParallelOptions) -> ParallelLayout:
     """The layout that the options describe."""
-    return ParallelLayout(tensor=options.tensor_parallel_size)
+    tensor = options.tensor_parallel_size
+    return ParallelLayout(tensor=tensor, expert=tensor if options.experts.enable_expert_parallel else 1)

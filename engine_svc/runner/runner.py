@@ -37,6 +37,7 @@ from engine_svc.recurrence.base import LayerState, StateMetadata
 from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.drafting import Drafting, Guesses
+from engine_svc.runner.expert_passes import ExpertPasses
 from engine_svc.runner.graphs import CudaCapture, PaddedShapes, graph_sizes
 from engine_svc.runner.inputs import InputBuffers, Room
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
@@ -64,7 +65,11 @@ _RECORDED_QUERY_LEN = 16  # on a CPU, steps in which a sequence has more new tok
 
 
 class Runner:
-    """Order of calls: construct (loads the weights), `profile`, `spec`, `allocate`, `step`…"""
+    """Order of calls: construct (loads the weights), `profile`, `spec`, `allocate`, `step`…
+
+    Attributes:
+        passes: where others take part in them.
+    """
 
     def __init__(
         self, model: ModelOptions, options: EngineOptions, groups: ParallelGroups, device: torch.device
@@ -78,9 +83,11 @@ class Runner:
         self._num_ranks = groups.layout.num_ranks
         self._isolates = False  # one sequence's fault from the others: not while it warms up, and one rank only
         if device.type == "cpu":
-            bind_threads(options.kernels, groups.rank, self._num_ranks)
+            at, layout = groups.layout.coordinates(groups.rank), groups.layout
+            bind_threads(options.kernels, at.pipeline * layout.tensor + at.tensor, layout.tensor * layout.pipeline)
         processors = load_processors(options.generation.logits_processors)  # before the weights, which take long
         loaded = load_model(weights_folder(model, options.load), options, groups, device)
+        self.passes = ExpertPasses(loaded.model, groups, options.parallel.experts.balancing())
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._batch_invariant = loaded.batch_invariant
@@ -108,7 +115,7 @@ class Runner:
         self._states: StateCache | None = None
         self._store: BlockStore | None = None
         self._recorded: RecordedSteps | None = None
-        self._drafting = self._make_drafting(Target(loaded, model, options, groups, device))
+        self._drafting = self._make_drafting(Target(loaded, model, options, groups.of_replica(), device))
         self._is_warm = False
 
     def _make_drafting(self, target: Target) -> Drafting | None:
@@ -217,6 +224,9 @@ class Runner:
         self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, 1, [], num_wanted_drafts=drafts)]))
 
     def _record_steps(self) -> None:
+        if why := self.passes.why_not_recorded:
+            logger.info("steps are not recorded: %s", why)
+            return
         if self._device.type == "cuda":
             speculation = self._options.speculative.chosen()
             self.make_graphs(CudaCapture(), 1 + speculation.most_tokens if speculation else 1)
@@ -273,7 +283,9 @@ class Runner:
         for sequence in plan.new_sequences:
             self._add(sequence, failed)
         batch = self._buffers.flatten(plan)
+        self.passes.begin(plan.num_tokens)
         hidden = self._compute_rows(plan, batch, failed)
+        self.passes.end()
         timer.mark()
         return BegunStep(plan, timer, ended, batch, hidden, failed)
 

@@ -74,6 +74,9 @@ _TESTS = {
     "tests/engine_svc/loader/test_loader.py": "disable-sliding-window max-model-len rope-scaling",
     "tests/engine_svc/lora/test_batches.py": "fully-sharded-loras",
     "tests/engine_svc/models/test_exactness.py": "model-impl calculate-kv-scales kv-cache-dtype async-scheduling",
+    "tests/engine_svc/models/test_expert_parallel.py": (
+        "enable-expert-parallel expert-placement-strategy enable-eplb eplb-config"
+    ),
     "tests/engine_svc/models/test_hybrids.py": "mamba-cache-dtype mamba-ssm-cache-dtype",
     "tests/engine_svc/models/test_resume.py": "distributed-executor-backend",
     "tests/engine_svc/quantization/test_registry.py": "quantization",

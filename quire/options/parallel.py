@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.options.base import option
+from quire.options.experts import ExpertOptions
 
 DATA_PARALLEL_RPC_PORT = 29550  # where ranks on several nodes find the first node's router, unless options say else
 EXECUTOR_NAMES = ("uni", "mp")
@@ -45,6 +46,7 @@ class ParallelOptions:
         "above --data-parallel-rpc-port, or a free one where all ranks are on this machine; else 29551.",
         variables=("VLLM_DP_MASTER_PORT",), minimum=0, maximum=65535,
     )  # fmt: skip
+    experts: ExpertOptions = ExpertOptions()
 
     @property
     def num_ranks(self) -> int:

@@ -373,6 +373,40 @@ def test_forms_of_experts(name: str, tokens: int, form: str) -> None:
     check_experts(name, tokens, 5, 2, 72, 40, form)
 
 
+@every
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_experts_that_are_elsewhere_add_nothing(name: str, tokens: int, form: str) -> None:
+    """Some of a token's choices are of nobody, or all of them."""
+    ops, dtype = make_ops(name)
+    gate_up, down = normal(3, 64, 48, dtype=dtype) / 7, normal(3, 48, 32, dtype=dtype, seed=1) / 6
+    hidden = normal(tokens, 48, dtype=dtype, seed=2)
+    weights, expert_ids = normal(tokens, 6, dtype=torch.float32, seed=3).softmax(-1).topk(3)
+    expert_ids = torch.where(expert_ids < 3, expert_ids, -1)
+    expert_ids[0] = -1
+    told = forms_of_experts(3, 48, 32, dtype)[form]
+    expected = experts_by_definition(hidden, weights, expert_ids, gate_up, down, told)
+    found = ops.experts(gate_up, down, told)(hidden, weights, expert_ids)
+    close(found, expected, dtype)
+    assert not found[0].any()
+
+
+@every
+@pytest.mark.parametrize("form", FORMS)
+def test_an_expert_is_what_is_held_of_it(name: str, form: str) -> None:
+    """Where that of two experts is exchanged, they are."""
+    ops, dtype = make_ops(name)
+    gate_up, down = normal(3, 64, 48, dtype=dtype) / 7, normal(3, 48, 32, dtype=dtype, seed=1) / 6
+    told = forms_of_experts(3, 48, 32, dtype)[form]
+    product, hidden = ops.experts(gate_up, down, told), normal(5, 48, dtype=dtype, seed=2)
+    weights, expert_ids = normal(5, 3, dtype=torch.float32, seed=3).softmax(-1).topk(2)
+    before = product(hidden, weights, expert_ids)
+    places = torch.tensor([2, 0, 1])
+    for tensor in product.held:
+        tensor.copy_(tensor[places.argsort()])
+    assert product(hidden, weights, places[expert_ids]).equal(before)
+
+
 @fast
 @pytest.mark.parametrize(("experts", "chosen", "size", "inner"), [(4, 2, 64, 96), (9, 3, 200, 36), (1, 1, 64, 64)])
 def test_experts_of_many_tokens(name: str, experts: int, chosen: int, size: int, inner: int) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from engine_svc.loader.formats.base import LoadFormat
 from engine_svc.loader.formats.safetensors_files import opened
 from engine_svc.loader.source import TensorSource
+from engine_svc.parallel.layout import ParallelLayout
 from quire.errors import StartupError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class ShardedState(LoadFormat):
 
         files = self.files()
         ranks = {self._rank_of(file) for file in files}
+        check_shared(groups.layout)
         count = groups.layout.num_ranks
         if ranks != set(range(count)):
             held = ", ".join(map(str, sorted(rank for rank in ranks if rank is not None)))
@@ -77,6 +79,15 @@ class ShardedState(LoadFormat):
         expression = re.escape(self._pattern).replace(r"\{rank\}", r"(?P<rank>\d+)").replace(r"\{part\}", r"\d+")
         found = re.fullmatch(expression, file.name)
         return int(found["rank"]) if found else None
+
+
+def check_shared(layout: ParallelLayout) -> None:
+    """
+    Raises:
+        StartupError: ranks have experts whole. Files do not say which, and where they are may be another choice.
+    """
+    if layout.expert > 1:
+        raise StartupError("--load-format sharded_state does not go with --enable-expert-parallel: leave one out.")
 
 
 class Shard(TensorSource):

@@ -9,8 +9,6 @@ from quire.options.vllm.answer import Answer, acts_as, no_effect, not_built, ref
 
 _NO_CODE = "The code of a repository is never run here"
 _PIPELINE = "pipeline parallelism"
-_EXPERTS = "expert parallelism"
-_BALANCING = "balancing of experts over ranks (EPLB)"
 _BATCHES = "overlap of two batches (DBO)"
 _MEDIA = "input of images, audio and video"
 _NO_MEDIA = "Models are served for text alone; leave it out."
@@ -92,14 +90,10 @@ _MODEL: Mapping[str, Answer] = {
 _PARALLEL: Mapping[str, Answer] = {
     "pipeline-parallel-size": not_built(_PIPELINE, "--tensor-parallel-size splits a model.", taken=("1",)),
     "decode-context-parallel-size": not_built("context parallelism of decoding", taken=("1",)),
-    "enable-expert-parallel": not_built(_EXPERTS, "--tensor-parallel-size splits experts as it does other layers."),
-    "expert-placement-strategy": not_built(_EXPERTS, taken=("linear",)),
-    "enable-eplb": not_built(_BALANCING),
-    "eplb-config": not_built(_BALANCING),
-    "num-redundant-experts": not_built(_BALANCING, "It is deprecated for --eplb-config.", taken=("0",)),
-    "eplb-window-size": not_built(_BALANCING, "It is deprecated for --eplb-config."),
-    "eplb-step-interval": not_built(_BALANCING, "It is deprecated for --eplb-config."),
-    "eplb-log-balancedness": not_built(_BALANCING, "It is deprecated for --eplb-config."),
+    "num-redundant-experts": acts_as("--eplb-config.num_redundant_experts"),
+    "eplb-window-size": acts_as("--eplb-config.window_size"),
+    "eplb-step-interval": acts_as("--eplb-config.step_interval"),
+    "eplb-log-balancedness": acts_as("--eplb-config.log_balancedness", fixed="true", switch=True),
     "enable-dbo": not_built(_BATCHES),
     "dbo-decode-token-threshold": not_built(_BATCHES),
     "dbo-prefill-token-threshold": not_built(_BATCHES),

@@ -63,8 +63,8 @@ def test_a_word_that_is_nowhere_names_the_nearest() -> None:
 
 
 def test_all_has_what_quire_lacks_as_well() -> None:
-    assert "--enable-eplb" in shown("all")
-    assert "--enable-eplb" not in shown()
+    assert "--override-neuron-config" in shown("all")
+    assert "--override-neuron-config" not in shown()
     assert shown("page").strip() == shown().strip()  # no terminal, no pager
 
 

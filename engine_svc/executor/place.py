@@ -1,0 +1,57 @@
+"""Which rank of which layout a rank process is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine_svc.executor.messages import LoadModel
+from engine_svc.loader.folder import weights_folder
+from engine_svc.loader.model import has_experts
+from engine_svc.parallel.layout import ParallelLayout, layout_of
+from quire.errors import StartupError
+from quire.options.engine import EngineOptions
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """A rank, and where it meets the others."""
+
+    layout: ParallelLayout
+    rank: int
+    rendezvous: str
+
+
+def place_of(command: LoadModel) -> RankPlace:
+    """Ranks of a worker are by themselves, unless the model has experts, which those of all data ranks share.
+
+    Raises:
+        StartupError: the model cannot be found or read, or not be shared so.
+    """
+    options = command.options.parallel
+    layout, size = layout_of(options), options.data_parallel_size
+    if size == 1 or not has_experts(weights_folder(command.model, command.options.load), command.options):
+        return RankPlace(layout, command.rank, command.rendezvous)
+    data_rank = options.data_parallel_rank
+    if data_rank is None:
+        raise StartupError("--data-parallel-rank is missing: which one of the ranks that share the experts is this?")
+    _check_shared(command.options, layout)
+    wider = replace(layout, data=size, expert=layout.tensor * size if options.experts.enable_expert_parallel else 1)
+    rank = data_rank * layout.num_ranks + command.rank
+    return RankPlace(wider, rank, f"tcp://{options.data_parallel_meeting}")
+
+
+def _check_shared(options: EngineOptions, layout: ParallelLayout) -> None:
+    """
+    Raises:
+        StartupError: something does not go with data ranks that compute together.
+    """
+    if layout.pipeline > 1:
+        raise StartupError(
+            "--pipeline-parallel-size does not go with --data-parallel-size of a model with experts: data ranks "
+            "compute each layer together, and stages would have to do so with different steps. Take tensor ranks."
+        )
+    if options.upkeep.enable_sleep_mode:
+        raise StartupError(
+            "--enable-sleep-mode does not go with --data-parallel-size of a model with experts: the others need those "
+            "of the one that sleeps. Leave one of them out."
+        )

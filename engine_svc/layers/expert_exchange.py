@@ -1,0 +1,127 @@
+"""How tokens get to experts that other data ranks have, and back what these make of them.
+
+The ranks of a tensor group have the same tokens. Each sees to the experts of the ranks at its own place in the other
+groups, and its group's sum over ranks, which comes behind, has what all of them have brought.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+import torch
+
+from engine_svc.layers.expert_routes import ExpertRoutes
+from engine_svc.parallel.group import ParallelGroups
+
+
+class Compute(Protocol):
+    """What this rank's experts, or its parts of all of them, add to tokens."""
+
+    def __call__(self, hidden: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden_size] → the same; the others as for ExpertsProduct, with slots in place of experts."""
+        ...
+
+
+class ExpertExchange(ABC):
+    """One way to do it, for one layer."""
+
+    def __init__(self, groups: ParallelGroups, routes: ExpertRoutes | None) -> None:
+        """
+        Args:
+            routes: where experts are; None where each rank has a part of all.
+        """
+        self._groups, self._routes = groups, routes
+        self._own = groups.layout.coordinates(groups.rank).data
+
+    @abstractmethod
+    def __call__(
+        self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, compute: Compute
+    ) -> torch.Tensor:
+        """What the experts add to each of this rank's tokens, as far as it is not the tensor group's others that bring
+        it: [tokens, hidden_size]."""
+
+    def _slots(self, expert_ids: torch.Tensor) -> torch.Tensor:
+        """Those of this rank."""
+        return expert_ids if self._routes is None else self._routes.slots_of(self._own, expert_ids)
+
+
+class NoExchange(ExpertExchange):
+    """There is one data rank."""
+
+    def __call__(
+        self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, compute: Compute
+    ) -> torch.Tensor:
+        """See ExpertExchange."""
+        return compute(hidden, weights, self._slots(expert_ids))
+
+
+class GatherAndScatter(ExpertExchange):
+    """Every data rank gets all tokens, and computes what its experts add to each; each rank sums what is for its own.
+
+    For experts of which every rank has a part it is the only way.
+    """
+
+    def __call__(
+        self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, compute: Compute
+    ) -> torch.Tensor:
+        """See ExpertExchange."""
+        data, counts = self._groups.data, _counts(self._groups)
+        rows = data.all_gather_rows(_pack(hidden, weights, expert_ids), counts)
+        everyones, weights, expert_ids = _unpack(rows, hidden, weights.shape[1])
+        results = compute(everyones, weights, self._slots(expert_ids))
+        own = [len(hidden)] * data.world_size
+        found = data.exchange_rows(results, counts, own).view(data.world_size, *hidden.shape)
+        total = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        for each in found:  # in the order of ranks, whatever comes first
+            total += each
+        return total.to(hidden.dtype)
+
+
+class AllToAll(ExpertExchange):
+    """A token goes to the data ranks that have any of its experts, once to each, and comes back as what they add."""
+
+    def __call__(
+        self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, compute: Compute
+    ) -> torch.Tensor:
+        """See ExpertExchange."""
+        assert self._routes is not None
+        data, routes = self._groups.data, self._routes.find(expert_ids)
+        ranks = torch.arange(data.world_size, device=hidden.device)
+        wanted = (routes.data[None] == ranks[:, None, None]).any(-1)  # [ranks, tokens]
+        target, token = wanted.nonzero(as_tuple=True)  # by rank, then by token
+        slots = torch.where(routes.data[token] == target[:, None], routes.slots[token], -1)
+        sending = wanted.sum(1)
+        sent, received = torch.stack((sending, data.exchange_counts(sending))).tolist()
+        rows = data.exchange_rows(_pack(hidden[token], weights[token], slots), sent, received)
+        results = compute(*_unpack(rows, hidden, weights.shape[1]))
+        returned = data.exchange_rows(results, received, sent)
+        total = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        for tokens, part in zip(token.split(sent), returned.split(sent), strict=True):  # in the order of ranks
+            total.index_add_(0, tokens, part.float())
+        return total.to(hidden.dtype)
+
+
+def exchange_for(name: str, groups: ParallelGroups, routes: ExpertRoutes | None) -> ExpertExchange:
+    """The one that the options name, where there is a choice."""
+    if groups.layout.data == 1:
+        return NoExchange(groups, routes)
+    return GatherAndScatter(groups, routes) if routes is None or name != "alltoall" else AllToAll(groups, routes)
+
+
+def _counts(groups: ParallelGroups) -> list[int]:
+    assert groups.lockstep is not None
+    return groups.lockstep.counts
+
+
+def _pack(hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """What goes with a token, as bytes: uint8 [tokens, bytes]."""
+    parts = (hidden, weights, ids.to(torch.int32))
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=1)
+
+
+def _unpack(rows: torch.Tensor, like: torch.Tensor, chosen: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states of this type, weights and ids, as they were packed."""
+    size = like.shape[1] * like.element_size()
+    hidden, weights, ids = (part.contiguous() for part in rows.split([size, 4 * chosen, 4 * chosen], dim=1))
+    return hidden.view(like.dtype), weights.view(torch.float32), ids.view(torch.int32).long()

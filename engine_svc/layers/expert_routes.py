@@ -1,0 +1,59 @@
+"""From the experts that are chosen to the ranks and slots that have them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine_svc.parallel.layout import ParallelLayout
+from engine_svc.parallel.placement import Placement
+
+
+class Routes(NamedTuple):
+    """Where chosen experts are: both int64 [tokens, chosen]."""
+
+    data: torch.Tensor  # the data rank; -1 where it is another one of the tensor group, which sees to it
+    slots: torch.Tensor  # of that rank
+
+
+class ExpertRoutes:
+    """Tables of a rank. The ranks of a tensor group have the same tokens: each goes by those experts that ranks of its
+    own place in their groups have."""
+
+    def __init__(self, placement: Placement, layout: ParallelLayout, tensor_rank: int, device: torch.device) -> None:
+        self._layout, self._tensor_rank, self._device = layout, tensor_rank, device
+        self.placement = placement
+        self._data, self._slots, self._copies = self._tables(placement)
+
+    def follow(self, placement: Placement) -> None:
+        """From now on, experts are there."""
+        self.placement = placement
+        self._data, self._slots, self._copies = self._tables(placement)
+
+    def _tables(self, placement: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """[experts, most copies of one] each, and how many copies there are of each, where there are several."""
+        places = placement.ranks_of()
+        most = max(len(each) for each in places.values())
+        data = torch.full((len(places), most), -1, dtype=torch.int64)
+        slots, copies = torch.zeros_like(data), torch.ones(len(places), dtype=torch.int64)
+        for expert, found in places.items():
+            copies[expert] = len(found)
+            for copy, (rank, slot) in enumerate(found):
+                data_rank, tensor_rank = divmod(rank, self._layout.tensor)
+                data[expert, copy] = data_rank if tensor_rank == self._tensor_rank else -1
+                slots[expert, copy] = slot
+        return data.to(self._device), slots.to(self._device), copies.to(self._device) if most > 1 else None
+
+    def find(self, expert_ids: torch.Tensor) -> Routes:
+        """Of an expert that several ranks have, each gets its share of the rows, whatever is in them."""
+        if self._copies is None:
+            return Routes(self._data[:, 0][expert_ids], self._slots[:, 0][expert_ids])
+        rows = torch.arange(len(expert_ids), device=expert_ids.device)[:, None]
+        copy = rows % self._copies[expert_ids]
+        return Routes(self._data[expert_ids, copy], self._slots[expert_ids, copy])
+
+    def slots_of(self, data_rank: int, expert_ids: torch.Tensor) -> torch.Tensor:
+        """The slots of one rank, int64 [tokens, chosen]; -1 where it is another one's."""
+        routes = self.find(expert_ids)
+        return torch.where(routes.data == data_rank, routes.slots, -1)

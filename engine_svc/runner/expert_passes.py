@@ -1,0 +1,50 @@
+"""What the ranks that share a model's experts do around each forward pass."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_svc.models.moe import experts_of
+from engine_svc.parallel.group import ParallelGroups
+from engine_svc.runner.expert_balancing import make_balancing
+from quire.options.experts import EplbConfig
+
+
+class ExpertPasses:
+    """Of a model without experts, and on one rank, nothing."""
+
+    def __init__(self, model: object, groups: ParallelGroups, balancing: EplbConfig | None) -> None:
+        """
+        Args:
+            balancing: how experts move between ranks; None if they stay.
+
+        Raises:
+            StartupError: see ExpertBalancing.
+        """
+        self._experts = experts_of(model)
+        self._lockstep = groups.lockstep
+        self._balancing = make_balancing(self._experts, groups, balancing)
+
+    @property
+    def why_not_recorded(self) -> str:
+        """Why passes cannot be recorded and replayed; empty if they can."""
+        if self._lockstep is not None:
+            return "how many tokens other data ranks send is known only in each step"
+        return "rows that only fill one up would count as tokens of experts" if self._balancing is not None else ""
+
+    def begin(self, num_tokens: int) -> None:
+        """Waits until the next pass is one of this rank, with so many tokens."""
+        if self._lockstep is not None:
+            self._lockstep.take_turn(num_tokens, self.run_empty)
+
+    def end(self) -> None:
+        """To be called after each."""
+        if self._balancing is not None:
+            self._balancing.after_pass()
+
+    @torch.inference_mode()
+    def run_empty(self) -> None:
+        """Takes part in a pass of other data ranks, without tokens of its own."""
+        for layer in self._experts:
+            layer.help_others()
+        self.end()

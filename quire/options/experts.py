@@ -1,0 +1,75 @@
+"""Options of how the ranks of a worker share the experts of a mixture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from quire.options.base import option
+
+EXPERT_PLACEMENTS = ("linear", "round_robin")
+EXCHANGE_NAMES = ("alltoall", "allgather_reducescatter")
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_LIBRARY = "It needs a library of kernels that Quire does not carry; alltoall sends the same rows by NCCL or Gloo."
+_REFUSED_EXCHANGES = {
+    "naive": "It broadcasts one rank after the other; allgather_reducescatter moves the same rows at once.",
+    **dict.fromkeys(("pplx", "deepep_high_throughput", "deepep_low_latency", "flashinfer_all2allv", "mori"), _LIBRARY),
+}
+
+
+class EplbConfig(msgspec.Struct, frozen=True):
+    """Keys of --eplb-config."""
+
+    window_size: _Count = 1000  # forward passes whose tokens count
+    step_interval: _Count = 3000  # forward passes from one rearrangement to the next
+    num_redundant_experts: Annotated[int, msgspec.Meta(ge=0)] = 0  # slots of a layer beyond one for each expert
+    log_balancedness: bool = False  # of each forward pass
+
+
+@dataclass(frozen=True)
+class ExpertOptions:
+    """Mixtures of experts over several ranks."""
+
+    group: ClassVar[str] = "ParallelConfig"
+
+    enable_expert_parallel: bool = option(
+        False, "Each rank has some experts whole, in place of a part of every one. Experts are shared by the tensor "
+        "ranks of all data-parallel ranks, with it and without it.", affects_output=True,
+    )  # fmt: skip
+    expert_placement_strategy: str = option(
+        "linear", "Which experts a rank has: linear (neighbouring ones) or round_robin (every so manieth, for models "
+        "whose experts are in groups; others, and those with redundant experts, are placed linearly).",
+        choices=EXPERT_PLACEMENTS, affects_output=True,
+    )  # fmt: skip
+    all2all_backend: str = option(
+        "alltoall", "How tokens get to experts on other data-parallel ranks: alltoall (to those that have their "
+        "experts) or allgather_reducescatter (to all; parts of experts are always computed so).",
+        choices=EXCHANGE_NAMES, refused=_REFUSED_EXCHANGES, variables=("VLLM_ALL2ALL_BACKEND",), affects_output=True,
+    )  # fmt: skip
+    enable_eplb: bool = option(
+        False, "Experts move between ranks, such that each has as many tokens to compute. Needs "
+        "--enable-expert-parallel.", affects_output=True,
+    )  # fmt: skip
+    eplb_config: dict[str, Any] = option(
+        {},
+        "How they do, as JSON, or key by key (--eplb-config.step_interval 300). Keys: window_size (of so many forward "
+        "passes, tokens are counted: 1000), step_interval (passes from one time to the next: 3000), "
+        "num_redundant_experts (slots of a layer beyond one for each expert: 0), log_balancedness (of each pass).",
+        schema=EplbConfig, affects_output=True,
+    )  # fmt: skip
+
+    def balancing(self) -> EplbConfig | None:
+        """How experts move; None where they stay.
+
+        Raises:
+            ValueError: options contradict each other, or see EplbConfig; the command line has checked that.
+        """
+        config = msgspec.convert(self.eplb_config, EplbConfig)
+        if self.enable_eplb and not self.enable_expert_parallel:
+            raise ValueError("--enable-eplb moves whole experts: it needs --enable-expert-parallel.")
+        if config.num_redundant_experts and not self.enable_eplb:
+            raise ValueError("--eplb-config.num_redundant_experts needs --enable-eplb.")
+        return config if self.enable_eplb else None

@@ -1,0 +1,184 @@
+"""Experts over several ranks: greedy float32 output of engines equals Transformers', token for token."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
+
+from engine_svc.core.engine import Engine
+from engine_svc.executor.base import ExecutorDead
+from engine_svc.executor.multiproc import MultiprocExecutor
+from engine_svc.layers.context import LayerContext
+from engine_svc.layers.experts import Experts, ExpertsShape
+from engine_svc.layers.parameter import LoadedParameter
+from engine_svc.ops.base import ExpertsForm
+from engine_svc.ops.plain import PlainOps
+from engine_svc.parallel.group import ParallelGroup, ParallelGroups
+from engine_svc.parallel.layout import ParallelLayout
+from engine_svc.quantization.unquantized import Unquantized
+from quire.errors import Internal, StartupError
+from tests.engine_svc.models.conftest import ModelFolder
+from tests.support.data_ranks import running_data_ranks
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.tiny_models import check_greedy
+
+PROMPTS, SAMPLING = random_prompts(1, 17, 50), replace(GREEDY, max_tokens=40)
+TENSOR = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "cpu_threads": 1}
+
+
+def check(folder: Path, **options: Any) -> None:
+    with running_engine(folder, **TENSOR | options) as engine:
+        found = tokens(run(engine, PROMPTS, SAMPLING))
+    check_greedy(folder, PROMPTS, found, SAMPLING.max_tokens or 0)
+
+
+@pytest.mark.slow
+def test_ranks_have_experts_whole(model_folder: ModelFolder) -> None:
+    """With biases, and tensors of all experts; a rank has one more than the other."""
+    check(model_folder("gpt-oss", num_local_experts=5))
+
+
+@pytest.mark.slow
+def test_experts_dealt_in_turn(model_folder: ModelFolder) -> None:
+    check(model_folder("glm-moe"), expert_placement_strategy="round_robin", cpu_kernels="torch")
+
+
+@pytest.mark.slow
+def test_more_ranks_than_experts_are_refused(model_folder: ModelFolder) -> None:
+    folder = model_folder("mixtral", num_local_experts=1, num_experts_per_tok=1)
+    with pytest.raises(StartupError, match=r"the 1 experts of a layer .* 2 ranks"), running_engine(folder, **TENSOR):
+        pass
+
+
+class Unread:
+    """A checkpoint's tensor that is another rank's."""
+
+    def get_shape(self) -> list[int]:
+        return [8, 16]
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        raise AssertionError("it is read")
+
+
+def test_a_rank_reads_its_own_experts_alone() -> None:
+    second = ParallelGroup(1, 2)
+    groups = ParallelGroups(ParallelLayout(tensor=2, expert=2), 1, tensor=second, expert=second)
+    device = torch.device("cpu")
+    context = LayerContext(
+        groups, torch.float32, device, PlainOps(), Unquantized(torch.float32), "layers.0.mlp.experts"
+    )
+    experts = Experts(ExpertsShape(4, 16, 2, 8, bias=False), ExpertsForm(), context=context)
+    for name, parameter in experts.named_parameters():
+        assert isinstance(parameter, LoadedParameter)
+        for shard in ("gate", "up") if "gate_up" in name else ("down",):
+            assert parameter.missing >= {f"2.{shard}", f"3.{shard}"}
+            parameter.load(Unread(), f"1.{shard}")
+            with pytest.raises(ValueError, match="expert 4 in the checkpoint, of 4"):
+                parameter.load(Unread(), f"4.{shard}")
+        assert len(parameter) == 2
+
+
+def requests_now_and_then(number: int, engine: Engine) -> list[tuple[list[list[int]], list[list[int]]]]:
+    """Prompts that share beginnings, some at a time, with pauses: prompts and answers of each time."""
+    generator, found = random.Random(number), []
+    beginning = random_prompts(40, seed=number)[0]
+    for turn in range(4):
+        prompts = random_prompts(*(generator.randint(1, 40) for _ in range(generator.randint(1, 3))), seed=turn)
+        prompts = [beginning + prompt if turn % 2 else prompt for prompt in prompts]
+        found.append((prompts, tokens(run(engine, prompts, replace(GREEDY, max_tokens=generator.randint(1, 30))))))
+        time.sleep(generator.choice([0.0, 0.1, 0.3]))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "count", "options"),
+    [
+        ("mixtral", 2, {"enable_expert_parallel": True}),
+        ("llama4", 2, {"num_blocks": 16, "max_num_batched_tokens": 24}),  # preempted, in chunks, parts of all experts
+        ("glm-moe", 2, TENSOR | {"expert_placement_strategy": "round_robin"}),
+        ("gpt-oss", 3, {"enable_expert_parallel": True, "all2all_backend": "allgather_reducescatter"}),
+    ],
+    ids=str,
+)
+def test_data_ranks_that_work_at_different_times(
+    model_folder: ModelFolder, family: str, count: int, options: dict[str, Any]
+) -> None:
+    folder = model_folder(family)
+    with running_data_ranks(folder, count, **options) as ranks:
+        found = ranks.each(requests_now_and_then)
+    for prompts, answers in (each for rank in found for each in rank):
+        check_greedy(folder, prompts, answers, len(answers[0]))
+
+
+def skewed(folder: Path, target: Path) -> Path:
+    """Of eight experts, tokens choose among the first four: those of the first one of two ranks."""
+    shutil.copytree(folder, target)
+    written = load_file(target / "model.safetensors")
+    for name, tensor in written.items():
+        if name.endswith("e_score_correction_bias"):
+            written[name] = torch.tensor([1.0] * 4 + [0.0] * 4, dtype=tensor.dtype)
+    save_file(written, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+@pytest.mark.slow
+def test_a_data_rank_that_is_lost_is_named_and_ends_the_others(
+    model_folder: ModelFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also those that are idle."""
+    with running_data_ranks(model_folder("mixtral"), 2, enable_expert_parallel=True) as ranks:
+        ranks.each(lambda _, engine: run(engine, PROMPTS))
+        lost = ranks.engines[1]._executor
+        assert isinstance(lost, MultiprocExecutor)
+        assert lost._ranks is not None
+        lost._ranks.kill()
+
+        def go_on(engine: Engine) -> None:
+            for _ in range(300):
+                engine._executor.check_alive()
+                run(engine, PROMPTS)
+                time.sleep(0.1)
+
+        def end(number: int, engine: Engine) -> str:
+            with pytest.raises(ExecutorDead) as raised:
+                go_on(engine)
+            engine.give_up(Internal("It is over."))
+            return str(raised.value)
+
+        why = ranks.each(end)[0]
+    assert "data-parallel rank 1 is lost" in why or "rank 0 (process" in why
+    assert "data-parallel rank 1 is lost (rank 1 of 2)" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [TENSOR, {"quantization": "int8"}], ids=["tensor ranks", "data ranks, int8"])
+def test_experts_move_while_serving(
+    model_folder: ModelFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
+    options: dict[str, Any],
+) -> None:  # fmt: skip
+    """Tokens stay the same, and ranks come to have as many each."""
+    caplog.set_level("INFO")  # of the ranks, whose lines go to this process's terminal
+    folder = skewed(model_folder("glm-moe"), tmp_path / "skewed")
+    config = {"step_interval": 12, "window_size": 8, "num_redundant_experts": 1}
+    options = {"enable_expert_parallel": True, "enable_eplb": True, "eplb_config": config} | options
+    if "quantization" in options:
+        with running_engine(folder, quantization="int8") as engine:
+            expected = tokens(run(engine, PROMPTS, SAMPLING))
+        with running_data_ranks(folder, 2, **options) as ranks:
+            assert ranks.each(lambda _, engine: tokens(run(engine, PROMPTS, SAMPLING))) == [expected] * 2
+    else:
+        check(folder, **options)
+    found = re.findall(r"balancedness ([\d.]+) is ([\d.]+) now", capfd.readouterr().err)
+    before, after = (float(each) for each in found[0])
+    assert before < 0.65
+    assert after > before + 0.15

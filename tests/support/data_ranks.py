@@ -1,0 +1,58 @@
+"""Data-parallel ranks of one model: an engine each, in a thread of its own, whose ranks meet as those of workers do."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engine_svc.core.engine import Engine
+from tests.support.run_engine import running_engine
+
+T = TypeVar("T")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class DataRanks:
+    """Engines, and the threads that call them: one each."""
+
+    def __init__(self, threads: Sequence[ThreadPoolExecutor], engines: Sequence[Engine]) -> None:
+        self._threads, self.engines = threads, engines
+
+    def each(self, do: Callable[[int, Engine], T]) -> list[T]:
+        """What is done with all engines at the same time: gets each one's number, and brings the results."""
+        return [future.result(300) for future in [
+            thread.submit(do, number, engine)
+            for number, (thread, engine) in enumerate(zip(self._threads, self.engines, strict=True))
+        ]]  # fmt: skip
+
+
+@contextmanager
+def running_data_ranks(folder: Path, count: int, **options: Any) -> Iterator[DataRanks]:
+    """They start and end together, as their workers do."""
+    port = free_port()
+    threads = [ThreadPoolExecutor(1) for _ in range(count)]
+    contexts = [
+        running_engine(
+            folder, data_parallel_size=count, data_parallel_rank=rank, data_parallel_master_port=port,
+            **{"cpu_threads": 1} | options,
+        )
+        for rank in range(count)
+    ]  # fmt: skip
+    try:
+        starting = [thread.submit(context.__enter__) for thread, context in zip(threads, contexts, strict=True)]
+        yield DataRanks(threads, [future.result(300) for future in starting])
+    finally:
+        ending = [thread.submit(context.__exit__, None, None, None)
+                  for thread, context in zip(threads, contexts, strict=True)]  # fmt: skip
+        for future in ending:
+            future.result(300)
+        for thread in threads:
+            thread.shutdown()
