@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +37,17 @@ def main(batch: BatchOptions, **groups: Any) -> None:
         if not getattr(batch, name):
             raise StartupError(f"--{name.replace('_', '-')} is missing: quire run-batch -i INPUT -o OUTPUT MODEL.")
     output, partial = _places(batch)
-    requests = read_input(_local_input(batch, partial.parent))
-    gateway = _gateway(groups["gateway"], batch)
-    with Results(partial, requests) as results:
-        if results.missing:
-            _answer(batch, requests, results, {**groups, "gateway": gateway})
-        results.write(output)
-        if is_address(batch.output_file):
-            send(output, batch.output_file)
-            output.unlink()
-        results.remove()
+    with _local_input(batch, partial.parent) as path:
+        requests = read_input(path)
+        gateway = _gateway(groups["gateway"], batch)
+        with Results(partial, requests) as results:
+            if results.missing:
+                _answer(batch, requests, results, {**groups, "gateway": gateway})
+            results.write(output)
+            if is_address(batch.output_file):
+                send(output, batch.output_file)
+                output.unlink()
+            results.remove()
     click.echo(f"{len(requests)} answers are in {shown(batch.output_file)}.")
 
 
@@ -60,13 +63,19 @@ def _places(batch: BatchOptions) -> tuple[Path, Path]:
     return output, (folder or output.parent) / f"{output.name}.partial"
 
 
-def _local_input(batch: BatchOptions, folder: Path) -> Path:
+@contextlib.contextmanager
+def _local_input(batch: BatchOptions, folder: Path) -> Iterator[Path]:
+    """The input's file; one that was fetched is there no longer than this context, as each run fetches it again."""
     if not is_address(batch.input_file):
-        return Path(batch.input_file).expanduser()
+        yield Path(batch.input_file).expanduser()
+        return
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"quire-batch-{file_name(batch.input_file)}"
-    fetch(batch.input_file, path)
-    return path
+    try:
+        fetch(batch.input_file, path)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _gateway(options: GatewayOptions, batch: BatchOptions) -> GatewayOptions:

@@ -38,6 +38,7 @@ def fetch(address: str, to: Path) -> None:
                 for piece in answer.iter_bytes():
                     file.write(piece)
     except httpx.HTTPError as error:
+        part.unlink(missing_ok=True)
         raise StartupError(f"--input-file {shown(address)} cannot be fetched: {_reason(error)}.") from error
     part.replace(to)
 

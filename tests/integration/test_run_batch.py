@@ -100,7 +100,7 @@ def test_over_http(tmp_path: Path, store: tuple[str, dict[str, bytes]]) -> None:
     assert "5 answers are in" in said
     assert "secret" not in said
     check(files["/out?signed=secret"].splitlines(), 4)
-    assert [path.name for path in (tmp_path / "tmp").iterdir()] == [f"quire-batch-127.0.0.1-{url[-5:]}-in.jsonl"]
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 def test_a_run_that_is_cut_goes_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,23 @@ def test_the_output_is_where_it_was_asked_for(
     run.main(batch, gateway=GatewayOptions())
     assert [json.loads(line)["custom_id"] for line in output.read_bytes().splitlines()] == ["r0", "r1"]
     assert not folder or not list((tmp_path / folder).iterdir())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_stays_of_an_input_that_was_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    def fetch(address: str, to: Path) -> None:
+        to.write_text("no JSON" if fails else '{"custom_id": "r0", "url": "/v1/completions", "body": {}}')
+
+    monkeypatch.setattr(run, "_answer", answer_all)
+    monkeypatch.setattr(run, "fetch", fetch)
+    folder = tmp_path / "meanwhile"
+    batch = BatchOptions("http://127.0.0.1/in.jsonl", str(tmp_path / "out.jsonl"), str(folder))
+    with pytest.raises(StartupError) if fails else contextlib.nullcontext():
+        run.main(batch, gateway=GatewayOptions())
+    assert not list(folder.iterdir())
+    assert (tmp_path / "out.jsonl").exists() != fails
 
 
 def test_an_output_that_cannot_be_is_named_at_once(tmp_path: Path) -> None:
