@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.requests.refused import REFUSED
 from quire.bounds import (
     LOGIT_BIAS_BOUND,
     MAX_BAD_WORD_LENGTH,
@@ -24,6 +23,7 @@ from quire.bounds import (
     REQUEST_ID_PATTERN,
     Bound,
 )
+from quire.compatibility.refused_fields import REFUSED
 from quire.sampling import SAMPLING_BOUNDS
 
 Schema = Mapping[str, Any]

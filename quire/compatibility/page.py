@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from quire.cli import COMMANDS as OWN
 from quire.cli import all_commands
+from quire.compatibility.capabilities import CAPABILITIES, VALUES
+from quire.compatibility.fields import FIELDS
 from quire.compatibility.names import COMMANDS, METRICS, METRICS_WITHOUT, ROUTES, TESTS_OF_FLAGS
+from quire.compatibility.refused_fields import REFUSED as REFUSED_FIELDS
 from quire.compatibility.refused_routes import REFUSED_ROUTES
 from quire.options.base import OptionField
 from quire.options.command import OptionsCommand
@@ -20,9 +23,10 @@ _FLAGS_TEST = "tests/quire/options/vllm/test_flags.py"
 _VARIABLES_TEST = "tests/quire/options/test_environment.py"
 _HEAD = """# What of vLLM works here
 
-Every flag, command, variable, metric and route of vLLM that its documentation has, and what becomes of it: it works,
-acts as something of Quire, has no effect and says so, is refused with the reason, or waits for a capability that is
-named. The last column names a test that uses it. That flags and variables are what they are called here is tested, too.
+Every flag, command, variable, metric, route, field of requests and capability of vLLM that its documentation has, and
+what becomes of it: it works, acts as something of Quire, has no effect and says so, is refused with the reason, or
+waits for a capability that is named. The last column names a test that uses it. That all are what they are called here
+is tested, too.
 Options of Quire are in [options.md](options.md).
 
 This page is made by `make docs`.
@@ -43,7 +47,8 @@ def compatibility_page() -> str:
     """The page as Markdown."""
     tables = {
         "Flags of `vllm serve`": flag_rows(), "Commands": command_rows(), "Environment variables": variable_rows(),
-        "Metrics": metric_rows(), "Routes": route_rows(),
+        "Metrics": metric_rows(), "Routes": route_rows(), "Fields of chats and completions": field_rows(),
+        "Values of flags": value_rows(), "Capabilities": capability_rows(),
     }  # fmt: skip
     return _HEAD + "".join(_table(title, rows) for title, rows in tables.items())
 
@@ -112,6 +117,57 @@ def route_rows() -> list[Row]:
         for route, missing in ROUTES.items()
     ]
     return [*offered, *(Row(route, REFUSED, reason, test) for route, reason in REFUSED_ROUTES.items())]
+
+
+def field_rows() -> list[Row]:
+    """Of the fields of chats and completions."""
+    test = "tests/gateway/requests/test_fields.py"
+    works = [Row(name, WORKS, "", found) for name, found in FIELDS.items()]
+    return [*works, *(Row(name, REFUSED, f"{field.why}.", test) for name, field in REFUSED_FIELDS.items())]
+
+
+def value_rows() -> list[Row]:
+    """Of the values that vLLM names of flags which take one of several."""
+    fields = serve_fields()
+    return [
+        Row(f"--{flag} {name}", *_value(flag, name, fields.get(flag)), values.test)
+        for flag, values in VALUES.items()
+        for name in values.names
+    ]
+
+
+def _value(flag: str, name: str, field: OptionField | None) -> tuple[str, str]:
+    """(what becomes of it, the reason)."""
+    if field is None:
+        answer = ANSWERS[flag]
+        return (WORKS, "It is so anyway.") if name in answer.taken else (answer.kind, answer.said)
+    choices, said = field.metadata["choices"], field.metadata["refused"]
+    if not choices or name in choices:
+        return WORKS, ""
+    return REFUSED, said.get(name) or field.metadata["others"]
+
+
+def capability_rows() -> list[Row]:
+    """Of what its documentation says that it can do."""
+    known = {row.name: row for row in (*flag_rows(), *route_rows())}
+    return [
+        _capability_row(f"{kind}: {name}", shown, known)
+        for kind, names in CAPABILITIES.items()
+        for name, shown in names.items()
+    ]
+
+
+def _capability_row(name: str, shown: str, known: Mapping[str, Row]) -> Row:
+    """
+    Args:
+        shown: by what; see quire.compatibility.capabilities.
+    """
+    status, is_said, reason = shown.partition(": ")
+    if is_said and status in (REFUSED, NO_EFFECT):
+        return Row(name, status, reason, "")
+    if row := known.get(shown):
+        return Row(name, row.status, f"By `{row.name}`. {row.reason}".strip(), row.test)
+    return Row(name, WORKS, "", f"tests/{shown.replace('::', '::test_')}")
 
 
 def _table(title: str, rows: Sequence[Row]) -> str:

@@ -13,7 +13,9 @@ from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.completions import CompletionRequest
 from gateway.protocol.generate import GenerateRequest
 from gateway.protocol.unknown import UnknownFields
-from gateway.requests.refused import REFUSED, check_refused
+from gateway.requests.refused import check_refused
+from quire.compatibility.fields import FIELDS
+from quire.compatibility.refused_fields import REFUSED
 from quire.errors import InvalidRequest
 from tests.support.gateway_stack import GatewayStack
 
@@ -44,6 +46,11 @@ CHAT_ONLY = """
 )
 def test_every_field_is_known(kind: type[msgspec.Struct], fields: str) -> None:
     assert set(fields.split()) <= set(kind.__struct_fields__)
+
+
+def test_the_page_of_compatibility_has_all() -> None:
+    assert set(f"{BOTH} {CHAT_ONLY} prompt".split()) <= FIELDS.keys() | REFUSED.keys()
+    assert FIELDS.keys() <= {*ChatCompletionRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
 
 
 def test_what_asks_for_nothing_passes() -> None:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from quire.cli import cli
+from quire.compatibility.fields import FIELDS
 from quire.compatibility.names import TESTS_OF_FLAGS
 from quire.compatibility.page import (
     Row,
+    capability_rows,
     command_rows,
     compatibility_page,
+    field_rows,
     flag_rows,
     metric_rows,
     route_rows,
     serve_fields,
+    value_rows,
     variable_rows,
 )
 
 ROOT = Path(__file__).parents[3]
-ROWS = [*flag_rows(), *command_rows(), *variable_rows(), *metric_rows(), *route_rows()]
+ROWS = [
+    *flag_rows(), *command_rows(), *variable_rows(), *metric_rows(), *route_rows(), *field_rows(), *value_rows(),
+    *capability_rows(),
+]  # fmt: skip
 
 
 def test_the_page_is_current() -> None:
@@ -36,7 +44,27 @@ def test_nothing_is_left_out() -> None:
 
 @pytest.mark.parametrize("test", sorted({row.test for row in ROWS if row.test}))
 def test_a_test_that_is_named_is_there(test: str) -> None:
-    assert (ROOT / test).is_file()
+    file, _, function = test.partition("::")
+    assert (ROOT / file).is_file()
+    assert not function or re.search(rf"^(async )?def {function}\(", (ROOT / file).read_text(encoding="utf-8"), re.M)
+
+
+def test_a_test_uses_the_field_that_it_stands_for() -> None:
+    for field, test in FIELDS.items():
+        assert re.search(rf"\b{field}\b", (ROOT / test).read_text(encoding="utf-8")), field
+
+
+@pytest.mark.parametrize("row", value_rows(), ids=lambda row: row.name)
+def test_a_value_is_what_it_is_called(row: Row) -> None:
+    result = CliRunner().invoke(cli, ["serve", "model", *row.name.split(), "--show-config"])
+    assert (result.exit_code == 2) == (row.status in ("refused", "not built yet")), result.output
+    if result.exit_code == 2:
+        assert row.reason and " ".join(row.reason.split()) in " ".join(result.output.split())
+
+
+def test_a_capability_has_a_test_or_a_reason() -> None:
+    for row in capability_rows():
+        assert row.test if row.status in ("works", "acts as") else row.reason, row.name
 
 
 @pytest.mark.parametrize("flag", TESTS_OF_FLAGS)
