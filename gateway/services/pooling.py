@@ -14,8 +14,8 @@ from gateway.services.convert import from_pooling, to_pooled
 from gateway.services.router_streams import RouterStreams
 from quire.errors import DeadlineExceeded, Unavailable
 
-# Of one part: enough for a step of any engine, and few enough that several workers share what is large.
-_MOST_TOKENS = 16 * 1024
+# Of one part: enough that calls cost little beside it, and few enough that several workers share what is large.
+_MOST_TOKENS = 4 * 1024
 _MOST_ANSWER_BYTES = 8 * 2**20
 _PARTS_AT_ONCE = 16
 _GRACE_SECONDS = 2.0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.minilm import minilm_folder
 from tests.support.stack import ROOT, Stack, start_stack, stop_stack
 
 pytestmark = pytest.mark.slow
@@ -22,7 +23,7 @@ ENVIRONMENT = ROOT / ".venv-clients"
 SECONDS = 240
 SCRIPTS = (
     "openai_sync.py", "openai_async.py", "openai_node.cjs", "anthropic_agent.py", "anthropic_node.cjs",
-    "langchain_chat.py", "instructor_models.py", "litellm_calls.py", "pydantic_ai_agent.py",
+    "cohere_vectors.py", "langchain_chat.py", "instructor_models.py", "litellm_calls.py", "pydantic_ai_agent.py",
     "schemathesis_fuzzing.py", "lm_eval_tasks.py",
 )  # fmt: skip
 # What they would look for elsewhere before they begin, or tell others of.
@@ -39,6 +40,18 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     log = tmp_path_factory.mktemp("clients") / "serve.log"
     store = ("--responses-store", f"sqlite:///{log.with_name('responses.db')}")
     stack = start_stack(None, log, *bound, *store, "--enable-tokenizer-info-endpoint")
+    try:
+        stack.wait_healthy()
+        yield stack
+    finally:
+        stop_stack(stack)
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A pooling model."""
+    log = tmp_path_factory.mktemp("clients") / "minilm.log"
+    stack = start_stack(minilm_folder(), log, "--served-model-name", "minilm")
     try:
         stack.wait_healthy()
         yield stack
@@ -64,7 +77,8 @@ def interpreter(script: str) -> str:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_client(script: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     command = [interpreter(script), str(FOLDER / script)]
-    stack: Stack = request.getfixturevalue("demo")  # not started for what is skipped
+    # Not started for what is skipped.
+    stack: Stack = request.getfixturevalue("minilm" if script.startswith("cohere") else "demo")
     environment = {
         **os.environ, **OFFLINE, "OPENAI_BASE_URL": f"{stack.url}/v1", "OPENAI_API_KEY": "unused",
         "ANTHROPIC_BASE_URL": stack.url, "ANTHROPIC_API_KEY": "unused",
