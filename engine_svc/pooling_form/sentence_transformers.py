@@ -19,6 +19,7 @@ _MODES = {
 _NAMED = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST", "last": "LAST"}
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid")
 _MAX_PROMPTS, _MAX_PROMPT_LENGTH = 256, 4096
+_NO_LENGTH = 10**9
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,9 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
             normalizes = True
         elif kind != "Transformer":
             raise StartupError(f"{folder / MODULES_FILE}: the module {kind or module!r} is not supported.")
-    length = (_object(folder / "sentence_bert_config.json")).get("max_seq_length")
     prompts = _object(folder / "config_sentence_transformers.json")
     return SentenceTransformers(
-        pooling, tuple(dense), normalizes, length if isinstance(length, int) and length > 0 else None,
+        pooling, tuple(dense), normalizes, _max_length(folder),
         _prompts(folder, prompts.get("prompts") or {}), prompts.get("default_prompt_name") or "",
     )  # fmt: skip
 
@@ -111,6 +111,14 @@ def _dense(place: Path) -> Dense:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StartupError(f"{place / 'config.json'} lacks in_features or out_features.") from error
+
+
+def _max_length(folder: Path) -> int | None:
+    """In tokens: newer folders have it with the tokenizer, as a number beyond any model's where there is none."""
+    found = _object(folder / "sentence_bert_config.json").get("max_seq_length")
+    if found is None:
+        found = _object(folder / "tokenizer_config.json").get("model_max_length")
+    return int(found) if isinstance(found, int | float) and 0 < found < _NO_LENGTH else None
 
 
 def _prompts(folder: Path, prompts: Any) -> Mapping[str, str]:
