@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from engine_svc.core.watchdog import EXIT_ENGINE_DIED, end_process, watch_steps
 from engine_svc.executor.base import Executor, create_executor
+from engine_svc.executor.external import obey, read_launch
 from engine_svc.model_info import ModelInfo
 from engine_svc.service.admin import EngineAdminServicer
 from engine_svc.service.metrics import EngineCollector
@@ -49,7 +50,12 @@ def main(
         SystemExit: the engine has died.
     """
     setup_logging("engine", log)
-    died = uvloop.run(serve(create_executor(engine.parallel), model, engine, server, security))
+    if engine.parallel.distributed_executor_backend == "external_launcher":
+        launch = read_launch(engine.parallel)
+        if launch.rank:
+            obey(launch)
+            return
+    died = uvloop.run(serve(create_executor(engine.parallel, engine.kernels.device), model, engine, server, security))
     if died:
         sys.exit(EXIT_ENGINE_DIED)
 

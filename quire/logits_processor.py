@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
+
+from quire.registry import load_qualified
 
 
 class LogitsProcessor(ABC):
@@ -47,15 +48,9 @@ def load_class(name: str) -> type[LogitsProcessor]:
     Raises:
         ValueError: there is none, or it is no LogitsProcessor; says why.
     """
-    module, _, attribute = name.rpartition(":" if ":" in name else ".")
-    if not module:
-        raise ValueError(f"{name!r} names no module: write package.module.Class")
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:
-        raise ValueError(f"{module} cannot be imported ({type(error).__name__}: {error})") from error
+    found = load_qualified(name)
     if not isinstance(found, type) or not issubclass(found, LogitsProcessor):
-        raise ValueError(f"{attribute} of {module} is no class derived from {__name__}.LogitsProcessor")
+        raise ValueError(f"{name} is no class derived from {__name__}.LogitsProcessor")
     if inspect.isabstract(found):
-        raise ValueError(f"{attribute} of {module} has no method apply")
+        raise ValueError(f"{name} has no method apply")
     return found

@@ -58,3 +58,18 @@ def load_plugin(flag: str, table: Mapping[str, str], group: str, name: str) -> A
         return plugins[name].load()
     except Exception as error:  # somebody else's code, which may fail in any way
         raise StartupError(f"{flag} {name} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def load_qualified(name: str) -> Any:
+    """What `package.module.Name` or `package.module:Name` stands for; None where the module has no such name.
+
+    Raises:
+        ValueError: it names no module, or one that cannot be imported; says why.
+    """
+    module, _, attribute = name.rpartition(":" if ":" in name else ".")
+    if not module:
+        raise ValueError(f"{name!r} names no module: write package.module.Class")
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:  # somebody else's code, which may fail in any way
+        raise ValueError(f"{module} cannot be imported ({type(error).__name__}: {error})") from error

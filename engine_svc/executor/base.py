@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from engine_svc.executor.choice import choose_executor
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.upkeep import Upkeep
 from quire.options.engine import EngineOptions
+from quire.options.executor import EXECUTOR_NAMES
 from quire.options.model import ModelOptions
-from quire.options.parallel import EXECUTOR_NAMES, ParallelOptions
+from quire.options.parallel import ParallelOptions
 from quire.registry import load_entry, registry
 
 # Loaded by name, so that the control side never imports torch: the compute side comes up inside `load`.
@@ -19,6 +21,8 @@ EXECUTORS = registry(
     {
         "uni": "engine_svc.executor.uniproc:UniprocExecutor",
         "mp": "engine_svc.executor.multiproc:MultiprocExecutor",
+        "ray": "engine_svc.executor.ray:RayExecutor",
+        "external_launcher": "engine_svc.executor.external:ExternalExecutor",
     },
 )
 
@@ -100,12 +104,8 @@ class Executor(ABC):
         """Frees everything and ends rank processes. May be called twice."""
 
 
-def create_executor(options: ParallelOptions) -> Executor:
-    """The executor that the options name; `uni` for one rank and `mp` for several when they name none.
-
-    Data ranks may have to take part in each other's steps while their control sides are idle: that is a process's task.
-    """
-    alone = options.num_ranks == 1 and options.data_parallel_size == 1
-    name = options.distributed_executor_backend or ("uni" if alone else "mp")
+def create_executor(options: ParallelOptions, device: str = "auto") -> Executor:
+    """The executor that the options name, or the one that choose_executor finds; raises as that."""
+    name = choose_executor(options, device)
     executor: Executor = load_entry("--distributed-executor-backend", EXECUTORS, name)()
     return executor

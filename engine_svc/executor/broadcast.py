@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -49,11 +49,15 @@ class Broadcast:
         payload = encode(command)
         if self._slots is not None and _LONG < len(payload) <= SLOT_BYTES:
             payload = encode(InSlot(self._slots.write(payload), len(payload)))
-        self._send([payload] * len(self._channels), seconds)
+        self._send(dict.fromkeys(range(len(self._channels)), payload), seconds)
+
+    def to_some(self, ranks: Iterable[int], command: Command, seconds: float) -> None:
+        """Sends these ranks the same; raises as `to_all`."""
+        self._send(dict.fromkeys(ranks, encode(command)), seconds)
 
     def to_each(self, commands: Sequence[Command], seconds: float) -> None:
         """Sends each rank its own; raises as `to_all`."""
-        self._send([encode(command) for command in commands], seconds)
+        self._send({rank: encode(command) for rank, command in enumerate(commands)}, seconds)
 
     def close(self) -> None:
         """Ends all channels, as the ranks will notice."""
@@ -62,10 +66,10 @@ class Broadcast:
         if self._slots is not None:
             self._slots.close()
 
-    def _send(self, payloads: Sequence[bytes], seconds: float) -> None:
-        for rank, (channel, payload) in enumerate(zip(self._channels, payloads, strict=True)):
+    def _send(self, payloads: Mapping[int, bytes], seconds: float) -> None:
+        for rank, payload in payloads.items():
             try:
-                channel.send_encoded(payload, seconds)
+                self._channels[rank].send_encoded(payload, seconds)
             except OSError as error:
                 raise RankUnreachable(rank) from error
 

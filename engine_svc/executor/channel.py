@@ -60,10 +60,14 @@ class Channel:
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return decode(self._read(length), kind)
 
-    def close(self) -> None:
-        """Closes this end; the peer sees the end of the stream, and who waits here for a message does so too."""
+    def shut(self) -> None:
+        """Ends the stream for both ends, also for who waits for a message. May be called from any thread."""
         with contextlib.suppress(OSError):  # the peer has closed it, or it is closed
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """As `shut`, and no more can be done with it."""
+        self.shut()
         self._socket.close()
 
     def _read(self, count: int) -> bytearray:

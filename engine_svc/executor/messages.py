@@ -12,7 +12,11 @@ from quire.options.model import ModelOptions
 
 
 class LoadModel(msgspec.Struct, tag=True):
-    """Load the model as rank `rank` of the group that meets at `rendezvous`, on the GPU `device` of those it sees."""
+    """Load the model as rank `rank` of the group that meets at `rendezvous`, on the GPU `device` of those it sees.
+
+    With `in_turns` it has two answers more, and waits for Proceed behind each: when the ranks have met, and when its
+    weights are read.
+    """
 
     model: ModelOptions
     options: EngineOptions
@@ -20,6 +24,11 @@ class LoadModel(msgspec.Struct, tag=True):
     device: int
     rendezvous: str
     log: LogOptions
+    in_turns: bool = False
+
+
+class Proceed(msgspec.Struct, tag=True):
+    """Go on loading: see LoadModel."""
 
 
 class Allocate(msgspec.Struct, tag=True):
@@ -47,7 +56,7 @@ class Keep(msgspec.Struct, tag=True):
     command: Upkeep
 
 
-Command = LoadModel | Allocate | Step | Masks | Keep
+Command = LoadModel | Proceed | Allocate | Step | Masks | Keep
 
 
 class Loaded(msgspec.Struct, tag=True):
@@ -57,7 +66,7 @@ class Loaded(msgspec.Struct, tag=True):
 
 
 class Done(msgspec.Struct, tag=True):
-    """Answer to Allocate."""
+    """Answer to Allocate, and to parts of LoadModel."""
 
 
 class Stepped(msgspec.Struct, tag=True):

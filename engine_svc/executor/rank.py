@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import queue
+import select
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from engine_svc.executor.channel import Channel
 from engine_svc.executor.child import begin_child
 from engine_svc.executor.device import choose_device
 from engine_svc.executor.messages import (
+    Allocate,
     Answer,
     Command,
     Done,
@@ -33,8 +35,8 @@ from engine_svc.executor.waves import LockstepCommands
 from engine_svc.parallel.group import join_groups
 from engine_svc.parallel.lockstep import Lockstep
 from engine_svc.plan import TokenMasks
+from engine_svc.runner.operators_class import runner_class
 from engine_svc.runner.rank import RankModel
-from engine_svc.runner.runner import Runner
 from quire.errors import StartupError
 from quire.log import setup_logging
 
@@ -42,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 _MEET_SECONDS = 3600.0  # for all data ranks to load
 _TELL_SECONDS = 0.2  # for the control side to read why
+# What a rank that is not stuck needs to end by itself.
+_ALONE_SECONDS = 2.0
 
 
 class RankProcess:
@@ -58,7 +62,8 @@ class RankProcess:
         self._answers: queue.SimpleQueue[Callable[[], Answer]] = queue.SimpleQueue()
 
     def serve(self) -> None:
-        """Returns when the executor is gone, however it went."""
+        """Returns when the executor is gone, however it went. In whatever this process is, it is over then."""
+        threading.Thread(target=_end_when_alone, args=(self._channel,), name="alone", daemon=True).start()
         threading.Thread(target=self._send_answers, name="answers", daemon=True).start()
         while True:
             try:
@@ -97,11 +102,11 @@ class RankProcess:
             step = self._rank.begin(command.plan)
             pending = self._rank.finish(step, self._receive_masks() if command.plan.awaits_masks else None)
             return lambda: Stepped(pending.result())
-        if isinstance(command, Masks):
-            raise RuntimeError("masks came, and no step awaits any")
         if isinstance(command, Keep):
             lines = self._rank.upkeep(command.command)
             return lambda: Kept(lines)
+        if not isinstance(command, Allocate):
+            raise RuntimeError(f"{type(command).__name__} came, and nothing awaits it")
         self._rank.allocate(command.num_blocks, command.num_host_blocks)
         return Done
 
@@ -118,7 +123,10 @@ class RankProcess:
         in_order = device.type == "cpu" or options.kernels.batch_invariant is True
         place = place_of(command)
         groups = join_groups(place.layout, place.rank, place.rendezvous, device, in_order)
-        rank = self._rank = RankModel(lambda: Runner(command.model, options, groups, device), device, command.rank)
+        self._wait_for_turn(command)
+        made = runner_class(options.parallel.executor)
+        rank = self._rank = RankModel(lambda: made(command.model, options, groups, device), device, command.rank)
+        self._wait_for_turn(command)
         if groups.lockstep is not None:
             self._follow(groups.lockstep, rank)
         rank.runner.profile()
@@ -137,6 +145,20 @@ class RankProcess:
         time.sleep(_TELL_SECONDS)
         logging.shutdown()
         os._exit(1)
+
+    def _wait_for_turn(self, command: LoadModel) -> None:
+        if command.in_turns:
+            self._channel.send(Done())
+            self._inbox.receive()
+
+
+def _end_when_alone(channel: Channel) -> None:
+    """Ends the process when the executor is gone, also where it waits in a collective for ranks that are gone too."""
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLHUP | select.POLLRDHUP | select.POLLERR)
+    poll.poll()
+    time.sleep(_ALONE_SECONDS)
+    os._exit(1)
 
 
 def _failure(error: Exception) -> Failed:

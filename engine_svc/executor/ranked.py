@@ -6,7 +6,7 @@ import logging
 import select
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -24,6 +24,7 @@ from engine_svc.executor.messages import (
     Loaded,
     LoadModel,
     Masks,
+    Proceed,
     Step,
     Stepped,
 )
@@ -38,8 +39,8 @@ from quire.options.model import ModelOptions
 logger = logging.getLogger(__name__)
 
 _LOAD_SECONDS = 3600.0
-# From when a channel is closed to when it is known how its rank ended.
-_DEATH_SECONDS = 2.0
+# From when something seems wrong to when it is noticed that a rank has gone.
+_DEATH_SECONDS = 0.5
 
 
 class RankedExecutor(Executor):
@@ -69,13 +70,17 @@ class RankedExecutor(Executor):
         self._step_seconds = options.watchdog.step_timeout_seconds
         ranks = self._ranks = self._start(options)
         self._watch = RankWatch(ranks, lambda: self._wake())
+        at_once = options.parallel.executor.max_parallel_loading_workers or len(ranks.devices)
+        in_turns = at_once < len(ranks.devices)
         commands: list[Command] = [
-            LoadModel(model, options, rank, device, ranks.rendezvous, log_options())
+            LoadModel(model, options, rank, device, ranks.rendezvous, log_options(), in_turns)
             for rank, device in enumerate(ranks.devices)
         ]
         try:
             with self._noticing_death():
                 ranks.broadcast.to_each(commands, self._step_seconds)
+            if in_turns:
+                self._take_turns(ranks, at_once)
             answers = self._receive(_LOAD_SECONDS)
         except ExecutorDead as error:
             raise StartupError(f"A rank of the model ended while loading: {error}. See the log above.") from error
@@ -85,6 +90,16 @@ class RankedExecutor(Executor):
             bytes_per_block=max(spec.bytes_per_block for spec in specs),
             draft_bytes_per_block=max(spec.draft_bytes_per_block for spec in specs),
         )
+
+    def _take_turns(self, ranks: RankGroup, at_once: int) -> None:
+        """Has only so many ranks read weights at a time."""
+        self._receive(_LOAD_SECONDS)  # they have met
+        for first in range(0, len(ranks.channels), at_once):
+            turn = range(first, min(first + at_once, len(ranks.channels)))
+            with self._noticing_death():
+                ranks.broadcast.to_some(turn, Proceed(), self._step_seconds)
+            self._receive(_LOAD_SECONDS, turn)
+        self._send_all(Proceed())
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """See Executor.allocate."""
@@ -150,16 +165,17 @@ class RankedExecutor(Executor):
         with self._noticing_death():
             self._started().broadcast.to_all(command, self._step_seconds)
 
-    def _receive(self, seconds: float) -> list[Answer]:
-        """The next answer of each rank.
+    def _receive(self, seconds: float, wanted: Iterable[int] | None = None) -> list[Answer]:
+        """The next answer of each of these ranks, or of all.
 
         Raises:
             StartupError: a rank says so.
             ExecutorDead: a rank failed, is gone or does not answer.
         """
         ranks, answers = self._started(), dict[int, Answer]()
+        wanted = range(len(ranks.channels)) if wanted is None else wanted
         deadline = time.monotonic() + seconds
-        while missing := {channel.fileno(): r for r, channel in enumerate(ranks.channels) if r not in answers}:
+        while missing := {ranks.channels[rank].fileno(): rank for rank in wanted if rank not in answers}:
             ready = _readable(missing, deadline - time.monotonic())
             for rank in ready:
                 with self._noticing_death():
@@ -167,13 +183,16 @@ class RankedExecutor(Executor):
                 self._heed(rank, answers[rank])
             if not ready:
                 raise self._lost(ranks, list(missing.values()), seconds)
-        return [answers[rank] for rank in range(len(ranks.channels))]
+        return [answers[rank] for rank in sorted(answers)]
 
     def _heed(self, rank: int, answer: Answer) -> None:
         if not isinstance(answer, Failed):
             return
-        failure = self._dead(f"{self._started().name(rank)} failed: {answer.message}")
-        raise StartupError(answer.message) if answer.startup else failure
+        if answer.startup:
+            self._dead(answer.message)
+            raise StartupError(answer.message)
+        # It may have failed because another one went away in the midst of a collective.
+        raise self._dead(self._find_death() or f"{self._started().name(rank)} failed: {answer.message}")
 
     def _lost(self, ranks: RankGroup, missing: list[int], seconds: float) -> ExecutorDead:
         """Some ranks have not answered in time."""
@@ -190,6 +209,9 @@ class RankedExecutor(Executor):
             self._ranks.kill()
         return ExecutorDead(why)
 
+    def _find_death(self) -> str:
+        return self._watch.find_death(_DEATH_SECONDS) if self._watch else ""
+
     @contextmanager
     def _noticing_death(self) -> Iterator[None]:
         try:
@@ -198,8 +220,7 @@ class RankedExecutor(Executor):
             name = self._started().name(error.rank)
             if isinstance(error.__cause__, TimeoutError):
                 raise self._dead(f"{name} does not read, or stops in the midst of an answer") from error
-            found = self._watch.find_death(_DEATH_SECONDS) if self._watch else ""
-            raise self._dead(found or f"{name} is gone: {error.__cause__!r}") from error
+            raise self._dead(self._find_death() or f"{name} is gone: {error.__cause__!r}") from error
 
 
 def _receive_of(rank: int, ranks: RankGroup, seconds: float) -> Answer:

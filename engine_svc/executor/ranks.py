@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 # What the kernel says of a socket whose peer has closed it or is gone.
 _GONE = select.POLLHUP | select.POLLRDHUP | select.POLLERR
 
+# For what `RankGroup.end` takes at most.
+_KNOWN_SECONDS = 2.0
+
 
 class RankGroup(ABC):
     """The started ranks of one worker.
@@ -65,6 +68,7 @@ class RankWatch:
         self._ranks = ranks
         self._wake = wake
         self._stop, self._stopped = socket.socketpair()
+        self._noticed = threading.Event()
         self._known = threading.Event()
         self._death = ""
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
@@ -76,8 +80,10 @@ class RankWatch:
         return self._death
 
     def find_death(self, seconds: float) -> str:
-        """As `death`, for somebody to whom a channel seemed closed: the thread may be about to notice."""
-        self._known.wait(seconds)
+        """As `death`, for somebody to whom something seemed wrong: the thread may be about to notice, within so many
+        seconds, or to find out how it went."""
+        if self._noticed.wait(seconds):
+            self._known.wait(_KNOWN_SECONDS)
         return self._death
 
     def stop(self) -> None:
@@ -90,6 +96,7 @@ class RankWatch:
             gone = self._wait()
         if not gone:
             return
+        self._noticed.set()
         self._death = " and ".join(f"{self._ranks.name(rank)} {self._ranks.end(rank)}" for rank in gone)
         logger.critical("%s; the worker's other ranks are ended", self._death)
         self._ranks.kill()

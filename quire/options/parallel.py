@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.options.base import option
+from quire.options.executor import EXECUTOR_NAMES, ExecutorOptions
 from quire.options.experts import ExpertOptions
 
 DATA_PARALLEL_RPC_PORT = 29550  # where ranks on several nodes find the first node's router, unless options say else
-EXECUTOR_NAMES = ("uni", "mp")
-_REFUSED_EXECUTORS = {
-    "auto": "Leave the option out: that is its default.",
-    "ray": "Ray is not built yet: the ranks of a worker run on one machine, by mp.",
-    "external_launcher": "Ranks that others start are not built yet: take mp.",
-}
 
 
 @dataclass(frozen=True)
@@ -24,8 +19,9 @@ class ParallelOptions:
         1, "Ranks that share each layer.", aliases=("-tp",), minimum=1, maximum=64, affects_output=True
     )
     distributed_executor_backend: str | None = option(
-        None, "How ranks run: uni (in this process, one rank) or mp (a process each). Default: uni for one rank, else "
-        "mp.", choices=EXECUTOR_NAMES, refused=_REFUSED_EXECUTORS,
+        None, "How ranks run: uni (in this process, one rank), mp (a process each), ray (actors of a Ray cluster) or "
+        "external_launcher (processes that torchrun has started). auto, the default: uni for one rank, mp while they "
+        "fit this machine's GPUs or run on its CPU, else ray.", choices=("auto", *EXECUTOR_NAMES),
     )  # fmt: skip
     data_parallel_size: int = option(
         1, "Data-parallel ranks, on all nodes together: engine workers, each with requests, scheduler and cache of its "
@@ -47,6 +43,7 @@ class ParallelOptions:
         variables=("VLLM_DP_MASTER_PORT",), minimum=0, maximum=65535,
     )  # fmt: skip
     experts: ExpertOptions = ExpertOptions()
+    executor: ExecutorOptions = ExecutorOptions()
 
     @property
     def num_ranks(self) -> int:

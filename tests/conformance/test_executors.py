@@ -41,7 +41,8 @@ GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 BROKEN: Mapping[str, Any] = GREEDY | {"logit_bias": ((10**6, 1.0),)}
 PROMPTS = random_prompts(7, 40, 16, 1, seed=3)
 
-# A new executor needs an entry.
+# A new executor needs an entry. Those that start ranks of `mp`'s kind elsewhere have tests of that, which others would
+# wait for too long: see tests/engine_svc/executor.
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "uni": {},
     "mp": {"distributed_executor_backend": "mp"},
@@ -152,7 +153,8 @@ def fake() -> Subject:
 
 def test_every_executor_is_tested() -> None:
     chosen = {type(create_executor(engine_options(**options).parallel)).__name__ for options in OPTIONS.values()}
-    assert chosen == {entry.partition(":")[2] for entry in EXECUTORS.values()}
+    elsewhere = {"RayExecutor", "ExternalExecutor"}
+    assert chosen | elsewhere == {entry.partition(":")[2] for entry in EXECUTORS.values()}
 
 
 @every

@@ -14,7 +14,6 @@ _MEDIA = "input of images, audio and video"
 _NO_MEDIA = "Models are served for text alone; leave it out."
 _REQUEST_LOG = "logs of what requests say"
 _LIMITS = "limits of headers that can be set"
-_RAY = "Ray"
 _TRACES = "OpenTelemetry traces"
 _ADAPTERS = "Prompt adapters are gone from there as well. --enable-lora and --lora-modules NAME=PATH serve adapters."
 _TOKENIZERS = (
@@ -97,15 +96,9 @@ _PARALLEL: Mapping[str, Answer] = {
     "enable-dbo": not_built(_BATCHES),
     "dbo-decode-token-threshold": not_built(_BATCHES),
     "dbo-prefill-token-threshold": not_built(_BATCHES),
-    "max-parallel-loading-workers": no_effect("Ranks map their shares of files, which takes no memory beside them."),
-    "ray-workers-use-nsight": not_built(_RAY),
-    "worker-use-ray": not_built(_RAY, "It is deprecated for --distributed-executor-backend ray."),
+    "worker-use-ray": acts_as("--distributed-executor-backend", fixed="ray", switch=True),
     "disable-custom-all-reduce": no_effect(
         "Sums over ranks are those of NCCL and Gloo; there are no others.", switch=True
-    ),
-    "worker-cls": refused("Workers are of one class, and take no code by its name; leave it out.", taken=("auto",)),
-    "worker-extension-cls": refused(
-        "Workers take no code by its name, and no calls of methods by theirs; leave it out.", taken=("",)
     ),
 }  # fmt: skip
 

@@ -9,8 +9,10 @@ from types import MappingProxyType
 _BUILD = "It is for building vLLM."
 _HARDWARE = "It is for hardware that Quire does not run on."
 _THERE_ALONE = "It is a switch within vLLM, without a counterpart here."
-_RAY = "Quire does not run on Ray."
-_INTERNAL = "The services of a stack talk by gRPC on free ports; --router-address and its like name others."
+_RAY = (
+    "Plans go to Ray's actors over Quire's own connections, and tensors by NCCL or Gloo: no compiled graph is needed."
+)
+_INTERNAL = "The services of a stack talk by gRPC on free ports, with deadlines of their own."
 _RANKS = "Ranks find each other by themselves; there is no data parallelism over several nodes yet."
 _KERNELS = "The kernels are Quire's own, and each device gets its fastest; --attention-backend has those of attention."
 _MEDIA = "Models are served for text alone."
@@ -40,9 +42,9 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         ),
         **dict.fromkeys(
             ("VLLM_USE_RAY_SPMD_WORKER", "VLLM_USE_RAY_COMPILED_DAG", "VLLM_USE_RAY_COMPILED_DAG_NCCL_CHANNEL",
-             "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM", "VLLM_RAY_PER_WORKER_GPUS", "VLLM_RAY_BUNDLE_INDICES"), _RAY
+             "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM"), _RAY
         ),
-        **dict.fromkeys(("VLLM_HOST_IP", "VLLM_PORT", "VLLM_RPC_BASE_PATH", "VLLM_RPC_TIMEOUT"), _INTERNAL),
+        **dict.fromkeys(("VLLM_RPC_BASE_PATH", "VLLM_RPC_TIMEOUT"), _INTERNAL),
         **dict.fromkeys(
             ("VLLM_PP_LAYER_PARTITION",), _RANKS,
         ),
@@ -84,7 +86,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
 OF_OTHERS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("MAX_JOBS", "NVCC_THREADS", "CMAKE_BUILD_TYPE", "VERBOSE", "CUDA_HOME"), _BUILD),
-        "LOCAL_RANK": _RANKS,
+        "LOCAL_RANK": "It is for the ranks of external_launcher, which take the GPU of that number.",
         "OMP_NUM_THREADS": "--cpu-threads says how many threads the kernels have.",
         "MODEL": "It belongs to a wrapper around vLLM.",
     }

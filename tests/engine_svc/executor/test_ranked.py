@@ -36,8 +36,10 @@ class Subject(RankedExecutor):
         self.processes = RankProcesses(RANKS, "tests.support.fake_rank")
         return self.processes
 
-    def load_fake(self, step_timeout: float = SECONDS) -> Subject:
-        self.load(ModelOptions(), engine_options(step_timeout_seconds=step_timeout))
+    def load_fake(self, step_timeout: float = SECONDS, at_once: int | None = None) -> Subject:
+        self.load(
+            ModelOptions(), engine_options(step_timeout_seconds=step_timeout, max_parallel_loading_workers=at_once)
+        )
         return self
 
     def pids(self) -> list[int]:
@@ -87,11 +89,25 @@ def test_rank_0_answers_for_all_as_many_steps_as_are_under_way(subject: Subject)
         assert (result.sampled_slots, result.sampled_token_ids) == ([4], [[0]])
 
 
+@pytest.mark.parametrize(("at_once", "most"), [(1, 1), (2, 2)])
+def test_no_more_ranks_read_weights_at_a_time_than_may(
+    subject: Subject, at_once: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_TEST_FOLDER", str(tmp_path))
+    subject.load_fake(at_once=at_once)
+    seen = [int(file.read_text()) for file in tmp_path.iterdir()]
+    assert len(seen) == RANKS
+    assert max(seen) <= most
+    subject.submit(plan(1))
+    assert subject.collect().sampled_slots == [4]
+
+
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
         (fake_rank.EXITS, r"rank 1 \(process \d+\) ended with exit code 3"),
         (fake_rank.IS_KILLED, r"rank 1 \(process \d+\) was killed by SIGKILL, as the kernel does when memory runs out"),
+        (fake_rank.LEAVES_OTHERS, r"rank 1 \(process \d+\) ended with exit code 3"),
         (fake_rank.FAILS, r"rank 1 \(process \d+\) failed: OutOfMemoryError: no memory"),
     ],
 )

@@ -175,8 +175,7 @@ def test_numbers_behind_a_flag_leave_the_model_alone() -> None:
         (("--max-num-seq", "5"), "Did you mean --max-num-seqs? Most sequences running at once."),
         (("--device", "tpu"), "Quire runs on CPUs and NVIDIA's GPUs alone."),
         (("--kv-cache-dtype", "fp8_inc"), "It is for Gaudi"),
-        (("--distributed-executor-backend", "ray"), "Ray is not built yet"),
-        (("--distributed-executor-backend", "auto"), "Leave the option out"),
+        (("--distributed-executor-backend", "dask"), "is not one of 'auto', 'uni', 'mp', 'ray', 'external_launcher'"),
     ],
 )
 def test_what_is_wrong_is_named(arguments: tuple[str, ...], words: str) -> None:

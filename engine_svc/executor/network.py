@@ -1,0 +1,190 @@
+"""Ranks that reach their worker over the network: each proves that it belongs to it before either says anything else.
+
+Both ends know a secret and show, by what they make of the other's random number, that they do. What follows is neither
+encrypted nor signed, as it is with NCCL and Gloo: the network between the machines of one worker must be its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine_svc.executor.channel import Channel
+
+logger = logging.getLogger(__name__)
+
+_NONCE = 32
+_PROOF = struct.Struct(f"<II{_NONCE}s32s")  # rank, GPU, random number, proof
+# Of a connection that does not prove itself the next one waits for so long.
+_PROVE_SECONDS = 2.0
+_POLL_SECONDS = 0.2
+# A machine that is gone answers nothing: so often it is asked, while nothing else is on the way, and twice in vain.
+_KEEPALIVE_SECONDS = 1
+_KEEPALIVE_COUNT = 2
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A rank that has come.
+
+    Attributes:
+        device: which of the GPUs that it sees is its own.
+        address: from where it came.
+    """
+
+    channel: Channel
+    device: int
+    address: str
+
+
+class RankListener:
+    """Where the ranks of one worker come to."""
+
+    def __init__(self, host: str, port: int, secret: bytes) -> None:
+        """
+        Args:
+            port: 0 for any.
+
+        Raises:
+            OSError: it is taken.
+        """
+        self._secret = secret
+        self._socket = socket.create_server((host, port), backlog=128)
+        self._socket.settimeout(_POLL_SECONDS)
+        self.port: int = self._socket.getsockname()[1]
+
+    def accept(self, ranks: set[int], seconds: float, check: Callable[[], None]) -> dict[int, Arrival]:
+        """Waits until these ranks have come.
+
+        Args:
+            check: called now and then; raises when there is nothing to wait for any more.
+
+        Raises:
+            TimeoutError: some have not come in so many seconds; names them.
+        """
+        found: dict[int, Arrival] = {}
+        deadline = time.monotonic() + seconds
+        while missing := ranks - found.keys():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"ranks {', '.join(map(str, sorted(missing)))} have not come in {seconds:g} s")
+            check()
+            try:
+                connection, (address, *_) = self._socket.accept()
+            except TimeoutError:
+                continue
+            try:
+                rank, device = _admit(connection, self._secret)
+                if rank not in missing:
+                    raise ValueError(f"rank {rank} is not waited for")
+            except (OSError, EOFError, ValueError) as error:
+                logger.warning("a connection from %s was refused: %s", address, error)
+                connection.close()
+                continue
+            found[rank] = Arrival(Channel(connection), device, address)
+        return found
+
+    def close(self) -> None:
+        """Takes no more."""
+        self._socket.close()
+
+
+def connect(host: str, port: int, secret: bytes, rank: int, device: int, seconds: float) -> Channel:
+    """A rank's channel to its worker, which may come up a while later.
+
+    Raises:
+        TimeoutError: it did not, in so many seconds.
+        PermissionError: it does not know the secret, or does not take ours or the rank.
+    """
+    deadline = time.monotonic() + seconds
+    connection = _open(host, port, deadline)
+    try:
+        connection.settimeout(max(_PROVE_SECONDS, deadline - time.monotonic()))  # others may be let in before
+        _prove(connection, secret, rank, device)
+    except BaseException:
+        connection.close()
+        raise
+    _tune(connection)
+    return Channel(connection)
+
+
+def _open(host: str, port: int, deadline: float) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection((host, port), _PROVE_SECONDS)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"there is no worker at {host}:{port}: {error}") from error
+            time.sleep(_POLL_SECONDS)
+
+
+def _prove(connection: socket.socket, secret: bytes, rank: int, device: int) -> None:
+    """
+    Raises:
+        PermissionError: see `connect`.
+    """
+    try:
+        theirs, ours = _read(connection, _NONCE), secrets.token_bytes(_NONCE)
+        connection.sendall(_PROOF.pack(rank, device, ours, _proof(secret, b"rank", theirs, ours, rank, device)))
+        proof = _read(connection, 32)
+    except (EOFError, ConnectionError) as error:
+        raise PermissionError(f"the worker does not let rank {rank} in: see its log") from error
+    if not hmac.compare_digest(proof, _proof(secret, b"worker", ours, theirs, rank, device)):
+        raise PermissionError("what listens there does not know the secret of the ranks")
+
+
+def own_address(peer: str) -> str:
+    """Of this machine's addresses the one from which another machine is reached."""
+    with socket.socket(socket.AF_INET6 if ":" in peer else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((peer, 9))  # nothing is sent
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def _admit(connection: socket.socket, secret: bytes) -> tuple[int, int]:
+    """
+    Returns:
+        The rank that has come, and its GPU.
+
+    Raises:
+        OSError, EOFError: it says nothing, or goes.
+        ValueError: it does not know the secret.
+    """
+    connection.settimeout(_PROVE_SECONDS)
+    ours = secrets.token_bytes(_NONCE)
+    connection.sendall(ours)
+    rank, device, theirs, proof = _PROOF.unpack(_read(connection, _PROOF.size))
+    if not hmac.compare_digest(proof, _proof(secret, b"rank", ours, theirs, rank, device)):
+        raise ValueError("it does not know the secret of the ranks")
+    connection.sendall(_proof(secret, b"worker", theirs, ours, rank, device))
+    _tune(connection)
+    return rank, device
+
+
+def _proof(secret: bytes, who: bytes, first: bytes, second: bytes, rank: int, device: int) -> bytes:
+    said = who + first + second + struct.pack("<II", rank, device)
+    return hmac.new(secret, said, hashlib.sha256).digest()
+
+
+def _read(connection: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        part = connection.recv(count - len(found))
+        if not part:
+            raise EOFError("it went away")
+        found += part
+    return found
+
+
+def _tune(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_COUNT)
