@@ -9,8 +9,10 @@ import contextlib
 import ctypes
 import json
 import os
+import secrets
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,6 +22,8 @@ _SOCKET = "QUIRE_SUPERVISOR_SOCKET"
 _PROCESS = "QUIRE_SUPERVISOR_PROCESS"
 _NAME = "QUIRE_SUPERVISED_NAME"
 _SEND_SECONDS = 1.0
+_MAX_REPORT_BYTES = 2**16
+_CREDENTIALS = struct.Struct("iii")  # of whoever sends: process, user, group
 _PR_SET_PDEATHSIG = 1
 
 
@@ -52,8 +56,48 @@ class Report:
         return Report(**fields | {"stage": Stage(fields["stage"])})
 
 
+class Reports:
+    """Where a supervisor hears of its processes: a socket with a name and no file, of which nothing is ever left.
+
+    Attributes:
+        path: what the processes are told of it.
+    """
+
+    def __init__(self) -> None:
+        self.path = f"@quire-{secrets.token_hex(16)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.bind(_address(self.path))
+
+    def fileno(self) -> int:
+        """For those who wait; -1 once closed."""
+        return self._socket.fileno()
+
+    def receive(self) -> Report | None:
+        """The next report; None where it comes from another user's process, who can see the name.
+
+        Raises:
+            BlockingIOError: nothing has come.
+        """
+        data, ancillary, _, _ = self._socket.recvmsg(_MAX_REPORT_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+        users = [
+            _CREDENTIALS.unpack(found)[1] for _, kind, found in ancillary if kind == socket.SCM_CREDENTIALS
+        ]  # fmt: skip
+        return Report.decode(data) if users == [os.getuid()] else None
+
+    def close(self) -> None:
+        """May be called twice."""
+        self._socket.close()
+
+
+def _address(path: str) -> str:
+    """A name that begins with @ belongs to no file."""
+    return "\0" + path[1:] if path.startswith("@") else path
+
+
 def supervised_environment(name: str, socket_path: str) -> Mapping[str, str]:
-    """What the environment of a child must have, for the child called `name` of this process."""
+    """What the environment of a child must have, for the child called `name` of this process. See Reports.path."""
     return {_SOCKET: socket_path, _PROCESS: str(os.getpid()), _NAME: name}
 
 
@@ -69,7 +113,7 @@ def report(stage: Stage, fraction: float | None = None, message: str = "") -> bo
     told = json.dumps(asdict(Report(supervised_name(), stage, fraction, message))).encode()
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(_SEND_SECONDS)
-        sender.sendto(told, path)
+        sender.sendto(told, _address(path))
         return True
     return False
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import signal
-import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from quire.errors import StartupError
 from quire.serve.output import Output
 from quire.serve.priority import lower_priority
-from quire.supervised import Report, Stage, supervised_environment
+from quire.supervised import Report, Reports, Stage, supervised_environment
 
 logger = logging.getLogger(__name__)
 
 _REPEAT_SECONDS = 0.1
-_MAX_REPORT_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -109,12 +104,7 @@ class Supervisor:
         self._on_report = on_report
         self._children: dict[str, _Child] = {}
         self._started = False
-        # A socket's path has about 100 characters at most.
-        self._folder = tempfile.mkdtemp(prefix="quire-", dir="/tmp" if len(tempfile.gettempdir()) > 70 else None)  # noqa: S108
-        self._socket = str(Path(self._folder) / "reports")
-        self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._reports.setblocking(False)
-        self._reports.bind(self._socket)
+        self._reports = Reports()
         asyncio.get_running_loop().add_reader(self._reports, self._receive)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -147,7 +137,6 @@ class Supervisor:
         if self._reports.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._reports)
             self._reports.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
         if not self.failed.done():
             self.failed.cancel()
 
@@ -155,7 +144,8 @@ class Supervisor:
         """Takes all reports that have come."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                self._take(Report.decode(self._reports.recv(_MAX_REPORT_BYTES)))
+                if (report := self._reports.receive()) is not None:
+                    self._take(report)
 
     def _take(self, report: Report) -> None:
         child = self._children[report.name]
@@ -187,7 +177,7 @@ class Supervisor:
         try:
             child.process = process = await asyncio.create_subprocess_exec(
                 *child.spec.command,
-                env={**child.spec.environment, **supervised_environment(child.spec.name, self._socket)},
+                env={**child.spec.environment, **supervised_environment(child.spec.name, self._reports.path)},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output.write_end,
                 stderr=asyncio.subprocess.STDOUT,

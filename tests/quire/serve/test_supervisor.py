@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -15,7 +19,7 @@ import pytest_asyncio
 
 from quire.errors import StartupError
 from quire.serve.supervisor import Patience, ProcessSpec, Supervisor
-from quire.supervised import Report, Stage, supervised_environment
+from quire.supervised import Report, Reports, Stage, supervised_environment
 from tests.support.waiting import eventually
 
 SECONDS = 60.0
@@ -238,6 +242,18 @@ def test_a_child_of_a_killed_supervisor_ends_at_once() -> None:
         assert process.stdout.readline() == "deaf\n"  # it will not heed SIGTERM
         process.kill()
         assert process.stdout.read() == ""  # returns once both are gone
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can seem another user")
+def test_reports_of_other_users_are_passed_over() -> None:
+    with contextlib.closing(Reports()) as reports, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for user, fraction in ((65534, 0.5), (0, 0.25)):
+            data = json.dumps({"name": "engine", "stage": "ready", "fraction": fraction}).encode()
+            who = struct.pack("iii", os.getpid(), user, user)
+            credentials = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)
+            sender.sendmsg([data], [credentials], 0, "\0" + reports.path[1:])
+        assert reports.receive() is None
+        assert reports.receive() == Report("engine", Stage.READY, 0.25)
 
 
 def test_a_child_that_comes_up_after_its_supervisor_is_gone_ends() -> None:
