@@ -44,8 +44,9 @@ logger = logging.getLogger(__name__)
 
 _MEET_SECONDS = 3600.0  # for all data ranks to load
 _TELL_SECONDS = 0.2  # for the control side to read why
-# What a rank that is not stuck needs to end by itself.
+# What a rank that is not stuck needs to end by itself; and one that goes on computing for other data ranks meanwhile.
 _ALONE_SECONDS = 2.0
+_FOR_OTHERS_SECONDS = 12.0
 
 
 class RankProcess:
@@ -63,7 +64,7 @@ class RankProcess:
 
     def serve(self) -> None:
         """Returns when the executor is gone, however it went. In whatever this process is, it is over then."""
-        threading.Thread(target=_end_when_alone, args=(self._channel,), name="alone", daemon=True).start()
+        threading.Thread(target=self._end_when_alone, name="alone", daemon=True).start()
         threading.Thread(target=self._send_answers, name="answers", daemon=True).start()
         while True:
             try:
@@ -146,19 +147,18 @@ class RankProcess:
         logging.shutdown()
         os._exit(1)
 
+    def _end_when_alone(self) -> None:
+        """Ends the process when the executor is gone, also where it waits in a collective for ranks that are gone."""
+        poll = select.poll()
+        poll.register(self._channel.fileno(), select.POLLHUP | select.POLLRDHUP | select.POLLERR)
+        poll.poll()
+        time.sleep(_FOR_OTHERS_SECONDS if self._commands else _ALONE_SECONDS)
+        os._exit(1)
+
     def _wait_for_turn(self, command: LoadModel) -> None:
         if command.in_turns:
             self._channel.send(Done())
             self._inbox.receive()
-
-
-def _end_when_alone(channel: Channel) -> None:
-    """Ends the process when the executor is gone, also where it waits in a collective for ranks that are gone too."""
-    poll = select.poll()
-    poll.register(channel.fileno(), select.POLLHUP | select.POLLRDHUP | select.POLLERR)
-    poll.poll()
-    time.sleep(_ALONE_SECONDS)
-    os._exit(1)
 
 
 def _failure(error: Exception) -> Failed:
