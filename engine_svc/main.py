@@ -7,11 +7,13 @@ import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from engine_svc.config_formats.registry import find_model_config
 from engine_svc.core.watchdog import EXIT_ENGINE_DIED, end_process, watch_steps
 from engine_svc.executor.base import Executor, create_executor
 from engine_svc.executor.external import obey, read_launch
@@ -21,6 +23,7 @@ from engine_svc.service.metrics import EngineCollector
 from engine_svc.service.registration import advertised_address, keep_registered
 from engine_svc.service.servicer import EngineServicer
 from engine_svc.worker import EngineWorker
+from quire.errors import StartupError
 from quire.log import setup_logging
 from quire.metrics import new_registry, serve_metrics
 from quire.options.engine import EngineOptions
@@ -55,9 +58,17 @@ def main(
         if launch.rank:
             obey(launch)
             return
-    died = uvloop.run(serve(create_executor(engine.parallel, engine.kernels.device), model, engine, server, security))
+    executor = create_executor(engine.parallel, engine.kernels.device, _known_config(model, engine))
+    died = uvloop.run(serve(executor, model, engine, server, security))
     if died:
         sys.exit(EXIT_ENGINE_DIED)
+
+
+def _known_config(model: ModelOptions, engine: EngineOptions) -> dict[str, Any] | None:
+    """The model's, if it is on this machine; what is wrong with it is said where it is loaded."""
+    with contextlib.suppress(StartupError):
+        return find_model_config(Path(model.model), engine.form) or None
+    return None
 
 
 async def serve(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from engine_svc.executor.choice import choose_executor
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
@@ -104,8 +105,10 @@ class Executor(ABC):
         """Frees everything and ends rank processes. May be called twice."""
 
 
-def create_executor(options: ParallelOptions, device: str = "auto") -> Executor:
+def create_executor(
+    options: ParallelOptions, device: str = "auto", config: Mapping[str, Any] | None = None
+) -> Executor:
     """The executor that the options name, or the one that choose_executor finds; raises as that."""
-    name = choose_executor(options, device)
+    name = choose_executor(options, device, config)
     executor: Executor = load_entry("--distributed-executor-backend", EXECUTORS, name)()
     return executor

@@ -230,12 +230,13 @@ def place_layers(
     attention = create_backend(options.kernels.attention_backend, shape, kernels)
     if invariant:
         check_invariance(ops, attention, bool(config.recurrent))
-    sharing = _sharing(options.parallel.experts, config, groups)
+    sharing = sharing_of(options.parallel.experts, config, groups)
     return LayerContext(groups, dtype, device, ops, method, sharing=sharing), attention
 
 
-def _sharing(options: ExpertOptions, config: ModelConfig, groups: ParallelGroups) -> ExpertSharing:
-    """
+def sharing_of(options: ExpertOptions, config: ModelConfig, groups: ParallelGroups) -> ExpertSharing:
+    """How the ranks share a model's experts.
+
     Raises:
         StartupError: the options contradict each other.
     """

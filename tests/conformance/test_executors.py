@@ -28,6 +28,7 @@ from engine_svc.plan import (
 from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights, StartProfile, StopProfile
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
+from quire.options.parallel import ParallelOptions
 from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor, expected_tokens
 from tests.support.plans import masks, sampling_plan
@@ -120,6 +121,18 @@ def loaded(name: str, folder: Path) -> Iterator[tuple[Executor, KvCacheSpec]]:
         executor.close()
         executor.close()
         assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (None, "MultiprocExecutor"), ({"hidden_size": 64, "num_experts": 0}, "UniprocExecutor"),
+        ({"num_local_experts": 8}, "MultiprocExecutor"), ({"text_config": {"num_experts": 8}}, "MultiprocExecutor"),
+    ],
+)  # fmt: skip
+def test_data_ranks_that_may_share_experts_are_processes(config: dict[str, Any] | None, name: str) -> None:
+    assert type(create_executor(ParallelOptions(data_parallel_size=2), config=config)).__name__ == name
+    assert type(create_executor(ParallelOptions(), config=config)).__name__ == "UniprocExecutor"
 
 
 def children() -> set[int]:

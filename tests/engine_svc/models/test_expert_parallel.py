@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,20 +15,27 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
+from engine_svc.adapters.registry import AdapterRegistry
 from engine_svc.core.engine import Engine
-from engine_svc.executor.base import ExecutorDead
+from engine_svc.executor.base import ExecutorDead, create_executor
 from engine_svc.executor.multiproc import MultiprocExecutor
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.experts import Experts, ExpertsShape
 from engine_svc.layers.parameter import LoadedParameter
+from engine_svc.loader.model import sharing_of
 from engine_svc.ops.base import ExpertsForm
 from engine_svc.ops.plain import PlainOps
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.layout import ParallelLayout
 from engine_svc.quantization.unquantized import Unquantized
 from quire.errors import Internal, StartupError
+from quire.options.experts import ExpertOptions
+from quire.options.lora import LoraModule
+from quire.options.model import ModelOptions
 from tests.engine_svc.models.conftest import ModelFolder
+from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.data_ranks import running_data_ranks
+from tests.support.engine_options import engine_options
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import check_greedy
 
@@ -85,6 +93,38 @@ def test_a_rank_reads_its_own_experts_alone() -> None:
             with pytest.raises(ValueError, match="expert 4 in the checkpoint, of 4"):
                 parameter.load(Unread(), f"4.{shard}")
         assert len(parameter) == 2
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "redundant", "strategy"), [(4, 0, "round_robin"), (1, 0, "linear"), (4, 2, "linear")]
+)
+def test_dealing_in_turn_is_for_groups_of_experts_that_are_there_once(
+    caplog: pytest.LogCaptureFixture, num_groups: int, redundant: int, strategy: str
+) -> None:
+    groups = ParallelGroups(ParallelLayout(tensor=2, expert=2))
+    config: Any = SimpleNamespace(moe=(None, SimpleNamespace(num_groups=num_groups)))
+    options = ExpertOptions(
+        enable_expert_parallel=True, expert_placement_strategy="round_robin", enable_eplb=True,
+        eplb_config={"num_redundant_experts": redundant},
+    )  # fmt: skip
+    assert sharing_of(options, config, groups).strategy == strategy
+    assert ("experts are placed linearly" in caplog.text) == (strategy == "linear")
+
+
+@pytest.mark.slow
+def test_adapters_of_experts_are_refused_by_their_names(model_folder: ModelFolder, tmp_path: Path) -> None:
+    folder = model_folder("mixtral")
+    options = engine_options(enable_lora=True, dtype="float32", **TENSOR)
+    executor = create_executor(options.parallel)
+    try:
+        served = executor.load(ModelOptions(model=str(folder)), options).adapter_modules
+    finally:
+        executor.close()
+    assert "model.layers.0.self_attn.q_proj" in served
+    name = "model.layers.0.mlp.experts.0.gate_proj"
+    adapter = write_adapter(tmp_path / "adapter", low_rank({name: (64, 64)}), target_modules=["gate_proj"])
+    with pytest.raises(StartupError, match=r"experts\.0\.gate_proj"):
+        AdapterRegistry(options.lora, ["base"], served).read_at_start(LoraModule("adapter", str(adapter)))
 
 
 def requests_now_and_then(number: int, engine: Engine) -> list[tuple[list[list[int]], list[list[int]]]]:
