@@ -71,18 +71,18 @@ def _deal(loads: Sequence[float], copies: Sequence[int], room: Sequence[int]) ->
 
 def _settled(wanted: Placement, now: Placement) -> Placement:
     """The same, by ranks and slots such that few experts move: which rank has which set of them does not matter."""
-    left, found = list(range(len(now.slots))), dict[int, tuple[int, ...]]()
-    overlaps = sorted(
-        (-sum((Counter(experts) & Counter(held)).values()), rank, index)
-        for index, experts in enumerate(wanted.slots)
-        for rank, held in enumerate(now.slots)
-        if len(experts) == len(held)
-    )
-    for _, rank, index in overlaps:
-        if index in left and rank not in found:
-            left.remove(index)
-            found[rank] = _in_place(wanted.slots[index], now.slots[rank])
-    return Placement(tuple(found[rank] for rank in range(len(now.slots))))
+    shared, places = Counter[tuple[int, int]](), now.ranks_of()
+    for index, experts in enumerate(wanted.slots):
+        shared.update((index, rank) for expert in set(experts) for rank in {rank for rank, _ in places[expert]})
+    pairs = [pair for pair, _ in sorted(shared.items(), key=lambda each: (-each[1], each[0]))]
+    pairs += [(index, rank) for index in range(len(now.slots)) for rank in range(len(now.slots))]  # for those left over
+    found: dict[int, int] = {}  # rank -> whose set it gets
+    taken: set[int] = set()
+    for index, rank in pairs:
+        if index not in taken and rank not in found and len(wanted.slots[index]) == len(now.slots[rank]):
+            taken.add(index)
+            found[rank] = index
+    return Placement(tuple(_in_place(wanted.slots[found[rank]], held) for rank, held in enumerate(now.slots)))
 
 
 def _in_place(wanted: Sequence[int], now: Sequence[int]) -> tuple[int, ...]:
