@@ -13,6 +13,7 @@ from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.outputs import EngineLoad, EngineStatus, FinishReason, SequenceDelta, Usage
 from engine_svc.requests.pooling import PoolingFacts, PoolingInput, PoolingRequest
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
+from quire.bounds import MAX_TIMEOUT_MS
 from quire.counters import COUNTS, HISTOGRAMS
 from quire.histogram import HistogramSnapshot
 from quire.rpc.prompt_embeds import to_prompt_embeds
@@ -69,7 +70,9 @@ def to_pooling_request(message: common_pb2.PoolRequest, request_id: str, remaini
         remaining: seconds until the call's own deadline.
     """
     parameters = message.parameters
-    timeouts = [each for each in (message.timeout_ms / 1000 or None, remaining) if each is not None]
+    timeouts = [message.timeout_ms / 1000] if message.timeout_ms else []
+    if remaining is not None and 0 < remaining * 1000 < MAX_TIMEOUT_MS:  # what is more than that is no bound
+        timeouts.append(remaining)
     return PoolingRequest(
         request_id=message.request_id or request_id or uuid.uuid4().hex,
         inputs=tuple(PoolingInput(list(each.token_ids), list(each.token_type_ids)) for each in message.inputs),

@@ -9,6 +9,7 @@ import click
 
 import quire
 from quire.options.tokenizer_init import SKIP_FLAG
+from quire.runners import POOLING
 from quire.v1 import common_pb2, tokenizer_pb2
 
 
@@ -29,17 +30,11 @@ def format_summary(
         log: file of all log lines; "-" is the terminal.
         parsers: what they find in answers → their names, empty for none.
     """
-    tokens = model.kv_cache_tokens
-    concurrency = tokens / model.max_model_len
     rows = {
         "model": f"{model.served_model_names[0]} ({model.architecture}, {model.dtype})",
         "device": f"{model.device}, {model.attention_backend} attention, tensor parallel {model.tensor_parallel_size}",
         "workers": str(workers),
-        "KV cache": f"{tokens:,} tokens a worker ({model.num_kv_blocks:,} blocks of {model.block_size})",
-        **({"states": _states(model)} if model.state_bytes else {}),
-        **({"draft": f"{model.draft_cache_bytes / 2**20:,.1f} MiB beside it"} if model.draft_cache_bytes else {}),
-        "concurrency": f"{concurrency:.1f} x {model.max_model_len:,} tokens a request at full length, "
-        f"at most {model.max_num_seqs} sequences",
+        **(_pooling(model) if model.runner == POOLING else _memory(model)),
         "API": f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
         **{what: f"told apart by the parser {name}" for what, name in parsers.items() if name},
         "fleet": f"quire workers --router-address {router}",
@@ -49,11 +44,34 @@ def format_summary(
         },
         **({} if tokenizer else {"tokenizer": f"none ({SKIP_FLAG}): token ids in, token ids out"}),
         **({} if log == "-" else {"log": log}),
-        "try": _curl(url, _example(model.served_model_names[0], tokenizer), api_key),
+        "try": _curl(url, _example(model, tokenizer), api_key),
     }
     width = max(len(name) for name in rows)
     head = click.style(f"Quire {quire.__version__} is ready after {seconds:.1f} s", bold=True)
     return "\n".join([head, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
+
+
+def _memory(model: common_pb2.ModelInfo) -> dict[str, str]:
+    """What sequences have room for."""
+    tokens = model.kv_cache_tokens
+    return {
+        "KV cache": f"{tokens:,} tokens a worker ({model.num_kv_blocks:,} blocks of {model.block_size})",
+        **({"states": _states(model)} if model.state_bytes else {}),
+        **({"draft": f"{model.draft_cache_bytes / 2**20:,.1f} MiB beside it"} if model.draft_cache_bytes else {}),
+        "concurrency": f"{tokens / model.max_model_len:.1f} x {model.max_model_len:,} tokens a request at full length, "
+        f"at most {model.max_num_seqs} sequences",
+    }
+
+
+def _pooling(model: common_pb2.ModelInfo) -> dict[str, str]:
+    """What texts become."""
+    pooling = model.pooling
+    names = [common_pb2.PoolingTask.Name(task).removeprefix("POOLING_TASK_").lower() for task in pooling.tasks]
+    values = f"{pooling.num_labels:,} classes" if pooling.num_labels else f"{pooling.embedding_size:,} values"
+    return {
+        "pooling": f"{', '.join(names)} ({pooling.pooling_type}; {values})",
+        "steps": f"{model.max_num_batched_tokens:,} tokens, of texts of up to {model.max_model_len:,}",
+    }
 
 
 def _states(model: common_pb2.ModelInfo) -> str:
@@ -62,17 +80,26 @@ def _states(model: common_pb2.ModelInfo) -> str:
     return f"{size}; no prefix caching, for a state is of a sequence's last token alone"
 
 
-def _example(model: str, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None) -> dict[str, object]:
-    """The body of a request that the server answers."""
-    body: dict[str, object] = {"model": model, "max_tokens": 32}
+def _example(
+    model: common_pb2.ModelInfo, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None
+) -> tuple[str, dict[str, object]]:
+    """The path and the body of a request that the server answers."""
+    name = model.served_model_names[0]
+    if model.runner == POOLING:
+        embeds = "pooling" if model.pooling.is_late_interaction else "v1/embeddings"
+        return "classify" if model.pooling.num_labels else embeds, {
+            "model": name,
+            "input": "Hello" if tokenizer else [1, 2, 3],
+        }
+    body: dict[str, object] = {"model": name, "max_tokens": 32}
     if tokenizer is None:
-        return body | {"prompt": [1, 2, 3]}
+        return "v1/completions", body | {"prompt": [1, 2, 3]}
     if tokenizer.has_chat_template:
-        return body | {"messages": [{"role": "user", "content": "Hello!"}]}
-    return body | {"prompt": "Hello"}
+        return "v1/chat/completions", body | {"messages": [{"role": "user", "content": "Hello!"}]}
+    return "v1/completions", body | {"prompt": "Hello"}
 
 
-def _curl(url: str, body: Mapping[str, object], api_key: bool) -> str:
-    path = "chat/completions" if "messages" in body else "completions"
+def _curl(url: str, example: tuple[str, Mapping[str, object]], api_key: bool) -> str:
+    path, body = example
     key = " -H 'Authorization: Bearer '$QUIRE_API_KEY" if api_key else ""
-    return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
+    return f"curl {url}/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"

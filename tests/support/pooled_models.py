@@ -57,12 +57,13 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", _GROUPED | {"sliding_window": 16}),
     "gemma2": ("Gemma2", _GROUPED | {"sliding_window": 16, "query_pre_attn_scalar": 24}),
 }
+OTHERS = {"gemma3": ("Gemma3Text", _GROUPED | {"sliding_window": 16, "num_hidden_layers": 6})}
 FAMILIES = ENCODERS | DECODERS
 
 
 def make_pooled(folder: Path, family: str, suffix: str, **changes: Any) -> Path:
     """A model of a family with a suffix such as Model or ForSequenceClassification, in `folder`."""
-    prefix, own = FAMILIES[family]
+    prefix, own = (FAMILIES | OTHERS)[family]
     config = getattr(transformers, f"{prefix}Config")(**(_SHAPE | own | changes))
     torch.manual_seed(0)
     model = getattr(transformers, f"{prefix}{suffix}")(config).eval()

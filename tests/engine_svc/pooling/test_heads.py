@@ -182,6 +182,34 @@ def test_nomics_own_layout(tmp_path: Path) -> None:
         runner_of(folder)
 
 
+def test_gtes_own_layout(tmp_path: Path) -> None:
+    """With gate and up in one tensor, up first."""
+    folder = make_pooled(tmp_path, "gte", "Model")
+    hidden = reference(folder, PROMPTS, transformers.AutoModel)
+
+    def theirs(tensors: Tensors) -> Tensors:
+        found = {f"new.{name.removeprefix('gte.')}": each for name, each in tensors.items()}
+        for name in [name for name in found if ".gate_proj." in name]:
+            up = found.pop(name.replace(".gate_proj.", ".up_proj."))
+            found[name.replace(".gate_proj.", ".up_gate_proj.")] = torch.cat((up, found.pop(name)))
+        return found
+
+    change_weights(folder, theirs)
+    assert any("up_gate_proj" in name for name in load_file(folder / "model.safetensors"))
+    config = json.loads((folder / "config.json").read_text())
+    theta = (config.get("rope_parameters") or {}).get("rope_theta", 160_000.0)
+    change_config(folder, architectures=["NewModel"], model_type="new", rope_parameters=None, rope_theta=theta)
+    close(run(runner_of(folder), [sequence(each, "token_embed") for each in PROMPTS]), hidden)
+
+
+def test_gemmas_windows_reach_to_both_sides(tmp_path: Path) -> None:
+    """As EmbeddingGemma's, whose configuration has the whole window."""
+    folder = make_pooled(tmp_path, "gemma3", "Model")
+    change_config(folder, use_bidirectional_attention=True)
+    hidden = reference(folder, PROMPTS, transformers.AutoModel)
+    close(run(runner_of(folder), [sequence(each, "token_embed") for each in PROMPTS]), hidden)
+
+
 def test_a_decoder_that_sees_both_ways(tmp_path: Path) -> None:
     folder = make_pooled(tmp_path, "gemma2", "Model")
     one_way = run(runner_of(folder), [sequence(PROMPTS[4], "token_embed")])[0]

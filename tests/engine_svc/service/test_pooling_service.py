@@ -153,6 +153,10 @@ async def test_a_deadline_that_has_passed(engine: RunningEngine) -> None:
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+async def test_a_deadline_beyond_all_bounds_is_none(engine: RunningEngine) -> None:
+    assert (await engine.stub.Pool(pool_request([[1]]), timeout=30 * 24 * 3600.0)).outputs
+
+
 async def test_abort_ends_a_request_by_its_name(engine: RunningEngine) -> None:
     request = pool_request([[1] * 256] * 512)
     request.request_id = "to-be-aborted"

@@ -1,0 +1,37 @@
+"""What is printed once a stack is ready, of models that write and of those that pool."""
+
+from __future__ import annotations
+
+from quire.serve.summary import format_summary
+from quire.v1 import common_pb2
+
+
+def summary(model: common_pb2.ModelInfo) -> str:
+    return format_summary(
+        model, workers=1, seconds=2.0, url="http://here", router="r:1", services={}, tokenizer=None, api_key=False,
+        log="-", parsers={},
+    )  # fmt: skip
+
+
+def model_info(**changes: object) -> common_pb2.ModelInfo:
+    return common_pb2.ModelInfo(
+        served_model_names=["m"], architecture="A", dtype="float32", device="cpu", max_model_len=100, block_size=16,
+        max_num_batched_tokens=1024, **changes,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_of_models_that_write() -> None:
+    text = summary(model_info(kv_cache_tokens=250, num_kv_blocks=16))
+    assert "KV cache" in text
+    assert "2.5 x 100 tokens" in text
+    assert "curl http://here/v1/completions" in text
+
+
+def test_of_models_that_pool() -> None:
+    pooling = common_pb2.PoolingInfo(tasks=[common_pb2.POOLING_TASK_EMBED], embedding_size=384, pooling_type="MEAN")
+    text = summary(model_info(runner="pooling", pooling=pooling))
+    assert "embed (MEAN; 384 values)" in text
+    assert "KV cache" not in text
+    assert "curl http://here/v1/embeddings" in text
+    classes = common_pb2.PoolingInfo(tasks=[common_pb2.POOLING_TASK_CLASSIFY], num_labels=3, pooling_type="CLS")
+    assert "curl http://here/classify" in summary(model_info(runner="pooling", pooling=classes))
