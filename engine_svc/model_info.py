@@ -134,6 +134,7 @@ def make_model_info(
         max_loras=options.lora.max_loras if options.lora.enable_lora else 0,
         draft_cache_bytes=spec.draft_bytes_per_block * size.num_blocks,
         data_parallel_rank=options.parallel.data_parallel_rank,
+        lockstep_ranks=spec.lockstep_ranks,
     )
 
 

@@ -101,6 +101,12 @@ def supervised_environment(name: str, socket_path: str) -> Mapping[str, str]:
     return {_SOCKET: socket_path, _PROCESS: str(os.getpid()), _NAME: name}
 
 
+def control_path(environment: Mapping[str, str]) -> str:
+    """Address of the socket at which the supervisor takes orders; empty without a supervisor."""
+    reports = environment.get(_SOCKET, "")
+    return _address(f"{reports}.control") if reports else ""
+
+
 def supervised_name() -> str:
     """The name that the supervisor gave this process, such as engine-1; empty without one."""
     return os.environ.get(_NAME, "")

@@ -22,7 +22,7 @@ from router.metrics import RouterMetrics
 from router.service import RouterServicer
 from router.workers.leases import Leases
 from router.workers.registrations import Registrations
-from router.workers.registry import WorkerRegistry
+from router.workers.registry import STATIC_WORKERS, WorkerRegistry
 from router.workers.remote import RemoteWorker
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Router:
             StartupError: the port is taken.
         """
         await self.server.start()
-        self.registry.announce("--workers", self._static_workers)
+        self.registry.announce(STATIC_WORKERS, self._static_workers)
         heartbeat = self._heartbeat.run(self.dispatcher.sessions, self._registrations.expire)
         jobs = (heartbeat, self._keep_house(), *(source.run() for source in self._dns))
         self._tasks = [asyncio.create_task(job) for job in jobs]

@@ -23,7 +23,7 @@ from router.requests.dispatch import Dispatcher
 from router.requests.pooling import PoolDispatcher
 from router.requests.sessions import CallerSession
 from router.workers.registrations import Registrations
-from router.workers.registry import WorkerRegistry
+from router.workers.registry import STATIC_WORKERS, WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -101,10 +101,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def RegisterWorker(
         self, request: router_pb2.RegisterWorkerRequest, context: grpc.aio.ServicerContext
     ) -> router_pb2.RegisterWorkerResponse:
-        try:
-            split_address(request.address)
-        except ValueError as error:
-            raise InvalidRequest(str(error), parameter="address") from error
+        _check_address(request.address, "address")
         lease_id = self._registrations.register(request.address)
         return router_pb2.RegisterWorkerResponse(lease_id=lease_id, lease_ms=self._registrations.lease_ms)
 
@@ -113,6 +110,14 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.HeartbeatResponse:
         self._registrations.renew(request.lease_id)
         return router_pb2.HeartbeatResponse(lease_ms=self._registrations.lease_ms)
+
+    async def SetWorkers(
+        self, request: router_pb2.SetWorkersRequest, context: grpc.aio.ServicerContext
+    ) -> router_pb2.SetWorkersResponse:
+        for address in request.addresses:
+            _check_address(address, "addresses")
+        self._registry.announce(STATIC_WORKERS, request.addresses)
+        return router_pb2.SetWorkersResponse()
 
     async def ExplainPlacement(
         self, request: router_pb2.ExplainPlacementRequest, context: grpc.aio.ServicerContext
@@ -153,3 +158,14 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             logger.exception("a frame of a session could not be handled")
             session.failure = Internal("A frame could not be handled; the log of the router has the details.")
         session.wake()
+
+
+def _check_address(address: str, parameter: str) -> None:
+    """
+    Raises:
+        InvalidRequest: it is not host:port.
+    """
+    try:
+        split_address(address)
+    except ValueError as error:
+        raise InvalidRequest(str(error), parameter=parameter) from error

@@ -13,8 +13,10 @@ COPY pyproject.toml setup.py README.md LICENSE ./
 COPY quire quire
 COPY engine_svc engine_svc
 COPY demo_model demo_model
+# `engine,ray` for ranks that Ray starts.
+ARG EXTRAS=engine
 # With the CPU kernels of all levels of the image's architecture, so that no compiler is needed when it runs.
-RUN --mount=type=cache,target=/root/.cache pip install --constraint constraints.txt ".[engine]"
+RUN --mount=type=cache,target=/root/.cache pip install --constraint constraints.txt ".[${EXTRAS}]"
 
 FROM python:3.12-slim
 # Triton compiles a launcher for each kernel.

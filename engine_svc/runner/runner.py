@@ -81,6 +81,7 @@ class Runner:
         self._options = options
         self._device = device
         self._num_ranks = groups.layout.num_ranks
+        self._lockstep_ranks = groups.layout.data
         self._isolates = False  # one sequence's fault from the others: not while it warms up, and one rank only
         if device.type == "cpu":
             at, layout = groups.layout.coordinates(groups.rank), groups.layout
@@ -172,6 +173,7 @@ class Runner:
             state_bytes=state_bytes,
             adapter_modules=self._adapters.modules,
             draft_bytes_per_block=self._draft_bytes_per_block,
+            lockstep_ranks=self._lockstep_ranks,
         )
 
     @property

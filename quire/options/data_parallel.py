@@ -36,5 +36,6 @@ class DataParallelOptions:
     )  # fmt: skip
     headless: bool = option(
         False, "Runs engines without API, router and tokenizer: a further node, whose engines register with the "
-        "router at --data-parallel-address and --data-parallel-rpc-port. Needs --data-parallel-start-rank.",
+        "router at --data-parallel-address and --data-parallel-rpc-port, or those that --register-with names. Needs "
+        "--data-parallel-start-rank.",
     )  # fmt: skip

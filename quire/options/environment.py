@@ -16,7 +16,7 @@ from quire.options.vllm.variables import WITHOUT_EFFECT, value_of
 # What Kubernetes sets in every pod beside a service called `quire`, or `quire-` and something.
 _OF_KUBERNETES = re.compile(r"QUIRE_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)")
 # Those that are no options: a supervisor's, and compose.yaml's.
-_OTHERS = re.compile(r"QUIRE_(SUPERVIS.*|CONFIG|MODEL_DIR|MODEL_NAME|BIND)")
+_OTHERS = re.compile(r"QUIRE_(SUPERVIS.*|CONFIG|MODEL_DIR|MODEL_NAME|BIND|ENGINES|TENSOR_PARALLEL)")
 
 
 def heed_variables(

@@ -76,7 +76,7 @@ def find_local_ranks(parallel: ParallelOptions, options: DataParallelOptions) ->
         )
     if options.headless and not local:
         raise StartupError(f"--headless with {_LOCAL} 0 would start nothing.")
-    port = options.data_parallel_rpc_port or (DATA_PARALLEL_RPC_PORT if local < size else 0)
+    port = options.data_parallel_rpc_port or (DATA_PARALLEL_RPC_PORT if local < size or options.headless else 0)
     return LocalRanks(
         size, range(start, start + local), balancing, parallel.data_parallel_address, port, options.headless
     )

@@ -69,7 +69,7 @@ def _engine_options(options: EngineOptions, layout: Layout, name: str) -> Engine
         )
         own = dataclasses.replace(own, parallel=parallel)
     if ranks.headless:
-        routers = (*options.registration.register_with, ranks.router)
+        routers = options.registration.register_with or (ranks.router,)
         own = dataclasses.replace(own, registration=dataclasses.replace(options.registration, register_with=routers))
     return own
 

@@ -19,6 +19,8 @@ from quire.model_folder import check_path
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.settings import CALL_SECONDS
 from quire.serve.console import Console
+from quire.serve.control import control_socket
+from quire.serve.elastic import ElasticStack
 from quire.serve.layout import Layout, StackOptions, choose_layout, with_derived
 from quire.serve.log_file import LogFile, choose_log_file
 from quire.serve.ports import HeldPorts
@@ -65,17 +67,19 @@ def run_stack(work: Work | None, **groups: Any) -> bool:
         layout = choose_layout(options, ports)
         log_file = choose_log_file(options.log, _stack_name(options, layout))
         log = dataclasses.replace(options.log, log_file=str(log_file.path) if log_file else "-")
-        return asyncio.run(_serve(dataclasses.replace(with_derived(options), log=log), layout, log_file, work))
+        return asyncio.run(_serve(dataclasses.replace(with_derived(options), log=log), layout, ports, log_file, work))
 
 
-async def _serve(options: StackOptions, layout: Layout, log_file: LogFile | None, work: Work | None) -> bool:
-    return await _Stack(options, layout, log_file).run(work)
+async def _serve(
+    options: StackOptions, layout: Layout, ports: HeldPorts, log_file: LogFile | None, work: Work | None
+) -> bool:
+    return await _Stack(options, layout, ports, log_file).run(work)
 
 
 class _Stack:
     """One stack, inside its event loop."""
 
-    def __init__(self, options: StackOptions, layout: Layout, log_file: LogFile | None) -> None:
+    def __init__(self, options: StackOptions, layout: Layout, ports: HeldPorts, log_file: LogFile | None) -> None:
         self._options = options
         self._layout = layout
         self._log_file = log_file
@@ -85,6 +89,7 @@ class _Stack:
         setup_logging("serve", options.log, terminal=self._console)
         advice = "See what it wrote above." if log_file is None else f"See {log_file.path}."
         self._supervisor = Supervisor(lambda line: self._console.write(f"{line}\n"), self._heed, advice)
+        self._elastic = ElasticStack(options, layout, ports, self._supervisor)
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -110,7 +115,8 @@ class _Stack:
         keeping = asyncio.create_task(self._keep_house())
         try:
             if await self._start():
-                is_done = await self._carry_out(work) if work else await self._until(self._stop)
+                async with control_socket(self._supervisor.control_path, self._elastic.answer):
+                    is_done = await self._carry_out(work) if work else await self._until(self._stop)
         except StartupError:
             self._hurry.set()
             raise
@@ -196,10 +202,10 @@ def _stack_name(options: StackOptions, layout: Layout) -> str:
 
 async def _node_summary(options: StackOptions, layout: Layout, seconds: float) -> str:
     """Of a node without an API."""
-    ranks = layout.ranks
+    ranks, routers = layout.ranks, options.engine.registration.register_with or (layout.ranks.router,)
     return (
         f"Quire {quire.__version__} is ready after {seconds:.1f} s: data-parallel ranks {ranks.ranks[0]} to "
-        f"{ranks.ranks[-1]} of {ranks.size} register with the router at {ranks.router}"
+        f"{ranks.ranks[-1]} of {ranks.size} register with the router at {', '.join(routers)}"
     )
 
 

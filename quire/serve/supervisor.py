@@ -14,7 +14,7 @@ from typing import Any
 from quire.errors import StartupError
 from quire.serve.output import Output
 from quire.serve.priority import lower_priority
-from quire.supervised import Report, Reports, Stage, supervised_environment
+from quire.supervised import Report, Reports, Stage, control_path, supervised_environment
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class _Child:
         self.deaths = 0  # in a row
         self.ready_at: float | None = None
         self.failure = ""  # what it said of its end
+        self.last_end = ""  # how it ended, if it has
         self.stop = asyncio.Event()  # it is to end, and not to be started again
         self.keeper: asyncio.Task[None] | None = None
 
@@ -83,6 +84,7 @@ class Supervisor:
 
     Attributes:
         failed: raises StartupError once the stack cannot go on.
+        control_path: where the processes look for a socket to give orders at.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Supervisor:
         self._children: dict[str, _Child] = {}
         self._started = False
         self._reports = Reports()
+        self.control_path = control_path(supervised_environment("", self._reports.path))
         asyncio.get_running_loop().add_reader(self._reports, self._receive)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -113,6 +116,36 @@ class Supervisor:
         for spec in specs:
             child = self._children[spec.name] = _Child(spec)
             child.keeper = asyncio.create_task(self._keep(child))
+
+    def update(self, specs: Iterable[ProcessSpec]) -> None:
+        """How processes that run are to be started when they have to be again."""
+        for spec in specs:
+            if spec.name in self._children:
+                self._children[spec.name].spec = spec
+
+    async def until_ready(self, names: Sequence[str]) -> None:
+        """Waits until they have been ready.
+
+        Raises:
+            StartupError: one has died.
+        """
+        for child in [self._children[name] for name in names]:
+            while child.ready_at is None:
+                if child.last_end:
+                    raise StartupError(f"{child.spec.name} {child.last_end}. {self._advice}".rstrip())
+                await asyncio.sleep(_REPEAT_SECONDS)
+
+    async def end(self, names: Iterable[str], timeout: float) -> None:
+        """Ends processes and forgets them.
+
+        Args:
+            timeout: seconds that they have to finish what they do; then they are told to end at once.
+        """
+        children = [child for name in list(names) if (child := self._children.pop(name, None)) is not None]
+        hurry = asyncio.Event()
+        late = asyncio.get_running_loop().call_later(timeout, hurry.set)
+        await _end(children, timeout, self._patience.kill_after, hurry)
+        late.cancel()
 
     def settle(self) -> None:
         """All are up: from now on, what dies is started again."""
@@ -148,7 +181,9 @@ class Supervisor:
                     self._take(report)
 
     def _take(self, report: Report) -> None:
-        child = self._children[report.name]
+        child = self._children.get(report.name)
+        if child is None:
+            return  # it was taken, and these are its last words
         if report.stage is Stage.READY:
             child.ready_at = child.ready_at or time.monotonic()
         elif report.stage is Stage.FAILED:
@@ -201,6 +236,7 @@ class Supervisor:
             StartupError: it will not be started again, and the stack is of no use without it.
         """
         name, how = child.spec.name, _describe_end(child)
+        child.last_end = how
         if not self._started:
             raise StartupError(child.failure or f"{name} {how} before it was ready. {self._advice}".rstrip())
         if child.ready_at is not None and time.monotonic() - child.ready_at >= self._patience.sound_life:

@@ -140,6 +140,16 @@ class HeartbeatResponse(_message.Message):
     lease_ms: int
     def __init__(self, lease_ms: _Optional[int] = ...) -> None: ...
 
+class SetWorkersRequest(_message.Message):
+    __slots__ = ("addresses",)
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SetWorkersResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ExplainPlacementRequest(_message.Message):
     __slots__ = ("request_id", "weights")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

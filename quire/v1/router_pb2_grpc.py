@@ -67,6 +67,11 @@ class RouterServiceStub:
                 request_serializer=quire_dot_v1_dot_router__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_router__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
+        self.SetWorkers = channel.unary_unary(
+                '/quire.v1.RouterService/SetWorkers',
+                request_serializer=quire_dot_v1_dot_router__pb2.SetWorkersRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_router__pb2.SetWorkersResponse.FromString,
+                _registered_method=True)
         self.ExplainPlacement = channel.unary_unary(
                 '/quire.v1.RouterService/ExplainPlacement',
                 request_serializer=quire_dot_v1_dot_router__pb2.ExplainPlacementRequest.SerializeToString,
@@ -131,6 +136,14 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetWorkers(self, request, context):
+        """Replaces the workers that the router was started with, as whoever adds workers and takes some says. One that is left
+        out gets no new requests, and is forgotten when it has none left; those that register themselves stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExplainPlacement(self, request, context):
         """Why a recent request was placed where it was, and where other weights would have placed it. NOT_FOUND when the
         router remembers none of that name.
@@ -186,6 +199,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=quire_dot_v1_dot_router__pb2.HeartbeatRequest.FromString,
                     response_serializer=quire_dot_v1_dot_router__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'SetWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetWorkers,
+                    request_deserializer=quire_dot_v1_dot_router__pb2.SetWorkersRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_router__pb2.SetWorkersResponse.SerializeToString,
             ),
             'ExplainPlacement': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainPlacement,
@@ -366,6 +384,33 @@ class RouterService:
             '/quire.v1.RouterService/Heartbeat',
             quire_dot_v1_dot_router__pb2.HeartbeatRequest.SerializeToString,
             quire_dot_v1_dot_router__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.RouterService/SetWorkers',
+            quire_dot_v1_dot_router__pb2.SetWorkersRequest.SerializeToString,
+            quire_dot_v1_dot_router__pb2.SetWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -51,6 +51,10 @@ class Decisions:
     def __init__(self) -> None:
         self._kept: deque[Decision] = deque(maxlen=KEPT_DECISIONS)
         self.record = self._kept.append
+
+    def __iter__(self) -> Iterator[Decision]:
+        """From the oldest that is remembered to the newest."""
+        return iter(self._kept)
 
     def find(self, request_id: str) -> Decision | None:
         """The last placement of the request."""

@@ -14,6 +14,7 @@ from router.workers.state import Condition
 logger = logging.getLogger(__name__)
 
 MAX_WORKERS = 1024
+STATIC_WORKERS = "--workers"  # the source of those that the router was told of when it started, or since
 
 
 class WorkerRegistry:

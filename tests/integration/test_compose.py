@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 KEY, TOKEN = "sk-compose", "token-compose"
 SERVICES = ("router", "tokenizer", "engine", "gateway")
+PROFILES = {"engine": ["cpu"], "engine-gpu": ["gpu"], "engine-multi-gpu": ["multi-gpu"]}
 PORTS = {"router": 50051, "tokenizer": 50052, "engine": 50053, "gateway": 8000}
 
 
@@ -159,7 +160,7 @@ def wait_ready(url: str) -> None:
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("name", [*SERVICES, "engine-gpu"])
+@pytest.mark.parametrize("name", [*SERVICES, "engine-gpu", "engine-multi-gpu"])
 def test_what_compose_promises(name: str) -> None:
     parsed = compose({})
     service = parsed["services"][name]
@@ -167,11 +168,12 @@ def test_what_compose_promises(name: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in service["security_opt"]
     assert ("ports" in service) == (name == "gateway")
-    assert service.get("profiles") == {"engine": ["cpu"], "engine-gpu": ["gpu"]}.get(name)
+    assert service.get("profiles") == PROFILES.get(name)
     assert parsed["networks"]["quire"]["internal"]
     assert "COMPOSE_PROFILES=cpu" in (ROOT / ".env").read_text()
     # The options parse: --help after them ends the command before it does anything.
-    command = COMMANDS[json.loads(last(dockerfile(service), "ENTRYPOINT"))[1]]()
+    entrypoint = service.get("entrypoint") or json.loads(last(dockerfile(service), "ENTRYPOINT"))
+    command = COMMANDS[entrypoint[1]]()
     with pytest.raises(SystemExit) as ended:
         command.main([*service["command"], "--help"])
     assert ended.value.code == 0

@@ -47,3 +47,46 @@ def test_on_a_cpu_states_have_room_beside_the_cache(monkeypatch: pytest.MonkeyPa
     assert kv_cache_bytes(CacheOptions(), cpu, state_bytes=7 * GIB) == 9 * GIB
     assert kv_cache_bytes(CacheOptions(), cpu, state_bytes=70 * GIB) == 12 * GIB
     assert kv_cache_bytes(CacheOptions(kv_cache_memory_bytes=GIB), cpu, state_bytes=7 * GIB) == GIB
+
+
+class SharedGpu:
+    """torch.cuda's figures, of processes that share one GPU of 80 GiB. The driver holds half a GiB for each of them."""
+
+    def __init__(self, processes: int) -> None:
+        self.held = [0] * processes
+        self.peak = [0] * processes
+        self.current = 0
+
+    def take(self, process: int, num_bytes: int, passing: int = 0) -> None:
+        """It keeps so many bytes, and needs `passing` more for a moment."""
+        self.held[process] += num_bytes
+        self.peak[process] = max(self.peak[process], self.held[process] + passing)
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        contexts = sum(GIB // 2 for held in self.held if held)
+        return 80 * GIB - sum(self.held) - contexts, 80 * GIB
+
+    def memory_reserved(self, device: torch.device) -> int:
+        return self.held[self.current]
+
+    def max_memory_reserved(self, device: torch.device) -> int:
+        return self.peak[self.current]
+
+
+@pytest.mark.parametrize("order", ["AABB", "ABAB", "ABBA", "BAAB"])
+def test_two_at_045_fit_on_one_gpu_in_any_order(monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    """Each letter is a process that loads the first time, and asks for its cache the second; both get the same."""
+    gpu = SharedGpu(2)
+    for name in ("mem_get_info", "memory_reserved", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+    caches: dict[int, int] = {}
+    for letter in order:
+        gpu.current = process = "AB".index(letter)
+        if not gpu.held[process]:
+            gpu.take(process, 17 * GIB, passing=3 * GIB)
+        else:
+            options = CacheOptions(gpu_memory_utilization=0.45)
+            caches[process] = kv_cache_bytes(options, torch.device("cuda", 0))
+            gpu.take(process, caches[process])
+    assert caches == {0: int(80 * GIB * 0.45) - 20 * GIB, 1: int(80 * GIB * 0.45) - 20 * GIB}
+    assert gpu.mem_get_info(torch.device("cuda", 0))[0] > 0

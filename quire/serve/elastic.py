@@ -1,0 +1,176 @@
+"""More data-parallel ranks, or fewer, while the stack serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Collection, Mapping
+
+import grpc
+
+from quire.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, StartupError, Unavailable
+from quire.rpc.channel import call_metadata, open_channel
+from quire.rpc.settings import CALL_SECONDS
+from quire.rpc.status import from_rpc_error
+from quire.serve.data_parallel import Balancing
+from quire.serve.layout import Layout, StackOptions
+from quire.serve.ports import LOOPBACK, HeldPorts
+from quire.serve.processes import process_specs
+from quire.serve.supervisor import ProcessSpec, Supervisor
+from quire.supervision import ScaleAnswer, ScaleRequest
+from quire.v1 import router_pb2, router_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+_MOST = 64
+_HURRY_SECONDS = 1.0
+
+
+class ElasticStack:
+    """How many ranks there are. One change at a time."""
+
+    def __init__(self, options: StackOptions, layout: Layout, ports: HeldPorts, supervisor: Supervisor) -> None:
+        self._options = options
+        self._layout = layout
+        self._ports = ports
+        self._supervisor = supervisor
+        self._changing = asyncio.Lock()
+
+    async def answer(self, request: ScaleRequest) -> ScaleAnswer:
+        """What a process of the stack is told.
+
+        Raises:
+            QuireError: as `scale`.
+        """
+        if request.data_parallel_size is not None:
+            await self.scale(request.data_parallel_size, request.drain_seconds, request.seconds)
+        return ScaleAnswer(self._layout.ranks.size, self._changing.locked())
+
+    async def scale(self, size: int, drain_seconds: float, seconds: float) -> None:
+        """Starts or ends engines until there are so many, and returns once the new ones serve or the old ones are gone.
+
+        Ranks of a model without experts know nothing of each other, and those that stay serve on. Of those that are
+        taken, requests have `drain_seconds` to finish; what has not by then goes on elsewhere, where the last token
+        left it. Ranks that step together have their number in every layer: all of them start anew, and what they
+        generated waits in the router until then.
+
+        Raises:
+            FailedPrecondition: the ranks of this stack are not its own to choose.
+            InvalidRequest: there cannot be so many.
+            DeadlineExceeded: new ranks were not ready in time; the old ones serve on.
+            Unavailable: it is being scaled already, or a new rank cannot start.
+        """
+        if self._changing.locked():
+            raise Unavailable("The number of ranks is being changed; try again when that is done.")
+        async with self._changing:
+            self._check(size)
+            options, layout = self._changed(size)
+            if layout.engines != self._layout.engines:
+                specs = self._specs(options, layout)
+                change = self._rebuild if await self._steps_together() else self._extend
+                await change(specs, layout, drain_seconds, seconds)
+                self._options, self._layout = options, layout
+                logger.info("there are %d data-parallel ranks now", size)
+
+    def _check(self, size: int) -> None:
+        ranks = self._layout.ranks
+        if "router" not in self._layout.own or ranks.balancing is not Balancing.INTERNAL:
+            raise FailedPrecondition(
+                "The ranks of this stack are not its own to choose: they are scaled where they are balanced."
+            )
+        if ranks.elsewhere:
+            raise FailedPrecondition(
+                "Other nodes have ranks of this deployment: start or stop `quire serve --headless` there."
+            )
+        if not 1 <= size <= _MOST:
+            raise InvalidRequest(f"There can be 1 to {_MOST} ranks, not {size}.", parameter="new_data_parallel_size")
+
+    def _changed(self, size: int) -> tuple[StackOptions, Layout]:
+        """With ranks from 0 on; those that stay keep their names, and the new ones get ports that are free."""
+        old = self._layout
+        engines = {name: rank for name, rank in old.engines.items() if rank < size}
+        engines |= {f"engine-{rank}": rank for rank in range(len(engines), size)}
+        gone, new = old.engines.keys() - engines.keys(), [name for name in engines if name not in old.engines]
+        own = {name: address for name, address in old.own.items() if name not in gone}
+        own |= {name: f"{LOOPBACK}:{port}" for name, port in zip(new, self._ports.hold_free(len(new)), strict=True)}
+        metrics = old.metrics | dict(zip(new, self._ports.hold_free(len(new)), strict=True))
+        layout = dataclasses.replace(
+            old, own=own, metrics=metrics, engines=engines,
+            ranks=dataclasses.replace(old.ranks, size=size, ranks=range(size)),
+            meeting_port=old.meeting_port or self._ports.hold_free(1)[0],
+        )  # fmt: skip
+        parallel = dataclasses.replace(self._options.engine.parallel, data_parallel_size=size)
+        engine = dataclasses.replace(self._options.engine, parallel=parallel)
+        return dataclasses.replace(self._options, engine=engine), layout
+
+    def _specs(self, options: StackOptions, layout: Layout) -> Mapping[str, ProcessSpec]:
+        try:
+            return {spec.name: spec for spec in process_specs(options, layout)}
+        except StartupError as error:  # too few GPUs
+            raise InvalidRequest(str(error), parameter="new_data_parallel_size") from error
+
+    async def _extend(
+        self, specs: Mapping[str, ProcessSpec], layout: Layout, drain_seconds: float, seconds: float
+    ) -> None:
+        """Those that stay know nothing of it."""
+        new = [specs[name] for name in layout.engines if name not in self._layout.engines]
+        gone = self._layout.engines.keys() - layout.engines.keys()
+        await self._start(new, seconds)
+        self._supervisor.update(specs.values())  # for when one is started again
+        await self._tell_router(layout)
+        await self._supervisor.end(gone, drain_seconds)
+
+    async def _rebuild(
+        self, specs: Mapping[str, ProcessSpec], layout: Layout, drain_seconds: float, seconds: float
+    ) -> None:
+        """Nobody serves until all of them do."""
+        engines = [specs[name] for name in layout.engines]
+        self._supervisor.update(specs.values())
+        await self._tell_router(layout)
+        await self._supervisor.end(self._layout.engines.keys(), min(drain_seconds, _HURRY_SECONDS))
+        await self._start(engines, seconds)
+
+    async def _start(self, specs: Collection[ProcessSpec], seconds: float) -> None:
+        """Those that are not up in time, or fail, are ended, all together."""
+        names = [spec.name for spec in specs]
+        self._supervisor.start(specs)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._supervisor.until_ready(names)
+        except TimeoutError as error:
+            await self._supervisor.end(names, 0.0)
+            raise DeadlineExceeded(f"{', '.join(names)} did not get ready within {seconds:g} s.") from error
+        except StartupError as error:
+            await self._supervisor.end(names, 0.0)
+            raise Unavailable(f"A new rank cannot start: {error}") from error
+
+    async def _steps_together(self) -> bool:
+        async with self._router() as router:
+            answer = await router.ListWorkers(
+                router_pb2.ListWorkersRequest(), metadata=call_metadata(self._options.security), timeout=CALL_SECONDS,
+                wait_for_ready=True,
+            )  # fmt: skip
+        return any(worker.model_info.lockstep_ranks > 1 for worker in answer.workers)
+
+    async def _tell_router(self, layout: Layout) -> None:
+        """Those that are left out get nothing new, and finish what they have."""
+        addresses = [*self._options.router.workers, *(layout.own[name] for name in layout.engines)]
+        async with self._router() as router:
+            await router.SetWorkers(
+                router_pb2.SetWorkersRequest(addresses=addresses), metadata=call_metadata(self._options.security),
+                timeout=CALL_SECONDS, wait_for_ready=True,
+            )  # fmt: skip
+
+    @contextlib.asynccontextmanager
+    async def _router(self) -> AsyncIterator[router_pb2_grpc.RouterServiceStub]:
+        """
+        Raises:
+            QuireError: it does not answer.
+        """
+        async with open_channel(self._layout.router[0], self._options.security) as channel:
+            try:
+                yield router_pb2_grpc.RouterServiceStub(channel)
+            except grpc.aio.AioRpcError as error:
+                raise from_rpc_error(error) from error

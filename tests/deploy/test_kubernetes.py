@@ -1,0 +1,99 @@
+"""deploy/kubernetes as kustomize renders it: fields that exist, names that fit together, commands that parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+
+from quire.cli import COMMANDS
+from quire.options.base import fields_of
+from quire.options.parallel import ParallelOptions
+from tests.support.kubernetes import Container, LeaderWorkerSet, RayJob, render, validate
+
+ROOT = Path(__file__).parents[2] / "deploy/kubernetes"
+FOLDERS = ("base", "data-parallel", "ray")
+OPTIONS = {field.name for field in fields_of(ParallelOptions)}
+OWN = {"quire-gateway": "gateway", "quire-router": "router", "quire-tokenizer": "tokenizer"}
+# Not services' variables that are options: see deploy/README.md.
+FORBIDDEN_SERVICES = ("quire", "quire-router", "quire-metrics")
+
+
+def found(value: Any, kind: type[Any]) -> Iterator[Any]:
+    """Everything of a kind within an object."""
+    if isinstance(value, kind):
+        yield value
+    if isinstance(value, msgspec.Struct):
+        value = [getattr(value, name) for name in value.__struct_fields__]
+    if isinstance(value, list):
+        for item in value:
+            yield from found(item, kind)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_rendered_objects_are_valid(folder: str) -> None:
+    rendered = render(ROOT / folder)
+    objects = [validate(each) for each in rendered]
+    names = [(each["kind"], each["metadata"]["name"]) for each in rendered]
+    assert len(set(names)) == len(names)
+    assert not [name for kind, name in names if kind == "Service" and name in FORBIDDEN_SERVICES]
+    for container in found(objects, Container):
+        assert container.image.endswith(":latest"), container.image  # a tag that the folder chooses
+        assert {mount.name for mount in container.volume_mounts} <= {"tmp", "shm", "model"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_volumes_and_services_are_there(folder: str) -> None:
+    rendered = render(ROOT / folder)
+    services = {each["metadata"]["name"]: each["spec"] for each in rendered if each["kind"] == "Service"}
+    labels = {label for each in rendered for label in re.findall(r"'labels': \{'app': '([\w-]+)'\}", str(each))}
+    assert {spec["selector"]["app"] for spec in services.values()} <= labels
+    for host, port in re.findall(r"(llm-[a-z]+):(\d+)", str(rendered)):
+        assert services[host]["ports"][0]["port"] == int(port)
+
+
+def commands(folder: str) -> Iterator[tuple[str, list[str]]]:
+    """(sub-command of quire, its arguments) of the folder's containers and jobs."""
+    for each in map(validate, render(ROOT / folder)):
+        if isinstance(each, RayJob):
+            yield each.spec.entrypoint.split()[1], each.spec.entrypoint.split()[2:]
+            continue
+        for container in found(each, Container):
+            if not container.command:
+                yield OWN[container.image.partition(":")[0]], container.args
+                continue
+            script = container.args[0].replace("$((LWS_WORKER_INDEX * 8))", "8").removeprefix("exec quire ")
+            words = shlex.split(script)
+            yield words[0], words[1:]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_commands_parse(folder: str) -> None:
+    for name, arguments in commands(folder):
+        if "--pipeline-parallel-size" in arguments and "pipeline_parallel_size" not in OPTIONS:
+            continue  # it is not built yet
+        command = COMMANDS[name]()
+        with click.Context(command) as ctx:
+            command.parse_args(ctx, list(arguments))
+
+
+def test_a_group_has_as_many_ranks_as_its_nodes_have() -> None:
+    (group,) = [each for each in map(validate, render(ROOT / "data-parallel")) if isinstance(each, LeaderWorkerSet)]
+    _, arguments = next((name, words) for name, words in commands("data-parallel") if "--headless" in words)
+    flags = {flag: arguments[index + 1] for index, flag in enumerate(arguments[:-1]) if flag.startswith("--")}
+    local, template = int(flags["--data-parallel-size-local"]), group.spec.leader_worker_template
+    assert int(flags["--data-parallel-size"]) == local * template.size
+    assert template.worker_template.spec.containers[0].resources.limits["nvidia.com/gpu"] == str(local)
+
+
+def test_what_no_object_has_is_refused() -> None:
+    rendered = next(each for each in render(ROOT / "base") if each["kind"] == "Deployment")
+    rendered["spec"]["template"]["spec"]["conatiners"] = []
+    with pytest.raises(msgspec.ValidationError, match="conatiners"):
+        validate(rendered)

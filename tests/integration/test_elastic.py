@@ -1,0 +1,126 @@
+"""Engines come and go while a stack serves, and no stream is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.errors import FailedPrecondition, InvalidRequest, Unavailable
+from quire.supervision import ScaleAnswer, ScaleRequest, ask_supervisor
+from tests.support.stack import Stack, start_stack, stop_stack
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 90.0
+
+
+@pytest.fixture(scope="module")
+def one(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack of one engine."""
+    running = start_stack(
+        tiny_llama, tmp_path_factory.mktemp("stack") / "log", "--dtype", "float32", "--max-model-len", "1024",
+        "--kv-cache-memory-bytes", "32M", "--cpu-threads", "1", "--served-model-name", "tiny",
+    )  # fmt: skip
+    try:
+        running.wait_healthy()
+        yield running
+    finally:
+        code = stop_stack(running)
+    assert code == 0, running.log.read_text()
+
+
+def environment(stack: Stack) -> Mapping[str, str]:
+    """Of the gateway."""
+    told = Path(f"/proc/{stack.children()['gateway']}/environ").read_bytes().split(b"\0")
+    return dict(entry.decode().split("=", 1) for entry in told if b"=" in entry)
+
+
+def scale(stack: Stack, size: int | None, drain_seconds: float = 30.0) -> ScaleAnswer:
+    return asyncio.run(ask_supervisor(ScaleRequest(size, drain_seconds, SECONDS), environment(stack)))
+
+
+def workers(stack: Stack) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"{stack.url}/fleet", timeout=10) as response:
+        found: list[dict[str, Any]] = json.load(response)["workers"]
+    return found
+
+
+def complete(stack: Stack, number: int, max_tokens: int = 300) -> str:
+    body = {"model": "tiny", "prompt": [number + 3] * 8, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{stack.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=SECONDS) as response:
+        text: str = json.load(response)["choices"][0]["text"]
+    return text
+
+
+def test_engines_come_and_go_under_load(one: Stack) -> None:
+    """Those that are taken have too little time for what they do: it goes on at the one that stays."""
+    expected = [complete(one, number) for number in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        during = [pool.submit(complete, one, number) for number in range(12)]
+        assert scale(one, 3) == ScaleAnswer(3)
+        assert [answer.result(SECONDS) for answer in during] == expected
+        wait_for_ready(one, [0, 1, 2])
+        during = [pool.submit(complete, one, number) for number in range(12)]
+        deadline = time.monotonic() + SECONDS
+        while not all(worker["running_sequences"] for worker in workers(one)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert scale(one, 1, drain_seconds=0.1) == ScaleAnswer(1)
+        assert [answer.result(SECONDS) for answer in during] == expected
+    wait_for_ready(one, [0])
+    assert scale(one, None) == ScaleAnswer(1)
+
+
+def wait_for_ready(stack: Stack, ranks: list[int]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while sorted(worker["data_parallel_rank"] or 0 for worker in workers(stack) if worker["state"] == "ready") != ranks:
+        assert time.monotonic() < deadline, workers(stack)
+        time.sleep(0.1)
+    assert len(workers(stack)) == len(ranks)
+
+
+def test_a_router_that_starts_again_knows_the_engines_that_there_are(one: Stack) -> None:
+    scale(one, 2)
+    router = one.children()["router"]
+    os.kill(router, signal.SIGKILL)
+    deadline = time.monotonic() + SECONDS
+    while one.children().get("router") in (None, router) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    wait_for_ready(one, [0, 1])
+    scale(one, 1)
+    wait_for_ready(one, [0])
+
+
+@pytest.mark.parametrize("size", [0, -1, 65])
+def test_what_cannot_be_is_refused(one: Stack, size: int) -> None:
+    with pytest.raises(InvalidRequest, match="There can be 1 to 64 ranks"):
+        scale(one, size)
+
+
+def test_one_change_at_a_time(one: Stack) -> None:
+    async def both() -> list[Any]:
+        asked = [ask_supervisor(ScaleRequest(2, 1.0, SECONDS), environment(one)) for _ in range(2)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return sorted(answers, key=lambda answer: isinstance(answer, Exception))
+
+    done, refused = asyncio.run(both())
+    assert done == ScaleAnswer(2)
+    assert isinstance(refused, Unavailable)
+    scale(one, 1)
+
+
+def test_without_a_supervisor() -> None:
+    with pytest.raises(FailedPrecondition, match="not started by `quire serve`"):
+        asyncio.run(ask_supervisor(ScaleRequest(2), {}))

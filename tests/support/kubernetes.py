@@ -1,0 +1,285 @@
+"""Kubernetes manifests without a cluster: what kustomize makes of a folder, and the fields that there are.
+
+The types are the subset of the APIs that deploy/kubernetes uses, written down after apps/v1, core/v1,
+networking.k8s.io/v1, leaderworkerset.x-k8s.io/v1 and ray.io/v1; a field that is none of them is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
+import yaml
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename="camel"):
+    """Has the fields below and no others."""
+
+
+class Metadata(Strict):
+    name: str = ""
+    labels: dict[str, str] = {}
+
+
+class Image(Strict):
+    name: str
+    new_name: str = ""
+    new_tag: str = ""
+
+
+class Kustomization(Strict):
+    api_version: Literal["kustomize.config.k8s.io/v1beta1"]
+    kind: Literal["Kustomization"]
+    resources: list[str]
+    images: list[Image] = []
+
+
+class Named(Strict):
+    name: str
+
+
+class EnvironmentSource(Strict):
+    secret_ref: Named
+
+
+class ContainerPort(Strict):
+    name: str
+    container_port: int
+
+
+class HttpGet(Strict):
+    path: str
+    port: str | int
+
+
+class GrpcAction(Strict):
+    port: int
+
+
+class Probe(Strict):
+    http_get: HttpGet | None = None
+    grpc: GrpcAction | None = None
+    period_seconds: int = 10
+    failure_threshold: int = 3
+
+
+class Resources(Strict):
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+
+
+class Capabilities(Strict):
+    drop: list[str]
+
+
+class SecurityContext(Strict):
+    run_as_non_root: bool
+    read_only_root_filesystem: bool
+    allow_privilege_escalation: bool
+    capabilities: Capabilities
+
+
+class VolumeMount(Strict):
+    name: str
+    mount_path: str
+    read_only: bool = False
+
+
+class Container(Strict):
+    name: str
+    image: str
+    command: list[str] = []
+    args: list[str] = []
+    env_from: list[EnvironmentSource] = []
+    ports: list[ContainerPort] = []
+    readiness_probe: Probe | None = None
+    liveness_probe: Probe | None = None
+    resources: Resources = Resources()
+    security_context: SecurityContext | None = None
+    volume_mounts: list[VolumeMount] = []
+
+
+class EmptyDir(Strict):
+    medium: Literal["", "Memory"] = ""
+    size_limit: str = ""
+
+
+class Claim(Strict):
+    claim_name: str
+    read_only: bool = False
+
+
+class Volume(Strict):
+    name: str
+    empty_dir: EmptyDir | None = None
+    persistent_volume_claim: Claim | None = None
+
+
+class PodSpec(Strict):
+    containers: list[Container]
+    volumes: list[Volume] = []
+    enable_service_links: bool = True
+    termination_grace_period_seconds: int = 30
+
+
+class PodTemplate(Strict):
+    spec: PodSpec
+    metadata: Metadata = Metadata()
+
+
+class Requirement(Strict):
+    key: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: list[str] = []
+
+
+class Selector(Strict):
+    match_labels: dict[str, str] = {}
+    match_expressions: list[Requirement] = []
+
+
+class DeploymentSpec(Strict):
+    replicas: int
+    selector: Selector
+    template: PodTemplate
+
+
+class Deployment(Strict):
+    api_version: Literal["apps/v1"]
+    kind: Literal["Deployment"]
+    metadata: Metadata
+    spec: DeploymentSpec
+
+
+class ServicePort(Strict):
+    name: str
+    port: int
+    target_port: str | int
+
+
+class ServiceSpec(Strict, rename={"cluster_ip": "clusterIP"}):
+    selector: dict[str, str]
+    ports: list[ServicePort]
+    cluster_ip: str = ""
+
+
+class Service(Strict):
+    api_version: Literal["v1"]
+    kind: Literal["Service"]
+    metadata: Metadata
+    spec: ServiceSpec
+
+
+class NetworkPeer(Strict):
+    pod_selector: Selector
+
+
+class IngressRule(Strict, rename={"sources": "from"}):
+    sources: list[NetworkPeer]
+
+
+class NetworkPolicySpec(Strict):
+    pod_selector: Selector
+    policy_types: list[Literal["Ingress", "Egress"]]
+    ingress: list[IngressRule]
+
+
+class NetworkPolicy(Strict):
+    api_version: Literal["networking.k8s.io/v1"]
+    kind: Literal["NetworkPolicy"]
+    metadata: Metadata
+    spec: NetworkPolicySpec
+
+
+class LeaderWorkerTemplate(Strict):
+    worker_template: PodTemplate
+    leader_template: PodTemplate | None = None
+    size: int = 1
+    restart_policy: Literal["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None", "Default"] = (
+        "RecreateGroupOnPodRestart"
+    )
+
+
+class LeaderWorkerSetSpec(Strict):
+    leader_worker_template: LeaderWorkerTemplate
+    replicas: int = 1
+    startup_policy: Literal["LeaderCreated", "LeaderReady"] = "LeaderCreated"
+
+
+class LeaderWorkerSet(Strict):
+    api_version: Literal["leaderworkerset.x-k8s.io/v1"]
+    kind: Literal["LeaderWorkerSet"]
+    metadata: Metadata
+    spec: LeaderWorkerSetSpec
+
+
+class HeadGroup(Strict):
+    ray_start_params: dict[str, str]
+    template: PodTemplate
+
+
+class WorkerGroup(Strict):
+    group_name: str
+    replicas: int
+    min_replicas: int
+    max_replicas: int
+    ray_start_params: dict[str, str]
+    template: PodTemplate
+
+
+class RayClusterSpec(Strict):
+    head_group_spec: HeadGroup
+    worker_group_specs: list[WorkerGroup] = []
+
+
+class RayJobSpec(Strict):
+    entrypoint: str
+    ray_cluster_spec: RayClusterSpec
+    submission_mode: Literal["K8sJobMode", "HTTPMode", "InteractiveMode"] = "K8sJobMode"
+    shutdown_after_job_finishes: bool = False
+    backoff_limit: int = 0
+
+
+class RayJob(Strict):
+    api_version: Literal["ray.io/v1"]
+    kind: Literal["RayJob"]
+    metadata: Metadata
+    spec: RayJobSpec
+
+
+KINDS: Mapping[str, type[Strict]] = MappingProxyType(
+    {kind.__name__: kind for kind in (Deployment, Service, NetworkPolicy, LeaderWorkerSet, RayJob)}
+)
+
+
+def render(folder: Path) -> list[dict[str, Any]]:
+    """The objects of a folder and of those that it builds on, with its images' tags, as kustomize has them."""
+    chosen = msgspec.convert(yaml.safe_load((folder / "kustomization.yaml").read_text()), Kustomization)
+    objects: list[dict[str, Any]] = []
+    for name in chosen.resources:
+        place = folder / name
+        objects += render(place) if place.is_dir() else yaml.safe_load_all(place.read_text())
+    return [_with_images(each, {image.name: image for image in chosen.images}) for each in objects]
+
+
+def _with_images(value: Any, images: Mapping[str, Image]) -> Any:
+    if isinstance(value, list):
+        return [_with_images(item, images) for item in value]
+    if not isinstance(value, dict):
+        return value
+    changed = {key: _with_images(item, images) for key, item in value.items()}
+    if (image := images.get(str(value.get("image", "")))) is not None:
+        changed["image"] = f"{image.new_name or image.name}:{image.new_tag or 'latest'}"
+    return changed
+
+
+def validate(rendered: dict[str, Any]) -> Strict:
+    """
+    Raises:
+        KeyError: it is of no kind that is known here.
+        msgspec.ValidationError: it has fields that its kind has not, lacks some, or has wrong values in them.
+    """
+    return msgspec.convert(rendered, KINDS[rendered["kind"]])
