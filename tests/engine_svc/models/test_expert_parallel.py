@@ -15,9 +15,8 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
-from engine_svc.adapters.registry import AdapterRegistry
 from engine_svc.core.engine import Engine
-from engine_svc.executor.base import ExecutorDead, create_executor
+from engine_svc.executor.base import ExecutorDead
 from engine_svc.executor.multiproc import MultiprocExecutor
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.experts import Experts, ExpertsShape
@@ -28,14 +27,10 @@ from engine_svc.ops.plain import PlainOps
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.layout import ParallelLayout
 from engine_svc.quantization.unquantized import Unquantized
-from quire.errors import Internal, StartupError
+from quire.errors import Internal
 from quire.options.experts import ExpertOptions
-from quire.options.lora import LoraModule
-from quire.options.model import ModelOptions
 from tests.engine_svc.models.conftest import ModelFolder
-from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.data_ranks import running_data_ranks
-from tests.support.engine_options import engine_options
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import check_greedy
 
@@ -55,18 +50,6 @@ def test_ranks_have_experts_whole(model_folder: ModelFolder) -> None:
     check(model_folder("gpt-oss", num_local_experts=5))
 
 
-@pytest.mark.slow
-def test_experts_dealt_in_turn(model_folder: ModelFolder) -> None:
-    check(model_folder("glm-moe"), expert_placement_strategy="round_robin", cpu_kernels="torch")
-
-
-@pytest.mark.slow
-def test_more_ranks_than_experts_are_refused(model_folder: ModelFolder) -> None:
-    folder = model_folder("mixtral", num_local_experts=1, num_experts_per_tok=1)
-    with pytest.raises(StartupError, match=r"the 1 experts of a layer .* 2 ranks"), running_engine(folder, **TENSOR):
-        pass
-
-
 class Unread:
     """A checkpoint's tensor that is another rank's."""
 
@@ -77,15 +60,29 @@ class Unread:
         raise AssertionError("it is read")
 
 
-def test_a_rank_reads_its_own_experts_alone() -> None:
+class Held:
+    """A tensor as a checkpoint has it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._tensor[index]
+
+
+def experts_of_second_rank(count: int, **fields: Any) -> Experts:
     second = ParallelGroup(1, 2)
     groups = ParallelGroups(ParallelLayout(tensor=2, expert=2), 1, tensor=second, expert=second)
-    device = torch.device("cpu")
-    context = LayerContext(
-        groups, torch.float32, device, PlainOps(), Unquantized(torch.float32), "layers.0.mlp.experts"
-    )
-    experts = Experts(ExpertsShape(4, 16, 2, 8, bias=False), ExpertsForm(), context=context)
-    for name, parameter in experts.named_parameters():
+    method = Unquantized(torch.float32)
+    context = LayerContext(groups, torch.float32, torch.device("cpu"), PlainOps(), method, "mlp.experts", **fields)
+    return Experts(ExpertsShape(count, 16, 2, 8, bias=False), ExpertsForm(), context=context)
+
+
+def test_a_rank_reads_its_own_experts_alone() -> None:
+    for name, parameter in experts_of_second_rank(4).named_parameters():
         assert isinstance(parameter, LoadedParameter)
         for shard in ("gate", "up") if "gate_up" in name else ("down",):
             assert parameter.missing >= {f"2.{shard}", f"3.{shard}"}
@@ -93,6 +90,23 @@ def test_a_rank_reads_its_own_experts_alone() -> None:
             with pytest.raises(ValueError, match="expert 4 in the checkpoint, of 4"):
                 parameter.load(Unread(), f"4.{shard}")
         assert len(parameter) == 2
+
+
+def test_more_ranks_than_experts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the 1 experts of a layer .* 2 ranks"):
+        experts_of_second_rank(1)
+
+
+def test_adapters_of_experts_that_ranks_have_whole_are_not_taken() -> None:
+    """What asks for none has none to load: an adapter of such modules is refused by their names."""
+    adapters: Any = SimpleNamespace(experts=lambda *arguments: pytest.fail("it asks for them"))
+    experts = experts_of_second_rank(2, adapters=adapters)
+    for name, parameter in experts.named_parameters():
+        assert isinstance(parameter, LoadedParameter)
+        for shard in ("gate", "up") if "gate_up" in name else ("down",):
+            parameter.load(Held(torch.ones((16, 8) if shard == "down" else (8, 16))), f"1.{shard}")
+        assert not parameter.missing
+    experts.pack()
 
 
 @pytest.mark.parametrize(
@@ -111,23 +125,15 @@ def test_dealing_in_turn_is_for_groups_of_experts_that_are_there_once(
     assert ("experts are placed linearly" in caplog.text) == (strategy == "linear")
 
 
-@pytest.mark.slow
-def test_adapters_of_experts_are_refused_by_their_names(model_folder: ModelFolder, tmp_path: Path) -> None:
-    folder = model_folder("mixtral")
-    options = engine_options(enable_lora=True, dtype="float32", **TENSOR)
-    executor = create_executor(options.parallel)
-    try:
-        served = executor.load(ModelOptions(model=str(folder)), options).adapter_modules
-    finally:
-        executor.close()
-    assert "model.layers.0.self_attn.q_proj" in served
-    name = "model.layers.0.mlp.experts.0.gate_proj"
-    adapter = write_adapter(tmp_path / "adapter", low_rank({name: (64, 64)}), target_modules=["gate_proj"])
-    with pytest.raises(StartupError, match=r"experts\.0\.gate_proj"):
-        AdapterRegistry(options.lora, ["base"], served).read_at_start(LoraModule("adapter", str(adapter)))
+Answered = list[tuple[list[list[int]], list[list[int]]]]
 
 
-def requests_now_and_then(number: int, engine: Engine) -> list[tuple[list[list[int]], list[list[int]]]]:
+def check_all(folder: Path, found: list[Answered]) -> None:
+    for prompts, answers in (each for rank in found for each in rank):
+        check_greedy(folder, prompts, answers, len(answers[0]))
+
+
+def requests_now_and_then(number: int, engine: Engine) -> Answered:
     """Prompts that share beginnings, some at a time, with pauses: prompts and answers of each time."""
     generator, found = random.Random(number), []
     beginning = random_prompts(40, seed=number)[0]
@@ -143,7 +149,6 @@ def requests_now_and_then(number: int, engine: Engine) -> list[tuple[list[list[i
 @pytest.mark.parametrize(
     ("family", "count", "options"),
     [
-        ("mixtral", 2, {"enable_expert_parallel": True}),
         ("llama4", 2, {"num_blocks": 16, "max_num_batched_tokens": 24}),  # preempted, in chunks, parts of all experts
         ("glm-moe", 2, TENSOR | {"expert_placement_strategy": "round_robin"}),
         ("gpt-oss", 3, {"enable_expert_parallel": True, "all2all_backend": "allgather_reducescatter"}),
@@ -155,9 +160,7 @@ def test_data_ranks_that_work_at_different_times(
 ) -> None:
     folder = model_folder(family)
     with running_data_ranks(folder, count, **options) as ranks:
-        found = ranks.each(requests_now_and_then)
-    for prompts, answers in (each for rank in found for each in rank):
-        check_greedy(folder, prompts, answers, len(answers[0]))
+        check_all(folder, ranks.each(requests_now_and_then))
 
 
 def skewed(folder: Path, target: Path) -> Path:
@@ -176,8 +179,9 @@ def test_a_data_rank_that_is_lost_is_named_and_ends_the_others(
     model_folder: ModelFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Also those that are idle."""
-    with running_data_ranks(model_folder("mixtral"), 2, enable_expert_parallel=True) as ranks:
-        ranks.each(lambda _, engine: run(engine, PROMPTS))
+    folder = model_folder("mixtral")
+    with running_data_ranks(folder, 2, enable_expert_parallel=True) as ranks:
+        check_all(folder, ranks.each(requests_now_and_then))
         lost = ranks.engines[1]._executor
         assert isinstance(lost, MultiprocExecutor)
         assert lost._ranks is not None
