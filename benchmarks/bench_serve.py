@@ -34,7 +34,10 @@ LOADS: Mapping[str, tuple[str, ...]] = {
     "stack, 3 requests/s": ("--request-rate", "3", "--num-prompts", "60", "--custom-output-len", "64"),
     "stack, 2 at a time": ("--max-concurrency", "2", "--num-prompts", "300", "--custom-output-len", "64"),
     "pace, 32 at a time": ("--max-concurrency", "32", "--num-prompts", "256", "--custom-output-len", "200"),
+    "slow pace, 4 at a time": ("--max-concurrency", "4", "--num-prompts", "24", "--custom-output-len", "24"),
 }
+# Which loads go to a server of a known pace: milliseconds to a first piece, and between two.
+PACES: Mapping[str, tuple[int, int]] = {"pace, 32 at a time": (50, 10), "slow pace, 4 at a time": (500, 50)}
 _TOKENIZER = str(resources.files("demo_model") / DEMO_MODEL)
 FIGURES = (
     "completed", "total_input_tokens", "total_output_tokens", "duration", "request_throughput", "output_throughput",
@@ -52,11 +55,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         prompts = _write_prompts(Path(name) / "prompts.jsonl")
         stack = ["--port", str(arguments.port), "--served-model-name", "demo", "--no-enable-prefix-caching"]
-        with running_stack(DEMO_MODEL, stack), _paced_server(arguments.port + 1):
-            print(before, flush=True)
-            for load in arguments.loads:
-                port = arguments.port + load.startswith("pace")
-                rounds = [_round(arguments, port, LOADS[load], prompts) for _ in range(arguments.rounds)]
+        print(before, flush=True)
+        for load in arguments.loads:
+            pace = PACES.get(load)
+            with _paced_server(arguments.port, *pace) if pace else running_stack(DEMO_MODEL, stack):
+                rounds = [_round(arguments, LOADS[load], prompts) for _ in range(arguments.rounds)]
                 print(report(load, rounds), flush=True)
 
 
@@ -71,8 +74,9 @@ def _parse() -> argparse.Namespace:
 
 
 @contextmanager
-def _paced_server(port: int) -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.paced_server", str(port)])
+def _paced_server(port: int, first: int, between: int) -> Iterator[None]:
+    command = [sys.executable, "-m", "benchmarks.paced_server", str(port), str(first), str(between)]
+    process = subprocess.Popen(command)
     try:
         yield
     finally:
@@ -87,10 +91,10 @@ def _write_prompts(path: Path) -> Path:
     return path
 
 
-def _round(arguments: argparse.Namespace, port: int, load: Sequence[str], prompts: Path) -> tuple[Figures, Figures]:
+def _round(arguments: argparse.Namespace, load: Sequence[str], prompts: Path) -> tuple[Figures, Figures]:
     """Figures of vLLM's client and of ours, which is started when vLLM's begins to send."""
     common = [
-        "bench", "serve", "--model", "demo", "--tokenizer", _TOKENIZER, "--port", str(port), "--dataset-name",
+        "bench", "serve", "--model", "demo", "--tokenizer", _TOKENIZER, "--port", str(arguments.port), "--dataset-name",
         "custom", "--dataset-path", str(prompts), "--disable-shuffle", "--ignore-eos", "--temperature", "0",
         "--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result", "--disable-tqdm", *load,
     ]  # fmt: skip

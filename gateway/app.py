@@ -46,6 +46,7 @@ from gateway.errors import (
 from gateway.metrics.collector import GatewayCollector
 from gateway.metrics.shared import SharedFigures, place_of
 from gateway.middleware.authentication import AuthenticationMiddleware
+from gateway.middleware.of_users import middleware_of
 from gateway.middleware.request_id import RequestIdMiddleware
 from gateway.middleware.root_path import RootPathMiddleware
 from gateway.middleware.stopping import StoppingMiddleware
@@ -151,6 +152,7 @@ def middleware(options: GatewayOptions) -> list[Middleware]:
         )
     if options.api_key:
         found.append(Middleware(AuthenticationMiddleware, api_keys=options.api_key))
+    found += map(middleware_of, options.middleware)
     return [*found, Middleware(StoppingMiddleware)]
 
 

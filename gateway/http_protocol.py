@@ -13,8 +13,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from gateway.errors import error_response
 from gateway.middleware.root_path import path_below_root
 from quire.errors import Overloaded
+from quire.options.gateway import GatewayOptions
 
-MAX_HEADER_BYTES = 64 * 1024
 _LIVENESS = b"/livez"
 
 
@@ -28,6 +28,8 @@ class LimitedProtocol(HttpToolsProtocol):
     # Time that a client has for each.
     header_seconds: ClassVar[float]
     body_seconds: ClassVar[float]
+    max_header_bytes: ClassVar[int]
+    max_headers: ClassVar[int]
 
     _timer: asyncio.TimerHandle | None = None
     _header_bytes = 0
@@ -59,12 +61,15 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._timer is None and not self._answering:
                 self._await_headers()
         super().data_received(data)
-        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
-            self._refuse(431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")
+        if self._in_headers and self._header_bytes > self.max_header_bytes:
+            self._refuse_size()
 
     def on_headers_complete(self) -> None:
-        if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES:
-            self._refuse(431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")
+        if sum(len(name) + len(value) for name, value in self.headers) > self.max_header_bytes:
+            self._refuse_size()
+            return
+        if len(self.headers) > self.max_headers:
+            self._refuse(431, f"The request has more than {self.max_headers} headers (--h11-max-header-count).")
             return
         self._in_headers = False
         self._disarm()
@@ -107,6 +112,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
+    def _refuse_size(self) -> None:
+        limit = f"{self.max_header_bytes} bytes (--h11-max-incomplete-event-size)"
+        self._refuse(431, f"The request's headers are larger than {limit}.")
+
     def _refuse(self, status: int, message: str) -> None:
         if self.transport.is_closing():
             return
@@ -121,9 +130,13 @@ class LimitedProtocol(HttpToolsProtocol):
         return bool(self.pipeline) or not (self.cycle.response_complete and self._in_headers)
 
 
-def limited_protocol(header_seconds: float, body_seconds: float) -> type[LimitedProtocol]:
-    """The protocol class with these deadlines; uvicorn makes one instance per connection."""
-    return type("Protocol", (LimitedProtocol,), {"header_seconds": header_seconds, "body_seconds": body_seconds})
+def limited_protocol(options: GatewayOptions) -> type[LimitedProtocol]:
+    """The protocol class with these deadlines and limits; uvicorn makes one instance per connection."""
+    limits = {
+        "header_seconds": options.header_timeout_seconds, "body_seconds": options.body_timeout_seconds,
+        "max_header_bytes": options.h11_max_incomplete_event_size, "max_headers": options.h11_max_header_count,
+    }  # fmt: skip
+    return type("Protocol", (LimitedProtocol,), limits)
 
 
 async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,6 +14,7 @@ import uvicorn
 import uvloop
 
 from gateway.app import create_app
+from gateway.certificates import Certificates
 from gateway.context import GatewayContext
 from gateway.errors import stopping
 from gateway.http_protocol import limited_protocol
@@ -126,9 +127,12 @@ async def _serve(options: GatewayOptions, security: RpcSecurityOptions, listener
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     logger.info("listening on %s:%d", options.host, options.port)
-    reporting = asyncio.create_task(_report_readiness(context))
+    beside = [asyncio.create_task(_report_readiness(context))]
+    if options.enable_ssl_refresh and server.config.ssl:
+        beside.append(asyncio.create_task(Certificates(server.config.ssl, options).watch()))
     await _wait(serving, signals, None)
-    reporting.cancel()
+    for task in beside:
+        task.cancel()
     context.draining = True
     server.should_exit = True
     await _wait(serving, signals, options.drain_timeout_seconds)
@@ -176,7 +180,7 @@ def _config(options: GatewayOptions, context: GatewayContext) -> uvicorn.Config:
         host=options.host,
         port=options.port,
         loop="none",
-        http=limited_protocol(options.header_timeout_seconds, options.body_timeout_seconds),
+        http=limited_protocol(options),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -39,6 +39,10 @@ class GatewayOptions:
     ssl_certfile: str | None = option(None, "Certificate (PEM) for HTTPS.")
     ssl_ca_certs: str | None = option(None, "Authorities (PEM) that client certificates must come from.")
     ssl_cert_reqs: int = option(0, "Whether clients need a certificate: 0 no, 1 optional, 2 yes.", minimum=0, maximum=2)
+    enable_ssl_refresh: bool = option(
+        False,
+        "Reads the files of HTTPS again when they change; connections made from then on get the new certificate.",
+    )
     allowed_origins: tuple[str, ...] = option((), "Origins that browsers may call from; none by default.")
     allowed_methods: tuple[str, ...] = option(("*",), "Methods that those origins may use.")
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that those origins may send.")
@@ -48,6 +52,10 @@ class GatewayOptions:
         choices=("critical", "error", "warning", "info", "debug", "trace"),
     )  # fmt: skip
     disable_uvicorn_access_log: bool = option(False, "Leaves the line for each HTTP request out of the log.")
+    middleware: tuple[str, ...] = option(
+        (), "Middleware of your own (package.module.Name): a class as ASGI has it, or an async function of a request "
+        "and what answers it. Repeatable; what has no key does not reach it.",
+    )  # fmt: skip
     enable_request_id_headers: bool = option(False, "Adds X-Request-Id to every answer.")
     enable_prompt_tokens_details: bool = option(False, "Adds prompt_tokens_details to usage.")
     enable_force_include_usage: bool = option(False, "Adds usage to every stream, asked for or not.")
@@ -92,6 +100,10 @@ class GatewayOptions:
         "fits the model) for each choice.", minimum=1,
     )  # fmt: skip
     max_connections: int = option(4096, "Most connections at a time; more are answered with 503.", minimum=1)
+    h11_max_incomplete_event_size: int = option(
+        64 * 1024, "Most bytes of a request's headers.", minimum=1024, maximum=2**24
+    )
+    h11_max_header_count: int = option(256, "Most headers of a request.", minimum=1)
     header_timeout_seconds: float = option(10.0, "Time for a request's headers to come.", minimum=0.1)
     body_timeout_seconds: float = option(30.0, "Time for a request's body to come.", minimum=0.1)
     drain_timeout_seconds: float = option(
@@ -122,6 +134,8 @@ class GatewayOptions:
             )
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
+        if self.enable_ssl_refresh and not self.ssl_certfile:
+            raise StartupError("--enable-ssl-refresh is for HTTPS: set --ssl-certfile and --ssl-keyfile too.")
         self.reasoning.check()
         self.tools.check(self.reasoning.parser)
         self.responses.check()

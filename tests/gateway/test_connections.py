@@ -152,6 +152,15 @@ async def test_headers_that_are_too_large(strict: GatewayStack) -> None:
         assert answer.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400")), answer[:200]
 
 
+async def test_limits_of_headers_can_be_set(tokenizer_folder: Path) -> None:
+    options = {"h11_max_header_count": 8, "h11_max_incomplete_event_size": 2000}
+    async with running_gateway(tokenizer_folder, **options) as stack:
+        for lines, words in ((b"a: b\r\n" * 9, b"--h11-max-header-count"), (b"a: " + b"b" * 3000, b"larger than 2000")):
+            answer = await send(stack.port, b"GET /livez HTTP/1.1\r\n" + lines + b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 431") and words in answer
+        assert (await stack.client.get("/livez")).status_code == 200
+
+
 async def test_what_is_no_http(strict: GatewayStack) -> None:
     assert (await send(strict.port, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.1 400")
 

@@ -13,7 +13,6 @@ _BATCHES = "overlap of two batches (DBO)"
 _MEDIA = "input of images, audio and video"
 _NO_MEDIA = "Models are served for text alone; leave it out."
 _REQUEST_LOG = "logs of what requests say"
-_LIMITS = "limits of headers that can be set"
 _TRACES = "OpenTelemetry traces"
 _ADAPTERS = "Prompt adapters are gone from there as well. --enable-lora and --lora-modules NAME=PATH serve adapters."
 _TOKENIZERS = (
@@ -33,15 +32,11 @@ _SERVER: Mapping[str, Answer] = {
         "a configuration of Python's logging", "--log-level, --log-format and --log-file are there."
     ),
     "uds": not_built("Unix sockets", "Listen on --host 127.0.0.1, behind a proxy if need be."),
-    "enable-ssl-refresh": not_built("new certificates without a start", "Start the gateway again when they change."),
-    "middleware": not_built("middleware of users", "A proxy in front can do what it would."),
     "disable-frontend-multiprocessing": refused(
         "Gateway, tokenizer, router and engines are services, which are processes of their own by design: one that "
         "fails takes no other with it. Leave it out."
     ),
     "enable-server-load-tracking": no_effect("/load always counts.", switch=True),
-    "h11-max-incomplete-event-size": not_built(_LIMITS, "Headers may have 64 KiB, and bodies --max-body-bytes."),
-    "h11-max-header-count": not_built(_LIMITS, "Headers may have 64 KiB."),
     "show-hidden-metrics-for-version": no_effect("Deprecated metrics are always shown."),
     "otlp-traces-endpoint": not_built(_TRACES, "Headers of traces are passed on."),
     "collect-detailed-traces": not_built(_TRACES),

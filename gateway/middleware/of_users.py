@@ -1,0 +1,31 @@
+"""Middleware that an operator brings: classes as ASGI has them, or functions of a request and what answers it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+
+from quire.errors import StartupError
+
+
+def middleware_of(path: str) -> Middleware:
+    """
+    Args:
+        path: such as package.module.Name.
+
+    Raises:
+        StartupError: there is none of that name, or it is neither a class nor an async function.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise StartupError(f"--middleware {path} cannot be imported: {error}.") from error
+    if inspect.isclass(found):
+        return Middleware(found)
+    if inspect.iscoroutinefunction(found):
+        return Middleware(BaseHTTPMiddleware, dispatch=found)
+    raise StartupError(f"--middleware {path} is neither a class nor an async function.")

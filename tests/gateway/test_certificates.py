@@ -1,0 +1,62 @@
+"""Certificates that change while a server runs (`--enable-ssl-refresh`)."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from gateway.certificates import Certificates
+from quire.errors import StartupError
+from quire.options.gateway import GatewayOptions
+from tests.support.certificates import make_authority, make_certificate
+
+
+async def shown(port: int) -> bytes:
+    """The certificate that a new connection gets."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    told: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return told
+
+
+@pytest.mark.asyncio
+async def test_new_connections_get_what_the_files_hold(tmp_path: Path) -> None:
+    make_authority(tmp_path)
+    for name in ("one", "two"):
+        make_certificate(tmp_path, name)
+    key, certificate = tmp_path / "server.key", tmp_path / "server.pem"
+
+    def put(name: str, key_name: str) -> None:
+        for suffix, path, source in ((".key", key, key_name), (".pem", certificate, name)):
+            (tmp_path / "new").write_bytes((tmp_path / f"{source}{suffix}").read_bytes())
+            (tmp_path / "new").replace(path)
+
+    put("one", "one")
+    options = GatewayOptions(ssl_keyfile=str(key), ssl_certfile=str(certificate), enable_ssl_refresh=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    certificates = Certificates(tls, options)
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0, ssl=tls)
+    port = server.sockets[0].getsockname()[1]
+    first = await shown(port)
+    put("two", "one")  # the key has not come yet
+    certificates.refresh()
+    assert await shown(port) == first
+    put("two", "two")
+    certificates.refresh()
+    second = await shown(port)
+    assert second != first
+    certificate.unlink()
+    certificates.refresh()
+    assert await shown(port) == second
+    server.close()
+
+
+def test_it_is_for_https() -> None:
+    with pytest.raises(StartupError, match="--enable-ssl-refresh"):
+        GatewayOptions(enable_ssl_refresh=True).check()
