@@ -76,7 +76,7 @@ class ExpertBalancing:
             told.copy_(counts)
         if self._groups.expert.rank == 0:
             found = [balancedness(each, layer.placement) for each, layer in zip(loads, self._layers, strict=True)]
-            logger.info("pass %d: %d tokens, balancedness %.2f", self._passes, sum(loads[0]), _mean(found))
+            logger.info("pass %d: %d choices a layer, balancedness %.2f", self._passes, sum(loads[0]), _mean(found))
 
     def _loads_of(self, counts: Sequence[torch.Tensor]) -> list[list[int]]:
         """Of each layer and expert, the tokens of all data ranks."""
