@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any
+from typing import Any, cast
 
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -22,11 +22,11 @@ def middleware_of(path: str) -> Middleware:
     """
     module, _, name = path.rpartition(".")
     try:
-        found: Any = getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise StartupError(f"--middleware {path} cannot be imported: {error}.") from error
     if inspect.isclass(found):
-        return Middleware(found)
+        return Middleware(cast("Any", found))
     if inspect.iscoroutinefunction(found):
         return Middleware(BaseHTTPMiddleware, dispatch=found)
     raise StartupError(f"--middleware {path} is neither a class nor an async function.")
