@@ -14,6 +14,7 @@ from gateway.answers.pooled import Pooled
 
 Rows = NDArray[np.float32]
 
+_MOST_PRODUCTS = 2**20
 _EXPONENT_BITS = {"fp8_e4m3": 4, "fp8_e5m2": 5}
 _NATIVE = {"little": "<", "big": ">", "native": "<" if sys.byteorder == "little" else ">"}
 
@@ -99,4 +100,7 @@ def cosine(first: Pooled, second: Pooled) -> float:
 
 def max_similarity(query: Pooled, document: Pooled) -> float:
     """Of each token of the query the best of the document's tokens, summed."""
-    return float((rows_of(query) @ rows_of(document).T).max(axis=1).sum(dtype=np.float64))
+    rows, others = rows_of(query), rows_of(document)
+    step = max(1, _MOST_PRODUCTS // len(others))  # of two long texts all at once would be hundreds of megabytes
+    parts = (rows[start : start + step] @ others.T for start in range(0, len(rows), step))
+    return float(sum(part.max(axis=1).sum(dtype=np.float64) for part in parts))

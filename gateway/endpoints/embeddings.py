@@ -31,6 +31,8 @@ from gateway.protocol.pooling import (
 )
 from quire.errors import InvalidRequest
 
+_MOST_NUMBERS = 2**23  # of an answer in JSON, some twenty bytes each
+
 Value = list[float] | list[list[float]] | str
 
 
@@ -167,6 +169,11 @@ async def _written(
         return make([lists_of(output) for output in outputs])
 
     size = sum(map(_num_values, outputs))
+    if size > _MOST_NUMBERS and body.encoding_format != "base64":
+        raise InvalidRequest(
+            f"The answer would have {size} numbers in JSON, of {_MOST_NUMBERS} at most: ask for base64 or bytes.",
+            parameter="encoding_format",
+        )
     return await large.answer(call.request, size // (8 if body.encoding_format == "base64" else 1), whole)
 
 

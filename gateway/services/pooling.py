@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
@@ -12,12 +13,15 @@ from gateway.requests.pooling_request import PoolingRequest, TokenizedInput
 from gateway.requests.statistics import RequestStatistics
 from gateway.services.convert import from_pooling, to_pooled
 from gateway.services.router_streams import RouterStreams
-from quire.errors import DeadlineExceeded, Unavailable
+from quire.errors import DeadlineExceeded, InvalidRequest, Unavailable
 
 # Of one part: enough that calls cost little beside it, and few enough that several workers share what is large.
 _MOST_TOKENS = 4 * 1024
 _MOST_ANSWER_BYTES = 8 * 2**20
 _PARTS_AT_ONCE = 16
+# Of what comes of one request, and of all that are under way: vectors of tokens are as many as their tokens.
+_MOST_REQUEST_BYTES = 2**28
+_MOST_LIVE_BYTES = 2**30
 _GRACE_SECONDS = 2.0
 
 
@@ -32,22 +36,38 @@ class PoolingCalls:
         self._routers = routers
         self._room = room
         self._statistics = statistics
+        self._bytes_room = ChoiceRoom(_MOST_LIVE_BYTES, "bytes of vectors")
 
     async def pool(self, request: PoolingRequest) -> list[Pooled]:
         """What comes of each input. Ends all that is under way if it is cancelled.
 
         Raises:
+            InvalidRequest: what comes of it is too large.
             Overloaded: too much runs already.
             QuireError: no worker does it.
         """
-        self._room.enter(request.tenant, len(request.inputs))
-        try:
-            with self._statistics.pooling(request) as timed:
-                found = await self._parts(request)
-                timed(found)
-        finally:
-            self._room.leave(request.tenant, len(request.inputs))
+        with self._entered(request), self._statistics.pooling(request) as timed:
+            found = await self._parts(request)
+            timed(found)
         return [output for part in found for output in part.outputs]
+
+    @contextlib.contextmanager
+    def _entered(self, request: PoolingRequest) -> Iterator[None]:
+        """Takes room for a request, all or none."""
+        tenant, count = request.tenant, len(request.inputs)
+        size = sum(map(request.answer_bytes, request.inputs))
+        if size > _MOST_REQUEST_BYTES:
+            raise InvalidRequest(
+                f"What comes of the inputs has {size} bytes as float32; a request may have {_MOST_REQUEST_BYTES} at "
+                "most: send fewer inputs, or shorter ones.",
+                parameter="input",
+            )
+        with contextlib.ExitStack() as taken:
+            self._room.enter(tenant, count)
+            taken.callback(self._room.leave, tenant, count)
+            self._bytes_room.enter(tenant, size)
+            taken.callback(self._bytes_room.leave, tenant, size)
+            yield
 
     async def _parts(self, request: PoolingRequest) -> list[PooledPart]:
         deadline = time.monotonic() + request.timeout_seconds

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from gateway.answers import vectors
 from gateway.answers.pooled import Pooled
 from gateway.answers.vectors import cosine, encoded, max_similarity, packed_signs, rows_of
 
@@ -58,3 +59,11 @@ def test_comparisons() -> None:
     query, document = output([[1, 0], [0, 1]]), output([[0.5, 0.1], [0.2, 0.9], [-1, -1]])
     assert max_similarity(query, document) == pytest.approx(0.5 + 0.9)
     assert rows_of(document).shape == (3, 2)
+
+
+def test_long_texts_are_compared_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(2)
+    query, document = draw.normal(size=(50, 8)), draw.normal(size=(70, 8))
+    monkeypatch.setattr(vectors, "_MOST_PRODUCTS", 7 * 70)
+    found = max_similarity(output(query), output(document))
+    assert found == pytest.approx((query @ document.T).max(axis=1).sum(), rel=1e-5)

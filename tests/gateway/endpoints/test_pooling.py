@@ -355,6 +355,17 @@ async def test_what_is_wrong_is_named(stack: Stack) -> None:
         await stack.refused("/v1/embeddings", body | {"model": "embedder"}, part)
 
 
+async def test_answers_are_bounded(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"model": "embedder", "input": ["hello", "hi"], "task": "token_embed"}
+    monkeypatch.setattr("gateway.endpoints.embeddings._MOST_NUMBERS", 27)
+    await stack.refused("/pooling", body, "28 numbers in JSON", "base64")
+    assert (await stack.post("/pooling", body | {"encoding_format": "base64"}))["data"]
+    monkeypatch.setattr("gateway.services.pooling._MOST_REQUEST_BYTES", 111)
+    await stack.refused("/pooling", body | {"encoding_format": "base64"}, "112 bytes as float32", "fewer inputs")
+    room = stack.gateway.context.pipeline.pooling._bytes_room
+    assert room._free == 2**30
+
+
 async def test_large_requests_go_in_parts(stack: Stack) -> None:
     count = len(stack.engines["cross"].pooling.received)
     texts = [f"number {number}" for number in range(9)]
