@@ -151,6 +151,14 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int  # of token_ids[0]; 1 is the most likely
 
 
+class StageTimes(msgspec.Struct, frozen=True, array_like=True):
+    """When a stage of a pipeline had a step, in seconds of the machine's monotonic clock."""
+
+    began: float
+    waited: float  # of the time between, how long it waited for other stages
+    ended: float
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """What a step produced."""
 
@@ -162,7 +170,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     logprobs: dict[int, list[PositionLogprobs]]
     # slot -> log-probabilities of the prompt tokens whose predecessor was computed in this step.
     prompt_logprobs: dict[int, list[PositionLogprobs]]
-    # Milliseconds in the model's forward pass, and in the whole of the step with sampling.
+    # Milliseconds in the model's forward pass, and in the whole of the step with sampling; on all stages together.
     forward_milliseconds: float
     execute_milliseconds: float
     # slot -> why its sequence failed, in words for its caller; the other sequences of the step are well.
@@ -174,6 +182,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     draft_failure: str = ""
     draft_milliseconds: float = 0.0  # of the step's, in the draft model
     read_adapters: dict[int, str] = {}  # key -> empty, or why it could not be read; since the last step, on all ranks
+    stages: list[StageTimes] = []  # of a rank the stage that it is in, of all of them each; empty where there is one
 
 
 class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -199,3 +208,4 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     adapter_modules: dict[str, tuple[int, int]] = {}
     draft_bytes_per_block: int = 0  # of bytes_per_block, those of a draft model's layers
     lockstep_ranks: int = 1  # data ranks that compute experts together
+    num_stages: int = 1  # of the model's layers: see parallel/stages.py

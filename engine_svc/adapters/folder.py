@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from engine_svc.adapters.config import CONFIG_FILE, HEAD, WHOLE_MODULES, AdapterConfig, read_config
 from engine_svc.adapters.header import TensorPlace, broken, read_header
@@ -27,6 +28,7 @@ _WHOLE = ".weight"
 # (outputs, inputs) of each module that an adapter may have a part of, as the base's checkpoint names it. Those of an
 # embedding are the size of its rows and the vocabulary.
 ModuleShapes = Mapping[str, tuple[int, int]]
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,13 @@ class AdapterFolder:
         return max((part.rank for part in self.parts.values()), default=0)
 
 
-def read_folder(path: Path, max_rank: int, modules: ModuleShapes) -> AdapterFolder:
+def read_folder(path: Path, max_rank: int, modules: ModuleShapes, *, is_part: bool = False) -> AdapterFolder:
     """What a folder holds, checked.
 
     Args:
         max_rank: --max-lora-rank.
         modules: of the base.
+        is_part: others may have the rest of them; what is not of these is left out.
 
     Raises:
         InvalidRequest: the adapter cannot be served; names file and tensor, what was expected and what was found.
@@ -85,10 +88,19 @@ def read_folder(path: Path, max_rank: int, modules: ModuleShapes) -> AdapterFold
             f"safe_serialization=True: that writes {WEIGHTS_FILE}."
         )
     folder = _sort(path, config, read_header(path / WEIGHTS_FILE))
+    if is_part:
+        folder = _only(modules, folder)
     for module, part in folder.parts.items():
         _check_rank(folder, config, module, part, max_rank)
     _check_modules(folder, modules)
     return folder
+
+
+def _only(modules: ModuleShapes, folder: AdapterFolder) -> AdapterFolder:
+    def own(found: Mapping[str, _Found]) -> dict[str, _Found]:
+        return {module: each for module, each in found.items() if module in modules}
+
+    return replace(folder, parts=own(folder.parts), whole=own(folder.whole), unchanged=own(folder.unchanged))
 
 
 def revision_of(path: Path) -> str:

@@ -95,6 +95,14 @@ class ConstrainedRequests:
         for sequence in [each for each in live.sequences if each.follower and each.follower.is_ended]:
             self._requests.stop(sequence, sequence.num_output_tokens)  # all that another worker had still to say
 
+    def await_tokens(self, batch: Batch) -> bool:
+        """Whether steps before this one have still to bring tokens that its masks depend on."""
+        return any(
+            sequence.follower is not None and sequence.num_pending_tokens > batch.sampling[slot]
+            for slot, sequence in batch.holders().items()
+            if slot in batch.sampling
+        )
+
     def masks(self, batch: Batch) -> TokenMasks:
         """What the sequences of a step may sample, all their tokens being known. Those that cannot go on end here."""
         slots: list[int] = []

@@ -87,7 +87,9 @@ class Engine:
         lora = options.lora
         adapters = AdapterSlots(lora.max_loras, lora.host_places) if lora.enable_lora else None
         budget = facts.max_num_batched_tokens
-        self._scheduler = Scheduler(self._kv_cache, options.scheduler, budget, drafter, lookahead, adapters)
+        self._scheduler = Scheduler(
+            self._kv_cache, options.scheduler, budget, drafter, lookahead, adapters, facts.num_stages
+        )
         self._requests = LiveRequests(self._scheduler, clock)
         self._statistics = EngineStatistics()
         self._processor = StepProcessor(
@@ -100,7 +102,7 @@ class Engine:
         self._in_flight: deque[Batch] = deque()
         self._is_waiting = False
         self.rest = Rest(executor, self._scheduler, self._kv_cache, self._collect_all, self._advance)
-        self._max_in_flight = executor.max_in_flight if options.scheduler.async_scheduling else 1
+        self._max_in_flight = executor.max_in_flight if options.scheduler.async_scheduling else facts.num_stages
 
     @property
     def has_work(self) -> bool:
@@ -213,12 +215,15 @@ class Engine:
 
     def _advance(self) -> None:
         batch = self._scheduler.schedule(self._clock())
-        self._is_waiting = batch.has_work and not batch.sequences
         if batch.has_work:
             self._submit(batch)
             self._send_masks(batch)
         while self._in_flight and (len(self._in_flight) >= self._most_in_flight or not batch.sequences):
+            oldest = self._in_flight[0]
             self._collect()
+            if oldest.sequences and not batch.sequences:  # with what it has brought, the next step may have some
+                break
+        self._is_waiting = batch.has_work and not any(each.sequences for each in (batch, *self._in_flight))
 
     def _collect_all(self) -> None:
         """Until no step is under way."""
@@ -227,8 +232,9 @@ class Engine:
 
     @property
     def _most_in_flight(self) -> int:
-        """Steps under way at once: what is guessed for the next one depends on all tokens of the last."""
-        return 1 if self._drafter is not None and self._drafter.is_active else self._max_in_flight
+        """Steps under way at once: what is guessed for the next one depends on all tokens of its sequences."""
+        is_drafting = self._drafter is not None and self._drafter.is_active
+        return self._facts.num_stages if is_drafting else self._max_in_flight
 
     def give_up(self, error: QuireError) -> list[SequenceDelta]:
         """Ends all requests with an error, for an engine that is about to go away; their last deltas."""
@@ -291,13 +297,11 @@ class Engine:
             self._in_flight.append(batch)
 
     def _send_masks(self, batch: Batch) -> None:
-        """Lets a step sample whose masks depend on the tokens of those before it; its forward pass runs meanwhile."""
-        if not batch.awaits_masks:
+        """Lets a step sample whose masks depend on tokens of those before it; its forward pass runs meanwhile."""
+        if not batch.awaits_masks or batch not in self._in_flight:  # it could not be submitted
             return
-        while self._in_flight and self._in_flight[0] is not batch:
+        while self._in_flight[0] is not batch and self._constraints.await_tokens(batch):
             self._collect()
-        if not self._in_flight:  # it could not be submitted
-            return
         try:
             self._executor.send_masks(self._constraints.masks(batch))
         except Exception as error:

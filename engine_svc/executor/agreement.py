@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import msgspec
 
-from engine_svc.plan import EndedTransfer, StepResult
+from engine_svc.parallel.layout import Coordinates, ParallelLayout
+from engine_svc.plan import EndedTransfer, KvCacheSpec, StepResult
 
 
 class Agreement:
     """Over the steps of one worker, in order.
 
-    All ranks sample from the same logits, so they agree without being told; rank 0 answers for all. A sequence that
-    fails on one of them, even if on no other, has failed.
+    All ranks of a model's last layers sample from the same logits, so they agree without being told; the first of them
+    answers for all. A sequence that fails on one rank, even if on no other, has failed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layout: ParallelLayout = ParallelLayout()) -> None:
+        self._layout = layout
         self._ends = TransferEnds()
         self._reads = AdapterReads()
 
@@ -26,7 +29,7 @@ class Agreement:
 
     def of(self, results: list[StepResult]) -> StepResult:
         """The joint result of a step, of which each rank has brought its own."""
-        return self._reads.agree(results, self._ends.agree(results, agree(results)))
+        return self._reads.agree(results, self._ends.agree(results, agree(results, self._layout)))
 
 
 class TransferEnds:
@@ -68,9 +71,30 @@ class AdapterReads:
         return joint if read == joint.read_adapters else msgspec.structs.replace(joint, read_adapters=read)
 
 
-def agree(results: list[StepResult]) -> StepResult:
-    """Rank 0's result, without the sequences that failed on any rank."""
-    first = results[0]
+def joint_spec(specs: list[KvCacheSpec]) -> KvCacheSpec:
+    """What all ranks can keep: as many blocks as the one with the least room for them, whatever each stores in one."""
+
+    def blocks(spec: KvCacheSpec) -> float:
+        free = spec.available_bytes - spec.state_bytes
+        return free / spec.bytes_per_block if spec.bytes_per_block else math.copysign(math.inf, free)
+
+    scarce = min(specs, key=blocks)
+    state_bytes = max(spec.state_bytes for spec in specs)
+    return msgspec.structs.replace(
+        scarce,
+        available_bytes=scarce.available_bytes + state_bytes - scarce.state_bytes,
+        state_bytes=state_bytes,
+        draft_bytes_per_block=max(spec.draft_bytes_per_block for spec in specs),  # a draft may run on some ranks only
+        adapter_modules={name: shape for spec in specs for name, shape in spec.adapter_modules.items()},
+    )
+
+
+def agree(results: list[StepResult], layout: ParallelLayout) -> StepResult:
+    """The result of the last stage's first rank, without the sequences that failed on any rank; with the times of all
+    stages."""
+    first = results[layout.rank(Coordinates(0, layout.pipeline - 1, 0))]
+    if layout.pipeline > 1:
+        first = _of_all_stages(first, results[:: layout.tensor])
     failed = {slot: message for result in reversed(results) for slot, message in result.failed_slots.items()}
     if failed.keys() == first.failed_slots.keys():
         return first
@@ -78,4 +102,13 @@ def agree(results: list[StepResult]) -> StepResult:
     kept = {slot: run for slot, run in sampled if slot not in failed}
     return msgspec.structs.replace(
         first, sampled_slots=list(kept), sampled_token_ids=list(kept.values()), failed_slots=failed
+    )
+
+
+def _of_all_stages(last: StepResult, stages: list[StepResult]) -> StepResult:
+    return msgspec.structs.replace(
+        last,
+        forward_milliseconds=sum(stage.forward_milliseconds for stage in stages),
+        execute_milliseconds=sum(stage.execute_milliseconds for stage in stages),
+        stages=[times for stage in stages for times in stage.stages],
     )

@@ -9,9 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-import msgspec
-
-from engine_svc.executor.agreement import Agreement
+from engine_svc.executor.agreement import Agreement, joint_spec
 from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.executor.broadcast import RankUnreachable
 from engine_svc.executor.messages import (
@@ -29,6 +27,7 @@ from engine_svc.executor.messages import (
     Stepped,
 )
 from engine_svc.executor.ranks import RankGroup, RankWatch
+from engine_svc.parallel.layout import layout_of
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.upkeep import Upkeep
 from quire.errors import StartupError
@@ -68,6 +67,9 @@ class RankedExecutor(Executor):
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         """See Executor.load."""
         self._step_seconds = options.watchdog.step_timeout_seconds
+        layout = layout_of(options.parallel)
+        self._agreement = Agreement(layout)
+        self.max_in_flight = layout.pipeline + 1  # one in each stage, and one that waits for the first
         ranks = self._ranks = self._start(options)
         self._watch = RankWatch(ranks, lambda: self._wake())
         at_once = options.parallel.executor.max_parallel_loading_workers or len(ranks.devices)
@@ -85,11 +87,7 @@ class RankedExecutor(Executor):
         except ExecutorDead as error:
             raise StartupError(f"A rank of the model ended while loading: {error}. See the log above.") from error
         specs = [answer.spec for answer in answers if isinstance(answer, Loaded)]
-        return msgspec.structs.replace(  # a draft may run on some ranks only
-            min(specs, key=lambda spec: spec.available_bytes),
-            bytes_per_block=max(spec.bytes_per_block for spec in specs),
-            draft_bytes_per_block=max(spec.draft_bytes_per_block for spec in specs),
-        )
+        return joint_spec(specs)
 
     def _take_turns(self, ranks: RankGroup, at_once: int) -> None:
         """Has only so many ranks read weights at a time."""

@@ -28,8 +28,11 @@ class UniprocExecutor(Executor):
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         """See Executor.load."""
-        if options.parallel.tensor_parallel_size != 1:
-            raise StartupError("--distributed-executor-backend uni runs one rank; use mp for --tensor-parallel-size.")
+        if options.parallel.num_ranks != 1:
+            raise StartupError(
+                "--distributed-executor-backend uni runs one rank; use mp for --tensor-parallel-size and "
+                "--pipeline-parallel-size."
+            )
         # Late: it takes a second or two to import, and the worker answers by then.
         with without_collection():
             import torch

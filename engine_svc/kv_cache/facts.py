@@ -13,6 +13,7 @@ class KvCacheFacts:
     block_size: int  # tokens
     num_host_blocks: int = 0  # of the prefix cache's second tier
     max_num_batched_tokens: int  # of a step
+    num_stages: int = 1  # of the model's layers, each of which may have a step under way
     windows: tuple[int | None, ...] = (None,)  # of the groups of layers: see layer_groups.py
     # Whether sequences that begin alike may share blocks. Not where layers keep states beside them, which are of a
     # sequence's last computed token alone: there nothing that is cached could be gone on from.

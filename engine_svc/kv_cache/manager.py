@@ -16,7 +16,7 @@ from engine_svc.kv_cache.events import CacheContents, Changes, EventRecorder, Ti
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.prefix_cache import PrefixCache
 from engine_svc.kv_cache.transfers import TransfersUnderWay
-from engine_svc.layer_groups import most_blocks
+from engine_svc.layer_groups import most_blocks, tokens_under_way
 from engine_svc.plan import EndedTransfer, Transfers
 from quire.block_hash import extend_hashes
 from quire.options.cache import CacheOptions
@@ -76,7 +76,7 @@ class KvCacheManager:
         self._caching = options.enable_prefix_caching and facts.shares_blocks
         self._windows = facts.windows
         self._has_windows = any(window is not None for window in self._windows)
-        self._step_tokens = facts.max_num_batched_tokens
+        self._tokens_under_way = tokens_under_way(facts.max_num_batched_tokens, facts.num_stages)
         self._pool = BlockPool(facts.num_blocks)
         self._recorder = EventRecorder(connector.recorder if connector else None)
         self._caches = [PrefixCache(None if group else self._recorder.device) for group in range(len(self._windows))]
@@ -204,7 +204,7 @@ class KvCacheManager:
         needed = -(-num_tokens // self.block_size) - len(table) - len(found)
         missing = 0
         for group, window in enumerate(self._windows):
-            most = most_blocks(window, num_tokens, self.block_size, self._step_tokens)
+            most = most_blocks(window, num_tokens, self.block_size, self._tokens_under_way)
             missing += min(needed, max(0, most - table.num_held(group) - found.num_held(group)))
         return missing + self._cost(found) <= self._pool.num_free
 

@@ -6,7 +6,7 @@ import logging
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
-from engine_svc.layer_groups import most_blocks
+from engine_svc.layer_groups import most_blocks, tokens_under_way
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
 from quire.options.cache import CacheOptions
@@ -97,7 +97,8 @@ def _most(spec: KvCacheSpec, cache: CacheOptions, max_num_seqs: int) -> int:
 
 def _blocks_for(num_tokens: int, spec: KvCacheSpec) -> int:
     """The most blocks that one sequence of so many tokens holds."""
-    return sum(most_blocks(window, num_tokens, spec.block_size, spec.max_num_batched_tokens) for window in spec.windows)
+    under_way = tokens_under_way(spec.max_num_batched_tokens, spec.num_stages)
+    return sum(most_blocks(window, num_tokens, spec.block_size, under_way) for window in spec.windows)
 
 
 def _capacity(num_blocks: int, spec: KvCacheSpec) -> int:
@@ -123,7 +124,7 @@ def _check_memory(num_blocks: int, free: int, spec: KvCacheSpec) -> None:
     raise StartupError(
         f"Not enough memory for the KV cache: one sequence of {spec.max_model_len} tokens needs {_gib(needed)} and "
         f"{_gib(free)} are free for it. {fits}. Lower --max-model-len, raise {_memory_option(spec)}, or spread the "
-        "model over more devices with --tensor-parallel-size."
+        "model over more devices with --tensor-parallel-size or --pipeline-parallel-size."
     )
 
 

@@ -57,7 +57,7 @@ class VocabParallelEmbedding(PackedLayer):
         self._rows: Weight | None = None
         self._add: AddToEmbeddings | None = None
         self._split = Split({"": Part(self._first, self._count, vocab_size)}, Part(0, hidden_size, hidden_size))
-        self._held = hold(self, self, self._split, "embedding" if is_input else "head", context)
+        self._held = hold(self, self, self._split, "head" if context.path == "lm_head" else "embedding", context)
         self.bias = split_parameter(bias_of(context.dtype), self._split, context.device) if bias else None
 
     def pack(self) -> None:

@@ -15,7 +15,7 @@ from engine_svc.loader.heads import load_eagle, load_multi_token
 from engine_svc.loader.model import BuiltModel, LoadedModel, load_model
 from engine_svc.models.draft import Draft, DraftDecoder
 from engine_svc.models.registry import is_ours
-from engine_svc.parallel.group import ParallelGroups
+from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.layout import ParallelLayout
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
@@ -47,6 +47,12 @@ def load_draft(config: SpeculativeConfig, target: Target) -> Draft:
         StartupError: it cannot be read, or does not fit the target; says what was expected and what was found.
     """
     _check_target(target.loaded)
+    if target.groups.layout.pipeline > 1 and config.chosen_method != "draft_model":
+        raise StartupError(
+            f"{_FLAG}: {config.chosen_method} guesses by the embedding and hidden states of the model's own "
+            "layers, which are on other ranks with --pipeline-parallel-size. Choose draft_model, or a method that runs "
+            "none (ngram, suffix)."
+        )
     try:
         return _load(config, target)
     except StartupError as error:
@@ -148,18 +154,23 @@ def _draft_options(config: SpeculativeConfig, target: Target) -> EngineOptions:
         ),
         kernels=replace(options.kernels, attention_backend=loaded.attention.name),
         lora=LoraOptions(),
-        parallel=replace(options.parallel, tensor_parallel_size=_groups(config, target).layout.tensor),
+        parallel=replace(
+            options.parallel, tensor_parallel_size=_groups(config, target).layout.tensor, pipeline_parallel_size=1
+        ),
     )  # fmt: skip
 
 
 def _groups(config: SpeculativeConfig, target: Target) -> ParallelGroups:
-    """
+    """Those of the ranks that have the model's last layers: a draft is not cut into stages.
+
     Raises:
         StartupError: the ranks cannot share the draft like that.
     """
-    size = config.draft_tensor_parallel_size or target.groups.layout.tensor
-    if size == target.groups.layout.tensor:
-        return target.groups
+    size, layout = config.draft_tensor_parallel_size or target.groups.layout.tensor, target.groups.layout
+    if size == layout.tensor:
+        alone = replace(layout, pipeline=1)
+        rank = alone.rank(replace(layout.coordinates(target.groups.rank), pipeline=0))
+        return replace(target.groups, layout=alone, rank=rank, pipeline=ParallelGroup())
     if size != 1:
         raise StartupError(
             f"draft_tensor_parallel_size is {size}; expected 1, or the --tensor-parallel-size "

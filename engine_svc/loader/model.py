@@ -17,6 +17,7 @@ from engine_svc.attention.base import AttentionBackend, AttentionShape
 from engine_svc.attention.registry import create_backend
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.context import LayerContext
+from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.layers.linear import qkv_parts
 from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
 from engine_svc.loader.formats.registry import create_format
@@ -33,6 +34,7 @@ from engine_svc.ops.base import Ops
 from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.placement import ExpertSharing
+from engine_svc.parallel.stages import stages_of
 from engine_svc.quantization.base import ModelForm, QuantizationMethod
 from engine_svc.quantization.registry import check_dequantized, create_method, settings_of
 from engine_svc.recurrence.base import StateForm, StateShape
@@ -68,7 +70,12 @@ class Model(Protocol):
     """What the runner calls."""
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[AnyLayerCache]
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[AnyLayerCache],
+        embedded: EmbeddedRows | None = None,
+        received: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See Decoder.forward."""
         ...
@@ -194,10 +201,18 @@ def _build_ours(
     config = config_for(raw)
     longest = longest_sequence(config, options.form)
     config = without_windows(config) if options.form.disable_sliding_window else config
+    stage = None
+    if groups.layout.pipeline > 1 and groups.lockstep is not None:
+        raise StartupError(
+            "--pipeline-parallel-size does not go with experts that --data-parallel-size ranks share: they compute "
+            "steps together, and stages several at once. Leave one of them out."
+        )
+    if groups.layout.pipeline > 1:
+        stage = stages_of(config.num_layers, options.parallel)[groups.layout.coordinates(groups.rank).pipeline]
     with division_told(groups):
         context, attention = place_layers(raw, config, options, groups, device)
         adapters = _adapters(options.lora, config, context)
-        model = Decoder(config, replace(context, adapters=adapters), attention, longest)
+        model = Decoder(config, replace(context, adapters=adapters), attention, longest, stage)
     ops, dtype = context.ops, context.dtype
     invariant = (
         ops.batch_invariant
@@ -273,8 +288,9 @@ def _adapters(options: LoraOptions, config: ModelConfig, context: LayerContext) 
         return None
     dtype = context.dtype if options.lora_dtype == "auto" else _DTYPES[options.lora_dtype]
     settings = AdapterSettings(
-        options.max_loras, options.max_lora_rank, dtype, context.dtype, options.fully_sharded_loras
-    )
+        options.max_loras, options.max_lora_rank, dtype, context.dtype, options.fully_sharded_loras,
+        is_part=context.groups.layout.pipeline > 1,
+    )  # fmt: skip
     find = partial(parameter_of_module, module_names=config.module_names)
     return AdapterLayers(settings, context.ops, context.groups, context.device, find, config.module_names)
 
@@ -284,7 +300,9 @@ def _load_from_transformers(
 ) -> LoadedModel:
     source = create_format(folder, options.load)
     refused = {
-        "--tensor-parallel-size": groups.layout.num_ranks > 1, "--quantization": options.form.quantization is not None,
+        "--pipeline-parallel-size": groups.layout.pipeline > 1,
+        "--tensor-parallel-size": groups.layout.num_ranks > 1,
+        "--quantization": options.form.quantization is not None,
         f"--load-format {options.load.load_format}": not isinstance(source, CheckpointFormat),
         f"--cpu-kernels {options.kernels.cpu_kernels}": options.kernels.cpu_kernels in CPU_LEVELS,
         "--batch-invariant": options.kernels.batch_invariant is True, "--enable-lora": options.lora.enable_lora,

@@ -75,7 +75,9 @@ def save_sharded_state(folder: Path, options: EngineOptions, target: Path, max_f
     layout = layout_of(options.parallel)
     check_shared(layout)
     for rank in range(layout.num_ranks):
-        alone = ParallelGroup(rank, layout.num_ranks)  # of ranks that have nothing to say to each other here
+        alone = ParallelGroup(
+            layout.coordinates(rank).tensor, layout.tensor
+        )  # of ranks that have nothing to say to each other here
         groups = ParallelGroups(layout, rank, tensor=alone, expert=alone)
         decoder = build_model(folder, options, groups, torch.device("cpu")).model
         scales = load_weights(decoder, source, options.load.use_tqdm_on_load, packs=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -50,10 +50,16 @@ def load_weights(
     """
     start = time.monotonic()
     loading, method = _Loading(model), model.quantization
-    files = {method.adapted_name(name): file for name, file in checkpoint.names().items()}
+    files = {
+        method.adapted_name(name): file for name, file in checkpoint.names().items() if not loading.is_elsewhere(name)
+    }
+
+    def own_tensors() -> Iterator[tuple[str, TensorSlice]]:
+        return ((name, source) for name, source in checkpoint.tensors() if not loading.is_elsewhere(name))
+
     loading.fill_missing(files)
     scales = CheckpointScales()
-    for name, source in with_progress(method.adapted(checkpoint.tensors), len(files), progress):
+    for name, source in with_progress(method.adapted(own_tensors), len(files), progress):
         if is_cache_scale(name):
             scales.take(name, source)
             continue
@@ -125,7 +131,7 @@ class _Loading:
     def __init__(self, model: Decoder | Encoder | FeatureHead) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if isinstance(p, LoadedParameter)}
         self.packed: set[str] = set()
-        self._config = model.config
+        self._model, self._config = model, model.config
         self._is_tied = model.is_tied
         self._ignored = {path: layer.ignored for path, layer in model.named_modules() if isinstance(layer, PackedLayer)}
         self._layers: dict[str, PackedLayer] = {}
@@ -136,6 +142,10 @@ class _Loading:
                 module, _, kind = name.rpartition(".")
                 whole = ".".join(filter(None, (path, module.rpartition(".")[0], kind)))
                 self._parts.setdefault(whole, []).append(f"{path}.{name}")
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether a tensor of a checkpoint is of another stage's layers: nothing of it is read."""
+        return self._model.is_elsewhere(parameter_name(name, self._config.module_names)[0])
 
     def is_ignored(self, name: str, target: str) -> bool:
         """Whether a tensor of a checkpoint says nothing that is to be loaded.

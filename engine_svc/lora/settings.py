@@ -16,3 +16,4 @@ class AdapterSettings:
     dtype: torch.dtype  # of their matrices
     base_dtype: torch.dtype  # of the model
     fully_sharded: bool = False  # both halves of a product are divided among the ranks, not one
+    is_part: bool = False  # the ranks of other stages have other layers of the model, and what adapters change of those

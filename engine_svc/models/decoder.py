@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,39 +14,49 @@ from engine_svc.layers.embedding import EmbeddedRows, VocabParallelEmbedding
 from engine_svc.layers.rotary import rotary_table
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import ModelConfig
-from engine_svc.models.decoder_layer import LAYERS, hidden_norm
+from engine_svc.models.decoder_layer import LAYERS, DecoderLayer, hidden_norm
 from engine_svc.models.latent_attention import LatentAttention
+from engine_svc.parallel.stages import Stage
 from engine_svc.recurrence.base import StateShape
 
 logger = logging.getLogger(__name__)
 
 
 class Decoder(torch.nn.Module):
-    """Token ids to hidden states, and hidden states to logits."""
+    """Token ids to hidden states, and hidden states to logits: all of a model, or one stage of it."""
 
     def __init__(
-        self, config: ModelConfig, context: LayerContext, attention: AttentionBackend, max_model_len: int
-    ) -> None:
+        self, config: ModelConfig, context: LayerContext, attention: AttentionBackend, max_model_len: int,
+        stage: Stage | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            stage: None: of all layers. What is another stage's is not there.
+        """
         super().__init__()
+        self.stage = stage = stage or Stage(range(config.num_layers))
         self.config = config
         self.quantization = context.quantization
         self._attention = attention
         self._ops = context.ops
         size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings and config.has_head
         scale = float(torch.tensor(config.embedding_scale, dtype=context.dtype)) * config.embedding_multiplier
-        self.embed_tokens = VocabParallelEmbedding(
-            *size, context=context.at("embed_tokens"), is_output=tied, scale=scale
-        )
+        if stage.is_first or (tied and stage.is_last):
+            self.embed_tokens = VocabParallelEmbedding(
+                *size, context=context.at("embed_tokens"), is_input=stage.is_first, is_output=tied and stage.is_last,
+                scale=scale,
+            )  # fmt: skip
         layer = LAYERS[config.norm_placement]
-        self.layers = torch.nn.ModuleList(
-            [layer(config, context.at(f"layers.{index}"), index) for index in range(config.num_layers)]
+        self.layers = torch.nn.ModuleDict(  # by their numbers in the whole model
+            {str(index): layer(config, context.at(f"layers.{index}"), index) for index in stage.layers}
         )
-        self.norm = hidden_norm(config, context)
-        self.lm_head: VocabParallelEmbedding | None = self.embed_tokens if tied else None
-        if config.has_head and not tied:
-            self.lm_head = VocabParallelEmbedding(
-                *size, context=context.at("lm_head"), is_input=False, is_output=True, bias=config.head_bias
-            )
+        if stage.is_last:
+            self.norm = hidden_norm(config, context)
+            self.lm_head: VocabParallelEmbedding | None = self.embed_tokens if tied else None
+            if config.has_head and not tied:
+                self.lm_head = VocabParallelEmbedding(
+                    *size, context=context.at("lm_head"), is_input=False, is_output=True, bias=config.head_bias
+                )
 
         def table(parameters: Mapping[str, Any]) -> torch.Tensor:
             found = rotary_table(
@@ -61,7 +71,14 @@ class Decoder(torch.nn.Module):
     @property
     def is_tied(self) -> bool:
         """Whether the embedding is the output layer too, or there is none."""
-        return self.lm_head is self.embed_tokens or self.lm_head is None
+        return self.config.tie_word_embeddings or not self.config.has_head
+
+    def is_elsewhere(self, parameter: str) -> bool:
+        """Whether a parameter of the model is another stage's."""
+        module, _, rest = parameter.partition(".")
+        if module == "layers":
+            return rest.partition(".")[0] not in self.layers
+        return module in ("embed_tokens", "norm", "lm_head") and not hasattr(self, module)
 
     def tap(self, layers: Collection[int]) -> None:
         """`forward` gives each token's sums before these layers behind its hidden state from now on."""
@@ -69,8 +86,13 @@ class Decoder(torch.nn.Module):
 
     def state_shapes(self) -> dict[int, StateShape]:
         """Of the recurrent layers."""
-        shapes = {index: layer.state_shape for index, layer in enumerate(self.layers)}
+        shapes = {index: layer.state_shape for index, layer in self._numbered_layers()}
         return {index: shape for index, shape in shapes.items() if isinstance(shape, StateShape)}
+
+    def _numbered_layers(self) -> Iterator[tuple[int, DecoderLayer]]:
+        for name, layer in self.layers.items():
+            assert isinstance(layer, DecoderLayer)
+            yield int(name), layer
 
     def forward(
         self,
@@ -78,31 +100,38 @@ class Decoder(torch.nn.Module):
         positions: torch.Tensor,
         caches: Sequence[AnyLayerCache],
         embedded: EmbeddedRows | None = None,
+        received: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One forward pass over a flat batch.
 
         Args:
             token_ids, positions: int64 [tokens]
-            caches: one for each layer.
+            caches: one for each layer, of the stage's.
             embedded: rows whose embeddings are given: scaled, where the model scales those that it looks up.
+            received: what the stage before returned.
 
         Returns:
-            Hidden states [tokens, hidden_size], normalised; and what is tapped beside them.
+            Hidden states [tokens, hidden_size]: of the last stage normalised, and what is tapped beside them; of others
+            the sums so far.
         """
         rotary = self._ops.take_rows(self._rotary, positions)
         local = rotary if self._local_rotary is None else self._ops.take_rows(self._local_rotary, positions)
         step = StepInputs(rotary, local, self._attention, self._query_scales(positions))
-        hidden = self.embed_tokens(token_ids)
-        if embedded is not None:
-            hidden = embedded.put(hidden, self.config.embedding_multiplier)
+        hidden = self._embed(token_ids, embedded) if received is None else received
         residual = self._ops.zeros_like(hidden)
         tapped: list[torch.Tensor] = []
-        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+        for (index, layer), cache in zip(self._numbered_layers(), caches, strict=True):
             if index in self._taps:
                 tapped.append(self._ops.add(self._ops.add(self._ops.zeros_like(hidden), residual), hidden))
             hidden = layer(hidden, residual, cache, step)
+        if not self.stage.is_last:
+            return self._ops.add(residual, hidden)
         hidden = self.norm(hidden, residual)
         return self._ops.join([each[:, None] for each in (hidden, *tapped)]) if tapped else hidden
+
+    def _embed(self, token_ids: torch.Tensor, embedded: EmbeddedRows | None) -> torch.Tensor:
+        hidden: torch.Tensor = self.embed_tokens(token_ids)
+        return hidden if embedded is None else embedded.put(hidden, self.config.embedding_multiplier)
 
     def _query_scales(self, positions: torch.Tensor) -> torch.Tensor | None:
         temperature = self.config.temperature
@@ -118,7 +147,7 @@ class Decoder(torch.nn.Module):
         if self._attention.shape.cache_dtype is None:
             logger.info("the checkpoint's scales of a KV cache in 8 bits are for --kv-cache-dtype fp8, and not used")
             return
-        for index, layer in enumerate(self.layers):
+        for index, layer in self._numbered_layers():
             found = scales.get(index, CacheScales())
             for module in layer.modules():
                 if isinstance(module, Attention):

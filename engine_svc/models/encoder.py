@@ -84,6 +84,10 @@ class Encoder(torch.nn.Module):
     def use_cache_scales(self, scales: Mapping[int, CacheScales]) -> None:
         """Nothing is cached."""
 
+    def is_elsewhere(self, parameter: str) -> bool:
+        """See Decoder.is_elsewhere: an encoder is whole."""
+        return False
+
     def forward(
         self,
         token_ids: torch.Tensor,

@@ -77,6 +77,10 @@ class FeatureHead(torch.nn.Module):
             self.d2t.default, self.d2t.loader = 0, self._load_d2t
             self._places = torch.arange(form.draft_vocab_size, device=context.device)
 
+    def is_elsewhere(self, parameter: str) -> bool:
+        """See Decoder.is_elsewhere: a head is whole on every rank that has it."""
+        return False
+
     def _load_d2t(self, source: TensorSlice, part: str) -> None:
         """How far each of the head's tokens is from the target's."""
         assert self.d2t is not None

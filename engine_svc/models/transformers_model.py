@@ -119,8 +119,9 @@ class TransformersModel:
         positions: torch.Tensor,
         caches: Sequence[AnyLayerCache],
         embedded: EmbeddedRows | None = None,
+        received: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See Decoder.forward."""
+        """See Decoder.forward. Nothing is received: all layers are here."""
         self._interface.begin([cache for cache in caches if isinstance(cache, LayerCache)])
         return self._decode(token_ids, positions, embedded)
 

@@ -114,6 +114,18 @@ class ParallelGroup:
         dist.all_to_all_single(found, sent, group=self.process_group)
         return found
 
+    def send(self, tensor: torch.Tensor, rank: int) -> dist.Work:
+        """Begins to send a tensor to a rank of the group; it is not to change until that is done."""
+        work = dist.isend(tensor, group=self.process_group, group_dst=rank)
+        assert work is not None
+        return work
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> dist.Work:
+        """Begins to receive what a rank of the group sends, in the order in which it does, into a tensor."""
+        work = dist.irecv(tensor, group=self.process_group, group_src=rank)
+        assert work is not None
+        return work
+
     def divide(self, total: int, what: str) -> int:
         """total / world_size.
 

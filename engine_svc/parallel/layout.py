@@ -103,4 +103,5 @@ class ParallelLayout:
 def layout_of(options: ParallelOptions) -> ParallelLayout:
     """The layout that the options describe."""
     tensor = options.tensor_parallel_size
-    return ParallelLayout(tensor=tensor, expert=tensor if options.experts.enable_expert_parallel else 1)
+    expert = tensor if options.experts.enable_expert_parallel else 1
+    return ParallelLayout(tensor, options.pipeline_parallel_size, expert=expert)

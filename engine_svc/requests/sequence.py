@@ -75,9 +75,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "_tokens", "adapter_slot", "choice_index", "follower", "generates", "max_length", "num_computed_tokens",
-        "num_pending_tokens", "num_prompt_tokens", "order", "owner", "repetition", "sampling", "slot", "state", "table",
-        "token_ids", "wants_prompt_logprobs",
+        "_tokens", "adapter_slot", "choice_index", "first_step", "follower", "generates", "last_step", "max_length",
+        "num_computed_tokens", "num_pending_tokens", "num_prompt_tokens", "order", "owner", "repetition", "sampling",
+        "slot", "state", "table", "token_ids", "wants_prompt_logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +110,7 @@ class Sequence:
         )
         self.follower: Follower | None = None  # of the request's constraint; gone on as far as the known tokens
         self.slot = -1
+        self.first_step = self.last_step = -1  # that computed some of it, since it has its slot
         self.adapter_slot = 0  # of the device, while it holds one: see AdapterSlots
         self.state = SequenceState.CREATED
         # Until they are complete: they need every prompt token computed, so the prefix cache must not be read.

@@ -32,6 +32,7 @@ class FlatBatch:
     computed: list[int]  # tokens of each sequence before the step
     lengths: list[int]  # and after it
     embedded: EmbeddedRows | None  # rows whose embeddings came with the prompt
+    received: torch.Tensor | None = None  # [tokens, hidden_size] of the stage before; None in the first
 
     def sampled(self, plan: StepPlan) -> tuple[list[int], SampledRows]:
         """Which rows of the plan's batch tokens are sampled from, and what the sampler has to know of them."""

@@ -111,7 +111,7 @@ class Drafting:
         if not self._draft.model.reads_features:
             self._recorded = RecordedSteps(
                 lambda inputs: self._prepare(inputs.token_ids, inputs.positions, inputs.metadata[0], None),
-                capture, shapes, InputBuffers(replace(room, groups=1), 0, self._device), has_states=False,
+                capture, shapes, InputBuffers(replace(room, groups=1, received=0), 0, self._device), has_states=False,
             )  # fmt: skip
 
     def follow(self, plan: StepPlan) -> None:

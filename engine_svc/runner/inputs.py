@@ -31,6 +31,7 @@ class Inputs(NamedTuple):
     positions: torch.Tensor
     metadata: list[AttentionMetadata]
     states: StateMetadata
+    received: torch.Tensor | None = None  # of the stage before
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Room:
     tokens: int
     blocks: int  # of a sequence
     groups: int  # of layers, with tables of their own
+    received: int = 0  # values that a stage before gives for each token; 0 in the first
+    dtype: torch.dtype = torch.float32  # of these
 
 
 class InputBuffers:
@@ -68,6 +71,7 @@ class InputBuffers:
         self._slot_mappings = [full(-1, room.tokens, dtype=torch.int64) for _ in range(room.groups)]
         self._state_slots = full(nobodys_slot, room.sequences, dtype=torch.int64)
         self._is_fresh = full(True, room.sequences, dtype=torch.bool)
+        self._received = full(0, room.tokens, room.received, dtype=room.dtype) if room.received else None
 
     def clear(self, shape: Shape) -> None:
         """Makes them full of sequences that write nothing."""
@@ -103,6 +107,8 @@ class InputBuffers:
         yield self._is_fresh, batch.states.is_fresh, shape.sequences, True
         for buffer, each in zip(self._slot_mappings, batch.metadata, strict=True):
             yield buffer, each.slot_mapping, shape.tokens, -1
+        if self._received is not None and batch.received is not None:
+            yield self._received, batch.received, shape.tokens, 0
 
     def views(self, shape: Shape) -> Inputs:
         """What a pass of a shape reads, now and later."""
@@ -117,7 +123,8 @@ class InputBuffers:
             for table, slots in zip(self._block_tables, self._slot_mappings, strict=True)
         ]  # fmt: skip
         states = StateMetadata(starts, self._state_slots[:sequences], self._is_fresh[:sequences], lengths)
-        return Inputs(self._token_ids[:tokens], self._positions[:tokens], metadata, states)
+        received = None if self._received is None else self._received[:tokens]
+        return Inputs(self._token_ids[:tokens], self._positions[:tokens], metadata, states, received)
 
     @contextmanager
     def nobodys_states(self) -> Iterator[None]:

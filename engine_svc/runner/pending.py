@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine_svc.plan import EndedTransfer, StepPlan, StepResult
+from engine_svc.plan import EndedTransfer, StageTimes, StepPlan, StepResult
 from engine_svc.runner.batch import FlatBatch
 from engine_svc.runner.drafting import Guesses
 from engine_svc.sampling.logprobs import ScoredPositions
@@ -24,6 +24,7 @@ class StepTimer:
         self._is_cuda = device.type == "cuda"
         self._events: list[torch.cuda.Event] = []
         self._times: list[float] = []
+        self.began = time.perf_counter()
         self.mark()
 
     def mark(self) -> None:
@@ -65,6 +66,7 @@ class BegunStep:
     batch: FlatBatch | None = None
     hidden: torch.Tensor | None = None  # [tokens, hidden_size]; of a graph, only until it runs again
     failed: dict[int, str] = field(default_factory=dict)  # slot → why its sequence has failed already
+    waited: float | None = None  # seconds, for other stages of a pipeline; None where there are none
 
 
 class PendingStep:
@@ -72,30 +74,24 @@ class PendingStep:
 
     def __init__(
         self,
-        timer: StepTimer,
-        outputs: list[SampleOutput],
-        prompt_scores: dict[int, list[ScoredPositions]],
-        failed: dict[int, str],
-        broken: BrokenRows | None,
-        ended: Ended,
+        step: BegunStep,
+        outputs: Sequence[SampleOutput] = (),
+        prompt_scores: Mapping[int, Sequence[ScoredPositions]] = {},
+        broken: BrokenRows | None = None,
         guesses: Guesses | None = None,
     ) -> None:
         """
         Args:
-            timer: with a mark after the forward pass and one at the end; before it, one ahead of guessing.
+            step: whose timer has a mark after the forward pass and one at the end; before it, one ahead of guessing.
             outputs: one for the rows that were sampled together; several where they could not be.
             prompt_scores: of prompt positions, by slot.
-            failed: slot → why its sequence has failed already.
             broken: those that sample nothing and have overflowed; None where all sample.
-            ended: since the last step.
             guesses: of the draft model, where there is one.
         """
-        self._timer = timer
+        self._timer, self._failed, self._ended, self._waited = step.timer, step.failed, step.ended, step.waited
         self._outputs = outputs
         self._prompt_scores = prompt_scores
-        self._failed = failed
         self._broken = broken
-        self._ended = ended
         self._guesses = guesses
 
     def result(self) -> StepResult:
@@ -112,15 +108,20 @@ class PendingStep:
                 slot: [position for part in parts for position in part.read()]
                 for slot, parts in self._prompt_scores.items()
             },
-            forward_milliseconds=self._timer.milliseconds(1),
-            execute_milliseconds=self._timer.milliseconds(-1),
+            forward_milliseconds=self._timer.milliseconds(1) - (self._waited or 0.0) * 1e3,
+            execute_milliseconds=self._timer.milliseconds(-1) - (self._waited or 0.0) * 1e3,
             failed_slots=failed,
             ended_transfers=[*self._ended.transfers],
             read_adapters={**self._ended.adapters},
             draft_token_ids={} if self._guesses is None else self._guesses.read(),
             draft_failure="" if self._guesses is None else self._guesses.failure,
             draft_milliseconds=0.0 if self._guesses is None else self._guessing_milliseconds(),
+            stages=[] if self._waited is None else [self._stage_times(self._waited)],
         )
+
+    def _stage_times(self, waited: float) -> StageTimes:
+        began = self._timer.began
+        return StageTimes(began, waited, began + self._timer.milliseconds(-1) / 1e3)
 
     def _guessing_milliseconds(self) -> float:
         return self._timer.milliseconds(-1) - self._timer.milliseconds(-2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -20,7 +21,13 @@ class RankProfiler:
     What it has noted lies in memory until it is written, a file for each rank that chrome://tracing and Perfetto read.
     """
 
-    def __init__(self, rank: int, device: torch.device) -> None:
+    def __init__(self, rank: int, device: torch.device, settle: Callable[[], None]) -> None:
+        """
+        Args:
+            settle: waits for what is under way between ranks: torch's profiler fails where that ends after it, or has
+                begun before it.
+        """
+        self._settle = settle
         self._rank = rank
         self._device = device
         self._wanted: StartProfile | None = None
@@ -59,6 +66,7 @@ class RankProfiler:
         return written
 
     def _begin(self, wanted: StartProfile) -> None:
+        self._settle()
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -72,6 +80,7 @@ class RankProfiler:
         running, self._running = self._running, None
         if running is None:
             return
+        self._settle()
         running.stop()
         ending = ".pt.trace.json.gz" if wanted.is_compressed else ".pt.trace.json"
         file = Path(wanted.folder) / f"{wanted.name}.rank{self._rank}{ending}"

@@ -35,7 +35,7 @@ class RankModel:
         self._runner: Runner | None = make()
         self._num_blocks, self._num_host_blocks = 0, 0
         self._offloaded: OffloadedTensors | None = None
-        self._profiler = RankProfiler(rank, device)
+        self._profiler = RankProfiler(rank, device, self._settle)
 
     @property
     def runner(self) -> Runner:
@@ -82,6 +82,10 @@ class RankModel:
             case StopProfile():
                 return self._profiler.stop()
         return []
+
+    def _settle(self) -> None:
+        if self._runner is not None:
+            self._runner.settle()
 
     def close(self) -> None:
         """Ends what runs beside the steps."""

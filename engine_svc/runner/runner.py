@@ -22,6 +22,7 @@ from engine_svc.loader.model import load_model
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.decoder import Decoder
 from engine_svc.parallel.group import ParallelGroups
+from engine_svc.parallel.stages import Stage
 from engine_svc.plan import (
     EndedTransfer,
     KvCacheSpec,
@@ -35,8 +36,9 @@ from engine_svc.plan import (
 )
 from engine_svc.recurrence.base import LayerState, StateMetadata
 from engine_svc.runner.adapters import StepAdapters
+from engine_svc.runner.answers import Answers
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
-from engine_svc.runner.drafting import Drafting, Guesses
+from engine_svc.runner.drafting import Drafting
 from engine_svc.runner.expert_passes import ExpertPasses
 from engine_svc.runner.graphs import CudaCapture, PaddedShapes, graph_sizes
 from engine_svc.runner.inputs import InputBuffers, Room
@@ -44,15 +46,13 @@ from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.native_calls import ExactShapes, NativeCapture
 from engine_svc.runner.pending import BegunStep, Ended, PendingStep, StepTimer
 from engine_svc.runner.recorded import Capture, Forward, RecordedSteps, Shapes
+from engine_svc.runner.stage_link import StageLink
 from engine_svc.runner.states import StateCache
 from engine_svc.runner.threads import bind_threads
 from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame
-from engine_svc.sampling.logprobs import ScoredPositions
-from engine_svc.sampling.sampler import BrokenRows, SampleOutput, Sampler
-from engine_svc.sampling.verification import read_runs, sample_runs
-from engine_svc.transfer import to_device, to_host
+from engine_svc.sampling.sampler import Sampler
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.options.speculative import LOOKUP_METHODS
@@ -60,7 +60,6 @@ from quire.sampling import SamplingParameters
 
 logger = logging.getLogger(__name__)
 
-_SCORED_ROWS = 256
 _RECORDED_QUERY_LEN = 16  # on a CPU, steps in which a sequence has more new tokens are not recorded
 
 
@@ -93,7 +92,8 @@ class Runner:
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._batch_invariant = loaded.batch_invariant
         self._token_budget = options.scheduler.max_num_batched_tokens or token_budget(device)
-        self._groups = group_layers(self._facts.attention_windows)
+        stage = self._model.stage if isinstance(self._model, Decoder) else Stage(range(self._facts.num_layers))
+        self._groups = group_layers(self._facts.attention_windows, stage.layers)
         self._group_size = max(len(group.layers) for group in self._groups)
         max_num_seqs = options.scheduler.max_num_seqs
         self._buffers = SlotBuffers(
@@ -104,29 +104,38 @@ class Runner:
             device,
             self._dtype,
         )
-        self._sampler = Sampler(
-            max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode,
-            processors, self._attention.kernels, _acceptance(options),
-        )  # fmt: skip
+        self._link = StageLink(groups.pipeline, stage, self._facts.hidden_size, self._buffers, device, self._dtype)
+        self._num_stages = groups.layout.pipeline
         self._adapters = StepAdapters(loaded.adapters, max_num_seqs, self._token_budget)
-        self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
+        self._answers: Answers | None = None  # those of the last stage
+        if stage.is_last:
+            sampler = Sampler(
+                max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode,
+                processors, self._attention.kernels, _acceptance(options),
+            )  # fmt: skip
+            drafting = self._make_drafting(Target(loaded, model, options, groups.of_replica(), device), sampler)
+            self._answers = Answers(
+                self._model, self._facts.hidden_size, sampler, self._buffers, self._adapters, drafting
+            )
         # One for each layer of a group; the groups' blocks lie side by side in it.
         self._caches: list[torch.Tensor] = []
         self._state_form = loaded.states
         self._states: StateCache | None = None
         self._store: BlockStore | None = None
         self._recorded: RecordedSteps | None = None
-        self._drafting = self._make_drafting(Target(loaded, model, options, groups.of_replica(), device))
-        self._is_warm = False
 
-    def _make_drafting(self, target: Target) -> Drafting | None:
+    @property
+    def _drafting(self) -> Drafting | None:
+        return None if self._answers is None else self._answers.drafting
+
+    def _make_drafting(self, target: Target, sampler: Sampler) -> Drafting | None:
         config = self._options.speculative.chosen()
         if config is None or config.chosen_method in LOOKUP_METHODS:
             return None
-        if config.draft_tensor_parallel_size == 1 and target.groups.rank:  # the first rank guesses for all
+        if config.draft_tensor_parallel_size == 1 and target.groups.tensor.rank:  # the first rank guesses for all
             return None
         return Drafting(
-            load_draft(config, target), self._buffers, self._sampler, self._options.scheduler.max_num_seqs,
+            load_draft(config, target), self._buffers, sampler, self._options.scheduler.max_num_seqs,
             self._token_budget, self._device,
         )  # fmt: skip
 
@@ -146,7 +155,13 @@ class Runner:
         self._caches, self._states, self._store, self._recorded = [], None, None, None
         if self._drafting:
             self._drafting.release()
-        self._isolates = self._is_warm = False
+        self._isolates = False
+        if self._answers is not None:
+            self._answers.forgives = False
+
+    def settle(self) -> None:
+        """Waits for what is under way between ranks."""
+        self._link.settle()
 
     def close(self) -> None:
         """Ends what runs beside the steps."""
@@ -174,6 +189,7 @@ class Runner:
             adapter_modules=self._adapters.modules,
             draft_bytes_per_block=self._draft_bytes_per_block,
             lockstep_ranks=self._lockstep_ranks,
+            num_stages=self._num_stages,
         )
 
     @property
@@ -195,7 +211,8 @@ class Runner:
             self._record_steps()
         # What layers have done to states cannot be undone: a step with them is not run again.
         self._isolates = self._num_ranks == 1 and not self._state_form.shapes
-        self._is_warm = True
+        if self._answers is not None:
+            self._answers.forgives = True
 
     def connect(self, make_store: Callable[[AttentionBackend, Sequence[torch.Tensor]], BlockStore]) -> None:
         """Gives the allocated caches to the store of a connector, which moves blocks from now on."""
@@ -252,7 +269,8 @@ class Runner:
         """For so many new tokens of each sequence."""
         sequences = self._options.scheduler.max_num_seqs
         blocks = -(-self._max_model_len // self._attention.shape.block_size)
-        return Room(sequences, sequences * query_len, blocks, len(self._groups))
+        received = self._facts.hidden_size if self._link.takes_hidden_states else 0
+        return Room(sequences, sequences * query_len, blocks, len(self._groups), received, self._dtype)
 
     @torch.inference_mode()
     def _make_recorded(self, capture: Capture, shapes: Shapes, room: Room) -> None:
@@ -281,59 +299,37 @@ class Runner:
         if not plan.scheduled:
             timer.mark()
             return BegunStep(plan, timer, ended)
+        self._link.take_tokens(plan)
         failed: dict[int, str] = {}
         for sequence in plan.new_sequences:
             self._add(sequence, failed)
         batch = self._buffers.flatten(plan)
         self.passes.begin(plan.num_tokens)
+        batch = dataclasses.replace(batch, received=self._link.receive(len(batch.token_ids)))
         hidden = self._compute_rows(plan, batch, failed)
         self.passes.end()
         timer.mark()
-        return BegunStep(plan, timer, ended, batch, hidden, failed)
+        self._link.send(plan, batch, hidden)
+        waited = self._link.take_waited_seconds() if self._num_stages > 1 else None
+        return BegunStep(plan, timer, ended, batch, hidden, failed, waited)
+
+    def _add(self, sequence: NewSequence, failed: dict[int, str]) -> None:
+        self._buffers.add(sequence)
+        self._adapters.add(sequence)
+        if self._answers is not None:
+            self._answers.add(sequence, failed)
 
     @torch.inference_mode()
     def finish(self, step: BegunStep, masks: TokenMasks | None = None) -> PendingStep:
         """Samples, with the masks that the plan awaits."""
-        scheduled, batch, hidden, failed = step.plan.scheduled, step.batch, step.hidden, step.failed
-        if batch is None or hidden is None:
-            return PendingStep(step.timer, [], {}, failed, None, step.ended)
-        hidden, features = self._split(hidden)
-        prompt_scores = self._score_prompts(batch, hidden, failed) if self._prompts else {}
-        outputs = self._sample(step.plan, batch, hidden, failed, masks)
-        rest = [index for index, sequence in enumerate(scheduled) if not sequence.num_sampled_positions]
-        broken = self._find_broken(batch, hidden, rest) if rest else None
-        step.timer.mark()
-        guesses = self._guess(self._drafting, step, batch, features, outputs) if self._drafting else None
-        return PendingStep(step.timer, outputs, prompt_scores, failed, broken, step.ended, guesses)
-
-    def _split(self, computed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states, and what a draft reads: these, or what is tapped beside them."""
-        size = self._facts.hidden_size
-        if computed.shape[-1] == size:
-            return computed, computed
-        return computed[:, :size].contiguous(), computed[:, size:]
-
-    def _guess(
-        self, drafting: Drafting, step: BegunStep, batch: FlatBatch, features: torch.Tensor, outputs: list[SampleOutput]
-    ) -> Guesses:
-        """Once the sampled tokens are known: which of them count says where the draft goes on."""
-        step.timer.wait()
-        runs = read_runs(outputs)
-        lengths = {
-            sequence.slot: length - len(sequence.draft_token_ids) + len(runs.token_ids[sequence.slot])
-            for sequence, length in zip(step.plan.scheduled, batch.lengths, strict=True)
-            if sequence.slot in runs.token_ids.keys() - runs.failed.keys() - step.failed.keys()
-        }
-        try:
-            return drafting.guess(step.plan.scheduled, batch, lengths, features)
-        except Exception as error:
-            if not self._is_warm:
-                raise
-            logger.error("the draft model has failed; decoding goes on without it", exc_info=error)
-            self._drafting = None
-            return Guesses(failure=f"{type(error).__name__}: {error}")
-        finally:
+        if step.batch is None or step.hidden is None:
+            return PendingStep(step)
+        if self._answers is None:
             step.timer.mark()
+            return PendingStep(step)
+        pending, rows = self._answers.make(step, step.batch, step.hidden, masks)
+        self._link.return_tokens(rows)
+        return pending
 
     def _transfer(self, transfers: Transfers) -> list[EndedTransfer]:
         if self._store is None:
@@ -384,7 +380,9 @@ class Runner:
         return self._run(batch) if hidden is None else hidden
 
     def _run(self, batch: FlatBatch) -> torch.Tensor:
-        forward = self._forward(batch.token_ids, batch.positions, batch.metadata, batch.states, batch.embedded)
+        forward = self._forward(
+            batch.token_ids, batch.positions, batch.metadata, batch.states, batch.received, batch.embedded
+        )
         with self._adapters.rows(batch):
             return forward()
 
@@ -394,14 +392,15 @@ class Runner:
         positions: torch.Tensor,
         metadata: list[AttentionMetadata],
         states: StateMetadata,
+        received: torch.Tensor | None = None,
         embedded: EmbeddedRows | None = None,
     ) -> Forward:
         """A forward pass over these inputs, ready to run."""
         caches = self._layer_caches([self._attention.prepare(each) for each in metadata], states)
-        return lambda: self._model.forward(token_ids, positions, caches, embedded)
+        return lambda: self._model.forward(token_ids, positions, caches, embedded, received)
 
     def _layer_caches(self, prepared: list[Prepared], states: StateMetadata) -> list[LayerCache | LayerState]:
-        """For each layer; `prepared` is by group."""
+        """For each layer of the stage; `prepared` is by group."""
         by_layer: dict[int, LayerCache | LayerState] = {
             layer: LayerCache(cache, ready)
             for group, ready in zip(self._groups, prepared, strict=True)
@@ -409,80 +408,7 @@ class Runner:
         }
         if self._states is not None:
             by_layer.update(self._states.layers(states))
-        return [by_layer[layer] for layer in range(len(by_layer))]
-
-    def _add(self, sequence: NewSequence, failed: dict[int, str]) -> None:
-        self._buffers.add(sequence)
-        self._adapters.add(sequence)
-        try:
-            num_prompt = sequence.num_prompt_tokens
-            num_unknown = num_prompt if sequence.prompt_embeds is not None else 0
-            self._sampler.add(sequence.slot, sequence.sampling, sequence.token_ids, num_prompt, num_unknown)
-        except Exception as error:
-            failed[sequence.slot] = blame(sequence.slot, "its sampling parameters cannot be followed", error)
-        self._prompts.pop(sequence.slot, None)
-        if sequence.sampling.num_prompt_logprobs is not None:
-            self._prompts[sequence.slot] = (sequence.num_prompt_tokens, sequence.sampling.num_prompt_logprobs)
-
-    def _sample(
-        self,
-        plan: StepPlan,
-        batch: FlatBatch,
-        hidden: torch.Tensor,
-        failed: dict[int, str],
-        masks: TokenMasks | None,
-    ) -> list[SampleOutput]:
-        at, rows = batch.sampled(plan)
-        if not at:
-            return []
-        with self._adapters.head_rows(rows.slots):
-            logits = self._model.logits(hidden, None if len(at) == len(hidden) else to_device(at, self._device))
-        outputs, alone = sample_runs(self._sampler, logits, rows, masks)
-        failed |= alone
-        for output in outputs:
-            self._buffers.record(output.rows, output.on_device)
-        return outputs
-
-    def _find_broken(self, batch: FlatBatch, hidden: torch.Tensor, indices: list[int]) -> BrokenRows:
-        """Which of the sequences that sample nothing have overflowed: their last token has seen all the others."""
-        rows = to_device([batch.query_start[index + 1] - 1 for index in indices], self._device)
-        return BrokenRows([batch.slots[index] for index in indices], to_host(~hidden[rows].isfinite().all(-1)))
-
-    def _score_prompts(
-        self, batch: FlatBatch, hidden: torch.Tensor, failed: dict[int, str]
-    ) -> dict[int, list[ScoredPositions]]:
-        """For the prompts that want them: the row at position p tells of the token at p + 1."""
-        found = {}
-        for index, slot in enumerate(batch.slots):
-            num_prompt, count = self._prompts.get(slot, (0, 0))
-            first = batch.computed[index]
-            last = min(batch.lengths[index], num_prompt - 1)
-            if last > first:
-                start = batch.query_start[index]
-                targets = self._buffers.token_ids[slot, first + 1 : last + 1]
-                try:
-                    found[slot] = self._score(slot, hidden[start : start + last - first], targets, first + 1, count)
-                except Exception as error:
-                    failed[slot] = blame(slot, "its prompt's log-probabilities could not be computed", error)
-        return found
-
-    def _score(
-        self, slot: int, hidden: torch.Tensor, targets: torch.Tensor, known: int, count: int
-    ) -> list[ScoredPositions]:
-        """A few rows at a time: the logits of a whole chunk of the prompt could take gigabytes.
-
-        Args:
-            known: tokens before the first target.
-        """
-        found = []
-        for start in range(0, len(targets), _SCORED_ROWS):
-            part = hidden[start : start + _SCORED_ROWS]
-            with self._adapters.head_rows([slot] * len(part)):
-                logits = self._model.logits(part)
-            before = list(range(known + start, known + start + len(logits)))
-            tokens = targets[start : start + _SCORED_ROWS]
-            found.append(self._sampler.score_prompt(slot, logits, tokens, before, count))
-        return found
+        return [by_layer[layer] for layer in sorted(by_layer)]
 
 
 def _acceptance(options: EngineOptions) -> TypicalAcceptance | None:

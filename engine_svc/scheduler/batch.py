@@ -81,6 +81,7 @@ class Batch:
         self.sequences[slot] = sequence
         self.computed[slot] = computed + count
         sequence.advance(total, sampled)
+        sequence.last_step = self.step
         self.budget -= total
 
     def add_new(self, sequence: Sequence, count: int, wanted: int = 0) -> None:
@@ -99,11 +100,16 @@ class Batch:
             )
         )
         self.started.append(sequence)
+        sequence.first_step = self.step
         self.add(sequence, count, [], wanted=wanted)
 
     def holders(self) -> dict[int, Sequence]:
-        """By slot, the sequences that still hold it: others ended or were preempted since."""
-        return {slot: sequence for slot, sequence in self.sequences.items() if sequence.slot == slot}
+        """By slot, the sequences that still hold it: others ended or were preempted since, or have got it anew."""
+        return {
+            slot: sequence
+            for slot, sequence in self.sequences.items()
+            if sequence.slot == slot and sequence.first_step <= self.step
+        }
 
     def plan(self) -> StepPlan:
         """The step as the executor gets it."""

@@ -17,6 +17,7 @@ from engine_svc.scheduler.adapter_slots import AdapterSlots
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.queue import WaitingQueue
+from engine_svc.scheduler.shares import StepShares
 from quire.options.scheduler import SchedulerOptions
 
 # Long prompts that a look through the waiting queue passes over, to bound what a step costs.
@@ -43,17 +44,19 @@ class Scheduler:
         drafter: Drafter | None = None,
         lookahead: int = 0,
         adapters: AdapterSlots | None = None,
+        num_stages: int = 1,
     ) -> None:
         """
         Args:
             token_budget: of a step.
             lookahead: positions behind its known tokens for which a sequence takes blocks, where there are some.
             adapters: None where none are served.
+            num_stages: steps that are under way while another is planned, where each waits for the one before it.
         """
         self.adapters = adapters or AdapterSlots()
         self._kv_cache = kv_cache
         self._options = options
-        self._token_budget = token_budget
+        self._shares = StepShares(num_stages, token_budget, options.max_num_seqs, options.enable_chunked_prefill)
         self._drafter = drafter
         self._lookahead = lookahead
         self.is_paused = False  # steps have no sequences; transfers and adapters get on
@@ -139,9 +142,10 @@ class Scheduler:
 
     def schedule(self, now: float = 0.0) -> Batch:
         """The next step. Its sequences have slots and blocks for what they are to compute."""
-        batch = Batch(self._step, self._token_budget, now)
+        self._shares.begin(self._running, self._waiting.num_uncomputed_tokens)
+        batch = Batch(self._step, self._shares.budget, now)
         if self._drafter is not None:
-            self._drafter.begin(self._running)
+            self._drafter.begin([each for each in self._running if not self._is_under_way(each)])
             self._is_drafting = self._drafter.is_active
         if self._awaiting:
             self._take_arrivals()
@@ -154,6 +158,7 @@ class Scheduler:
         if batch.has_work:
             batch.transfers = self._kv_cache.take_transfers()
             batch.adapters = self.adapters.take_changes()
+        self._shares.end(batch)
         self._step += 1
         self._unscheduled_prefill_tokens = batch.unscheduled_prefill_tokens
         return batch
@@ -168,11 +173,13 @@ class Scheduler:
             self._waiting.push(sequence)
 
     def _schedule_running(self, batch: Batch) -> None:
-        index, allocate = 0, self._kv_cache.allocate
+        index, allocate, decoding = 0, self._kv_cache.allocate, self._shares.most_decoding
         while index < len(self._running) and batch.budget > 0:
             sequence = self._running[index]
             missing = sequence.num_uncomputed_tokens
-            if missing and not (sequence.num_pending_tokens and self._waits_for_tokens(sequence)):
+            may_compute = missing > 1 or (missing and decoding)
+            if may_compute and not (sequence.num_pending_tokens and self._waits_for_tokens(sequence)):
+                decoding -= missing == 1
                 count, drafts = 1, _NO_DRAFTS
                 wanted = 0
                 if missing > 1 or self._is_drafting:
@@ -198,9 +205,12 @@ class Scheduler:
 
         More than one is pending of a sequence that has drafts under way, how many of which count nobody knows yet.
         """
-        if sequence.num_missing_tokens < 1 or sequence.num_pending_tokens > 1:
+        if sequence.num_missing_tokens < 1 or sequence.num_pending_tokens > 1 or self._is_under_way(sequence):
             return True
         return self._is_drafting and self._drafter is not None and self._drafter.waits_for(sequence)
+
+    def _is_under_way(self, sequence: Sequence) -> bool:
+        return sequence.num_pending_tokens > 0 and self._shares.is_under_way(sequence, self._step)
 
     def _draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Tokens to verify behind the known ones, for which there are blocks: nobody is preempted for a guess."""

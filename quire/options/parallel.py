@@ -18,6 +18,14 @@ class ParallelOptions:
     tensor_parallel_size: int = option(
         1, "Ranks that share each layer.", aliases=("-tp",), minimum=1, maximum=64, affects_output=True
     )
+    pipeline_parallel_size: int = option(
+        1, "Stages of layers that a model is cut into, each on ranks of its own; as many steps run at once.",
+        aliases=("-pp",), minimum=1, maximum=64,
+    )  # fmt: skip
+    pipeline_layer_partition: str | None = option(
+        None, "Layers of each stage, such as 10,12. Default: as even as it goes; what is over goes to stages before "
+        "the last, which has the output layer.", variables=("VLLM_PP_LAYER_PARTITION",), metavar="N,N...",
+    )  # fmt: skip
     distributed_executor_backend: str | None = option(
         None, "How ranks run: uni (in this process, one rank), mp (a process each), ray (actors of a Ray cluster) or "
         "external_launcher (processes that torchrun has started). auto, the default: uni for one rank, mp while they "
@@ -48,7 +56,7 @@ class ParallelOptions:
     @property
     def num_ranks(self) -> int:
         """Of one worker: as many processes, and GPUs where there are any."""
-        return self.tensor_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def data_parallel_meeting(self) -> str:

@@ -48,8 +48,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "uni": {},
     "mp": {"distributed_executor_backend": "mp"},
     "mp of two ranks": {"tensor_parallel_size": 2},
+    "mp of two stages": {"pipeline_parallel_size": 2},
 }
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if "ranks" in name else name for name in OPTIONS]
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if "of two" in name else name for name in OPTIONS]
 every = pytest.mark.parametrize("subject", [*NAMES, "fake"], indirect=True)
 real = pytest.mark.parametrize("subject", NAMES, indirect=True)
 

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from quire.options.vllm.answer import Answer, acts_as, no_effect, not_built, refused
 
 _NO_CODE = "The code of a repository is never run here"
-_PIPELINE = "pipeline parallelism"
 _BATCHES = "overlap of two batches (DBO)"
 _MEDIA = "input of images, audio and video"
 _NO_MEDIA = "Models are served for text alone; leave it out."
@@ -82,7 +81,6 @@ _MODEL: Mapping[str, Answer] = {
 }  # fmt: skip
 
 _PARALLEL: Mapping[str, Answer] = {
-    "pipeline-parallel-size": not_built(_PIPELINE, "--tensor-parallel-size splits a model.", taken=("1",)),
     "decode-context-parallel-size": not_built("context parallelism of decoding", taken=("1",)),
     "num-redundant-experts": acts_as("--eplb-config.num_redundant_experts"),
     "eplb-window-size": acts_as("--eplb-config.window_size"),

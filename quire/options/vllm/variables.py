@@ -46,9 +46,6 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         ),
         **dict.fromkeys(("VLLM_RPC_BASE_PATH", "VLLM_RPC_TIMEOUT"), _INTERNAL),
         **dict.fromkeys(
-            ("VLLM_PP_LAYER_PARTITION",), _RANKS,
-        ),
-        **dict.fromkeys(
             ("VLLM_USE_TRITON_FLASH_ATTN", "VLLM_FLASH_ATTN_VERSION", "VLLM_ATTENTION_BACKEND",
              "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_FLASHINFER_FORCE_TENSOR_CORES", "VLLM_MLA_DISABLE",
              "VLLM_FUSED_MOE_CHUNK_SIZE", "VLLM_ENABLE_MOE_ALIGN_BLOCK_SIZE_TRITON", "VLLM_USE_FLASHINFER_MOE_FP8",

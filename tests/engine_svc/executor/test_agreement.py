@@ -6,6 +6,7 @@ import msgspec
 
 from engine_svc.executor.agreement import AdapterReads, TransferEnds, agree
 from engine_svc.executor.messages import Step
+from engine_svc.parallel.layout import ParallelLayout
 from engine_svc.plan import BlockTransfer, EndedTransfer, StepPlan, StepResult, Transfers
 
 
@@ -15,12 +16,12 @@ def result(sampled: dict[int, int], failed: dict[int, str]) -> StepResult:
 
 def test_a_sequence_that_fails_on_any_rank_has_failed() -> None:
     first, second = result({0: 7, 1: 8, 2: 9}, {3: "first"}), result({0: 7, 2: 9}, {1: "second", 3: "later"})
-    assert agree([first, second]) == result({0: 7, 2: 9}, {1: "second", 3: "first"})
+    assert agree([first, second], ParallelLayout(2)) == result({0: 7, 2: 9}, {1: "second", 3: "first"})
 
 
 def test_ranks_that_agree_are_not_copied() -> None:
     first = result({0: 7}, {1: "both"})
-    assert agree([first, result({0: 7}, {1: "both"})]) is first
+    assert agree([first, result({0: 7}, {1: "both"})], ParallelLayout(2)) is first
 
 
 def test_a_transfer_has_ended_once_it_has_on_every_rank() -> None:

@@ -111,6 +111,18 @@ def test_layers_are_grouped(windows: tuple[int | None, ...], groups: list[tuple[
     assert all(windows[layer] == group.window for group in found for layer in group.layers)
 
 
+@pytest.mark.parametrize("windows", [(None,) * 4, (6, None) * 6, (6, 6, None) * 4, (*(6,) * 25, None)])
+@pytest.mark.parametrize("last", [1, 2, 7])
+def test_stages_have_the_same_groups_of_their_own_layers(windows: tuple[int | None, ...], last: int) -> None:
+    whole, cut = group_layers(dict(enumerate(windows))), len(windows) - min(last, len(windows) - 1)
+    stages = [group_layers(dict(enumerate(windows)), own) for own in (range(cut), range(cut, len(windows)))]
+    for stage, own in zip(stages, (range(cut), range(cut, len(windows))), strict=True):
+        assert [group.window for group in stage] == [group.window for group in whole]
+        assert sorted(layer for group in stage for layer in group.layers) == list(own)
+        assert all(windows[layer] == group.window for group in stage for layer in group.layers)
+        assert max(len(group.layers) for group in stage) <= max(len(group.layers) for group in whole)
+
+
 def test_a_group_with_a_window_holds_and_needs_what_the_window_sees() -> None:
     manager = make_manager(40, BLOCK, windows=(None, 6), max_num_batched_tokens=8)
     tokens = list(range(60))

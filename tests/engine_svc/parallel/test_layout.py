@@ -73,6 +73,7 @@ def test_the_ranks_of_a_layer_are_neighbours() -> None:
 
 def test_options_describe_a_layout() -> None:
     assert layout_of(ParallelOptions(tensor_parallel_size=4)) == ParallelLayout(tensor=4)
+    assert layout_of(ParallelOptions(2, 3)) == ParallelLayout(tensor=2, pipeline=3)
 
 
 @pytest.mark.parametrize(

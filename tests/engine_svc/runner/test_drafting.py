@@ -96,7 +96,9 @@ def test_what_was_computed_of_wrong_guesses_is_forgotten(folder: Path, monkeypat
     with running(folder) as runner:
         driver = Driver(runner, PROMPT)
         with monkeypatch.context() as wrong:
-            wrong.setattr(runner._sampler, "guess", lambda _logits, slots, _lengths: torch.full((len(slots),), 7))
+            assert runner._answers
+            sampler = runner._answers._sampler
+            wrong.setattr(sampler, "guess", lambda _logits, slots, _lengths: torch.full((len(slots),), 7))
             assert driver.start([5, 9, 2, 30, 11], wanted=5) == {0: [7] * 5}
         driver.check(driver.go_on(wanted=5), 5)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine_svc.core.engine import Engine, EngineFacts
-from engine_svc.layer_groups import most_blocks
+from engine_svc.layer_groups import most_blocks, tokens_under_way
 from engine_svc.plan import StepPlan
 from engine_svc.requests.admission import sequence_seed
 from engine_svc.requests.outputs import FinishReason
@@ -36,22 +36,24 @@ class EngineMachine(RuleBasedStateMachine):
         chunked=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]), partial=st.integers(1, 3),
         long=st.integers(1, 3), threshold=st.integers(0, 12), host=st.integers(0, 12), in_flight=st.integers(1, 2),
         windows=st.lists(st.none() | st.integers(2, 16), min_size=1, max_size=3), drafts=st.integers(0, 5),
-        fares=st.lists(FARES, max_size=3),
+        fares=st.lists(FARES, max_size=3), stages=st.sampled_from([1, 1, 2, 4]),
     )  # fmt: skip
     def start(
         self, spare: int, slots: int, budget: int, caching: bool, chunked: bool, policy: str, partial: int,
         long: int, threshold: int, host: int, in_flight: int, windows: list[int | None], drafts: int,
-        fares: list[Fare],
+        fares: list[Fare], stages: int,
     ) -> None:  # fmt: skip
         self.length = 40
         budget = budget if chunked else max(budget, self.length)
-        blocks = spare + sum(most_blocks(window, self.length, BLOCK, budget) for window in windows)
+        blocks = spare + sum(
+            most_blocks(window, self.length, BLOCK, tokens_under_way(budget, stages)) for window in windows
+        )
         self.begun = 0
         self.faults: set[int] = set()
         keeps = caching and windows == [None]  # elsewhere what the device forgets or computes
         remote = Remote(20, lambda key: fares[key % len(fares)], lambda key: Fare(key % 5)) if keeps and fares else None
         executor = FakeExecutor(
-            VOCABULARY, BLOCK, verify=True, windows=windows, max_in_flight=in_flight, on_step=self._begin,
+            VOCABULARY, BLOCK, verify=True, windows=windows, max_in_flight=in_flight - 1 + stages, on_step=self._begin,
             failed_slots=self._fail, max_model_len=self.length,
             make_store=list_store(remote, [(9, 9)] * BLOCK) if remote else None,
         )  # fmt: skip
@@ -65,7 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
             ),
             EngineFacts(
                 num_blocks=blocks, block_size=BLOCK, max_model_len=self.length, max_num_batched_tokens=budget,
-                windows=tuple(windows), num_host_blocks=host if keeps else 0,
+                windows=tuple(windows), num_stages=stages, num_host_blocks=host if keeps else 0,
                 eos_token_ids=frozenset(END),
             ),
             clock=lambda: float(self.begun),

@@ -47,7 +47,9 @@ def test_one_flag(word: str) -> None:
 
 def test_one_flag_by_its_short_name_and_with_all_its_variables() -> None:
     assert "-tp, --tensor-parallel-size INTEGER" in flat(shown("tp"))
-    assert "-pp, --pipeline-parallel-size Not an option of Quire. It needs pipeline parallelism" in flat(shown("pp"))
+    assert "-dcp, --decode-context-parallel-size Not an option of Quire. It needs context parallelism" in flat(
+        shown("dcp")
+    )
     assert "[env: QUIRE_LOG_LEVEL, VLLM_LOGGING_LEVEL]" in flat(shown("log-level"))
     assert "(DEPRECATED in vLLM)" in flat(shown("num-speculative-tokens"))
 

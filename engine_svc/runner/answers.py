@@ -1,0 +1,150 @@
+"""What a step's hidden states come to: sampled tokens, log-probabilities of prompts, guesses of a draft model."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from engine_svc.loader.model import Model
+from engine_svc.plan import NewSequence, TokenMasks
+from engine_svc.runner.adapters import StepAdapters
+from engine_svc.runner.batch import FlatBatch, SlotBuffers
+from engine_svc.runner.drafting import Drafting, Guesses
+from engine_svc.runner.pending import BegunStep, PendingStep
+from engine_svc.sampling.isolation import blame
+from engine_svc.sampling.logprobs import ScoredPositions
+from engine_svc.sampling.rows import SampledRows
+from engine_svc.sampling.sampler import BrokenRows, SampleOutput, Sampler
+from engine_svc.sampling.verification import read_runs, sample_runs
+from engine_svc.transfer import to_device, to_host
+
+logger = logging.getLogger(__name__)
+
+_SCORED_ROWS = 256
+
+
+class Answers:
+    """One for each rank that has the model's last layers."""
+
+    def __init__(
+        self, model: Model, hidden_size: int, sampler: Sampler, buffers: SlotBuffers, adapters: StepAdapters,
+        drafting: Drafting | None,
+    ) -> None:  # fmt: skip
+        self._model, self._hidden_size, self._sampler = model, hidden_size, sampler
+        self._buffers, self._adapters = buffers, adapters
+        self.drafting = drafting
+        self.forgives = False  # a draft model that fails is done without: not while it warms up
+        self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
+
+    def add(self, sequence: NewSequence, failed: dict[int, str]) -> None:
+        """Gives a slot to a sequence."""
+        try:
+            num_prompt = sequence.num_prompt_tokens
+            num_unknown = num_prompt if sequence.prompt_embeds is not None else 0
+            self._sampler.add(sequence.slot, sequence.sampling, sequence.token_ids, num_prompt, num_unknown)
+        except Exception as error:
+            failed[sequence.slot] = blame(sequence.slot, "its sampling parameters cannot be followed", error)
+        self._prompts.pop(sequence.slot, None)
+        if sequence.sampling.num_prompt_logprobs is not None:
+            self._prompts[sequence.slot] = (sequence.num_prompt_tokens, sequence.sampling.num_prompt_logprobs)
+
+    def make(
+        self, step: BegunStep, batch: FlatBatch, hidden: torch.Tensor, masks: TokenMasks | None
+    ) -> tuple[PendingStep, SampledRows]:
+        """What a step has come to, and the rows that were sampled, whose tokens are in the slots' buffers.
+
+        Args:
+            masks: that the plan awaits.
+        """
+        scheduled, failed = step.plan.scheduled, step.failed
+        hidden, features = self._split(hidden)
+        prompt_scores = self._score_prompts(batch, hidden, failed) if self._prompts else {}
+        at, rows = batch.sampled(step.plan)
+        outputs = self._sample(hidden, at, rows, failed, masks) if at else []
+        rest = [index for index, sequence in enumerate(scheduled) if not sequence.num_sampled_positions]
+        broken = self._find_broken(batch, hidden, rest) if rest else None
+        step.timer.mark()
+        guesses = self._guess(self.drafting, step, batch, features, outputs) if self.drafting else None
+        return PendingStep(step, outputs, prompt_scores, broken, guesses), rows
+
+    def _split(self, computed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states, and what a draft reads: these, or what is tapped beside them."""
+        size = self._hidden_size
+        if computed.shape[-1] == size:
+            return computed, computed
+        return computed[:, :size].contiguous(), computed[:, size:]
+
+    def _guess(
+        self, drafting: Drafting, step: BegunStep, batch: FlatBatch, features: torch.Tensor, outputs: list[SampleOutput]
+    ) -> Guesses:
+        """Once the sampled tokens are known: which of them count says where the draft goes on."""
+        step.timer.wait()
+        runs = read_runs(outputs)
+        lengths = {
+            sequence.slot: length - len(sequence.draft_token_ids) + len(runs.token_ids[sequence.slot])
+            for sequence, length in zip(step.plan.scheduled, batch.lengths, strict=True)
+            if sequence.slot in runs.token_ids.keys() - runs.failed.keys() - step.failed.keys()
+        }
+        try:
+            return drafting.guess(step.plan.scheduled, batch, lengths, features)
+        except Exception as error:
+            if not self.forgives:
+                raise
+            logger.error("the draft model has failed; decoding goes on without it", exc_info=error)
+            self.drafting = None
+            return Guesses(failure=f"{type(error).__name__}: {error}")
+        finally:
+            step.timer.mark()
+
+    def _sample(
+        self, hidden: torch.Tensor, at: list[int], rows: SampledRows, failed: dict[int, str], masks: TokenMasks | None
+    ) -> list[SampleOutput]:
+        with self._adapters.head_rows(rows.slots):
+            logits = self._model.logits(hidden, None if len(at) == len(hidden) else to_device(at, hidden.device))
+        outputs, alone = sample_runs(self._sampler, logits, rows, masks)
+        failed |= alone
+        for output in outputs:
+            self._buffers.record(output.rows, output.on_device)
+        return outputs
+
+    def _find_broken(self, batch: FlatBatch, hidden: torch.Tensor, indices: list[int]) -> BrokenRows:
+        """Which of the sequences that sample nothing have overflowed: their last token has seen all the others."""
+        rows = to_device([batch.query_start[index + 1] - 1 for index in indices], hidden.device)
+        return BrokenRows([batch.slots[index] for index in indices], to_host(~hidden[rows].isfinite().all(-1)))
+
+    def _score_prompts(
+        self, batch: FlatBatch, hidden: torch.Tensor, failed: dict[int, str]
+    ) -> dict[int, list[ScoredPositions]]:
+        """For the prompts that want them: the row at position p tells of the token at p + 1."""
+        found = {}
+        for index, slot in enumerate(batch.slots):
+            num_prompt, count = self._prompts.get(slot, (0, 0))
+            first = batch.computed[index]
+            last = min(batch.lengths[index], num_prompt - 1)
+            if last > first:
+                start = batch.query_start[index]
+                targets = self._buffers.token_ids[slot, first + 1 : last + 1]
+                try:
+                    found[slot] = self._score(slot, hidden[start : start + last - first], targets, first + 1, count)
+                except Exception as error:
+                    failed[slot] = blame(slot, "its prompt's log-probabilities could not be computed", error)
+        return found
+
+    def _score(
+        self, slot: int, hidden: torch.Tensor, targets: torch.Tensor, known: int, count: int
+    ) -> list[ScoredPositions]:
+        """A few rows at a time: the logits of a whole chunk of the prompt could take gigabytes.
+
+        Args:
+            known: tokens before the first target.
+        """
+        found = []
+        for start in range(0, len(targets), _SCORED_ROWS):
+            part = hidden[start : start + _SCORED_ROWS]
+            with self._adapters.head_rows([slot] * len(part)):
+                logits = self._model.logits(part)
+            before = list(range(known + start, known + start + len(logits)))
+            tokens = targets[start : start + _SCORED_ROWS]
+            found.append(self._sampler.score_prompt(slot, logits, tokens, before, count))
+        return found

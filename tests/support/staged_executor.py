@@ -1,0 +1,112 @@
+"""All stages of a pipeline in this process, one after the other: what each computes, without processes or sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from engine_svc.executor.agreement import agree, joint_spec
+from engine_svc.executor.base import Executor
+from engine_svc.parallel.group import ParallelGroup, ParallelGroups
+from engine_svc.parallel.layout import layout_of
+from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
+from engine_svc.runner.pending import BegunStep, PendingStep
+from engine_svc.runner.runner import Runner
+from engine_svc.upkeep import Upkeep
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+
+
+@dataclass(frozen=True)
+class _Coming:
+    """A message that may not be there yet. Whoever waits for it lets another stage run."""
+
+    tensor: torch.Tensor
+    sent: deque[torch.Tensor]
+    turn: threading.Condition
+
+    def wait(self) -> None:
+        with self.turn:
+            assert self.turn.wait_for(lambda: self.sent, timeout=60)
+            self.tensor.copy_(self.sent.popleft())
+
+
+class _Sent:
+    def wait(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class LocalGroup(ParallelGroup):
+    """Ranks that leave each other messages."""
+
+    mail: dict[tuple[int, int], deque[torch.Tensor]] = field(default_factory=lambda: defaultdict(deque))  # from, to
+    turn: threading.Condition = field(default_factory=threading.Condition)
+
+    def send(self, tensor: torch.Tensor, rank: int) -> _Sent:  # type: ignore[override]
+        with self.turn:
+            self.mail[self.rank, rank].append(tensor.clone())
+            self.turn.notify_all()
+        return _Sent()
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> _Coming:  # type: ignore[override]
+        return _Coming(tensor, self.mail[rank, self.rank], self.turn)
+
+
+class StagedExecutor(Executor):
+    """Runs a step through all stages when it is submitted; as many may be submitted ahead as over processes."""
+
+    def __init__(self) -> None:
+        self.runners: list[Runner] = []
+        self.plans: list[StepPlan] = []
+        self._begun: list[BegunStep] = []
+        self._pending: deque[list[PendingStep]] = deque()
+
+    def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
+        self._layout = layout_of(options.parallel)
+        self.max_in_flight = self._layout.pipeline + 1
+        first = LocalGroup(0, self._layout.pipeline)
+        self._turn = first.turn
+        for rank in range(self._layout.pipeline):
+            group = replace(first, rank=rank)
+            groups = ParallelGroups(self._layout, rank, pipeline=group)
+            self.runners.append(Runner(model, options, groups, torch.device("cpu")))
+        return joint_spec([runner.spec() for runner in self.runners])
+
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Each rank warms up with steps of its own, which are the same on all: one runs at a time here, too."""
+
+        def allocate(runner: Runner) -> None:
+            with self._turn:
+                runner.allocate(num_blocks, num_host_blocks)
+
+        with ThreadPoolExecutor(len(self.runners)) as threads:
+            list(threads.map(allocate, self.runners))
+
+    def submit(self, plan: StepPlan) -> None:
+        assert len(self._pending) < self.max_in_flight
+        self.plans.append(plan)
+        self._begun = [runner.begin(plan) for runner in self.runners]
+        if not plan.awaits_masks:
+            self._finish(None)
+
+    def send_masks(self, masks: TokenMasks) -> None:
+        self._finish(masks)
+
+    def _finish(self, masks: TokenMasks | None) -> None:
+        pairs = zip(self.runners, self._begun, strict=True)
+        self._pending.append([runner.finish(step, masks) for runner, step in pairs])
+        self._begun = []
+
+    def collect(self) -> StepResult:
+        return agree([pending.result() for pending in self._pending.popleft()], self._layout)
+
+    def upkeep(self, command: Upkeep) -> list[str]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.runners = []
