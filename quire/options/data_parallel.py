@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.options.base import option
 from quire.options.parallel import DATA_PARALLEL_RPC_PORT
 
-_RAY = "Ranks that Ray starts are not built yet: start `quire serve --headless` on the other nodes."
+RAY = "ray"
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class DataParallelOptions:
         minimum=0, maximum=65535,
     )  # fmt: skip
     data_parallel_backend: str = option(
-        "mp", "How ranks are started: mp, as processes of the node's own `quire serve`.", aliases=("-dpb",),
-        choices=("mp",), refused={"ray": _RAY},
+        "mp", "Where engines compute: mp, on the machine of their `quire serve`; ray, where a Ray cluster has GPUs. "
+        "Then all engines are processes of one machine, with --distributed-executor-backend ray.", aliases=("-dpb",),
+        choices=("mp", RAY),
     )  # fmt: skip
     data_parallel_hybrid_lb: bool = option(
         False, "Each node has an API of its own, which balances between the node's ranks, and something outside "

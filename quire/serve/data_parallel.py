@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from quire.errors import StartupError
-from quire.options.data_parallel import DataParallelOptions
+from quire.options.data_parallel import RAY, DataParallelOptions
 from quire.options.parallel import DATA_PARALLEL_RPC_PORT, ParallelOptions
 
 _RANK, _START, _LOCAL = "--data-parallel-rank", "--data-parallel-start-rank", "--data-parallel-size-local"
@@ -31,6 +31,7 @@ class LocalRanks:
         address: of the first node.
         rpc_port: of the router there; 0 where any will do.
         headless: the router is another machine's.
+        by_ray: Ray has the ranks' GPUs, wherever they are.
     """
 
     size: int
@@ -39,6 +40,7 @@ class LocalRanks:
     address: str
     rpc_port: int
     headless: bool
+    by_ray: bool
 
     @property
     def elsewhere(self) -> bool:
@@ -74,12 +76,33 @@ def find_local_ranks(parallel: ParallelOptions, options: DataParallelOptions) ->
             f"This machine would have {last}, and --data-parallel-size {size} has 0 to {size - 1}. Ranks are counted "
             "over all machines, from 0."
         )
+    _check_backend(parallel, options, size, local)
     if options.headless and not local:
         raise StartupError(f"--headless with {_LOCAL} 0 would start nothing.")
     port = options.data_parallel_rpc_port or (DATA_PARALLEL_RPC_PORT if local < size or options.headless else 0)
+    by_ray = options.data_parallel_backend == RAY
     return LocalRanks(
-        size, range(start, start + local), balancing, parallel.data_parallel_address, port, options.headless
+        size, range(start, start + local), balancing, parallel.data_parallel_address, port, options.headless, by_ray
     )
+
+
+def _check_backend(parallel: ParallelOptions, options: DataParallelOptions, size: int, local: int) -> None:
+    """
+    Raises:
+        StartupError: Ray is to have the ranks, and another option says otherwise.
+    """
+    if options.data_parallel_backend != RAY:
+        return
+    if parallel.data_parallel_rank is None and local < size:
+        raise StartupError(
+            "With --data-parallel-backend ray all engines are processes of one machine, and Ray finds GPUs for them on "
+            f"others: leave out {_LOCAL}, {_START} and --headless."
+        )
+    if parallel.distributed_executor_backend not in (None, "auto", RAY):
+        raise StartupError(
+            f"--data-parallel-backend ray is --distributed-executor-backend ray, and not "
+            f"{parallel.distributed_executor_backend}; leave the latter out."
+        )
 
 
 def _balancing(parallel: ParallelOptions, options: DataParallelOptions) -> Balancing:

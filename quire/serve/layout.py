@@ -20,6 +20,7 @@ from quire.options.serve import ServeOptions
 from quire.options.server import RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.options.tokenizer_init import SKIP_FLAG
+from quire.rpc.discovery import join_address
 from quire.serve.data_parallel import LocalRanks, find_local_ranks, own_address_towards
 from quire.serve.ports import LOOPBACK, HeldPorts
 
@@ -92,7 +93,7 @@ def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
     if not options.gateway.router_address:
         options.engine.lora.check()
     engines = {} if options.gateway.router_address else _engine_names(ranks)
-    own = _engine_addresses(engines, ranks, ports)
+    own = _engine_addresses(engines, options, ports)
     if not (options.gateway.router_address or ranks.headless):
         own["router"] = _router_address(options, ranks, ports)
     if not (options.gateway.tokenizer_address or options.gateway.skip_tokenizer_init or ranks.headless):
@@ -118,11 +119,13 @@ def _engine_names(ranks: LocalRanks) -> Mapping[str, int]:
     return {"engine": 0} if ranks.size == 1 else {f"engine-{rank}": rank for rank in ranks.ranks}
 
 
-def _engine_addresses(names: Collection[str], ranks: LocalRanks, ports: HeldPorts) -> dict[str, str]:
+def _engine_addresses(names: Collection[str], options: StackOptions, ports: HeldPorts) -> dict[str, str]:
     """Where engines listen: those of a further node, where the first node's router reaches them."""
-    host = own_address_towards(ranks.address, ranks.rpc_port) if ranks.headless else LOOPBACK
+    ranks, host = options.ranks, LOOPBACK
+    if ranks.headless:
+        host = options.engine.parallel.executor.host_ip or own_address_towards(ranks.address, ranks.rpc_port)
     held = ports.hold_free(len(names), host)
-    return {name: f"{host}:{port}" for name, port in zip(names, held, strict=True)}
+    return {name: join_address(host, port) for name, port in zip(names, held, strict=True)}
 
 
 def _router_address(options: StackOptions, ranks: LocalRanks, ports: HeldPorts) -> str:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from quire.options.base import ENVIRONMENT_PREFIX, fields_of, to_arguments
+from quire.options.data_parallel import RAY
 from quire.options.engine import EngineOptions
 from quire.options.kernels import KernelOptions
 from quire.options.server import GrpcServerOptions
@@ -22,6 +23,7 @@ from quire.serve.supervisor import ProcessSpec
 # Of the services beside an engine. One that takes a core from a thread of the engine's makes the other threads wait for
 # what that one has in hand; in between the engine leaves the cores idle often enough.
 _NICENESS = 5
+_ELSEWHERE = (RAY, "external_launcher")  # executors whose ranks are not this machine's alone
 
 
 def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
@@ -65,8 +67,9 @@ def _engine_options(options: EngineOptions, layout: Layout, name: str) -> Engine
     own = dataclasses.replace(options, kernels=_kernel_options(options, index, len(layout.engines)))
     if ranks.size > 1:
         parallel = dataclasses.replace(
-            options.parallel, data_parallel_rank=layout.engines[name], data_parallel_master_port=layout.meeting_port
-        )
+            options.parallel, data_parallel_rank=layout.engines[name], data_parallel_master_port=layout.meeting_port,
+            distributed_executor_backend=RAY if ranks.by_ray else options.parallel.distributed_executor_backend,
+        )  # fmt: skip
         own = dataclasses.replace(own, parallel=parallel)
     if ranks.headless:
         routers = options.registration.register_with or (ranks.router,)
@@ -97,8 +100,10 @@ def _kernel_options(options: EngineOptions, index: int, engines: int) -> KernelO
 
 
 def _devices(options: StackOptions, engines: Collection[str]) -> dict[str, Mapping[str, str]]:
-    """Name of each engine → environment that shows it its own GPUs."""
-    parallel = options.engine.parallel
+    """Name of each engine → environment that shows it its own GPUs; nothing where others find GPUs for its ranks."""
+    parallel, named = options.engine.parallel, options.engine.parallel.distributed_executor_backend
+    if named in _ELSEWHERE or options.ranks.by_ray or (len(engines) == 1 and named in (None, "auto")):
+        return {}
     gpus = count_gpus() if len(engines) * parallel.num_ranks > 1 and options.engine.kernels.device != "cpu" else 0
     return dict(zip(engines, devices_of_engines(len(engines), parallel, gpus, os.environ), strict=True))
 

@@ -56,6 +56,7 @@ def test_ranks_of_a_machine(found: LocalRanks, ranks: range, balancing: Balancin
         (4, {"hybrid_lb": True, "headless": True, "start_rank": 1}, "Leave one of them out"),
         (4, {"start_rank": 2}, "--data-parallel-start-rank 2 makes this a further node"),
         (4, {"rank": 1, "headless": True, "size_local": 2}, "--data-parallel-size-local, --headless does not go"),
+        (4, {"backend": "ray", "size_local": 2}, "With --data-parallel-backend ray all engines are processes of one"),
         (4, {"rank": 1, "start_rank": 2}, "--data-parallel-start-rank does not go with it"),
     ],
 )
@@ -95,6 +96,17 @@ def test_a_rank_alone_has_a_stack_of_its_own() -> None:
     specs = specs_of(stack(4, rank=2))
     assert list(specs) == ["engine-2", "router", "tokenizer", "gateway"]
     assert values(specs["router"], "--port") != ["29550"]
+
+
+def test_ray_has_the_gpus_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So those of this machine are not counted."""
+    monkeypatch.setattr("quire.serve.processes.count_gpus", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(StartupError, match="2 engines need 2 GPUs, and this machine shows 1"):
+        specs_of(stack(2))
+    for spec in list(specs_of(stack(2, backend="ray")).values())[:2]:
+        assert values(spec, "--distributed-executor-backend") == ["ray"]
+        assert "CUDA_VISIBLE_DEVICES" not in spec.environment
 
 
 def test_ranks_of_one_machine_meet_at_a_free_port() -> None:
