@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -77,6 +78,8 @@ def obey(launch: Launch) -> None:
         )  # fmt: skip
     except OSError as error:
         raise StartupError(f"Rank {launch.rank}: {error}") from error
+    for told_to_end in (signal.SIGTERM, signal.SIGINT):  # the worker is told too, and needs this rank for what it ends
+        signal.signal(told_to_end, signal.SIG_IGN)
     RankProcess(channel, Inbox(channel)).serve()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import generate_latest
 
 from engine_svc.core import loop as loop_module
+from engine_svc.executor.base import ExecutorDead
 from engine_svc.plan import StepPlan
 from engine_svc.requests.admission import sequence_seed
 from engine_svc.requests.outputs import SequenceDelta
@@ -437,6 +438,26 @@ async def test_a_dead_engine_ends_its_requests() -> None:
         await client.read_until(5)
         assert isinstance(await asyncio.wait_for(engine.worker.loop.died, TIMEOUT), Exception)
         assert (await refusal(engine, generation([1]))).reason == "ENGINE_FAULT"
+
+
+async def test_an_engine_whose_executor_dies_while_nothing_runs_is_dead_at_once() -> None:
+    class Mortal(FakeExecutor):
+        wake: Callable[[], None]
+        lost = False
+
+        def wake_by(self, wake: Callable[[], None]) -> None:
+            self.wake = wake
+
+        def check_alive(self) -> None:
+            if self.lost:
+                raise ExecutorDead("rank 1 was killed")
+
+    executor = Mortal()
+    async with running_engine(executor) as engine:
+        assert len(await generate(engine, generation([1], max_tokens=2))) == 2
+        executor.lost = True
+        executor.wake()
+        assert "rank 1" in str(await asyncio.wait_for(engine.worker.loop.died, TIMEOUT))
 
 
 async def test_not_loaded_means_unavailable() -> None:
