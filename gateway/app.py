@@ -14,7 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
+from starlette.types import Lifespan
 
+from gateway.admin.registry import admin_routes
 from gateway.context import GatewayContext
 from gateway.endpoints import (
     adapters,
@@ -101,7 +103,7 @@ def routes(options: GatewayOptions) -> list[Route]:
     if options.enable_tokenizer_info_endpoint:
         found += [Route(path, tokens.tokenizer_info) for path in ("/tokenizer_info", "/get_tokenizer_info")]
     if options.server_dev_mode:
-        found.append(Route("/server_info", server_info.server_info))
+        found += [Route("/server_info", server_info.server_info), *admin_routes(has_keys=bool(options.api_key))]
     if options.page:
         found += [Route("/", page.page), Route("/page/{asset}", page.asset)]
     if not options.disable_fastapi_docs:
@@ -156,25 +158,51 @@ def middleware(options: GatewayOptions) -> list[Middleware]:
     return [*found, Middleware(StoppingMiddleware)]
 
 
+def admin_middleware(options: GatewayOptions) -> list[Middleware]:
+    """The same on the admin port: its own keys, for every path, and nothing for browsers."""
+    found = [Middleware(RequestIdMiddleware, echo=options.enable_request_id_headers)]
+    if keys := options.admin.admin_api_key:
+        found.append(Middleware(AuthenticationMiddleware, api_keys=keys, public_paths=()))
+    return [*found, Middleware(StoppingMiddleware)]
+
+
 def create_app(context: GatewayContext) -> Starlette:
     """The ASGI application."""
-    options = context.options
     registry, shared = make_registry(context)
+    app = _application(
+        context, [*routes(context.options), *refused_routes()], middleware(context.options),
+        partial(_lifespan, [] if shared is None else [shared.run]),
+    )  # fmt: skip
+    app.state.registry = registry
+    app.state.num_live = partial(getattr, context.statistics if shared is None else shared, "num_live")
+    return app
+
+
+def create_admin_app(context: GatewayContext) -> Starlette:
+    """That of the admin port, beside the other one, which keeps the sessions up."""
+    found = [*admin_routes(has_keys=bool(context.options.admin.admin_api_key)), *refused_routes()]
+    return _application(context, found, admin_middleware(context.options))
+
+
+def _application(
+    context: GatewayContext,
+    routes: Sequence[Route],
+    middleware: Sequence[Middleware],
+    lifespan: Lifespan[Starlette] | None = None,
+) -> Starlette:
     app = Starlette(
-        routes=[*routes(options), *refused_routes()],
-        middleware=middleware(options),
+        routes=routes,
+        middleware=middleware,
         exception_handlers={
             QuireError: handle_quire_error,
             HttpError: handle_http_error,
             HTTPException: handle_http_exception,
             Exception: handle_unexpected,
         },
-        lifespan=partial(_lifespan, [] if shared is None else [shared.run]),
+        lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.state.context = context
-    app.state.registry = registry
-    app.state.num_live = partial(getattr, context.statistics if shared is None else shared, "num_live")
     return app
 
 

@@ -8,12 +8,14 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Literal
 
 import uvicorn
 import uvloop
+from starlette.applications import Starlette
 
-from gateway.app import create_app
+from gateway.app import create_admin_app, create_app
 from gateway.certificates import Certificates
 from gateway.context import GatewayContext
 from gateway.errors import stopping
@@ -57,8 +59,15 @@ def main(gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions)
     gateway.check()
     check_addresses("--router-address", gateway.router_address)
     check_addresses(TOKENIZER_FLAG, gateway.tokenizer_address)
-    listener = _listen(gateway)
-    uvloop.run(_serve(gateway, security, listener))
+    listener = _listen(gateway.host, gateway.port, "--port or --host", shares=bool(gateway.shared_port_folder))
+    admin = gateway.admin
+    admin_listener = _listen(admin.admin_host, admin.admin_port, "--admin-port") if admin.admin_port else None
+    if gateway.server_dev_mode:
+        logger.warning(
+            "--server-dev-mode: whoever reaches port %d can pause the engines, put them to sleep and end requests; "
+            "--admin-port has these routes apart from clients", gateway.port,
+        )  # fmt: skip
+    uvloop.run(_serve(gateway, security, listener, admin_listener))
 
 
 def _is_no_probe(record: logging.LogRecord) -> bool:
@@ -66,18 +75,21 @@ def _is_no_probe(record: logging.LogRecord) -> bool:
     return not (isinstance(record.args, tuple) and len(record.args) > 2 and str(record.args[2]).endswith(_PROBES))
 
 
-def _listen(options: GatewayOptions) -> socket.socket:
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+def _listen(host: str, port: int, flags: str, *, shares: bool = False) -> socket.socket:
+    """
+    Args:
+        flags: to choose another place by.
+        shares: with other processes of ours, each of which gets some of the connections.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if options.shared_port_folder:
+    if shares:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        listener.bind((options.host, options.port))
+        listener.bind((host, port))
     except OSError as error:
-        raise StartupError(
-            f"Cannot listen on {options.host}:{options.port} ({error.strerror}): set another --port or --host."
-        ) from error
+        raise StartupError(f"Cannot listen on {host}:{port} ({error.strerror}): set another {flags}.") from error
     return listener
 
 
@@ -113,10 +125,37 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> Gatew
 
 def make_server(context: GatewayContext) -> uvicorn.Server:
     """The HTTP server, not listening yet."""
-    return _Server(_config(context.options, context))
+    options = context.options
+    return _Server(_config(options, create_app(context), options.host, options.port, lifespan="on"))
 
 
-async def _serve(options: GatewayOptions, security: RpcSecurityOptions, listener: socket.socket) -> None:
+def make_admin_server(context: GatewayContext) -> uvicorn.Server:
+    """That of the admin port; the other one's application has to run."""
+    options, admin = context.options, context.options.admin
+    return _Server(_config(options, create_admin_app(context), admin.admin_host, admin.admin_port, lifespan="off"))
+
+
+@contextlib.asynccontextmanager
+async def _admin_port(context: GatewayContext, listener: socket.socket | None) -> AsyncIterator[None]:
+    """Serves operators meanwhile, where there is a port for that; ends at once."""
+    if listener is None:
+        yield
+        return
+    server = make_admin_server(context)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    keeping = asyncio.create_task(_keep_certificates(server, context.options))
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        server.should_exit = True
+        await _cut(serving, server)
+        await serving
+
+
+async def _serve(
+    options: GatewayOptions, security: RpcSecurityOptions, listener: socket.socket, admin: socket.socket | None
+) -> None:
     context = make_context(options, security)
     server = make_server(context)
     signals = asyncio.Queue[int]()
@@ -127,18 +166,32 @@ async def _serve(options: GatewayOptions, security: RpcSecurityOptions, listener
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     logger.info("listening on %s:%d", options.host, options.port)
-    beside = [asyncio.create_task(_report_readiness(context))]
-    if options.enable_ssl_refresh and server.config.ssl:
-        beside.append(asyncio.create_task(Certificates(server.config.ssl, options).watch()))
+    async with _admin_port(context, admin):
+        await _serve_until_stopped(context, server, serving, signals)
+
+
+async def _serve_until_stopped(
+    context: GatewayContext, server: uvicorn.Server, serving: asyncio.Task[None], signals: asyncio.Queue[int]
+) -> None:
+    jobs = (_report_readiness(context), _keep_certificates(server, context.options))
+    beside = [asyncio.create_task(job) for job in jobs]
     await _wait(serving, signals, None)
     for task in beside:
         task.cancel()
     context.draining = True
     server.should_exit = True
-    await _wait(serving, signals, options.drain_timeout_seconds)
+    await _wait(serving, signals, context.options.drain_timeout_seconds)
     context.responses.cut(stopping())
     await _cut(serving, server)
     await serving
+
+
+async def _keep_certificates(server: uvicorn.Server, options: GatewayOptions) -> None:
+    """Until cancelled, where it is asked for."""
+    while not server.started:
+        await asyncio.sleep(_POLL_SECONDS)
+    if options.enable_ssl_refresh and server.config.ssl:
+        await Certificates(server.config.ssl, options).watch()
 
 
 async def _wait(serving: asyncio.Task[None], signals: asyncio.Queue[int], seconds: float | None) -> None:
@@ -174,15 +227,17 @@ async def _report_readiness(context: GatewayContext) -> None:
     report(Stage.READY)
 
 
-def _config(options: GatewayOptions, context: GatewayContext) -> uvicorn.Config:
+def _config(
+    options: GatewayOptions, app: Starlette, host: str, port: int, lifespan: Literal["on", "off"]
+) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(context),
-        host=options.host,
-        port=options.port,
+        app,
+        host=host,
+        port=port,
         loop="none",
         http=limited_protocol(options),
         ws="none",
-        lifespan="on",
+        lifespan=lifespan,
         log_config=None,
         log_level=options.uvicorn_log_level,
         access_log=not options.disable_uvicorn_access_log,

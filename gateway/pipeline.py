@@ -89,15 +89,20 @@ class Pipeline:
             raise
         return state
 
-    def abort(self, request_ids: Collection[str], tenant: str) -> None:
-        """Ends the tenant's live requests of these ids, whose choices have what has come of them until now."""
-        for state in [each for each in self._live if each.request.request_id in request_ids]:
-            if state.request.tenant != tenant:
-                continue
+    def abort(self, request_ids: Collection[str], tenant: str | None = None) -> int:
+        """Ends live requests of these ids, whose choices have what has come of them until now; how many there were.
+
+        Args:
+            tenant: whose they are; None for anybody's.
+        """
+        found = [each for each in self._live if each.request.request_id in request_ids]
+        found = [each for each in found if tenant is None or each.request.tenant == tenant]
+        for state in found:
             for choice in [choice for stream in state.streams for choice in stream.choices if not choice.ended]:
                 self._on_update(choice, ChoiceUpdate(choice.index, (Finish(FinishReason.ABORT),), ()))
             if state.open_choices:  # that nothing has begun of
                 state.fail(Cancelled("The request was aborted before its choices had begun."))
+        return len(found)
 
     async def retell(self, request: GenerationRequest, outputs: Sequence[Sequence[GeneratedPart]]) -> RequestState:
         """A request whose choices were generated before: their tokens alone become text, as they did or would have.

@@ -19,7 +19,7 @@ CONTROL_SIDE = ("engine_svc.plan", "engine_svc.adapters", "engine_svc.kv_cache",
 # Rooms of a service: each imports those before it, and none after it.
 ROOMS = {
     "gateway": ("protocol", "answers", "reasoning_parsers", "tool_parsers", "requests", "services", "metrics",
-                "response_store", "middleware", "endpoints"),
+                "response_store", "middleware", "endpoints", "admin"),
     "router": ("index", "workers", "placement", "requests"),
     "engine_svc": ("kv_cache", "structured", "requests", "scheduler", "executor", "core", "service"),
 }  # fmt: skip

@@ -18,7 +18,16 @@ from engine_svc.core.loop import EngineLoop
 from engine_svc.core.stepped import SteppedEngine
 from engine_svc.requests.outputs import EngineStatus
 from engine_svc.upkeep import StartProfile, StopProfile
-from quire.errors import DRAINING, PAUSED, Conflict, DeadlineExceeded, FailedPrecondition, Overloaded, Unavailable
+from quire.errors import (
+    DRAINING,
+    PAUSED,
+    Conflict,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Overloaded,
+    QuireError,
+    Unavailable,
+)
 from quire.options.upkeep import UpkeepOptions
 from quire.sleep import Leaving, SleepLevel
 
@@ -165,8 +174,16 @@ class Administration:
         was_paused = self._loop.load().status.is_paused
         self._pausing(wanted=True)
         if leaving is Leaving.WAIT:
-            await self._wait_idle(wait_seconds, was_paused=was_paused)
-        await self._exclusively(act)
+            try:
+                await self._wait_idle(wait_seconds, was_paused=was_paused)
+            except (QuireError, asyncio.CancelledError):
+                self._pausing(wanted=was_paused)
+                raise
+        try:
+            await self._exclusively(act)
+        except QuireError:
+            self._pausing(wanted=self._loop.load().status.is_paused)
+            raise
 
     async def _wait_idle(self, seconds: float, *, was_paused: bool) -> None:
         if was_paused and self._loop.num_requests:
@@ -177,7 +194,6 @@ class Administration:
         try:
             await asyncio.wait_for(self._loop.wait_idle(), seconds)
         except TimeoutError as error:
-            self._pausing(wanted=was_paused)
             raise DeadlineExceeded(
                 f"{self._loop.num_requests} requests have not ended within {seconds:g} s, so it goes on; allow more "
                 "time, or choose the mode abort or keep.", parameter="mode",

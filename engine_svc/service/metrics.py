@@ -47,6 +47,9 @@ def _gauges(load: EngineLoad) -> Iterator[Metric]:
         "Preempted sequences that wait while the host tier keeps what the device has to forget of them.",
         load.swapped_sequences,
     )
+    yield GaugeMetricFamily(
+        "quire_engine_paused", "1 while it is paused or sleeps, and takes no steps.", load.status.is_paused
+    )
     if load.max_loras:
         yield _lora_requests(load)
     yield CounterMetricFamily("quire_engine_steps", "Engine steps.", load.step)

@@ -18,6 +18,7 @@ from prometheus_client.core import (
 
 from gateway.metrics.adapters import adapter_metrics
 from gateway.metrics.prometheus import MODEL_LABEL, WHOLE_FLEET, counter, gauge, histogram_family, ratio
+from gateway.metrics.rest import rest_metrics
 from gateway.metrics.speculation import speculation_metrics
 from gateway.services.fleet import Fleet
 from quire.counters import HELP
@@ -104,6 +105,7 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
     yield from speculation_metrics(prefix, counters)
     yield _cache_config(prefix, fleet)
     yield from adapter_metrics(prefix, fleet)
+    yield from rest_metrics(prefix, fleet)
 
 
 def _waiting(fleet: Fleet, queued: Mapping[str, int]) -> Mapping[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -26,13 +26,18 @@ class AuthenticationMiddleware:
     prefixes apart.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], public_paths: Collection[bytes] = PUBLIC_PATHS) -> None:
+        """
+        Args:
+            public_paths: that need no key.
+        """
         self._app = app
+        self._public_paths = public_paths
         self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes lifespan events, public paths and authenticated requests on."""
-        if scope["type"] == "lifespan" or path_below_root(scope) in PUBLIC_PATHS:
+        if scope["type"] == "lifespan" or path_below_root(scope) in self._public_paths:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http" or not (key := self._authenticate(scope)):

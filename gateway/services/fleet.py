@@ -19,13 +19,16 @@ from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.status import from_rpc_error
 from quire.runners import wrong_runner
-from quire.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
+from quire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, engine_pb2, router_pb2, router_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _FAST_POLL_SECONDS = 0.1  # while nothing is ready
-_HEARD = (router_pb2.WORKER_STATE_READY, router_pb2.WORKER_STATE_DRAINING, router_pb2.WORKER_STATE_EJECTED)
+_HEARD = (
+    router_pb2.WORKER_STATE_READY, router_pb2.WORKER_STATE_DRAINING, router_pb2.WORKER_STATE_EJECTED,
+    router_pb2.WORKER_STATE_PAUSED,
+)  # fmt: skip
 # Models stay known for so long after a router told of them last. Whether somebody will serve a request for one, the
 # router knows better: it lets it wait, or refuses it.
 _REMEMBERED_SECONDS = 60.0
@@ -41,6 +44,10 @@ class Fleet:
         self._channels = [open_channel(address, security) for address in router_addresses]
         # The one that knew ready workers last comes first.
         self._routers = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._channels]
+        self._admin = {
+            router: admin_pb2_grpc.RouterAdminServiceStub(channel)
+            for router, channel in zip(self._routers, self._channels, strict=True)
+        }
         self._told = router_pb2.ListWorkersResponse()
         self._counters: dict[str, FleetCounters] = {}
         self._aliases: Sequence[router_pb2.ModelAlias] = ()
@@ -167,6 +174,20 @@ class Fleet:
         request = engine_pb2.UnloadAdapterRequest(name=name, wait_ms=round(wait_seconds * 1000))
         answer = await self._change(lambda router: router.UnloadAdapter, request, wait_seconds + _LOAD_SECONDS)
         return int(answer.live_requests)
+
+    async def administer(
+        self, command: admin_pb2.AdminCommand, workers: Sequence[str], seconds: float
+    ) -> admin_pb2.RouterAdminServiceAdministerResponse:
+        """Has workers, or all of them where none is named, carry out an operator's command; what is told of them is
+        asked for anew.
+
+        Raises:
+            QuireError: no router can have them do so.
+        """
+        request = admin_pb2.RouterAdminServiceAdministerRequest(command=command, workers=workers)
+        answer: admin_pb2.RouterAdminServiceAdministerResponse
+        answer = await self._change(lambda router: self._admin[router].Administer, request, seconds)
+        return answer
 
     async def _change(
         self, call: Callable[[router_pb2_grpc.RouterServiceStub], Any], request: Any, seconds: float

@@ -29,7 +29,7 @@ _REASONS = {
         "Methods of workers are not called by their names: whoever reaches this route could run anything. The gRPC "
         "services of protos/quire/v1 are what workers offer."
     ),
-    "POST /release_kv_cache_memory": "A worker's KV cache is freed with the worker alone: stop it, or put it to sleep.",
+    "POST /release_kv_cache_memory": "POST /sleep?level=1 of --admin-port gives it back, and /wake_up takes it.",
     "POST /fault_tolerance/apply, GET /fault_tolerance/status": (
         "There is nothing to apply: the router moves the requests of a worker that is lost, and the supervisor starts "
         "it again. GET /fleet tells how workers are."

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from quire.errors import StartupError
+from quire.options.admin import AdminOptions
 from quire.options.base import option
 from quire.options.lora import runtime_updating_option
 from quire.options.reasoning import ReasoningOptions
@@ -74,7 +75,8 @@ class GatewayOptions:
         "abort_requests, /v1/…/render and /v1/…/derender.",
     )  # fmt: skip
     server_dev_mode: bool = option(
-        False, "Turns routes on that are for developers: /server_info. They tell more than clients should know.",
+        False, "Turns routes on that are for developers: /server_info, and those of --admin-port, here where clients "
+        "are. They tell more than clients should know, and do more than clients should do.",
         variables=("VLLM_SERVER_DEV_MODE",),
     )  # fmt: skip
     response_role: str = option("assistant", "Role of the answers of chat completions.")
@@ -111,6 +113,7 @@ class GatewayOptions:
         "finished then get an error: 503, or an event at the end of their stream.", minimum=0.0,
     )  # fmt: skip
 
+    admin: AdminOptions = AdminOptions()
     reasoning: ReasoningOptions = ReasoningOptions()
     tools: ToolOptions = ToolOptions()
     responses: ResponsesOptions = ResponsesOptions()
@@ -136,6 +139,7 @@ class GatewayOptions:
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
         if self.enable_ssl_refresh and not self.ssl_certfile:
             raise StartupError("--enable-ssl-refresh is for HTTPS: set --ssl-certfile and --ssl-keyfile too.")
+        self.admin.check(self.port, self.api_key, insecure=self.insecure)
         self.reasoning.check()
         self.tools.check(self.reasoning.parser)
         self.responses.check()

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from quire.options.admin import AdminOptions
 from quire.options.base import ENVIRONMENT_PREFIX, fields_of, to_arguments
 from quire.options.data_parallel import RAY
 from quire.options.engine import EngineOptions
@@ -54,7 +55,9 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
         )
         server.check(options.security)
         specs.append(_spec(name, command, *groups, server, *shared, environment=devices.get(name, {})))
-    return [*specs, *(_spec(name, "gateway", gateway, *shared) for name in layout.gateways)]
+    others = dataclasses.replace(gateway, admin=AdminOptions())  # one of them has the admin port
+    gateways = zip(layout.gateways, (gateway, *([others] * len(layout.gateways[1:]))), strict=False)
+    return [*specs, *(_spec(name, "gateway", chosen, *shared) for name, chosen in gateways)]
 
 
 def _engine_options(options: EngineOptions, layout: Layout, name: str) -> EngineOptions:

@@ -62,6 +62,8 @@ def run_stack(work: Work | None, **groups: Any) -> bool:
     with HeldPorts() as ports:
         if not options.ranks.headless:
             ports.hold(options.gateway.host, options.gateway.port, "--port")
+            if admin_port := options.gateway.admin.admin_port:
+                ports.hold(options.gateway.admin.admin_host, admin_port, "--admin-port")
         elif work:
             raise StartupError("A --headless node has no API to work with; leave it out.")
         layout = choose_layout(options, ports)

@@ -195,6 +195,8 @@ class RemoteWorker(Worker):
         request = admin_pb2.EngineAdminServiceAdministerRequest(command=command)
         answer = await self._call(self._admin.Administer, request, seconds)
         outcome: admin_pb2.AdminOutcome = answer.outcome
+        if self.load.last is not None:  # the next heartbeat says so too
+            self.load.last.status.CopyFrom(outcome.status)
         self._learn_status(outcome.status)
         return outcome
 

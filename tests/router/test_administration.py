@@ -11,15 +11,18 @@ import grpc
 import pytest
 
 from quire.errors import PAUSED, Conflict, NotFound, QuireError, Unavailable
-from quire.options.server import RpcSecurityOptions
+from quire.options.router import RouterOptions
+from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.channel import open_channel
 from quire.rpc.status import from_request_error, from_rpc_error
 from quire.sleep import Leaving
 from quire.v1 import admin_pb2, admin_pb2_grpc, router_pb2
-from tests.router.conftest import Running, StartRouter
+from router.app import Router
+from tests.router.conftest import Running, StartRouter, leaked
 from tests.support.engine_client import TIMEOUT, expected, generation
 from tests.support.engine_server import RunningEngine, running_engine
 from tests.support.fake_executor import FakeExecutor
+from tests.support.router_client import connect
 from tests.support.waiting import eventually
 
 KEEP = admin_pb2.LEAVING_KEEP
@@ -67,16 +70,23 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet(start_router: StartRouter) -> AsyncIterator[Fleet]:
+async def fleet() -> AsyncIterator[Fleet]:
+    """The router goes before the engines, so that it need not find out."""
     async with contextlib.AsyncExitStack() as stack:
         engines = [
             await stack.enter_async_context(running_engine(FakeExecutor(step_seconds=0.002), enable_sleep_mode=True))
             for _ in range(2)
         ]
-        running = await start_router(*(engine.address for engine in engines))
+        addresses = tuple(engine.address for engine in engines)
         security = RpcSecurityOptions()
-        channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{running.router.server.port}", security))
-        yield Fleet(engines, running, admin_pb2_grpc.RouterAdminServiceStub(channel))
+        router = Router(RouterOptions(workers=addresses), GrpcServerOptions(), security)
+        await router.start()
+        stack.push_async_callback(router.close)
+        client = await stack.enter_async_context(connect(router.server.port))
+        await client.wait_ready(*addresses)
+        channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{router.server.port}", security))
+        yield Fleet(engines, Running(router, client), admin_pb2_grpc.RouterAdminServiceStub(channel))
+        await eventually(lambda: not leaked(router), f"leaked: {leaked(router)}")
 
 
 async def test_a_drained_worker_gets_nothing_new(fleet: Fleet) -> None:

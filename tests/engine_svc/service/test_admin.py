@@ -132,6 +132,20 @@ async def test_a_wait_that_is_too_long_changes_nothing() -> None:
         assert (await running)[-1].finish_reason == common_pb2.FINISH_REASON_ABORT
 
 
+async def test_whoever_loses_patience_changes_nothing_either() -> None:
+    async with slow_engine() as engine:
+        running = start(engine, 1000)
+        await runs(engine)
+        stub = admin_pb2_grpc.EngineAdminServiceStub(engine.channel)
+        command = admin_pb2.AdminCommand(pause=admin_pb2.Pause(leaving=WAIT, wait_ms=20_000))
+        call = stub.Administer(admin_pb2.EngineAdminServiceAdministerRequest(command=command), timeout=TIMEOUT)
+        await eventually(lambda: engine.worker.loop.refusal is not None, "new requests are not refused")
+        call.cancel()
+        await eventually(lambda: engine.worker.loop.refusal is None, "new requests are refused for good")
+        assert tokens(await generate(engine, generation(PROMPT, max_tokens=2))) == expected(PROMPT, 2)
+        running.cancel()
+
+
 async def test_a_pause_that_is_waited_for_can_be_taken_back() -> None:
     async with slow_engine() as engine:
         running = start(engine, 1000)

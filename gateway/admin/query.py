@@ -1,0 +1,89 @@
+"""The query of an admin route: what may stand there, checked, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+
+from starlette.requests import Request
+
+from gateway.context import context_of
+from gateway.services.administration import Administration
+from quire.errors import InvalidRequest
+from quire.options.nearest import nearest
+
+_COMMON = ("worker", "timeout_seconds")
+_DEFAULT_SECONDS, _MOST_SECONDS = 300.0, 3600.0
+_BOOLEANS: Mapping[str, bool] = MappingProxyType({"true": True, "1": True, "false": False, "0": False})
+_MOST_SHOWN = 64
+
+
+class Query:
+    """What one request asks for. Whatever is wrong raises InvalidRequest, which names the parameter and the fix."""
+
+    def __init__(self, request: Request, *names: str) -> None:
+        """
+        Args:
+            names: parameters that the route has, beside those that all have: `worker`, once for each that is meant (all
+                of them where it is left out), and `timeout_seconds`.
+        """
+        self._request = request
+        self._given = request.query_params
+        known = (*names, *_COMMON)
+        for name in self._given:
+            if name not in known:
+                raise InvalidRequest(
+                    f"{name[:_MOST_SHOWN]!r} is no parameter of {request.url.path}.{nearest(name[:_MOST_SHOWN], known)}"
+                    f" It takes {', '.join(known)}.", parameter=name[:_MOST_SHOWN],
+                )  # fmt: skip
+
+    @property
+    def administration(self) -> Administration:
+        """Of the workers that are meant."""
+        return Administration(context_of(self._request).fleet, self.workers, self._seconds())
+
+    @property
+    def workers(self) -> Sequence[str]:
+        """Their addresses; none for all."""
+        return self._given.getlist("worker")
+
+    def several(self, name: str) -> Sequence[str]:
+        """The values of a parameter that may come more than once, or as a list with commas."""
+        return [part.strip() for value in self._given.getlist(name) for part in value.split(",") if part.strip()]
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """true or false."""
+        value = self._one(name)
+        if value is None:
+            return default
+        if value.lower() not in _BOOLEANS:
+            raise self._wrong(name, value, "true or false")
+        return _BOOLEANS[value.lower()]
+
+    def choice(self, name: str, default: str, choices: Collection[str]) -> str:
+        """One of some words."""
+        value = self._one(name)
+        if value is None:
+            return default
+        if value not in choices:
+            raise self._wrong(name, value, f"one of {', '.join(choices)}")
+        return value
+
+    def _seconds(self) -> float:
+        value = self._one("timeout_seconds")
+        try:
+            seconds = _DEFAULT_SECONDS if value is None else float(value)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds <= _MOST_SECONDS:
+            raise self._wrong("timeout_seconds", value or "", f"a number above 0, at most {_MOST_SECONDS:g}")
+        return seconds
+
+    def _one(self, name: str) -> str | None:
+        values = self._given.getlist(name)
+        if len(values) > 1:
+            raise InvalidRequest(f"{name} is given {len(values)} times; give it once.", parameter=name)
+        return values[0] if values else None
+
+    def _wrong(self, name: str, value: str, wanted: str) -> InvalidRequest:
+        return InvalidRequest(f"{name} is {value[:_MOST_SHOWN]!r}; it must be {wanted}.", parameter=name)

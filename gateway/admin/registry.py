@@ -1,0 +1,32 @@
+"""The routes of the admin port. A new kind of command is a file with `ROUTES` and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from gateway.admin import cache, profiles, requests, rest, workers
+from gateway.admin.guard import GuardMiddleware
+
+ADMIN_ROUTES: Sequence[Route] = (
+    *cache.ROUTES,
+    *profiles.ROUTES,
+    *requests.ROUTES,
+    *rest.ROUTES,
+    *workers.ROUTES,
+)
+
+
+def admin_routes(*, has_keys: bool) -> list[Route]:
+    """All of them, guarded.
+
+    Args:
+        has_keys: the application asks for a key.
+    """
+    guard = [Middleware(GuardMiddleware, has_keys=has_keys)]
+    return [
+        Route(route.path, route.endpoint, methods=sorted(route.methods or ()), middleware=guard)
+        for route in ADMIN_ROUTES
+    ]

@@ -1,0 +1,74 @@
+"""Engines that are paused or sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.admin.answer import outcomes_response
+from gateway.admin.query import Query
+from quire.errors import InvalidRequest
+from quire.sleep import PARTS, Leaving, SleepLevel
+
+_MODES = [leaving.value for leaving in Leaving]
+
+
+async def pause(request: Request) -> Response:
+    """No request gets on until /resume; those that come meanwhile are answered 503."""
+    query = Query(request, "mode", "clear_cache")
+    leaving = Leaving(query.choice("mode", "abort", _MODES))
+    clears_cache = query.boolean("clear_cache", True)
+    return outcomes_response(await query.administration.pause(leaving, clears_cache=clears_cache), status="paused")
+
+
+async def resume(request: Request) -> Response:
+    """They get on."""
+    return outcomes_response(await Query(request).administration.resume(), status="resumed")
+
+
+async def is_paused(request: Request) -> Response:
+    """Whether any of the workers is."""
+    outcomes = await Query(request).administration.status()
+    return outcomes_response(outcomes, is_paused=any(worker.is_paused for worker in outcomes.workers))
+
+
+async def sleep(request: Request) -> Response:
+    """As pause, and gives memory back: level 1 the KV cache, level 2 the weights too."""
+    query = Query(request, "level", "mode")
+    level = SleepLevel(int(query.choice("level", "1", [str(level.value) for level in SleepLevel])))
+    leaving = Leaving(query.choice("mode", "abort", _MODES))
+    return outcomes_response(await query.administration.sleep(level, leaving), status="sleeping", level=level)
+
+
+async def wake_up(request: Request) -> Response:
+    """Takes it again: what the tags name, or all.
+
+    Raises:
+        InvalidRequest: a tag is unknown.
+    """
+    query = Query(request, "tags")
+    tags = query.several("tags")
+    for tag in tags:
+        if tag not in PARTS:
+            raise InvalidRequest(f"tags has {tag[:64]!r}; there are {', '.join(PARTS)}.", parameter="tags")
+    return outcomes_response(await query.administration.wake_up(tags), status="awake", tags=tags or None)
+
+
+async def is_sleeping(request: Request) -> Response:
+    """Whether any of the workers does."""
+    outcomes = await Query(request).administration.status()
+    sleeping = any(worker.sleep_level is not None for worker in outcomes.workers)
+    return outcomes_response(outcomes, is_sleeping=sleeping)
+
+
+ROUTES: Sequence[Route] = (
+    Route("/pause", pause, methods=["POST"]),
+    Route("/resume", resume, methods=["POST"]),
+    Route("/is_paused", is_paused),
+    Route("/sleep", sleep, methods=["POST"]),
+    Route("/wake_up", wake_up, methods=["POST"]),
+    Route("/is_sleeping", is_sleeping),
+)

@@ -1,0 +1,54 @@
+"""The workers, and which of them take new requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.admin.answer import outcomes_response
+from gateway.admin.query import Query
+from gateway.context import context_of
+from gateway.errors import json_response
+from gateway.protocol.admin import AdminWorkers
+from gateway.services.administration import Outcomes
+from quire.errors import InvalidRequest
+
+
+async def workers(request: Request) -> Response:
+    """All of them, and what operators have made of each. One that does not answer says why."""
+    outcomes = await Query(request).administration.status()
+    return json_response(AdminWorkers(context_of(request).fleet.views, list(outcomes.workers)))
+
+
+async def drain(request: Request) -> Response:
+    """They take no new requests; what they have gets on as ever."""
+    return outcomes_response(await _draining(request, wanted=True), status="draining")
+
+
+async def undrain(request: Request) -> Response:
+    """They take some again."""
+    return outcomes_response(await _draining(request, wanted=False), status="undrained")
+
+
+async def _draining(request: Request, *, wanted: bool) -> Outcomes:
+    """
+    Raises:
+        InvalidRequest: no worker is named; all of them are seldom meant.
+    """
+    query = Query(request)
+    if not query.workers:
+        known = ", ".join(view.address for view in context_of(request).fleet.views) or "none is known"
+        raise InvalidRequest(
+            f"Name the worker: {request.url.path}?worker=host:port. There are: {known}.", parameter="worker"
+        )
+    return await query.administration.drain(wanted=wanted)
+
+
+ROUTES: Sequence[Route] = (
+    Route("/workers", workers),
+    Route("/drain", drain, methods=["POST"]),
+    Route("/undrain", undrain, methods=["POST"]),
+)

@@ -1,0 +1,99 @@
+"""Commands of operators on their way to the workers, by the first router that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from gateway.protocol.admin import AdminWorker
+from gateway.services.fleet import Fleet
+from quire.errors import QuireError
+from quire.rpc.status import from_request_error
+from quire.sleep import Leaving, SleepLevel
+from quire.v1 import admin_pb2, engine_pb2
+
+# For the answer of a worker whose time is up to get here, by way of a router.
+_MARGIN_SECONDS = 3.0
+_LEAVING = {
+    Leaving.ABORT: admin_pb2.LEAVING_ABORT,
+    Leaving.WAIT: admin_pb2.LEAVING_WAIT,
+    Leaving.KEEP: admin_pb2.LEAVING_KEEP,
+}
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of a command: a worker each, and the errors of those that could not."""
+
+    workers: Sequence[AdminWorker]
+    errors: Sequence[QuireError] = ()
+
+
+@dataclass(frozen=True)
+class Administration:
+    """Asks some workers, or all of them, within some time. All methods raise what a router says in their place."""
+
+    fleet: Fleet
+    workers: Sequence[str]  # their addresses; none for all
+    seconds: float
+
+    async def status(self) -> Outcomes:
+        """What holds now."""
+        return await self._ask(admin_pb2.AdminCommand())
+
+    async def pause(self, leaving: Leaving, *, clears_cache: bool) -> Outcomes:
+        """See admin.proto, which has the particulars of all of these."""
+        return await self._ask(
+            admin_pb2.AdminCommand(
+                pause=admin_pb2.Pause(leaving=_LEAVING[leaving], wait_ms=self._wait_ms, clears_cache=clears_cache)
+            )
+        )
+
+    async def resume(self) -> Outcomes:
+        return await self._ask(admin_pb2.AdminCommand(resume=admin_pb2.Resume()))
+
+    async def sleep(self, level: SleepLevel, leaving: Leaving) -> Outcomes:
+        return await self._ask(
+            admin_pb2.AdminCommand(sleep=admin_pb2.Sleep(level=level, leaving=_LEAVING[leaving], wait_ms=self._wait_ms))
+        )
+
+    async def wake_up(self, parts: Collection[str]) -> Outcomes:
+        return await self._ask(admin_pb2.AdminCommand(wake_up=admin_pb2.WakeUp(parts=parts)))
+
+    async def drain(self, *, wanted: bool) -> Outcomes:
+        if wanted:
+            return await self._ask(admin_pb2.AdminCommand(drain=admin_pb2.Drain()))
+        return await self._ask(admin_pb2.AdminCommand(undrain=admin_pb2.Undrain()))
+
+    async def reset_prefix_cache(self, *, preempts: bool) -> Outcomes:
+        reset = admin_pb2.ResetPrefixCache(preempts_running=preempts)
+        return await self._ask(admin_pb2.AdminCommand(reset_prefix_cache=reset))
+
+    async def abort(self, request_ids: Collection[str]) -> Outcomes:
+        return await self._ask(admin_pb2.AdminCommand(abort=engine_pb2.AbortRequest(request_ids=request_ids)))
+
+    async def profile(self, *, wanted: bool) -> Outcomes:
+        if wanted:
+            return await self._ask(admin_pb2.AdminCommand(start_profile=admin_pb2.StartProfile()))
+        return await self._ask(admin_pb2.AdminCommand(stop_profile=admin_pb2.StopProfile()))
+
+    @property
+    def _wait_ms(self) -> int:
+        """For requests to end."""
+        return round(self.seconds * 1000)
+
+    async def _ask(self, command: admin_pb2.AdminCommand) -> Outcomes:
+        answer = await self.fleet.administer(command, self.workers, self.seconds + _MARGIN_SECONDS)
+        errors = [from_request_error(each.error) for each in answer.workers if each.HasField("error")]
+        return Outcomes([_worker(each) for each in answer.workers], errors)
+
+
+def _worker(told: admin_pb2.WorkerOutcome) -> AdminWorker:
+    if told.HasField("error"):
+        return AdminWorker(told.address, error=told.error.message)
+    outcome, status = told.outcome, told.outcome.status
+    return AdminWorker(
+        told.address, status.is_draining, status.is_paused,
+        status.sleep_level if status.HasField("sleep_level") else None,
+        tuple(status.asleep), status.is_profiling, outcome.aborted_requests, tuple(outcome.files),
+    )  # fmt: skip
