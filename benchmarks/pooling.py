@@ -2,7 +2,7 @@
 
 `python -m benchmarks.pooling [--peer VENV]`: a virtual environment with vLLM's CPU build (docs/performance.md says how
 to make one). The servers are asked through HTTP; the library runs in a process of its own, without any server around
-it, and gets all texts of a load at once. They take turns (A B C A B C), because the speed of a shared machine drifts:
+it, and gets all texts of a load at once, or one by one where requests have one. They take turns (A B C A B C), because the speed of a shared machine drifts:
 only the ratios count.
 """
 
@@ -105,14 +105,14 @@ def measure_library(shape: str, model: Path, dtype: str, some: Sequence[Load]) -
         assert process.stdout is not None
         process.stdout.readline()
         for load in some:
-            alone = load.batch == load.streams == 1
+            alone = load.batch == 1
             line = json.dumps({"texts": load.texts, "batch": 1 if alone else _LIBRARY_BATCH})
             for _ in range(2):  # the first one warms
                 process.stdin.write(line + "\n")
                 process.stdin.flush()
                 seconds = float(process.stdout.readline())
             yield Measure(shape, load.name, name, TEXTS, load.count / seconds)
-            if alone:
+            if load.streams == 1:
                 yield Measure(shape, load.name, name, LATENCY, seconds / load.count * 1e3)
         process.stdin.close()
 

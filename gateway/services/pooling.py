@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from gateway.answers.pooled import Pooled, PooledPart
 from gateway.requests.choice_room import ChoiceRoom
@@ -13,12 +15,15 @@ from gateway.requests.pooling_request import PoolingRequest, TokenizedInput
 from gateway.requests.statistics import RequestStatistics
 from gateway.services.convert import from_pooling, to_pooled
 from gateway.services.router_streams import RouterStreams
+from gateway.services.together import Together
 from quire.errors import DeadlineExceeded, InvalidRequest, Unavailable
 
 # Of one part: enough that calls cost little beside it, and few enough that several workers share what is large.
 _MOST_TOKENS = 4 * 1024
 _MOST_ANSWER_BYTES = 8 * 2**20
 _PARTS_AT_ONCE = 16
+# Requests of fewer go together with others like them.
+_FEW_TOKENS = 512
 # Of what comes of one request, and of all that are under way: vectors of tokens are as many as their tokens.
 _MOST_REQUEST_BYTES = 2**28
 _MOST_LIVE_BYTES = 2**30
@@ -37,6 +42,8 @@ class PoolingCalls:
         self._room = room
         self._statistics = statistics
         self._bytes_room = ChoiceRoom(_MOST_LIVE_BYTES, "bytes of vectors")
+        self._small: Together[tuple[object, ...], PoolingRequest, list[PooledPart]]
+        self._small = Together(self._pool_together, _FEW_TOKENS)
 
     async def pool(self, request: PoolingRequest) -> list[Pooled]:
         """What comes of each input. Ends all that is under way if it is cancelled.
@@ -47,7 +54,10 @@ class PoolingCalls:
             QuireError: no worker does it.
         """
         with self._entered(request), self._statistics.pooling(request) as timed:
-            found = await self._parts(request)
+            if (num_tokens := request.num_tokens) < _FEW_TOKENS:
+                found = await self._small.add(_likeness(request), request, num_tokens)
+            else:
+                found = await self._parts(request)
             timed(found)
         return [output for part in found for output in part.outputs]
 
@@ -68,6 +78,16 @@ class PoolingCalls:
             self._bytes_room.enter(tenant, size)
             taken.callback(self._bytes_room.leave, tenant, size)
             yield
+
+    async def _pool_together(self, _: object, requests: Sequence[PoolingRequest]) -> list[list[PooledPart]]:
+        """Requests alike as one, whose outputs are each one's own."""
+        inputs = [each for request in requests for each in request.inputs]
+        parts = await self._parts(replace(requests[0], inputs=inputs))
+        outputs = iter([output for part in parts for output in part.outputs])
+        queued, computed = (max(part.queue_seconds for part in parts), max(part.compute_seconds for part in parts))
+        return [
+            [PooledPart(list(itertools.islice(outputs, len(request.inputs))), queued, computed)] for request in requests
+        ]
 
     async def _parts(self, request: PoolingRequest) -> list[PooledPart]:
         deadline = time.monotonic() + request.timeout_seconds
@@ -106,6 +126,14 @@ class PoolingCalls:
             except Unavailable as error:
                 failure = error
                 refused_by.append(router.address)
+
+
+def _likeness(request: PoolingRequest) -> tuple[object, ...]:
+    """Equal for requests that may go as one: the same is wanted, by the same, as urgently, of the same model."""
+    return (
+        request.requested_model, request.task, request.dimensions, request.normalize, request.use_activation,
+        request.priority, request.tenant, request.timeout_seconds,
+    )  # fmt: skip
 
 
 def _split(request: PoolingRequest) -> Iterator[Sequence[TokenizedInput]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from gateway.requests.constraint import NamedConstraint
 from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.pooling_request import TokenizedInput, Truncation
 from gateway.services.convert import from_truncation, to_input, to_prompt
+from gateway.services.together import Together
 from gateway.services.tokenizers import Tokenizers
 from quire.errors import InvalidRequest
 from quire.rpc.constraint import from_asked, to_constraint
@@ -21,7 +23,11 @@ from quire.work_pool import WorkPool
 
 T = TypeVar("T")
 
+_InputKey = tuple[bool, int, Truncation | None]
+
 _TEXTS_AT_ONCE = 1024  # of one call
+# Inputs of fewer go to the service together with those of other requests.
+_FEW_CHARS = 2000
 _COMPILE_SECONDS = 30.0  # for a backend that is not the service's own to start first
 # Tokens that take about as long to convert as a thread takes to begin.
 _MANY_TOKENS = 8 * 1024
@@ -45,6 +51,8 @@ class Tokenizer:
         """
         self._replicas = replicas
         self._large_requests = large_requests
+        self._small_inputs: Together[_InputKey, Sequence[str], list[TokenizedInput]]
+        self._small_inputs = Together(self._encode_together, _FEW_CHARS)
 
     async def encode(
         self,
@@ -86,6 +94,17 @@ class Tokenizer:
             ContextTooLong: a text has more than `max_tokens`, and none is to be left out.
             Overloaded: too many large requests are being worked on.
         """
+        if (size := sum(map(len, texts))) < _FEW_CHARS:
+            return await self._small_inputs.add((add_special_tokens, max_tokens, truncation), texts, size)
+        return await self._encode_inputs((add_special_tokens, max_tokens, truncation), texts)
+
+    async def _encode_together(self, key: _InputKey, texts: Sequence[Sequence[str]]) -> list[list[TokenizedInput]]:
+        """Texts of several requests in one call."""
+        encoded = iter(await self._encode_inputs(key, [text for some in texts for text in some]))
+        return [list(itertools.islice(encoded, len(some))) for some in texts]
+
+    async def _encode_inputs(self, key: _InputKey, texts: Sequence[str]) -> list[TokenizedInput]:
+        add_special_tokens, max_tokens, truncation = key
         requests = [
             tokenizer_pb2.EncodeRequest(
                 texts=texts[start : start + _TEXTS_AT_ONCE], add_special_tokens=add_special_tokens,
