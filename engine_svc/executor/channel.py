@@ -28,7 +28,9 @@ class Channel:
     """One end. One thread may send and another receive where neither names a time limit."""
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
         self._socket = connection
+        self._seconds: float | None = None
 
     def fileno(self) -> int:
         """For those who wait for several; -1 once closed."""
@@ -45,7 +47,7 @@ class Channel:
 
     def send_encoded(self, payload: bytes, seconds: float | None = None) -> None:
         """As `send`."""
-        self._socket.settimeout(seconds)
+        self._limit(seconds)
         self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
 
     def receive(self, kind: Any, seconds: float | None = None) -> Any:
@@ -56,7 +58,7 @@ class Channel:
             OSError: as `send`.
             TimeoutError: a part of it does not come, for so many seconds.
         """
-        self._socket.settimeout(seconds)
+        self._limit(seconds)
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return decode(self._read(length), kind)
 
@@ -69,6 +71,11 @@ class Channel:
         """As `shut`, and no more can be done with it."""
         self.shut()
         self._socket.close()
+
+    def _limit(self, seconds: float | None) -> None:
+        if seconds != self._seconds:  # each time is a call of the kernel
+            self._socket.settimeout(seconds)
+            self._seconds = seconds
 
     def _read(self, count: int) -> bytearray:
         buffer = bytearray(count)

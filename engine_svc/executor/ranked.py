@@ -177,7 +177,7 @@ class RankedExecutor(Executor):
             ready = _readable(missing, deadline - time.monotonic())
             for rank in ready:
                 with self._noticing_death():
-                    answers[rank] = _receive_of(rank, ranks, max(0.1, deadline - time.monotonic()))
+                    answers[rank] = _receive_of(rank, ranks, self._step_seconds)
                 self._heed(rank, answers[rank])
             if not ready:
                 raise self._lost(ranks, list(missing.values()), seconds)
