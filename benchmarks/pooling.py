@@ -2,8 +2,8 @@
 
 `python -m benchmarks.pooling [--peer VENV]`: a virtual environment with vLLM's CPU build (docs/performance.md says how
 to make one). The servers are asked through HTTP; the library runs in a process of its own, without any server around
-it, and gets all texts of a load at once, or one by one where requests have one. They take turns (A B C A B C), because the speed of a shared machine drifts:
-only the ratios count.
+it, and gets all texts of a load at once, or one by one where requests have one. They take turns (A B C A B C), because
+the speed of a shared machine drifts: only the ratios count.
 """
 
 from __future__ import annotations
