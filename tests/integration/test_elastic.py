@@ -18,6 +18,7 @@ import pytest
 from quire.errors import FailedPrecondition, InvalidRequest, Unavailable
 from quire.supervision import ScaleAnswer, ScaleRequest, ask_supervisor
 from tests.support.stack import Stack, start_stack, stop_stack
+from tests.support.tiny_models import make_model
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +120,29 @@ def test_one_change_at_a_time(one: Stack) -> None:
     assert done == ScaleAnswer(2)
     assert isinstance(refused, Unavailable)
     scale(one, 1)
+
+
+def test_ranks_that_compute_experts_together_start_anew(tiny_llama: Path, tmp_path: Path) -> None:
+    """Nobody serves meanwhile; what they were streaming goes on afterwards."""
+    folder = make_model(tmp_path / "model", "mixtral", vocab_size=8192, max_position_embeddings=1024)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).symlink_to(tiny_llama / name)
+    running = start_stack(
+        folder, tmp_path / "log", "--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", "32M",
+        "--cpu-threads", "1", "--served-model-name", "tiny", "-dp", "2", "--enable-expert-parallel",
+    )  # fmt: skip
+    try:
+        running.wait_healthy()
+        wait_for_ready(running, [0, 1])
+        expected = [complete(running, number, 900) for number in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            during = [pool.submit(complete, running, number, 900) for number in range(4)]
+            assert scale(running, 3, drain_seconds=1.0) == ScaleAnswer(3)
+            assert [answer.result(SECONDS) for answer in during] == expected
+        wait_for_ready(running, [0, 1, 2])
+    finally:
+        code = stop_stack(running)
+    assert code == 0, running.log.read_text()
 
 
 def test_without_a_supervisor() -> None:

@@ -1,0 +1,54 @@
+"""Orders to a supervisor, over a socket of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from quire.errors import FailedPrecondition, InvalidRequest, QuireError, Unavailable
+from quire.serve.control import control_socket
+from quire.supervised import control_path, supervised_environment
+from quire.supervision import ScaleAnswer, ScaleRequest, ask_supervisor
+
+
+def fresh_environment() -> dict[str, str]:
+    return dict(supervised_environment("gateway", f"@quire-test-{secrets.token_hex(8)}"))
+
+
+def answering(error: QuireError | None = None) -> Callable[[ScaleRequest], Awaitable[ScaleAnswer]]:
+    async def answer(request: ScaleRequest) -> ScaleAnswer:
+        if error is not None:
+            raise error
+        return ScaleAnswer(request.data_parallel_size or 7)
+
+    return answer
+
+
+async def test_an_order_and_a_question() -> None:
+    environment = fresh_environment()
+    async with control_socket(control_path(environment), answering()):
+        assert await ask_supervisor(ScaleRequest(3), environment) == ScaleAnswer(3)
+        assert await ask_supervisor(ScaleRequest(), environment) == ScaleAnswer(7)
+    with pytest.raises(Unavailable, match="does not answer"):
+        await ask_supervisor(ScaleRequest(), environment)
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("no"), FailedPrecondition("no"), Unavailable("no")])
+async def test_errors_keep_their_kind(error: QuireError) -> None:
+    environment = fresh_environment()
+    async with control_socket(control_path(environment), answering(error)):
+        with pytest.raises(type(error), match=r"^no$"):
+            await ask_supervisor(ScaleRequest(3), environment)
+
+
+@pytest.mark.parametrize("line", [b"{}x\n", b'{"data_parallel_size": "two"}\n', b"[" * 1000 + b"\n", b"\xff\n"])
+async def test_what_is_no_order_is_refused(line: bytes) -> None:
+    path = control_path(fresh_environment())
+    async with control_socket(path, answering()):
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(line)
+        assert b"INVALID_REQUEST" in await reader.readuntil()
+        writer.close()
