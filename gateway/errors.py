@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +15,8 @@ from starlette.types import Scope
 from gateway.middleware.root_path import path_below_root
 from quire.error_tables import mapping_of
 from quire.errors import ContextTooLong, Overloaded, QuireError, Unavailable
+
+logger = logging.getLogger(__name__)
 
 # Retrying sooner would meet the same queue.
 _RETRY_AFTER_SECONDS = "1"
@@ -121,6 +124,8 @@ async def handle_quire_error(request: Request, error: Exception) -> Response:
     """Exception handler of the application."""
     if not isinstance(error, QuireError):
         raise error
+    if request.app.state.context.options.log_error_stack:
+        logger.error("a request failed", exc_info=error)
     return error_response(error, request.scope)
 
 

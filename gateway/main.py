@@ -22,6 +22,7 @@ from gateway.errors import stopping
 from gateway.http_protocol import limited_protocol
 from gateway.pipeline import Pipeline
 from gateway.reasoning_parsers import reasoning_parser
+from gateway.requests.request_log import RequestLog
 from gateway.requests.statistics import RequestStatistics
 from gateway.response_store.open import open_store
 from gateway.response_store.records import Responses
@@ -107,7 +108,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> Gatew
     seeds = SeedSource(options.seed)
     large_requests = WorkPool("large requests", 2, 64)
     tokenizers = () if options.skip_tokenizer_init else options.tokenizer_address
-    pipeline = Pipeline(options.router_address, tokenizers, security, statistics, seeds)
+    pipeline = Pipeline(options.router_address, tokenizers, security, statistics, seeds, RequestLog(options))
     tokenizer = Tokenizer(pipeline.texts.replicas, large_requests)
     name = options.reasoning.parser
     return GatewayContext(

@@ -16,6 +16,7 @@ from gateway.answers.deltas import ChoiceUpdate, Finish, FinishReason
 from gateway.beam_search import BeamSearches
 from gateway.requests.choice_room import ChoiceRoom
 from gateway.requests.generation_request import GenerationRequest
+from gateway.requests.request_log import RequestLog
 from gateway.requests.retelling import GeneratedPart
 from gateway.requests.state import ChoiceState, RequestState, StreamState
 from gateway.requests.statistics import RequestStatistics
@@ -43,9 +44,11 @@ class Pipeline:
         security: RpcSecurityOptions,
         statistics: RequestStatistics,
         seeds: SeedSource,
+        log: RequestLog,
     ) -> None:
         self._statistics = statistics
         self._seeds = seeds
+        self._log = log
         self.texts = Texts(tokenizer_addresses, security, statistics, self._on_update)
         self.router_streams = RouterStreams(router_addresses, security, statistics, self._on_tokens)
         self._beam_searches = BeamSearches(self.router_streams, self._deliver)
@@ -74,6 +77,7 @@ class Pipeline:
             await self.texts.replicas.wait_up(min(CALL_SECONDS, request.timeout_seconds))
         state = self._enter(request)
         self._statistics.started(state)
+        self._log.started(request)
         if request.beams is not None:
             self._beam_searches.start(state)
             return state
@@ -183,6 +187,7 @@ class Pipeline:
         if state.request.embeds_bytes:
             self._embeds_room.leave(state.request.tenant, state.request.embeds_bytes)
         self._statistics.ended(state)
+        self._log.ended(state)
 
     def _on_tokens(self, choice: ChoiceState, delta: GenerationDelta) -> None:
         if choice.stream.owner.request.wants_text:
@@ -194,6 +199,7 @@ class Pipeline:
         state = choice.stream.owner
         choice.num_tokens += len(update.token_ids)
         self._statistics.progressed(state, update, time.monotonic())
+        self._log.progressed(state, update)
         state.push(update)
         if update.finish:
             self._end_choice(choice)

@@ -87,6 +87,9 @@ _TESTS = {
     "tests/engine_svc/service/test_adapters.py": "enable-lora",
     "tests/engine_svc/service/test_engine_service.py": "num-gpu-blocks-override",
     "tests/gateway/endpoints/test_operations.py": "allow-credentials allowed-origins api-key",
+    "tests/gateway/requests/test_request_log.py": (
+        "enable-log-requests enable-log-outputs max-log-len log-error-stack"
+    ),
     "tests/gateway/requests/test_thinking.py": "enable-reasoning reasoning-effort reasoning-parser",
     "tests/gateway/requests/test_tools.py": "enable-auto-tool-choice exclude-tools-when-tool-choice-none",
     "tests/gateway/middleware/test_of_users.py": "middleware",

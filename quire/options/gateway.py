@@ -57,6 +57,15 @@ class GatewayOptions:
         (), "Middleware of your own (package.module.Name): a class as ASGI has it, or an async function of a request "
         "and what answers it. Repeatable; what has no key does not reach it.",
     )  # fmt: skip
+    enable_log_requests: bool = option(
+        False, "Writes each request into the log: the token ids of its prompts, and how it is sampled. Whoever reads "
+        "the log then knows what was asked.",
+    )  # fmt: skip
+    enable_log_outputs: bool = option(False, "Writes what each choice said as well; with --enable-log-requests.")
+    max_log_len: int | None = option(
+        None, "Most token ids of a prompt, and characters of an output, in the log; all by default.", minimum=0
+    )
+    log_error_stack: bool = option(False, "Writes where errors of requests came from into the log.")
     enable_request_id_headers: bool = option(False, "Adds X-Request-Id to every answer.")
     enable_prompt_tokens_details: bool = option(False, "Adds prompt_tokens_details to usage.")
     enable_force_include_usage: bool = option(False, "Adds usage to every stream, asked for or not.")
@@ -140,6 +149,8 @@ class GatewayOptions:
         if self.enable_ssl_refresh and not self.ssl_certfile:
             raise StartupError("--enable-ssl-refresh is for HTTPS: set --ssl-certfile and --ssl-keyfile too.")
         self.admin.check(self.port, self.api_key, insecure=self.insecure)
+        if self.enable_log_outputs and not self.enable_log_requests:
+            raise StartupError("--enable-log-outputs needs --enable-log-requests.")
         self.reasoning.check()
         self.tools.check(self.reasoning.parser)
         self.responses.check()

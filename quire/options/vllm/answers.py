@@ -11,7 +11,6 @@ _NO_CODE = "The code of a repository is never run here"
 _BATCHES = "overlap of two batches (DBO)"
 _MEDIA = "input of images, audio and video"
 _NO_MEDIA = "Models are served for text alone; leave it out."
-_REQUEST_LOG = "logs of what requests say"
 _TRACES = "OpenTelemetry traces"
 _ADAPTERS = "Prompt adapters are gone from there as well. --enable-lora and --lora-modules NAME=PATH serve adapters."
 _TOKENIZERS = (
@@ -20,13 +19,7 @@ _TOKENIZERS = (
 
 _SERVER: Mapping[str, Answer] = {
     "disable-log-stats": no_effect("There are no lines of statistics to turn off: /metrics has them.", switch=True),
-    "enable-log-requests": not_built(_REQUEST_LOG, "The HTTP server's log has a line for each."),
-    "disable-log-requests": no_effect("What requests say is not logged.", switch=True),
-    "enable-log-outputs": not_built(_REQUEST_LOG),
-    "max-log-len": not_built(_REQUEST_LOG, "There is nothing to cut; leave it out."),
-    "log-error-stack": not_built(
-        "stacks of errors in answers' log lines", "What is our fault is logged with its stack anyway."
-    ),
+    "disable-log-requests": no_effect("What requests say is logged with --enable-log-requests alone.", switch=True),
     "log-config-file": not_built(
         "a configuration of Python's logging", "--log-level, --log-format and --log-file are there."
     ),

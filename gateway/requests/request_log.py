@@ -1,0 +1,69 @@
+"""What requests say, in the gateway's log, where an operator wants it there: prompts as token ids, outputs as text."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.answers.deltas import ChoiceUpdate, content_of
+from gateway.requests.generation_request import GenerationRequest
+from gateway.requests.state import RequestState
+from quire.options.gateway import GatewayOptions
+from quire.sampling import SamplingParameters
+
+logger = logging.getLogger(__name__)
+
+_NEUTRAL = SamplingParameters()
+
+
+class RequestLog:
+    """Writes nothing but what the options ask for."""
+
+    def __init__(self, options: GatewayOptions) -> None:
+        self._requests, self._outputs = options.enable_log_requests, options.enable_log_outputs
+        self._most = options.max_log_len
+        self._texts: dict[tuple[RequestState, int], io.StringIO] = {}  # of choices under way
+
+    def started(self, request: GenerationRequest) -> None:
+        """A request is about to run."""
+        if self._requests:
+            prompts = [self._cut(prompt.token_ids) for prompt in request.prompts]
+            logger.info(
+                "request %s for %s: prompt token ids %s, %s",
+                request.request_id, request.answering_model, prompts, _told(request.sampling),
+            )  # fmt: skip
+
+    def progressed(self, state: RequestState, update: ChoiceUpdate) -> None:
+        """Something of a choice has come."""
+        if not self._outputs:
+            return
+        text = self._texts.setdefault((state, update.index), io.StringIO())
+        text.write(content_of(update.deltas))
+        if finish := update.finish:
+            said = self._cut(text.getvalue())
+            logger.info(
+                "request %s, choice %d ended by %s: %r",
+                state.request.request_id,
+                update.index,
+                finish.reason.value,
+                said,
+            )
+
+    def ended(self, state: RequestState) -> None:
+        """A request has ended, in whatever way."""
+        if self._outputs:
+            for index in range(state.request.choices):
+                self._texts.pop((state, index), None)
+
+    def _cut(self, said: Sequence[Any]) -> Sequence[Any]:
+        return said if self._most is None else said[: self._most]
+
+
+def _told(sampling: SamplingParameters) -> dict[str, Any]:
+    """What is not neutral."""
+    fields = msgspec.structs.asdict(sampling)
+    return {name: value for name, value in fields.items() if value != getattr(_NEUTRAL, name)}

@@ -1,0 +1,49 @@
+"""What requests say, in the log: with `--enable-log-requests`, `--enable-log-outputs`, `--max-log-len` and
+`--log-error-stack`, and never without."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.errors import StartupError
+from quire.options.gateway import GatewayOptions
+from tests.support.gateway_stack import running_gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def logged(folder: Path, caplog: pytest.LogCaptureFixture, **options: Any) -> str:
+    """What a gateway logs of a request that succeeds and of one that fails."""
+    with caplog.at_level(logging.INFO, logger="gateway"):
+        async with running_gateway(folder, **options) as stack:
+            await stack.complete(prompt=["A"], max_tokens=3, request_id="r1", temperature=0.5)
+            assert (await stack.post("/v1/completions", {"prompt": []})).status_code == 400
+    return "\n".join(record.getMessage() for record in caplog.records if record.name.startswith("gateway"))
+
+
+async def test_requests_and_outputs(tokenizer_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = await logged(tokenizer_folder, caplog, enable_log_requests=True, enable_log_outputs=True)
+    assert "request r1 for fake: prompt token ids [(32,)], {" in text and "'temperature': 0.5" in text
+    assert "request r1, choice 0 ended by length: 'AHO'" in text
+    assert "a request failed" not in text
+
+
+async def test_they_are_cut(tokenizer_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"enable_log_requests": True, "enable_log_outputs": True, "max_log_len": 1}
+    text = await logged(tokenizer_folder, caplog, **options)
+    assert "[(32,)]" in text and "ended by length: 'A'" in text
+
+
+async def test_nothing_is_logged_unasked(tokenizer_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = await logged(tokenizer_folder, caplog, log_error_stack=True)
+    assert "r1" not in text and "AHO" not in text
+    assert "a request failed" in text and any(record.exc_info for record in caplog.records)
+
+
+async def test_outputs_need_requests() -> None:
+    with pytest.raises(StartupError, match="--enable-log-requests"):
+        GatewayOptions(enable_log_outputs=True).check()
