@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx
+import uvicorn
 
 from benchmarks.models import TEMPLATE, byte_tokenizer
 from gateway.context import GatewayContext
@@ -102,7 +103,7 @@ async def gateway_before(routers: Sequence[str], tokenizers: Sequence[str], **op
     context = make_context(chosen, SECURITY)
     limits = httpx.Limits(max_connections=300)
     async with (
-        _serving(context) as port,
+        serving(make_server(context)) as port,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, limits=limits) as client,
     ):
         await eventually(lambda: context.ready, "the gateway does not become ready")
@@ -138,15 +139,15 @@ async def running_tokenizer(folder: Path) -> AsyncIterator[GrpcServer]:
 
 
 @contextlib.asynccontextmanager
-async def _serving(context: GatewayContext) -> AsyncIterator[int]:
+async def serving(server: uvicorn.Server) -> AsyncIterator[int]:
+    """The server on a port of its own."""
     # With the protocol named, asyncio sends what is written at once; it waits for acknowledgements otherwise.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
-    server = make_server(context)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await eventually(lambda: server.started, "uvicorn does not start")
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
-        await serving
+        await running

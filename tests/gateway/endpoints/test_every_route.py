@@ -15,11 +15,13 @@ import pytest_asyncio
 from starlette.routing import Match, Route
 
 from gateway.admin.registry import admin_routes
-from gateway.app import create_app, routes
+from gateway.app import create_admin_app, create_app, routes
+from gateway.main import make_admin_server
 from gateway.middleware.authentication import PUBLIC_PATHS
 from gateway.page_assets import PAGE_ASSETS
+from quire.options.admin import AdminOptions
 from quire.options.gateway import GatewayOptions
-from tests.support.gateway_stack import GatewayStack, running_gateway
+from tests.support.gateway_stack import GatewayStack, running_gateway, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -66,6 +68,7 @@ class Served:
 
     connection: Connection
     table: list[Route]
+    public: frozenset[bytes]  # paths that need no key
 
     @property
     def paths(self) -> list[tuple[str, str]]:
@@ -88,16 +91,26 @@ class Served:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
-    async with running_gateway(tokenizer_folder, api_key=("key-one", "key-two"), **all_switches()) as found:
+    keys = ("key-one", "key-two")
+    options = {"api_key": keys, "admin": AdminOptions(admin_api_key=keys), **all_switches()}
+    async with running_gateway(tokenizer_folder, **options) as found:
         yield found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(stack: GatewayStack) -> AsyncIterator[Served]:
-    table = [route for route in create_app(stack.context).routes if isinstance(route, Route)]
-    assert len(table) == len(create_app(stack.context).routes)  # of another kind, a test has to know
-    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
-    yield Served(Connection(reader, writer), table)
+async def admin_port(stack: GatewayStack) -> AsyncIterator[int]:
+    async with serving(make_admin_server(stack.context)) as port:
+        yield port
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["clients", "admin"])
+async def served(request: pytest.FixtureRequest, stack: GatewayStack, admin_port: int) -> AsyncIterator[Served]:
+    is_admin = request.param == "admin"
+    app = (create_admin_app if is_admin else create_app)(stack.context)
+    table = [route for route in app.routes if isinstance(route, Route)]
+    assert len(table) == len(app.routes)  # of another kind, a test has to know
+    reader, writer = await asyncio.open_connection("127.0.0.1", admin_port if is_admin else stack.port)
+    yield Served(Connection(reader, writer), table, frozenset() if is_admin else PUBLIC_PATHS)
     writer.close()
     await writer.wait_closed()
 
@@ -144,7 +157,7 @@ async def expect_locked(served: Served, method: str, path: str, headers: Mapping
 )
 async def test_without_the_key_nothing_but_probes_answers(served: Served, headers: Mapping[str, str]) -> None:
     for path, method in served.paths:
-        if path.encode() in PUBLIC_PATHS:
+        if path.encode() in served.public:
             assert (await served.connection.ask(method, path, headers)).status == 200, path
         else:
             await expect_locked(served, method, path, headers)
@@ -173,7 +186,7 @@ def spellings_of(path: str) -> set[str]:
 async def test_other_spellings_are_no_way_around_the_key(served: Served) -> None:
     for path, method in served.paths:
         for spelled in (*spellings_of(path), encoded(path)):
-            if spelled.encode() not in PUBLIC_PATHS:
+            if spelled.encode() not in served.public:
                 await expect_locked(served, method, spelled, {})
 
 
@@ -206,5 +219,5 @@ async def test_a_method_that_a_path_does_not_take_is_named(served: Served) -> No
             assert answer.status == 405, f"{method} {path}: {answer}"
             assert answer.headers["allow"], path
             expect_shape(answer, path, f"{method} {path}")
-            if path.encode() not in PUBLIC_PATHS:
+            if path.encode() not in served.public:
                 await expect_locked(served, method, path, {})
