@@ -206,6 +206,27 @@ async def test_a_session_beats_and_says_that_the_service_stops(folders: dict[str
 
 
 @pytest.mark.slow
+async def test_a_score_template_writes_pairs(folders: dict[str, Path]) -> None:
+    template = (
+        "{{ instruction }}{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}|"
+        "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
+    )
+    running = Service(folders["byte_level"], "--chat-template", template)
+    await running.wait_serving()
+    stub, pairs = running.stub, tokenizer_pb2.EncodePairsRequest
+    told = b'{"instruction": "Judge: "}'
+    answer = await stub.EncodePairs(
+        pairs(first_texts=["a?"], second_texts=["one", "two"], template_kwargs_json=told), timeout=SECONDS
+    )
+    expected = await stub.Encode(tokenizer_pb2.EncodeRequest(texts=["Judge: a?|one", "Judge: a?|two"]), timeout=SECONDS)
+    assert [each.token_ids for each in answer.sequences] == [each.token_ids for each in expected.sequences]
+    assert not answer.sequences[0].token_type_ids
+    cut = pairs(first_texts=["a?"], second_texts=["one"], max_second_tokens=1)
+    await fails(stub.EncodePairs(cut, timeout=SECONDS), grpc.StatusCode.INVALID_ARGUMENT, "max_tokens_per_doc")
+    assert await running.close() == 0
+
+
+@pytest.mark.slow
 async def test_no_chat_template_and_no_constraints(folders: dict[str, Path]) -> None:
     """As of most models that only read; all else is served."""
     running = Service(folders["word_piece"])
