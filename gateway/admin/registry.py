@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from gateway.admin import cache, profiles, requests, rest, workers
+from gateway.admin import cache, elastic, profiles, requests, rest, workers
 from gateway.admin.guard import GuardMiddleware
 
 ADMIN_ROUTES: Sequence[Route] = (
     *cache.ROUTES,
+    *elastic.ROUTES,
     *profiles.ROUTES,
     *requests.ROUTES,
     *rest.ROUTES,

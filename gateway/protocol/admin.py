@@ -32,3 +32,10 @@ class AbortRequests(msgspec.Struct):
     """The body of /abort_requests."""
 
     request_ids: list[str]
+
+
+class ScaleElastic(msgspec.Struct):
+    """The body of /scale_elastic_ep."""
+
+    new_data_parallel_size: int
+    drain_timeout: float = 120.0  # seconds

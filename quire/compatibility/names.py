@@ -46,19 +46,11 @@ GET /kv_event_sources, GET /get_tokenizer_info, GET /server_info, POST /v1/embed
 POST /classify, POST /score, POST /v1/score, POST /rerank, POST /v1/rerank, POST /v2/rerank, POST /generative_scoring,
 GET /redoc, GET /v1/responses/{response_id}/input_items, DELETE /v1/responses/{response_id}, POST /reset_prefix_cache,
 POST /start_profile, POST /stop_profile, POST /pause, POST /resume, GET /is_paused, POST /abort_requests, POST /sleep,
-POST /wake_up, GET /is_sleeping
+POST /wake_up, GET /is_sleeping, POST /scale_elastic_ep, POST /is_scaling_elastic_ep
 """
-_MISSING = {
-    "POST /scale_elastic_ep, POST /is_scaling_elastic_ep": "workers that come and go by a route",
-}
 
 # Method and path → the capability that is missing for it; empty where it is served.
-ROUTES: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(" ".join(_SERVED.split()).split(", "), ""),
-        **{route: capability for routes, capability in _MISSING.items() for route in routes.split(", ")},
-    }
-)
+ROUTES: Mapping[str, str] = MappingProxyType(dict.fromkeys(" ".join(_SERVED.split()).split(", "), ""))
 
 # Test → flags that it uses.
 _TESTS = {
