@@ -149,9 +149,9 @@ class Scheduler:
             self._is_drafting = self._drafter.is_active
         if self._awaiting:
             self._take_arrivals()
-        for sequence in self.adapters.settle():
-            self._waiting.push(sequence)
         if not self.is_paused:
+            for sequence in self.adapters.settle():
+                self._waiting.push(sequence)
             self._schedule_running(batch)
             self._schedule_waiting(batch)
         batch.is_transferring = self.is_transferring
@@ -378,7 +378,8 @@ class Scheduler:
         self._waiting.push(sequence)
 
     def preempt_all(self) -> None:
-        """Nobody holds blocks any more but transfers that go on; all is computed anew. No step is under way."""
+        """Nobody holds blocks any more but transfers that go on, nor an adapter; all is computed anew. No step is under
+        way."""
         for sequence in reversed(list(self._running)):
             self._preempt(sequence)
         while (holder := self._waiting.last_holder()) is not None:
@@ -387,6 +388,8 @@ class Scheduler:
             self._leave(sequence)
             self._kv_cache.free(sequence.table)
             self._waiting.push(sequence)
+        for sequence in self._waiting:
+            self.adapters.release(sequence)
 
     def _release_blocks(self, sequence: Sequence) -> None:
         """Takes the blocks of one away that holds some in the queue: it computes its prompt itself then."""

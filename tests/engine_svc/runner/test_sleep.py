@@ -1,0 +1,116 @@
+"""Real models that sleep and wake: the tokens of before, whatever steps recorded, drafted or adapted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine_svc.adapters.adapter import read_adapter
+from engine_svc.core.engine import Engine
+from engine_svc.requests.request import GenerationRequest
+from engine_svc.runner.offload import OffloadedTensors
+from quire.sampling import SamplingParameters
+from quire.sleep import PARTS, SleepLevel
+from tests.support.adapter_folders import low_rank, write_adapter
+from tests.support.rank_drafter import RankDrafter
+from tests.support.run_engine import Output, random_prompts, running_engine
+from tests.support.tiny_models import make_model
+
+PROMPTS = random_prompts(7, 40, 16, seed=3)
+SAMPLING = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
+MODULES = {"model.layers.0.self_attn.q_proj": (64, 64), "model.layers.1.self_attn.o_proj": (64, 64)}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("llama"), "llama")
+
+
+def tokens_of(engine: Engine, requests: list[GenerationRequest], naps: list[SleepLevel], first: int) -> list[list[int]]:
+    """Of each request, with a nap after every few steps."""
+    for index, request in enumerate(requests):
+        engine.add(first + index, request)
+    found = [Output() for _ in requests]
+    left, steps = list(naps), 0
+    while engine.has_work:
+        for delta in engine.step():
+            assert delta.error is None, delta.error
+            found[delta.key - first].token_ids += delta.token_ids
+        steps += 1
+        if left and steps % 3 == 0:
+            engine.rest.sleep(left.pop())
+            engine.check()
+            assert not engine.load().busy
+            engine.rest.wake_up(PARTS)
+    assert not left
+    return [each.token_ids for each in found]
+
+
+def check(engine: Engine, requests: list[GenerationRequest]) -> None:
+    wanted = tokens_of(engine, requests, [], 0)
+    naps = [SleepLevel.WEIGHTS_FORGOTTEN, SleepLevel.WEIGHTS_KEPT]
+    assert tokens_of(engine, requests, naps, 100) == wanted
+    assert tokens_of(engine, requests, [], 200) == wanted
+    assert all(len(each) == SAMPLING.max_tokens for each in wanted)
+
+
+def plain() -> list[GenerationRequest]:
+    return [GenerationRequest("r", prompt, SAMPLING) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"enforce_eager": True}, {"num_host_blocks": 8, "num_blocks": 12}, {"quantization": "int8"}],
+    ids=["recorded", "eager", "host", "int8"],
+)
+def test_the_same_tokens_as_before(llama: Path, options: dict[str, Any]) -> None:
+    with running_engine(llama, **options) as engine:
+        check(engine, plain())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_same_by_processes_for_ranks(llama: Path, ranks: int) -> None:
+    with running_engine(llama, distributed_executor_backend="mp", tensor_parallel_size=ranks) as engine:
+        check(engine, plain())
+
+
+def test_models_that_keep_states(tmp_path: Path) -> None:
+    with running_engine(make_model(tmp_path, "jamba")) as engine:
+        check(engine, plain())
+
+
+def test_a_draft_model_guesses_on(llama: Path) -> None:
+    """It is the target itself, so that all it guesses is right; what it has computed of a sequence goes, too."""
+    drafter = RankDrafter(3)
+    config = {"method": "draft_model", "model": str(llama)}
+    with running_engine(llama, drafter=drafter, speculative_config=config) as engine:
+        check(engine, plain())
+    assert drafter.drafts["right"] == drafter.drafts["all"] > 100
+    assert not drafter.failures
+
+
+def test_adapters_are_read_again(llama: Path, tmp_path: Path) -> None:
+    requests = plain()
+    for index in range(3):
+        folder = write_adapter(tmp_path / str(index), low_rank(MODULES, seed=index))
+        adapter = read_adapter(f"a{index}", str(folder), "", index + 1, folder, 16, MODULES)
+        requests.append(GenerationRequest("r", PROMPTS[0], SAMPLING, adapter.name, adapter))
+    with running_engine(llama, enable_lora=True, max_loras=2, max_cpu_loras=2) as engine:
+        check(engine, requests)
+
+
+def test_tensors_are_the_same_when_their_memory_is_back() -> None:
+    """Views, transposed ones and those without elements too; it is what happens to a GPU's weights."""
+    base = torch.arange(24.0).reshape(4, 6)
+    views = [base, base[1:3], base.T, torch.empty(0), torch.arange(5, dtype=torch.int8)]
+    copies = [view.clone() for view in views]
+    away = OffloadedTensors(views)
+    assert away.num_bytes == 24 * 4 + 5
+    assert [view.untyped_storage().nbytes() for view in views] == [0] * 5
+    away.restore()
+    assert all(torch.equal(view, copy) for view, copy in zip(views, copies, strict=True))
+    assert views[1].data_ptr() == base.data_ptr() + 6 * 4
