@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -146,7 +148,7 @@ class Administration:
         if self._is_profiling:
             raise Conflict("A profile is being made already; end it by /stop_profile.")
         command = StartProfile(
-            folder=config.torch_profiler_dir, name=time.strftime("quire-%Y%m%d-%H%M%S"),
+            folder=config.torch_profiler_dir, name=_profile_name(),
             most_steps=config.max_iterations, first_step=config.delay_iterations,
             with_stack=config.torch_profiler_with_stack, with_shapes=config.torch_profiler_record_shapes,
             with_memory=config.torch_profiler_with_memory, is_compressed=config.torch_profiler_use_gzip,
@@ -237,3 +239,8 @@ def _make_folder(folder: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FailedPrecondition(f"Profiles cannot be written to {folder}: {error.strerror}.") from error
+
+
+def _profile_name() -> str:
+    """No other's: several workers may write to one folder."""
+    return f"{time.strftime('quire-%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
