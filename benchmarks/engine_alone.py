@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.load import Result, Timings, Workload
 from engine_svc.core.engine import Engine, EngineFacts
-from engine_svc.executor.base import create_executor
+from engine_svc.executor.base import Executor, create_executor
 from engine_svc.requests.outputs import SequenceDelta
 from engine_svc.requests.request import GenerationRequest
 from quire.options.base import build
@@ -23,13 +23,14 @@ from quire.sampling import SamplingParameters
 class EngineAlone:
     """A context in which workloads can be run on one engine."""
 
-    def __init__(self, model: str, **options_given: Any) -> None:
+    def __init__(self, model: str, executor: Executor | None = None, **options_given: Any) -> None:
         """
         Args:
+            executor: None: the one that the options choose.
             options_given: of the engine.
         """
         options = build(EngineOptions, options_given)
-        self._executor = create_executor(options.parallel)
+        self._executor = executor or create_executor(options.parallel)
         spec = self._executor.load(ModelOptions(model=model), options)
         num_blocks = spec.available_bytes // spec.bytes_per_block
         self._executor.allocate(num_blocks)
@@ -39,6 +40,7 @@ class EngineAlone:
             EngineFacts(
                 num_blocks=num_blocks,
                 block_size=spec.block_size,
+                num_stages=spec.num_stages,
                 max_model_len=spec.max_model_len,
                 windows=spec.windows,
                 shares_blocks=not spec.state_bytes,

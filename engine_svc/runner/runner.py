@@ -104,7 +104,7 @@ class Runner:
             device,
             self._dtype,
         )
-        self._link = StageLink(groups.pipeline, stage, self._facts.hidden_size, self._buffers, device, self._dtype)
+        self._link = StageLink(groups, stage, self._facts.hidden_size, self._buffers, device, self._dtype)
         self._num_stages = groups.layout.pipeline
         self._adapters = StepAdapters(loaded.adapters, max_num_seqs, self._token_budget)
         self._answers: Answers | None = None  # those of the last stage

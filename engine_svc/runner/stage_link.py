@@ -1,7 +1,8 @@
 """What the stages of a pipeline send each other: hidden states to the next one, sampled tokens back to the first.
 
 How much comes follows from the plans, which every stage has; so nothing is said of it. Ranks of one place in their
-tensor groups talk to each other, and each has all of what it sends.
+tensor groups talk to each other. Each has all hidden states, and sends its share of their values: the ranks of the next
+stage put them together among themselves, by what is the faster link where stages are on machines of their own.
 
 A step that a stage begins may need tokens of steps that the last stage has not finished. The first stage asks for a
 step's tokens as soon as it has sent on the hidden states, and waits for them no sooner than a later step has one of
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine_svc.parallel.group import ParallelGroup
+from engine_svc.parallel.group import ParallelGroups
 from engine_svc.parallel.stages import Stage
 from engine_svc.plan import StepPlan
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
@@ -45,16 +46,17 @@ class StageLink:
     """
 
     def __init__(
-        self, group: ParallelGroup, stage: Stage, hidden_size: int, buffers: SlotBuffers, device: torch.device,
+        self, groups: ParallelGroups, stage: Stage, hidden_size: int, buffers: SlotBuffers, device: torch.device,
         dtype: torch.dtype,
     ) -> None:  # fmt: skip
         """
         Args:
-            group: of the ranks that have the other stages.
             buffers: whose tokens are kept up.
         """
-        self._group, self._stage, self._buffers = group, stage, buffers
-        self._hidden_size, self._device, self._dtype = hidden_size, device, dtype
+        self._group, self._tensor, self._stage, self._buffers = groups.pipeline, groups.tensor, stage, buffers
+        self._device, self._dtype = device, dtype
+        self._is_shared = hidden_size % groups.tensor.world_size == 0
+        self._share = hidden_size // groups.tensor.world_size if self._is_shared else hidden_size
         self._awaited: deque[_Awaited] = deque()
         # Work does not say that it is done; but what was sent so many steps ago has been taken: those have ended.
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
@@ -94,9 +96,9 @@ class StageLink:
         """The hidden states [tokens, hidden_size] of the stage before; None in the first."""
         if self._stage.is_first:
             return None
-        hidden = torch.empty((num_tokens, self._hidden_size), dtype=self._dtype, device=self._device)
-        self._wait(self._group.receive(hidden, self._group.rank - 1))
-        return hidden
+        share = torch.empty((num_tokens, self._share), dtype=self._dtype, device=self._device)
+        self._wait(self._group.receive(share, self._group.rank - 1))
+        return self._tensor.all_gather_last(share) if self._is_shared else share
 
     def send(self, plan: StepPlan, batch: FlatBatch, hidden: torch.Tensor) -> None:
         """Sends hidden states on, if another stage follows; the tensor may be used again at once.
@@ -105,7 +107,9 @@ class StageLink:
         """
         if self._stage.is_last:
             return
-        self._keep(hidden.clone(), self._group.rank + 1)
+        first = self._tensor.rank * self._share if self._is_shared else 0
+        share = hidden[:, first : first + self._share].clone(memory_format=torch.contiguous_format)
+        self._keep(share, self._group.rank + 1)
         if self._stage.is_first:
             _, rows = batch.sampled(plan)
             if rows.slots:
