@@ -16,6 +16,7 @@ from engine_svc.adapters.adapter import read_adapter
 from engine_svc.executor.agreement import joint_spec
 from engine_svc.layers.parameter import TensorSlice
 from engine_svc.loader.model import build_model
+from engine_svc.loader.save import save_sharded_state
 from engine_svc.loader.source import TensorSource
 from engine_svc.loader.weights import load_weights
 from engine_svc.parallel.group import ParallelGroups
@@ -200,6 +201,14 @@ def test_adapters_have_a_part_on_each_stage(model_folder: ModelFolder, tmp_path:
     ]
     outputs = same(model_folder("llama"), requests, 3, enable_lora=True, max_loras=2)
     assert len({tuple(output.token_ids) for (output,) in outputs}) == 3
+
+
+def test_what_each_rank_holds_is_saved(model_folder: ModelFolder, tmp_path: Path) -> None:
+    options = {"pipeline_parallel_size": 2, "cpu_kernels": "torch", "use_tqdm_on_load": False}
+    save_sharded_state(model_folder("llama"), engine_options(**options), tmp_path / "saved", 2**30)
+    with running_engine(tmp_path / "saved", **staged(2, load_format="sharded_state")) as engine:
+        found = tokens(run(engine, PROMPTS, SHORT))
+    check_greedy(model_folder("llama"), PROMPTS, found, 24)
 
 
 def test_each_stage_has_its_layers_alone_and_reads_nothing_else(model_folder: ModelFolder) -> None:
