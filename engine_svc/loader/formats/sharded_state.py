@@ -61,7 +61,8 @@ class ShardedState(LoadFormat):
             held = ", ".join(map(str, sorted(rank for rank in ranks if rank is not None)))
             raise StartupError(
                 f"{self.folder} has the files of the ranks {held}; --tensor-parallel-size x --pipeline-parallel-size, "
-                f"which are {count} here, need those of 0 to {count - 1}. Save them anew for as many ranks, or run as many as they were saved for."
+                f"which are {count} here, need those of 0 to {count - 1}. Save them anew for as many ranks, or run as "
+                "many as they were saved for."
             )
         own = [file for file in files if self._rank_of(file) == groups.rank]
         load_parameters(model, self.shard(own), self.options.use_tqdm_on_load and groups.rank == 0)
