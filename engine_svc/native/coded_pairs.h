@@ -145,7 +145,7 @@ void sum_widened(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t
     int64_t size = std::min(BLOCK_STEPS * 2, call.steps - begin);
     for (int64_t k = 0; k < size; k += CHUNK, chunk += call.form->chunk_bytes())
       widen_pairs<EXACT>(scales.read(chunk), scales, call.form->span, wide + k * PANEL);
-    rows.add(begin, wide, size / 2, nullptr, sums);
+    rows.add(begin, wide, size / 2, sums);
   }
   _tile_release();
 }

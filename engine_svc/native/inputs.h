@@ -16,6 +16,16 @@ inline int64_t steps_of(int64_t size) {
   return (size + WHOLE - 1) / WHOLE * Type::ALIGNMENT;
 }
 
+// From one row of inputs to the next, in values. Tiles read 16 rows at a time: an odd number of lines apart, these are in
+// different sets of a cache.
+template <class Type>
+inline int64_t stride_of(int64_t size) {
+  int64_t values = steps_of<Type>(size) * Type::GROUP;
+  if constexpr (!Type::TILES) return values;
+  constexpr int64_t OF_A_LINE = LINE / sizeof(typename Type::Input);
+  return ((values + OF_A_LINE - 1) / OF_A_LINE | 1) * OF_A_LINE;
+}
+
 // Symmetric, to 127 of the row's greatest value, `offset` higher. Returns what 1 stands for; not a number for a row that
 // holds what is not finite, so that all that comes of it is none either.
 template <class Value, class Quantized>
@@ -62,6 +72,12 @@ inline bool in_strips(const CodedForm& form) {
   return IN_STRIPS<Type> && form.codes != INT8_CODES;
 }
 
+// How many rows may be read where the caller has them.
+template <class Type>
+inline int64_t rows_as_they_come(const CodedForm& form) {
+  return in_strips<Type>(form) ? 1 : Type::TILES ? 4 * STRIP : INT64_MAX;
+}
+
 // A strip of `count` rows, in place: [count, size] pairs of values become [size, count].
 template <class Input>
 void arrange_strip(Input* rows, int64_t count, int64_t size) {
@@ -87,7 +103,7 @@ struct Inputs {
   std::unique_ptr<float[]> scale;
 
   Inputs(int64_t rows, int64_t size)
-      : stride(steps_of<Type>(size) * Type::GROUP), values(new typename Type::Input[rows * stride]),
+      : stride(stride_of<Type>(size)), values(new typename Type::Input[rows * stride]),
         scale(new float[rows]) {}
 
   // In another order, if one is given: its i-th value is that of input order[i].

@@ -19,7 +19,7 @@ void run(const Operands<Type>& call, const Result& result, int64_t rows) {
   Pieces pieces(result.outputs, call.panel_bytes);
   Chunks<Type> chunks{rows};
   bool worth = rows * result.outputs * call.steps * Type::GROUP > WORTH_A_THREAD;
-  parallel_for(pieces.count() * chunks.count, worth, [&](int64_t task) {
+  parallel_for_in_parts(pieces.count() * chunks.count, worth, [&](int64_t task) {
     int64_t chunk = task % chunks.count, piece = task / chunks.count;
     multiply_panels<Type, Out>(call, result, chunks.begin(chunk), chunks.end(chunk), pieces.begin(piece),
                                pieces.end(piece));
@@ -35,7 +35,7 @@ void multiply_matrix(const Value* input, int64_t rows, int64_t stride, int64_t s
   };
   const int64_t* order = weight.form.input_order;
   if constexpr (std::is_same_v<typename Type::Input, Value>)
-    if (steps_of<Type>(size) * Type::GROUP == size && !order && !(in_strips<Type>(weight.form) && rows > 1))
+    if (steps_of<Type>(size) * Type::GROUP == size && !order && rows <= rows_as_they_come<Type>(weight.form))
       return run<Type, Out>(product(input, stride), result, rows);
   for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
     int64_t count = std::min(ROWS_AT_ONCE, rows - first), strips = (count + STRIP - 1) / STRIP;

@@ -39,9 +39,9 @@ constexpr bool IS_CODED = false;
 template <class Wide>
 constexpr bool IS_CODED<Coded<Wide>> = true;
 
-// Rows of a task, at most: as many as keep their sums in a cache; of weights that are widened first, more.
+// Rows of a task, at most: as many as keep their sums in a cache; of weights that are widened first, and of tiles, more.
 template <class Type>
-constexpr int64_t ROWS = IS_CODED<Type> ? 256 : 192;
+constexpr int64_t ROWS = IS_CODED<Type> || Type::TILES ? 256 : 192;
 
 // The operands of a product. `stride` is of input rows, in values; `steps` of one panel, over k.
 template <class Type>

@@ -82,42 +82,67 @@ struct TileRows {
   const typename Type::Input* input;
   int64_t stride, count, shaped = 0;
 
-  // What a block of `steps` steps, of the inputs from `begin` on, adds. What comes `next`, if anything, is prefetched.
-  void add(int64_t begin, const typename Type::Stored* block, int64_t steps, const char* next,
-           typename Type::Total* sums) {
+  // What a block of `steps` steps, of the inputs from `begin` on, adds.
+  void add(int64_t begin, const typename Type::Stored* block, int64_t steps, typename Type::Total* sums) {
     tile_fence();
     int64_t squares = (count + TILE - 1) / (2 * TILE), strip = squares * 2 * TILE;
-    Ahead ahead{next, next && squares ? int((TILE * TILE_PITCH / LINE + 2 * squares - 1) / (2 * squares)) : 0};
     for (int half = 0; half < 2; ++half)
-      for (int64_t row = 0; row < strip; row += 2 * TILE, ahead.next += steps / TILE * ahead.lines * LINE) {
-        shape(std::min<int64_t>(count - row, 2 * TILE));
-        multiply_square<Type>(input + row * stride + begin, stride, block + half * 2 * TILE * Type::GROUP, steps / TILE,
-                              !begin, ahead, sums + row * PANEL + half * 2 * TILE);
-      }
-    if (strip < count) {
-      shape(count - strip);
-      Ahead later{(const char*)block + AHEAD_BYTES, next ? int(TILE * TILE_PITCH / LINE) : 0};
-      multiply_strip<Type>(input + strip * stride + begin, stride, block, steps / TILE, !begin, later,
-                           sums + strip * PANEL);
-    }
+      for (int64_t row = 0; row < strip; row += 2 * TILE)
+        add_square(row, half, begin, block, steps, {}, sums + row * PANEL);
+    if (strip < count) add_strip(strip, begin, block, steps, {}, sums + strip * PANEL);
     tile_fence();
   }
 
+  // What all `steps` steps of a panel add to up to 32 rows, while some lines are prefetched for each 16 of them, or of those
+  // of half a panel. Returns what comes behind these lines.
+  const char* sum(int64_t row, const typename Type::Stored* panel, int64_t steps, Ahead ahead, typename Type::Total* sums) {
+    int64_t bytes = steps / TILE * ahead.lines * LINE;
+    tile_fence();
+    if (count - row <= TILE) {
+      add_strip(row, 0, panel, steps, ahead, sums);
+    } else {
+      add_square(row, 0, 0, panel, steps, ahead, sums);
+      ahead.next += bytes;
+      add_square(row, 1, 0, panel, steps, ahead, sums);
+    }
+    tile_fence();
+    return ahead.next + bytes;
+  }
+
  private:
+  void add_square(int64_t row, int half, int64_t begin, const typename Type::Stored* block, int64_t steps, Ahead ahead,
+                  typename Type::Total* sums) {
+    shape(std::min<int64_t>(count - row, 2 * TILE));
+    multiply_square<Type>(input + row * stride + begin, stride, block + half * 2 * TILE * Type::GROUP, steps / TILE,
+                          !begin, ahead, sums + half * 2 * TILE);
+  }
+
+  void add_strip(int64_t row, int64_t begin, const typename Type::Stored* block, int64_t steps, Ahead ahead,
+                 typename Type::Total* sums) {
+    shape(count - row);
+    multiply_strip<Type>(input + row * stride + begin, stride, block, steps / TILE, !begin, ahead, sums);
+  }
+
   void shape(int64_t rows) {
     if (rows != shaped) rows > TILE ? shape_square(rows) : shape_strip(rows);
     shaped = rows;
   }
 };
 
-// The sums [rows, PANEL] of rows [first, last) against one panel, which is taken in blocks over k.
-template <class Type, std::enable_if_t<Type::TILES && !IS_CODED<Type>, int> = 0>
-void sum_panel(const Operands<Type>& call, int64_t first, int64_t last, int64_t index, typename Type::Total* sums) {
+// The sums of rows [first, last) against one panel, up to 32 rows at a time: take(row, end, sums [rows, PANEL]) is called
+// while these are in the first-level cache. What lies behind the panel is prefetched meanwhile; by few rows, which take a
+// panel no longer than memory does, what comes next in it.
+template <class Type, class Take, std::enable_if_t<Type::TILES && !IS_CODED<Type>, int> = 0>
+void sum_panel(const Operands<Type>& call, int64_t first, int64_t last, int64_t index, const Take& take) {
+  alignas(LINE) typename Type::Total sums[2 * TILE * PANEL];
   TileRows<Type> rows{call.input + first * call.stride, call.stride, last - first};
-  for (int64_t begin = 0; begin < call.steps; begin += BLOCK_STEPS) {
-    int64_t steps = std::min(BLOCK_STEPS, call.steps - begin);
-    const auto* block = call.panel(index) + begin * PANEL * Type::GROUP;
-    rows.add(begin * Type::GROUP, block, steps, (const char*)(block + steps * PANEL * Type::GROUP), sums);
+  int64_t squares = (rows.count + TILE - 1) / (2 * TILE), lines = TILE * TILE_PITCH / LINE;
+  const auto* panel = call.panel(index);
+  Ahead ahead{(const char*)panel + (squares ? call.panel_bytes : AHEAD_BYTES),
+              int(squares ? (lines + 2 * squares - 1) / (2 * squares) : lines)};
+  for (int64_t row = 0; row < rows.count; row += 2 * TILE) {
+    ahead.next = rows.sum(row, panel, call.steps, ahead, sums);
+    take(first + row, std::min(last, first + row + 2 * TILE), sums);
   }
   _tile_release();
 }

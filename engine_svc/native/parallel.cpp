@@ -94,10 +94,15 @@ void sleep_until(Pool& pool, const Ready& ready) {
   }
 }
 
+thread_local int own_index = 0;
+
+// What a worker is born with: its index, and the generation that it belongs to.
 void* serve(void* born) {
   pthread_setname_np(pthread_self(), "quire-kernels");
   Pool& own = pool();
-  uint32_t generation = uint32_t(reinterpret_cast<uintptr_t>(born));
+  uint64_t both = reinterpret_cast<uintptr_t>(born);
+  uint32_t generation = uint32_t(both);
+  own_index = int(both >> 32);
   auto called = [&] { return own.remaining.load() > 0 || own.generation.load() != generation; };
   while (own.generation.load() == generation) {
     if (!wait_awake(called, YIELD_NANOSECONDS)) sleep_until(own, called);
@@ -108,7 +113,7 @@ void* serve(void* born) {
 
 // It runs where the calling thread may. Signals are for the program's own threads. One that cannot be started is no
 // error: the caller does what is left.
-void start_worker(Pool& pool) {
+void start_worker(Pool& pool, int index) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_attr_t attributes;
@@ -116,7 +121,8 @@ void start_worker(Pool& pool) {
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   pthread_t worker;
-  pthread_create(&worker, &attributes, serve, reinterpret_cast<void*>(uintptr_t(pool.generation.load())));
+  uint64_t born = uint64_t(index) << 32 | pool.generation.load();
+  pthread_create(&worker, &attributes, serve, reinterpret_cast<void*>(uintptr_t(born)));
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   pthread_attr_destroy(&attributes);
 }
@@ -136,12 +142,13 @@ void start_workers(Pool& pool) {
   pool.generation.fetch_add(1);
   wake_sleepers(pool);
   pool.started = pool.wanted.load();
-  for (int index = 1; index < pool.started; ++index) start_worker(pool);
+  for (int index = 1; index < pool.started; ++index) start_worker(pool, index);
 }
 
 }  // namespace
 
 int threads() { return pool().wanted.load(); }
+int thread_index() { return own_index; }
 
 void run_pieces(int64_t count, void (*piece)(const void*, int64_t), const void* task) {
   Pool& own = pool();

@@ -1,12 +1,18 @@
 // Work for all cores: pieces are handed out one by one, so that a thread which comes late costs little.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <memory>
 
 namespace quire {
 
 // The threads that share the work, the calling one among them.
 int threads();
+
+// Which of them calls: 0 outside of the pool.
+int thread_index();
 
 // Calls piece(task, i) for each i below count; see parallel_for.
 void run_pieces(int64_t count, void (*piece)(const void* task, int64_t index), const void* task);
@@ -24,6 +30,27 @@ template <class Task>
 void parallel_for(int64_t count, bool worth, const Task& task) {
   if (worth) return parallel_for(count, task);
   for (int64_t i = 0; i < count; ++i) task(i);
+}
+
+// The same for what thread after thread reads in order, fetching what comes next: each has a part of its own to go through,
+// and helps with the others' when that is done.
+template <class Task>
+void parallel_for_in_parts(int64_t count, bool worth, const Task& task) {
+  struct alignas(128) Part {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+  int64_t number = worth ? std::min<int64_t>(count, threads()) : 1;
+  if (number <= 1) return parallel_for(count, false, task);
+  std::unique_ptr<Part[]> parts(new Part[number]);
+  for (int64_t i = 0; i < number; ++i) parts[i].next = i * count / number, parts[i].end = (i + 1) * count / number;
+  parallel_for(count, [&](int64_t) {
+    for (int64_t i = thread_index() % number;; i = (i + 1) % number) {
+      if (parts[i].next.load() >= parts[i].end) continue;
+      int64_t index = parts[i].next.fetch_add(1);
+      if (index < parts[i].end) return task(index);
+    }
+  });
 }
 
 }  // namespace quire

@@ -88,10 +88,17 @@ struct Result {
 template <class Type, class Out>
 void multiply_panels(const Operands<Type>& call, const Result& result, int64_t first, int64_t last, int64_t begin,
                      int64_t end) {
-  alignas(LINE) typename Type::Total sums[ROWS<Type> * PANEL];
   for (int64_t index = begin; index < end; ++index) {
-    sum_panel(call, first, last, index, sums);
-    for (int64_t row = first; row < last; ++row) result.write<Out>(sums + (row - first) * PANEL, row, index * PANEL);
+    auto write = [&](int64_t row, int64_t behind, const typename Type::Total* sums) {
+      for (; row < behind; ++row, sums += PANEL) result.write<Out>(sums, row, index * PANEL);
+    };
+    if constexpr (Type::TILES && !IS_CODED<Type>) {
+      sum_panel(call, first, last, index, write);
+    } else {
+      alignas(LINE) typename Type::Total sums[ROWS<Type> * PANEL];
+      sum_panel(call, first, last, index, sums);
+      write(first, last, sums);
+    }
   }
 }
 

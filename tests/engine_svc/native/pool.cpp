@@ -15,6 +15,7 @@
 extern "C" void quire_set_threads(int count);
 
 using quire::parallel_for;
+using quire::parallel_for_in_parts;
 
 namespace {
 
@@ -28,7 +29,8 @@ void expect(bool right, const char* what) {
 void fill_and_check(int64_t count, int64_t start) {
   std::vector<int64_t> values(count, 0);
   parallel_for(count, [&](int64_t i) { values[i] += start + i; });
-  for (int64_t i = 0; i < count; ++i) expect(values[i] == start + i, "a piece was left out or done twice");
+  parallel_for_in_parts(count, true, [&](int64_t i) { values[i] -= 2 * i; });
+  for (int64_t i = 0; i < count; ++i) expect(values[i] == start - i, "a piece was left out or done twice");
 }
 
 void many_regions() {
@@ -73,6 +75,23 @@ void in_order() {
   quire_set_threads(1);
   int64_t last = -1;
   parallel_for(100, [&](int64_t i) { expect(i == ++last, "one thread did not go in order"); });
+  quire_set_threads(4);
+}
+
+// Pieces that wait for each other: two threads begin, each in a part of its own.
+void in_parts() {
+  quire_set_threads(2);
+  bool found = false;
+  for (int region = 0; region < 1000 && !found; ++region) {  // a worker from before may still help with the first ones
+    std::atomic<int> arrived{0};
+    std::atomic<int64_t> first{0};
+    parallel_for_in_parts(8, true, [&](int64_t i) {
+      if (++arrived <= 2) first += i;
+      while (arrived < 2) sched_yield();
+    });
+    found = first == 4;
+  }
+  expect(found, "threads did not begin in parts of their own");
   quire_set_threads(4);
 }
 
@@ -126,6 +145,7 @@ int main(int, char** arguments) {
   several_callers();
   nested();
   in_order();
+  in_parts();
   changed_meanwhile();
   bound();
   if (!arguments[1] || std::strcmp(arguments[1], "no-fork")) forked();
