@@ -33,6 +33,8 @@ Models that take images or sounds beside text run as their language model alone,
 itself. The code of a checkpoint is never run, so models that exist as such code only (InternLM 2, ChatGLM 3, Baichuan,
 the first Qwen) are refused.
 
+Encoders, rerankers and reward models, which generate nothing, are in [pooling.md](pooling.md).
+
 A tiny random model of each type is run in the tests, longer than its windows and in chunks, and says the tokens that
 Transformers says. `make models` makes this page from the result.
 
