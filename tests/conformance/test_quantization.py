@@ -383,7 +383,7 @@ def test_experts(case: Case, world_size: int) -> None:
     weights, expert_ids = torch.rand(6, EXPERTS, generator=torch.Generator().manual_seed(4)).topk(2)
     total = torch.zeros(6, INPUT, dtype=torch.float64)
     for rank in range(world_size):
-        shape = ExpertsShape(EXPERTS, INPUT, INNER, bias=False)
+        shape = ExpertsShape(EXPERTS, INPUT, 2, INNER, bias=False)
         layer = Experts(shape, ExpertsForm(), context=case.context(rank, world_size))
         for index in seeds:
             load(layer.get_submodule("gate_up"), gates[index].tensors, f"{index}.gate")
@@ -436,7 +436,7 @@ def test_experts_of_different_forms() -> None:
     gates = [four_bits(INNER, INPUT, seed, torch.float32) for seed in seeds]
     ups, downs = ([plain(*shape, 10 + seed, torch.float32) for seed in seeds] for shape in
                   ((INNER, INPUT), (INPUT, INNER)))  # fmt: skip
-    layer = Experts(ExpertsShape(EXPERTS, INPUT, INNER, bias=False), ExpertsForm(), context=context)
+    layer = Experts(ExpertsShape(EXPERTS, INPUT, 2, INNER, bias=False), ExpertsForm(), context=context)
     for index in seeds:
         load(layer.get_submodule("gate_up.gate"), gates[index].tensors, f"{index}.gate")
         load(layer.get_submodule("gate_up.up"), ups[index].tensors, f"{index}.up")

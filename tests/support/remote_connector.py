@@ -176,7 +176,7 @@ class RemoteExecutor(UniprocExecutor):
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         super().allocate(num_blocks, num_host_blocks)
-        self._loaded().connect(self._make_store)
+        self._loaded().runner.connect(self._make_store)
 
     def _make_store(self, attention: AttentionBackend, caches: Sequence[torch.Tensor]) -> BlockStore:
         dimension = attention.block_dimension
