@@ -68,6 +68,7 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/v1/completions", completions.completions, methods=["POST"]),
         Route("/v1/messages", messages.messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
+        *_scale_out(options),  # before those paths with an id in which theirs would fit
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/responses/{response_id}", responses.kept, methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
@@ -93,7 +94,6 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/kv_event_sources", operations.kv_event_sources),
         Route("/fleet", page.fleet),
         Route("/metrics", operations.metrics),
-        *_scale_out(options),
     ]
     if options.allow_runtime_lora_updating:
         found += [

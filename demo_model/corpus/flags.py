@@ -6,11 +6,12 @@ The corpus reads the file and not the declarations, so that it stays the one tha
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
-from quire.options.base import fields_of
+from quire.options.base import OptionField, fields_of
 from quire.options.engine import EngineOptions
 from quire.options.gateway import GatewayOptions
 from quire.options.model import ModelOptions
@@ -22,11 +23,16 @@ from quire.options.tokenizer import TokenizerOptions
 def declared() -> dict[str, str]:
     """Flag → first sentence of its help."""
     found: dict[str, str] = {}
-    for group in (ServeOptions, ModelOptions, EngineOptions, GatewayOptions, RouterOptions, TokenizerOptions):
-        for option in fields_of(group):
-            sentence = re.split(r"(?<=[a-z0-9)])[.;:] ", str(option.metadata["help"]))[0].rstrip(".")
-            found["--" + option.name.replace("_", "-")] = sentence + "."
+    for option in options():
+        sentence = re.split(r"(?<=[a-z0-9)])[.;:] ", str(option.metadata["help"]))[0].rstrip(".")
+        found[option.flag] = sentence + "."
     return found
+
+
+def options() -> Iterator[OptionField]:
+    """Of `quire serve`."""
+    for group in (ServeOptions, ModelOptions, EngineOptions, GatewayOptions, RouterOptions, TokenizerOptions):
+        yield from fields_of(group)
 
 
 def main() -> None:

@@ -11,8 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-LEFT_OUT = ("--exclude-checks", "positive_data_acceptance", "--exclude-path", "/invocations")  # which is two others
-EXAMPLES = 15  # of each operation, beside those that cover its schema systematically
+LEFT_OUT = (
+    "--exclude-checks", "positive_data_acceptance", "--exclude-path", "/invocations",  # which is two others
+    "--exclude-path-regex", "/inference/|render$",  # which are off
+)  # fmt: skip
+EXAMPLES = 5  # of each operation, beside those that cover its schema systematically
 
 if __name__ == "__main__":
     address = os.environ["OPENAI_BASE_URL"].removesuffix("/v1")

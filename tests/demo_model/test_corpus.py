@@ -12,7 +12,7 @@ import transformers
 
 from demo_model.corpus import arithmetic, guide, json_objects, lists, memory, tools
 from demo_model.corpus.example import Example, Probe
-from demo_model.corpus.flags import declared
+from demo_model.corpus.flags import options
 from demo_model.corpus.mix import examples
 from demo_model.dataset import MAX_TOKENS, Encoder
 from demo_model.evaluate import probes
@@ -117,7 +117,7 @@ def test_probes_accept_right_answers_and_refuse_wrong_ones() -> None:
 
 
 def test_the_flags_that_are_taught_are_flags_of_quire() -> None:
-    assert set(guide.flags()) <= set(declared())
+    assert set(guide.flags()) <= {name for option in options() for name in option.names}
 
 
 def test_every_topic_answers_its_own_probe() -> None:

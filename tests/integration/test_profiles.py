@@ -39,7 +39,7 @@ PROFILES: dict[str, tuple[str, dict[str, str], str | None]] = {
         "--enable-chunked-prefill --reasoning-parser step3p5 --enable-auto-tool-choice --tool-call-parser step3p5 "
         """--speculative_config '{"method": "step3p5_mtp", "num_speculative_tokens": 1}' """
         "--enable-expert-parallel --enable-eplb --trust-remote-code"),
-        _FLASH, "--enable-expert-parallel is an option of vLLM that Quire does not implement",
+        _FLASH, "--trust-remote-code is an option of vLLM that Quire does not implement",
     ),
     "tensor parallelism": (
         ("--tensor-parallel-size 4 --quantization awq --kv-cache-dtype fp8 --max-num-seqs 1024 "

@@ -34,7 +34,8 @@ for group, dim, block_size, window, kv_heads in shapes:
               "CHUNKED": window == 1024}
     paged = {"GROUP": group, "KV_HEADS": kv_heads, "BLOCK_SIZE": block_size, "TILE_N": tile_n}
     kernels = [
-        *((paged_prefill._prefill_kernel, common | paged | {"TILE_M": tiles.query_rows(dim), "PART_KEYS": part})
+        *((paged_prefill._prefill_kernel, common | paged | {"TILE_M": tiles.query_rows(dim), "PART_KEYS": part,
+                                          "BIDIRECTIONAL": dim == 64})
           for part in {0, paged_decode.PART if dim == 80 else 0}),
         *((paged_decode._decode_kernel, common | paged | {"ROWS": rows, "PART_KEYS": paged_decode.PART})
           for rows in {tiles.head_rows(group, dim, as_queries) for as_queries in (False, element == cached)}),
@@ -73,8 +74,9 @@ products = [
      {"BIAS": bias, "TILE_M": experts.TILE_M, "TILE_N": experts._TILE_N, "TILE_K": experts._TILE_K}, {"num_warps": 4})
     for bias in (False, True)
 ] + [(experts._add_kernel, {"CHOSEN": 4, "COLUMNS": 1024}, {"num_warps": 4})] + [
-    (activation._activate_kernel, {"SIZE": 2880, "COLUMNS": 1024, "GELU": gelu, "CLAMPED": clamped}, {"num_warps": 4})
-    for gelu, clamped in ((False, False), (True, False), (False, True))
+    (activation._gated_kernel, {"SIZE": 2880, "COLUMNS": 1024, "KIND": kind}, {"num_warps": 4}) for kind in range(3)
+] + [
+    (activation._activate_kernel, {"COLUMNS": 1024, "KIND": kind}, {"num_warps": 4}) for kind in (1, 3, 4)
 ] + [
     (rotary._rotate_kernel,
      {"NUM_QUERY": 4, "DIM": 96, "DIM_PADDED": 128, "HALF": half, "WITH_NORMS": True, "INTERLEAVED": interleaved},
