@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 _NO_TOKENS: tuple[int, ...] = ()
 _REPORT_SECONDS = 60.0
 _REPAID = 1 / 16  # of what is owed, by each step that verifies and guesses
+_MOST_STARTS = 2  # for each sequence that decoded last
 # Steps in a row without drafts, to see what they cost: the first one finds other weights in the processor's caches.
 _PLAIN, _PLAIN_OVERLAPPING = 3, 4
 
@@ -69,6 +70,8 @@ class Speculation(Drafter):
         self._sequences: dict[Sequence, _Speculated] = {}
         self._chosen: dict[Sequence, int] = {}  # of the step that is planned: tokens to guess, where there are any
         self._usual = config.most_tokens  # for sequences that start: as for those that decoded last
+        self._usual_starts = _MOST_STARTS  # what was worth it for a few says nothing of many that come at once
+        self._starts = 0  # sequences that start in the step that is planned
         self._owed_seconds = 0.0
         self._last_end = clock()
         self._was_plain = False  # the last step that ended
@@ -97,6 +100,7 @@ class Speculation(Drafter):
     def begin(self, sequences: list[Sequence]) -> None:
         """See Drafter."""
         self._chosen.clear()
+        self._starts = 0
         if not self._sequences:
             return
         decoding = [sequence for sequence in sequences if sequence.num_uncomputed_tokens == 1]
@@ -124,7 +128,7 @@ class Speculation(Drafter):
                 offers.append(offer)
         lengths = self._controller.lengths(len(decoding), offers)
         self._chosen.update((sequence, length) for sequence, length in zip(offered, lengths, strict=True) if length)
-        self._usual = max(lengths, default=0)
+        self._usual, self._usual_starts = max(lengths, default=0), _MOST_STARTS * len(decoding)
 
     def _most(self, sequence: Sequence, speculated: _Speculated) -> int:
         """Tokens that may be guessed of it in a step."""
@@ -168,9 +172,12 @@ class Speculation(Drafter):
         """See Drafter."""
         if self._guesser is not None or sequence not in self._sequences:
             return 0
-        speculated = self._sequences[sequence]
-        length = self._chosen.get(sequence, 0) if sequence.num_output_tokens else self._usual
-        return max(0, min(length, most, self._most(sequence, speculated)))
+        length = self._chosen.get(sequence, 0) if sequence.num_output_tokens else self._at_the_start()
+        return max(0, min(length, most, self._most(sequence, self._sequences[sequence])))
+
+    def _at_the_start(self) -> int:
+        self._starts += 1
+        return self._usual if self._starts <= self._usual_starts else 0
 
     def take(self, sequence: Sequence, token_ids: list[int]) -> None:
         """See Drafter."""

@@ -243,6 +243,24 @@ def test_what_the_ranks_guess_is_verified_in_the_next_step(in_flight: int) -> No
     assert max(each.num_wanted_drafts for plan in machine.plans for each in plan.scheduled) == 3
 
 
+def test_what_is_worth_it_for_one_sequence_is_not_taken_to_be_for_many_that_start_at_once() -> None:
+    """A draft model would compute the prompts of all of them, and then not be asked."""
+    machine = Machine()
+    speculation = Speculation(SpeculativeConfig("draft_model", "m", num_speculative_tokens=3), None, machine.clock)
+    executor = FakeExecutor(VOCABULARY, 4, verify=True, on_step=machine.step, right_guesses=9)
+    engine = make_engine(executor, machine.clock, drafter=speculation, num_blocks=400, max_num_batched_tokens=200)
+    engine.add(0, request([1, 2, 3], max_tokens=60))
+    run(engine)
+    assert machine.plans[-2].scheduled[0].num_wanted_drafts
+    for key in range(1, 17):
+        engine.add(key, request([key, 2, 3], max_tokens=5))
+    begun = len(machine.plans)
+    run(engine)
+    started = machine.plans[begun].scheduled
+    assert len(started) > 4
+    assert sum(bool(each.num_wanted_drafts) for each in started) == 2
+
+
 def test_lookahead_slots_are_blocks_that_a_sequence_has_in_advance() -> None:
     for slots, blocks in ((0, 1), (8, 3), (64, 6)):  # of four tokens; no more than the longest that it may become
         engine = make_engine(FakeExecutor(VOCABULARY, 4, verify=True), num_lookahead_slots=slots)
