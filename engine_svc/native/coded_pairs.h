@@ -15,6 +15,7 @@ namespace quire {
 constexpr int64_t PAIRS_ROWS = 2;                        // that are multiplied without tiles
 constexpr int64_t PAIR_VECTORS = PANEL / 2 / (LANES / 2);  // of half a panel's pairs
 constexpr int64_t RUN = 16;                              // inputs, which share their scales in any form
+constexpr int64_t BLOCK_STEPS = 512;                     // that are widened at once, for many rows
 constexpr float RAISED = 32768 + 128;
 
 // Numbers that are no normal ones are zeros for tiles.

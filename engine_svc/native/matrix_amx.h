@@ -7,7 +7,6 @@
 namespace quire {
 
 constexpr int TILE = 16;
-constexpr int64_t BLOCK_STEPS = 512;
 constexpr int64_t TILE_PITCH = PANEL * sizeof(int32_t);  // bytes from one step of a panel, or row of sums, to the next
 
 // 0 to 3 are sums, 4 and 5 inputs, 6 and 7 weights; of a strip, 5 is of weights too.

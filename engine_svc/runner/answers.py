@@ -79,12 +79,16 @@ class Answers:
         self, drafting: Drafting, step: BegunStep, batch: FlatBatch, features: torch.Tensor, outputs: list[SampleOutput]
     ) -> Guesses:
         """Once the sampled tokens are known: which of them count says where the draft goes on."""
+        if not drafting.is_due(step.plan.scheduled):
+            step.timer.mark()
+            return Guesses()
         step.timer.wait()
         runs = read_runs(outputs)
+        well = runs.token_ids.keys() - runs.failed.keys() - step.failed.keys()
         lengths = {
             sequence.slot: length - len(sequence.draft_token_ids) + len(runs.token_ids[sequence.slot])
             for sequence, length in zip(step.plan.scheduled, batch.lengths, strict=True)
-            if sequence.slot in runs.token_ids.keys() - runs.failed.keys() - step.failed.keys()
+            if sequence.slot in well
         }
         try:
             return drafting.guess(step.plan.scheduled, batch, lengths, features)

@@ -143,6 +143,10 @@ class Drafting:
         self._computed[sequence.slot] = _LOST if lost else complete * self._block_size
         self._held.pop(sequence.slot, None)
 
+    def is_due(self, scheduled: Sequence[ScheduledSequence]) -> bool:
+        """Whether `guess` has anything to do behind a step: what reads features takes those of every step."""
+        return self._draft.model.reads_features or any(sequence.num_wanted_drafts for sequence in scheduled)
+
     def guess(
         self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, known: Mapping[int, int],
         features: torch.Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -158,13 +159,11 @@ def _near(length: int, ratio: float, source: Random, least: int = 1) -> int:
 
 def _range_ratios(text: str) -> tuple[float, float]:
     """Of inputs and of outputs."""
-    try:
+    with contextlib.suppress(ValueError, TypeError):
         given = json.loads(text)
         ratios = (given.get("input", 0.0), given.get("output", 0.0)) if isinstance(given, dict) else (given, given)
         if all(0 <= ratio < 1 for ratio in ratios):
             return ratios
-    except (ValueError, TypeError):
-        pass
     raise StartupError(
         f'--random-range-ratio {text}: expected a number from 0 to below 1, or {{"input": 0.3, "output": 0.5}}.'
     )
