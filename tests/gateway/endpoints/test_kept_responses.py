@@ -94,6 +94,11 @@ async def begun(shared: Shared, **fields: Any) -> dict[str, Any]:
     shared.router.state.hold = HELD
     found = await answer(shared.one, background=True, **fields)
     await eventually(lambda: shared.router.holding, "nothing comes")
+    path = f"/v1/responses/{found['id']}?stream=true"
+    async with shared.one.client.stream("GET", path) as events:
+        deltas = (line async for line in events.aiter_lines() if '"response.output_text.delta"' in line)
+        for _ in range(HELD):  # sent is not received yet
+            await anext(deltas)
     return found
 
 
