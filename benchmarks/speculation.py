@@ -2,7 +2,9 @@
 
 `python -m benchmarks.speculation` runs a stack for each method beside one that guesses nothing, and has them answer the
 same questions in turn, at 1, 8 and 32 streams: tokens per second and their ratio to those without in the same rounds,
-tokens of a step for a sequence that was guessed for, and the acceptance by position. Answers are compared as well.
+tokens of a step for a sequence that was guessed for, and the acceptance by position. Answers are compared as well. Two
+equal stacks may differ by a tenth for as long as they run; so each that guesses is compared with itself too, asked not
+to by the request.
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ METHODS: Mapping[str, str] = MappingProxyType(
     }
 )
 _COUNTER = re.compile(r'^vllm:spec_decode_(\w+)_total\{model_name="bench"(?:,position="(\d+)")?\} (\S+)$', re.MULTILINE)
-_LEAST_REQUESTS = 1  # of each stream in a round
 _SHOWN_POSITIONS = 6
 _TOLD_SECONDS = 1.0  # engines tell what they count four times a second, and so do routers
 _HEADS = ("tokens a step that guessed", "of all tokens", "right at 1, 2, …", "same answers")
@@ -48,12 +49,15 @@ class Case:
 
     rates: list[float] = field(default_factory=list)  # tokens per second of each round
     counters: Mapping[tuple[str, int], float] = field(default_factory=dict)  # growth of the metrics, by position
+    own_plain_rates: list[float] = field(default_factory=list)  # where it guesses: of the same stack, asked not to
     answers: list[str] = field(default_factory=list)  # of all rounds
     tokens: int = 0
 
-    def add(self, result: Result) -> None:
+    def add(self, result: Result, own_plain: Result | None) -> None:
         """One more round."""
         self.rates.append(result.tokens_per_second)
+        if own_plain:
+            self.own_plain_rates.append(own_plain.tokens_per_second)
         self.tokens += result.output_tokens
         self.answers += [timing.text for timing in result.timings]
 
@@ -102,7 +106,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=8, help="of a round, one for each stream at least")
+    parser.add_argument("--requests", type=int, default=8, help="of each stream in a round")
     parser.add_argument("--port", type=int, default=8140)
     return parser.parse_args()
 
@@ -113,18 +117,26 @@ def _measure(ports: Mapping[str, int], trace: str, streams: int, rounds: int, re
     cases, before = {method: Case() for method in ports}, _settled_counters(ports)
     for number in range(rounds):
         results = _round(ports, trace, streams, Random(f"{trace} {streams} {number}"), requests)
-        for method, result in results.items():
-            cases[method].add(result)
+        for method in ports:
+            cases[method].add(results[method], results.get(_own_plain(method)))
     for method, after in _settled_counters(ports).items():
         cases[method].counters = {key: value - before[method].get(key, 0.0) for key, value in after.items()}
     return cases
 
 
 def _round(ports: Mapping[str, int], trace: str, streams: int, random: Random, requests: int) -> dict[str, Result]:
-    bodies = [TRACES[trace](random) for _ in range(max(_LEAST_REQUESTS * streams, requests))]
-    order = list(ports)
+    bodies = [TRACES[trace](random) for _ in range(requests * streams)]
+    # A tenant of its own: neither may find the other's prompts in the prefix cache.
+    plain = [body | {"num_speculative_tokens": 0, "cache_salt": "plain"} for body in bodies]
+    asked = {method: (port, bodies) for method, port in ports.items()}
+    asked |= {_own_plain(method): (port, plain) for method, port in ports.items() if METHODS[method]}
+    order = list(asked)
     random.shuffle(order)
-    return {method: asyncio.run(_ask(ports[method], bodies, streams)) for method in order}
+    return {name: asyncio.run(_ask(*asked[name], streams)) for name in order}
+
+
+def _own_plain(method: str) -> str:
+    return f"{method}, asked not to guess"
 
 
 def _settled_counters(ports: Mapping[str, int]) -> dict[str, dict[tuple[str, int], float]]:
@@ -161,18 +173,12 @@ def _counters(port: int) -> dict[tuple[str, int], float]:
 def report(cases: Mapping[tuple[str, int, str], Case]) -> str:
     """Two tables as Markdown: tokens per second, medians over the rounds, and what became of guesses."""
     methods = list(dict.fromkeys(method for _, _, method in cases))
-    lines = [_row(["trace", "streams", f"{NONE}: tok/s", *methods[1:]]), "|---" * (2 + len(methods)) + "|"]
+    heads = [f"{method} (to itself)" if METHODS[method] else method for method in methods[1:]]
+    lines = [_row(["trace", "streams", f"{NONE}: tok/s", *heads]), "|---" * (2 + len(methods)) + "|"]
     for trace, streams in dict.fromkeys((trace, streams) for trace, streams, _ in cases):
         plain = cases[trace, streams, NONE].rates
-        ratios = (
-            statistics.median(
-                own / without for own, without in zip(cases[trace, streams, method].rates, plain, strict=True)
-            )
-            for method in methods[1:]
-        )
-        lines.append(
-            _row([trace, str(streams), f"{statistics.median(plain):.0f}", *(f"{each:.2f}" for each in ratios)])
-        )
+        cells = [_ratios(cases[trace, streams, method], plain) for method in methods[1:]]
+        lines.append(_row([trace, str(streams), f"{statistics.median(plain):.0f}", *cells]))
     lines += ["", _row(["trace", "streams", "method", *_HEADS]), "|---" * (3 + len(_HEADS)) + "|"]
     for (trace, streams, method), case in cases.items():
         if METHODS[method]:
@@ -182,6 +188,16 @@ def report(cases: Mapping[tuple[str, int, str], Case]) -> str:
             cells = [f"{case.per_guess:.2f}", f"{case.share:.0%}", positions, f"{same:.1%}"]
             lines.append(_row([trace, str(streams), method, *cells]))
     return "\n".join(lines)
+
+
+def _ratios(case: Case, plain: Sequence[float]) -> str:
+    """To a stack that guesses nothing and, in brackets, to itself where nothing was to be guessed."""
+    found = f"{_median_ratio(case.rates, plain):.2f}"
+    return f"{found} ({_median_ratio(case.rates, case.own_plain_rates):.2f})" if case.own_plain_rates else found
+
+
+def _median_ratio(rates: Sequence[float], others: Sequence[float]) -> float:
+    return statistics.median(own / other for own, other in zip(rates, others, strict=True))
 
 
 def _row(cells: Sequence[str]) -> str:
