@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine_svc.ops.weights import Weight
 from engine_svc.quantization.base import LayerMethod, ModelForm, Parameters, Place, QuantizationMethod
-from engine_svc.quantization.rounding import to_int4
+from engine_svc.ops.rounding import to_int4
 from engine_svc.quantization.unquantized import PlainLayer
 
 _GROUP = 128
