@@ -35,6 +35,7 @@ _SIGNATURES = {
     "packed_values": (_INT, _LONG, _LONG),
     "pack": (_INT, _POINTER, _LONG, _LONG, _POINTER),
     "quantize_rows": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER),
+    "quantize_groups": (_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER),
     "pack_int8": (_POINTER, _LONG, _LONG, _POINTER, _POINTER),
     "packed_coded_bytes": (_POINTER, _LONG, _LONG),
     "pack_coded": (_INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER),

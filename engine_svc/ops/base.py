@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 
-from engine_svc.ops.weights import Int8Weight, Weight
+from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,10 @@ class Ops(ABC):
     @abstractmethod
     def quantize_rows(self, values: torch.Tensor) -> Int8Weight:
         """Each row of [..., rows, size] to -127 … 127 of its greatest absolute value."""
+
+    @abstractmethod
+    def quantize_groups(self, values: torch.Tensor, group: int) -> CodedWeight:
+        """[..., rows, size] to codes of 4 bits, with a scale for each row and group of values: see `to_int4`."""
 
     @abstractmethod
     def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:

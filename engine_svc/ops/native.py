@@ -21,6 +21,7 @@ from engine_svc.ops.base import (
     Routing,
     RowTiles,
 )
+from engine_svc.ops.grids import INT4
 from engine_svc.ops.packing import (
     PackedWeight,
     experts_product,
@@ -67,6 +68,17 @@ class NativeOps(Ops):
             TYPES[values.dtype], lines.data_ptr(), *lines.shape, quantized.values.data_ptr(), quantized.scale.data_ptr()
         )
         return quantized
+
+    def quantize_groups(self, values: torch.Tensor, group: int) -> CodedWeight:
+        """See Ops.quantize_groups."""
+        *many, size = values.shape
+        lines, group = values.reshape(-1, size), min(group, size)
+        codes = torch.empty(values.shape, dtype=torch.uint8)
+        scale = torch.empty((*many, -(-size // group)))
+        self.kernels.quantize_groups(
+            TYPES[values.dtype], lines.data_ptr(), *lines.shape, group, codes.data_ptr(), scale.data_ptr()
+        )
+        return CodedWeight(INT4, codes, scale, None, group)
 
     def shrink(
         self, hidden: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, tiles: RowTiles, *, sharing: int = 1

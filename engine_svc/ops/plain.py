@@ -28,6 +28,7 @@ from engine_svc.ops.base import (
     Routing,
     RowTiles,
 )
+from engine_svc.ops.rounding import to_int4
 from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight, layout_of, tensors_of
 
 _ACTIVATIONS: Mapping[PlainActivation, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
@@ -85,6 +86,10 @@ class PlainOps(Ops):
     def quantize_rows(self, values: torch.Tensor) -> Int8Weight:
         """See Ops.quantize_rows."""
         return Int8Weight(*quantize_rows(values))
+
+    def quantize_groups(self, values: torch.Tensor, group: int) -> CodedWeight:
+        """See Ops.quantize_groups."""
+        return to_int4(values, group)
 
     def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine_svc.ops.rounding import to_int8
 from engine_svc.ops.weights import Weight
 from engine_svc.quantization.base import LayerMethod, ModelForm, Parameters, Place, QuantizationMethod
-from engine_svc.ops.rounding import to_int8
 from engine_svc.quantization.unquantized import PlainLayer
 
 

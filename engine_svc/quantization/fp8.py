@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine_svc.ops.rounding import to_float8
 from engine_svc.ops.weights import Weight
 from engine_svc.quantization.base import LayerMethod, ModelForm, Parameters, Place, QuantizationMethod
 from engine_svc.quantization.float8 import Float8Layer
-from engine_svc.ops.rounding import to_float8
 from engine_svc.quantization.scales import TENSOR, Scales
 from engine_svc.quantization.settings import names, one_of
 from engine_svc.quantization.unquantized import PlainLayer

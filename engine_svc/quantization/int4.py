@@ -5,20 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine_svc.ops.weights import Weight
-from engine_svc.quantization.base import LayerMethod, ModelForm, Parameters, Place, QuantizationMethod
-from engine_svc.ops.rounding import to_int4
+from engine_svc.quantization.base import LayerMethod, ModelForm, Parameters, ParameterSpec, Place, QuantizationMethod
 from engine_svc.quantization.unquantized import PlainLayer
 
 _GROUP = 128
 
 
 @dataclass(frozen=True)
-class Int4Layer(PlainLayer):
+class Int4Layer(LayerMethod):
     """Plain in the checkpoint. Each rank's part is divided into groups by itself."""
+
+    form: ModelForm
+
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        """See LayerMethod.parameters."""
+        return PlainLayer(self.form.dtype).parameters()
 
     def weight(self, parameters: Parameters) -> Weight:
         """See LayerMethod.weight."""
-        return to_int4(parameters["weight"], _GROUP)
+        return self.form.ops.quantize_groups(parameters["weight"], _GROUP)
 
 
 @dataclass(frozen=True)
@@ -34,5 +39,4 @@ class Int4(QuantizationMethod):
 
     def layer(self, place: Place) -> LayerMethod:
         """See QuantizationMethod.layer."""
-        chosen = Int4Layer if place.kind in ("linear", "experts") else PlainLayer
-        return chosen(self.form.dtype)
+        return Int4Layer(self.form) if place.kind in ("linear", "experts") else PlainLayer(self.form.dtype)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from engine_svc.ops.plain import PlainOps
+from engine_svc.ops.rounding import to_float8, to_int4, to_int8
 from engine_svc.ops.weights import CodedWeight, Int8Weight
 from engine_svc.quantization.base import ModelForm, Place
 from engine_svc.quantization.registry import create_method
-from engine_svc.ops.rounding import to_float8, to_int4, to_int8
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.engine_svc.quantization.checks import load
 
