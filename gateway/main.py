@@ -36,9 +36,10 @@ from quire.log import setup_logging
 from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions
 from quire.options.server import RpcSecurityOptions
-from quire.rpc.discovery import check_addresses
+from quire.rpc.discovery import check_addresses, join_address
 from quire.seeds import SeedSource
 from quire.supervised import Stage, report
+from quire.unix_socket import unix_listener
 from quire.work_pool import WorkPool
 
 logger = logging.getLogger(__name__)
@@ -60,15 +61,24 @@ def main(gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions)
     gateway.check()
     check_addresses("--router-address", gateway.router_address)
     check_addresses(TOKENIZER_FLAG, gateway.tokenizer_address)
-    listener = _listen(gateway.host, gateway.port, "--port or --host", shares=bool(gateway.shared_port_folder))
     admin = gateway.admin
     admin_listener = _listen(admin.admin_host, admin.admin_port, "--admin-port") if admin.admin_port else None
     if gateway.server_dev_mode:
         logger.warning(
-            "--server-dev-mode: whoever reaches port %d can pause the engines, put them to sleep and end requests; "
-            "--admin-port has these routes apart from clients", gateway.port,
+            "--server-dev-mode: whoever reaches %s can pause the engines, put them to sleep and end requests; "
+            "--admin-port has these routes apart from clients", gateway.uds or f"port {gateway.port}",
         )  # fmt: skip
-    uvloop.run(_serve(gateway, security, listener, admin_listener))
+    with _listener(gateway) as listener:
+        uvloop.run(_serve(gateway, security, listener, admin_listener))
+
+
+def _listener(options: GatewayOptions) -> contextlib.AbstractContextManager[socket.socket]:
+    """Where clients come."""
+    if options.uds_descriptor is not None:
+        return socket.socket(fileno=options.uds_descriptor)
+    if options.uds:
+        return unix_listener(options.uds)
+    return _listen(options.host, options.port, "--port or --host", shares=bool(options.shared_port_folder))
 
 
 def _is_no_probe(record: logging.LogRecord) -> bool:
@@ -166,7 +176,7 @@ async def _serve(
         await asyncio.sleep(_POLL_SECONDS)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    logger.info("listening on %s:%d", options.host, options.port)
+    logger.info("listening on %s", options.uds or join_address(options.host, options.port))
     async with _admin_port(context, admin):
         await _serve_until_stopped(context, server, serving, signals)
 

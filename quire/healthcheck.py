@@ -1,4 +1,5 @@
-"""Health checks for containers: `python -m quire.healthcheck grpc HOST:PORT [SERVICE]`, `… http URL`.
+"""Health checks for containers: `python -m quire.healthcheck grpc HOST:PORT [SERVICE]`, `… http URL`,
+`… unix PATH URL`, which asks at a Unix socket.
 
 Exits with 0 when healthy, else with 1 and a line that says why. TLS between the services is configured by the same
 environment variables as for the services themselves.
@@ -7,6 +8,7 @@ environment variables as for the services themselves.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import sys
 import urllib.error
@@ -19,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import open_channel
 from quire.rpc.status import from_rpc_error
+from quire.unix_socket import UnixConnection
 
 _SECONDS = 4.0  # below the time-out of the checks in compose.yaml
 
@@ -32,7 +35,9 @@ def main(arguments: Sequence[str]) -> str:
             return asyncio.run(check_grpc(address, service))
         case ["http", url]:
             return check_http(url)
-    return "usage: python -m quire.healthcheck grpc HOST:PORT [SERVICE] | http URL"
+        case ["unix", path, url]:
+            return check_unix(path, url)
+    return "usage: python -m quire.healthcheck grpc HOST:PORT [SERVICE] | http URL | unix PATH URL"
 
 
 async def check_grpc(address: str, service: str) -> str:
@@ -61,6 +66,19 @@ def check_http(url: str) -> str:
             return "" if response.status == 200 else f"{url}: status {response.status}"
     except (urllib.error.URLError, OSError) as error:
         return f"{url}: {error}"
+
+
+def check_unix(path: str, url: str) -> str:
+    """The same of who listens at a file, such as `/run/quire.sock /health`."""
+    connection = UnixConnection(path, _SECONDS)
+    try:
+        connection.request("GET", url)
+        status = connection.getresponse().status
+        return "" if status == 200 else f"{path} {url}: status {status}"
+    except (OSError, http.client.HTTPException) as error:
+        return f"{path}: {error}"
+    finally:
+        connection.close()
 
 
 if __name__ == "__main__":

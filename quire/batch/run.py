@@ -21,7 +21,7 @@ from quire.batch.transfer import fetch, file_name, is_address, send, shown
 from quire.errors import StartupError
 from quire.options.batch import BatchOptions
 from quire.options.gateway import GatewayOptions
-from quire.serve.ports import free_ports
+from quire.serve.ports import api_url, free_ports
 from quire.serve.stack import run_stack
 
 _GRACE_SECONDS = 60.0
@@ -80,6 +80,8 @@ def _local_input(batch: BatchOptions, folder: Path) -> Iterator[Path]:
 
 def _gateway(options: GatewayOptions, batch: BatchOptions) -> GatewayOptions:
     """Nobody else is served, unless metrics are wanted."""
+    if options.uds:
+        raise StartupError("A batch has no clients: leave --uds out. --enable-metrics serves its figures on --port.")
     if batch.enable_metrics:
         return dataclasses.replace(options, host=batch.url)
     return dataclasses.replace(options, host="127.0.0.1", port=free_ports(1)[0])
@@ -89,7 +91,6 @@ def _answer(batch: BatchOptions, requests: BatchInput, results: Results, groups:
     """Starts a stack and has it answer what is missing."""
     gateway: GatewayOptions = groups["gateway"]
     headers = {"authorization": f"Bearer {gateway.api_key[0]}"} if gateway.api_key else {}
-    scheme = "https" if gateway.ssl_certfile else "http"
     most = min(batch.max_concurrent_requests, len(results.missing))
 
     async def work() -> None:
@@ -105,7 +106,7 @@ def _answer(batch: BatchOptions, requests: BatchInput, results: Results, groups:
                 bar.update()
 
             async with httpx.AsyncClient(
-                base_url=f"{scheme}://{gateway.host}:{gateway.port}", headers=headers, verify=not gateway.ssl_certfile,
+                base_url=api_url(gateway), headers=headers, verify=not gateway.ssl_certfile,
                 timeout=httpx.Timeout(30.0, read=gateway.request_timeout_seconds + _GRACE_SECONDS, pool=None),
                 limits=httpx.Limits(max_connections=most),
             ) as client:  # fmt: skip

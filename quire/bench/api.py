@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from quire.errors import StartupError
+from quire.unix_socket import HOST, UnixConnection, socket_path
 
 _SECONDS = 60
 
@@ -20,21 +21,22 @@ class ServerApi:
     def __init__(self, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> None:
         """
         Args:
-            url: with scheme and host; a path in front of the endpoints' may follow.
+            url: with scheme and host, where a path in front of the endpoints' may follow, or unix:PATH.
             tls: of an https server.
 
         Raises:
             StartupError: it is no such address.
         """
-        parts = urlsplit(url)
+        parts = urlsplit(f"http://{HOST}" if socket_path(url) else url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise StartupError(f"--base-url {url}: expected an address such as http://127.0.0.1:8000.")
         self.url, self._headers = url, {"content-type": "application/json", **headers}
         self._path = parts.path
-        if parts.scheme == "https":
-            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=_SECONDS, context=tls
-            )
+        self._connection: http.client.HTTPConnection
+        if file := socket_path(url):
+            self._connection = UnixConnection(file, _SECONDS)
+        elif parts.scheme == "https":
+            self._connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=_SECONDS, context=tls)
         else:
             self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_SECONDS)
 

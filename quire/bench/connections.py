@@ -30,6 +30,7 @@ class Target:
     headers: str
     tls: ssl.SSLContext | None
     reads: Callable[[Answer], AnswerReader] = EventReader
+    socket: str = ""  # file of a Unix socket, which is asked in place of the URL's host
 
     def request(self, body: bytes, request_id: str) -> bytes:
         """The bytes of one request."""
@@ -79,10 +80,13 @@ class Connections:
         return None
 
     async def _open(self) -> _Connection:
+        make = functools.partial(_Connection, self._target.reads)
+        loop = asyncio.get_running_loop()
+        if self._target.socket:
+            _, connection = await loop.create_unix_connection(make, self._target.socket)
+            return connection
         parts = urlsplit(self._target.url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        loop = asyncio.get_running_loop()
-        make = functools.partial(_Connection, self._target.reads)
         _, connection = await loop.create_connection(make, parts.hostname or "", port, ssl=self._target.tls)
         return connection
 

@@ -35,6 +35,7 @@ from quire.bench.prompt_tokenizer import choose_tokenizer
 from quire.bench.report import errors, parse_metadata, result_path, table, write_result
 from quire.bench.settings import ServeBenchmark
 from quire.errors import StartupError
+from quire.unix_socket import HOST, socket_path
 
 _OPEN_FILES = 65536
 
@@ -116,7 +117,9 @@ async def _run(benchmark: ServeBenchmark, calls: Sequence[Call]) -> Run:
         kind, reads = "application/json", WholeReader
     headers = {"content-type": "application/json", "accept": kind, **benchmark.headers}
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    connections = Connections(Target(benchmark.url + benchmark.endpoint, lines, benchmark.tls, reads))
+    file = socket_path(benchmark.url)
+    base = f"http://{HOST}" if file else benchmark.url
+    connections = Connections(Target(base + benchmark.endpoint, lines, benchmark.tls, reads, file))
     server, progress = benchmark.server, Progress(len(calls), shown=not benchmark.result.disable_tqdm)
     timeout, limit = server.request_timeout_seconds, benchmark.traffic.max_concurrency
     try:

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from quire.unix_socket import HOST, UnixConnection, socket_path
+
 _TIMEOUT_SECONDS = 600
 
 
@@ -47,15 +49,33 @@ class Api:
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"
         data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(self.url.rstrip("/") + path, data, headers)  # noqa: S310  (the user's own URL)
+        base = f"http://{HOST}/v1" if socket_path(self.url) else self.url.rstrip("/")
+        request = urllib.request.Request(base + path, data, headers)  # noqa: S310  (the user's own URL)
         try:
-            return urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)  # noqa: S310
+            return _opener(self.url).open(request, timeout=_TIMEOUT_SECONDS)
         except urllib.error.HTTPError as error:
             raise click.ClickException(_message(error)) from error
         except urllib.error.URLError as error:
             raise click.ClickException(
                 f"No server answers at {self.url} ({error.reason}). Start one with `quire serve MODEL`."
             ) from error
+
+
+class _UnixHandler(urllib.request.HTTPHandler):
+    """Opens http addresses at a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(lambda _host, timeout=0.0, **_: UnixConnection(self._path, timeout), req)
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    if path := socket_path(url):
+        return urllib.request.build_opener(_UnixHandler(path), urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener()
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -28,7 +28,12 @@ def _client_options(function: Callable[..., None]) -> Callable[..., None]:
             "--api-key", envvar=["QUIRE_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY"], help="Key of the server."
         ),
         click.option("--model-name", help="Model to ask; the first one the server lists when unset."),
-        click.option("--url", default="http://localhost:8000/v1", show_default=True, help="Base URL of the server."),
+        click.option(
+            "--url",
+            default="http://localhost:8000/v1",
+            show_default=True,
+            help="Base URL of the server; unix:PATH is that of --uds.",
+        ),
     ):
         function = decorate(function)
     return function

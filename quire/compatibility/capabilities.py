@@ -285,7 +285,7 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "new certificates without a start": "--enable-ssl-refresh",
             "CORS": "gateway/endpoints/test_operations.py::browsers_of_allowed_origins",
             "API keys": "gateway/endpoints/test_every_route.py::without_the_key_nothing_but_probes_answers",
-            "Unix socket": "--uds",
+            "Unix socket": "gateway/test_unix_socket.py::both_gateways_answer",
             "middleware of users": "--middleware",
             "a path below a proxy's": "gateway/endpoints/test_operations.py::below_a_proxys_path_the_same_is_public",
             "request ids": "gateway/endpoints/test_operations.py::request_ids",

@@ -89,6 +89,7 @@ _TESTS = {
     "tests/gateway/test_certificates.py": "enable-ssl-refresh",
     "tests/gateway/test_connections.py": "h11-max-header-count h11-max-incomplete-event-size",
     "tests/gateway/test_openapi.py": "disable-fastapi-docs",
+    "tests/gateway/test_unix_socket.py": "uds",
     "tests/gateway/tool_parsers/test_registry.py": "tool-call-parser tool-parser-plugin",
     "tests/gpu/test_gpu.py": "enforce-eager device",
     "tests/integration/test_data_parallel.py": "api-server-count data-parallel-rpc-port",

@@ -13,7 +13,7 @@ from quire.doctor.machine import compiler, gpus, limits, processors
 from quire.doctor.model import model
 from quire.errors import StartupError
 from quire.serve.layout import StackOptions, choose_layout
-from quire.serve.ports import HeldPorts
+from quire.serve.ports import HeldPorts, api_url
 
 _COLORS = {Grade.FINE: "green", Grade.WARNING: "yellow", Grade.PROBLEM: "red"}
 
@@ -64,6 +64,6 @@ def _ports(options: StackOptions) -> Iterator[Finding]:
         StartupError: one is taken, or options are for services that are not started.
     """
     with HeldPorts() as ports:
-        ports.hold(options.gateway.host, options.gateway.port, "--port")
+        ports.hold_api(options.gateway)
         choose_layout(options, ports)
-    yield fine("ports", f"{options.gateway.host}:{options.gateway.port} is free")
+    yield fine("ports", f"{api_url(options.gateway)} is free")

@@ -36,8 +36,9 @@ class BenchServerOptions:
         others="SGLang, llama.cpp and TGI have these two interfaces as well.",
     )  # fmt: skip
     base_url: str | None = option(
-        None, "Address of the server, such as https://api.example.com, in place of --host and --port.", metavar="URL"
-    )
+        None, "Address of the server, such as https://api.example.com, in place of --host and --port; unix:PATH is "
+        "that of --uds.", metavar="URL",
+    )  # fmt: skip
     host: str = option("127.0.0.1", "Address of the server.")
     port: int = option(8000, "Its port.", minimum=1, maximum=65535)
     endpoint: str | None = option(None, "Path of the endpoint. Default: the backend's.", metavar="PATH")

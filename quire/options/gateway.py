@@ -25,6 +25,13 @@ class GatewayOptions:
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on.", minimum=1, maximum=65535)
+    uds: str | None = option(
+        None, "Unix socket to listen on in place of --host and --port. Its file is made with what the umask leaves of "
+        "permissions, and removed at the end. Clients name it unix:PATH.", metavar="PATH",
+    )  # fmt: skip
+    uds_descriptor: int | None = option(
+        None, "Descriptor of a socket that listens there already. `quire serve` sets it.", metavar="NUMBER", minimum=0
+    )
     shared_port_folder: str = option(
         "", "Lets several gateways of this machine listen on the port (SO_REUSEPORT). A folder of theirs, where they "
         "tell each other what /metrics and /load are to say of all. `quire serve` sets it for --api-server-count.",
@@ -135,7 +142,7 @@ class GatewayOptions:
                 for; credentials are allowed from everywhere; half of TLS is set; reasoning without a parser; parsers
                 without text; a store of responses that there is not.
         """
-        if self.host not in LOOPBACK and not self.api_key and not self.insecure:
+        if not self.uds and self.host not in LOOPBACK and not self.api_key and not self.insecure:
             raise StartupError(
                 f"--host {self.host} is reachable from other machines and no --api-key is set. Set one "
                 "(or QUIRE_API_KEY), or pass --insecure if something in front protects the server."
@@ -148,7 +155,7 @@ class GatewayOptions:
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
         if self.enable_ssl_refresh and not self.ssl_certfile:
             raise StartupError("--enable-ssl-refresh is for HTTPS: set --ssl-certfile and --ssl-keyfile too.")
-        self.admin.check(self.port, self.api_key, insecure=self.insecure)
+        self.admin.check(0 if self.uds else self.port, self.api_key, insecure=self.insecure)
         if self.enable_log_outputs and not self.enable_log_requests:
             raise StartupError("--enable-log-outputs needs --enable-log-requests.")
         self.reasoning.check()

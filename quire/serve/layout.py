@@ -64,7 +64,7 @@ class Layout:
         ranks: all that this machine runs, and where the others are.
         meeting_port: at which the ranks of a model with experts meet; 0 without others.
         gateways: names of the processes that answer HTTP.
-        shared_port_folder: see GatewayOptions.
+        shared_port_folder, uds_descriptor: see GatewayOptions.
     """
 
     router: tuple[str, ...]
@@ -76,6 +76,7 @@ class Layout:
     meeting_port: int
     gateways: tuple[str, ...]
     shared_port_folder: str
+    uds_descriptor: int | None
 
 
 def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
@@ -108,6 +109,7 @@ def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
         _meeting_port(options, ranks, ports),
         () if ranks.headless else _gateway_names(options.serve.api_server_count),
         ports.make_folder() if options.serve.api_server_count > 1 else "",
+        ports.uds_descriptor,
     )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import tempfile
 
 from quire.errors import StartupError
+from quire.options.gateway import GatewayOptions
+from quire.rpc.discovery import join_address
+from quire.unix_socket import SCHEME, unix_listener
 
 LOOPBACK = "127.0.0.1"
 
@@ -18,7 +22,8 @@ class HeldPorts:
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
-        self._folders: list[tempfile.TemporaryDirectory[str]] = []
+        self._others = contextlib.ExitStack()  # folders, and a socket that is a file
+        self.uds_descriptor: int | None = None
 
     def __enter__(self) -> HeldPorts:
         return self
@@ -26,13 +31,22 @@ class HeldPorts:
     def __exit__(self, *_: object) -> None:
         for held in self._sockets:
             held.close()
-        for folder in self._folders:
-            folder.cleanup()
+        self._others.close()
 
     def make_folder(self) -> str:
         """A folder for those who share a port, for as long as the port is held."""
-        self._folders.append(tempfile.TemporaryDirectory(prefix="quire-"))
-        return self._folders[-1].name
+        return self._others.enter_context(tempfile.TemporaryDirectory(prefix="quire-"))
+
+    def hold_api(self, options: GatewayOptions) -> None:
+        """Takes where gateways listen, as `hold` does; a Unix socket is made here, and all of them take from it.
+
+        Raises:
+            StartupError: as `hold`.
+        """
+        if options.uds:
+            self.uds_descriptor = self._others.enter_context(unix_listener(options.uds)).fileno()
+        else:
+            self.hold(options.host, options.port, "--port")
 
     def hold(self, host: str, port: int, flag: str) -> None:
         """Takes a port before a model is loaded in vain.
@@ -63,6 +77,13 @@ class HeldPorts:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         return int(held.getsockname()[1])
+
+
+def api_url(options: GatewayOptions) -> str:
+    """Where clients find a gateway of these options."""
+    if options.uds:
+        return f"{SCHEME}{options.uds}"
+    return f"{'https' if options.ssl_certfile else 'http'}://{join_address(options.host, options.port)}"
 
 
 def free_ports(count: int) -> list[int]:

@@ -41,7 +41,7 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
     }
     gateway = dataclasses.replace(
         options.gateway, router_address=layout.router, tokenizer_address=layout.tokenizer,
-        shared_port_folder=layout.shared_port_folder,
+        shared_port_folder=layout.shared_port_folder, uds_descriptor=layout.uds_descriptor,
     )  # fmt: skip
     shared = (options.security, options.log)
     drain = options.gateway.drain_timeout_seconds
@@ -57,7 +57,9 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
         specs.append(_spec(name, command, *groups, server, *shared, environment=devices.get(name, {})))
     others = dataclasses.replace(gateway, admin=AdminOptions())  # one of them has the admin port
     gateways = zip(layout.gateways, (gateway, *([others] * len(layout.gateways[1:]))), strict=False)
-    return [*specs, *(_spec(name, "gateway", chosen, *shared) for name, chosen in gateways)]
+    descriptors = () if layout.uds_descriptor is None else (layout.uds_descriptor,)
+    gateway_specs = [_spec(name, "gateway", chosen, *shared) for name, chosen in gateways]
+    return [*specs, *(dataclasses.replace(spec, descriptors=descriptors) for spec in gateway_specs)]
 
 
 def _engine_options(options: EngineOptions, layout: Layout, name: str) -> EngineOptions:

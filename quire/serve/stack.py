@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,7 +24,7 @@ from quire.serve.control import control_socket
 from quire.serve.elastic import ElasticStack
 from quire.serve.layout import Layout, StackOptions, choose_layout, with_derived
 from quire.serve.log_file import LogFile, choose_log_file
-from quire.serve.ports import HeldPorts
+from quire.serve.ports import HeldPorts, api_url
 from quire.serve.processes import process_specs
 from quire.serve.summary import format_summary
 from quire.serve.supervisor import Supervisor
@@ -61,7 +62,7 @@ def run_stack(work: Work | None, **groups: Any) -> bool:
         check_path(place or "")
     with HeldPorts() as ports:
         if not options.ranks.headless:
-            ports.hold(options.gateway.host, options.gateway.port, "--port")
+            ports.hold_api(options.gateway)
             if admin_port := options.gateway.admin.admin_port:
                 ports.hold(options.gateway.admin.admin_host, admin_port, "--admin-port")
         elif work:
@@ -199,7 +200,9 @@ def _stopping(seconds: float) -> str:
 
 def _stack_name(options: StackOptions, layout: Layout) -> str:
     """Tells this stack apart from others of this machine."""
-    return f"rank-{layout.ranks.ranks[0]}" if layout.ranks.headless else str(options.gateway.port)
+    if layout.ranks.headless:
+        return f"rank-{layout.ranks.ranks[0]}"
+    return Path(options.gateway.uds).name if options.gateway.uds else str(options.gateway.port)
 
 
 async def _node_summary(options: StackOptions, layout: Layout, seconds: float) -> str:
@@ -221,12 +224,11 @@ async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str
         )
     tokenizer = await _tokenizer_info(layout.tokenizer[0], options) if layout.tokenizer else None
     ready = [worker for worker in answer.workers if worker.state == router_pb2.WORKER_STATE_READY]
-    scheme = "https" if options.gateway.ssl_certfile else "http"
     return format_summary(
         ready[0].model_info,
         workers=len(answer.workers),
         seconds=seconds,
-        url=f"{scheme}://{options.gateway.host}:{options.gateway.port}",
+        url=api_url(options.gateway),
         router=layout.router[0],
         services={name: (address, layout.metrics[name]) for name, address in layout.own.items()},
         tokenizer=tokenizer,

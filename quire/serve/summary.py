@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 
 import click
@@ -10,6 +11,7 @@ import click
 import quire
 from quire.options.tokenizer_init import SKIP_FLAG
 from quire.runners import POOLING
+from quire.unix_socket import HOST, socket_path
 from quire.v1 import common_pb2, tokenizer_pb2
 
 
@@ -35,7 +37,7 @@ def format_summary(
         "device": f"{model.device}, {model.attention_backend} attention, tensor parallel {model.tensor_parallel_size}",
         "workers": str(workers),
         **(_pooling(model) if model.runner == POOLING else _memory(model)),
-        "API": f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
+        "API": url if socket_path(url) else f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
         **{what: f"told apart by the parser {name}" for what, name in parsers.items() if name},
         "fleet": f"quire workers --router-address {router}",
         **{
@@ -102,4 +104,5 @@ def _example(
 def _curl(url: str, example: tuple[str, Mapping[str, object]], api_key: bool) -> str:
     path, body = example
     key = " -H 'Authorization: Bearer '$QUIRE_API_KEY" if api_key else ""
-    return f"curl {url}/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
+    place = f"--unix-socket {shlex.quote(file)} http://{HOST}" if (file := socket_path(url)) else url
+    return f"curl {place}/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"

@@ -30,6 +30,7 @@ class ProcessSpec:
     environment: Mapping[str, str]
     kind: str = ""  # others of the stack of the same kind do the same work, and can stand in for it; "" without any
     niceness: int = 0  # see lower_priority
+    descriptors: Sequence[int] = ()  # of this process, that it has as well
 
 
 @dataclass(frozen=True)
@@ -218,6 +219,7 @@ class Supervisor:
                 stderr=asyncio.subprocess.STDOUT,
                 # Ctrl-C reaches the supervisor alone, which stops the services in order.
                 start_new_session=True,
+                pass_fds=child.spec.descriptors,
             )
             output.release()
             if child.stop.is_set():

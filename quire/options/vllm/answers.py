@@ -23,7 +23,6 @@ _SERVER: Mapping[str, Answer] = {
     "log-config-file": not_built(
         "a configuration of Python's logging", "--log-level, --log-format and --log-file are there."
     ),
-    "uds": not_built("Unix sockets", "Listen on --host 127.0.0.1, behind a proxy if need be."),
     "disable-frontend-multiprocessing": refused(
         "Gateway, tokenizer, router and engines are services, which are processes of their own by design: one that "
         "fails takes no other with it. Leave it out."
