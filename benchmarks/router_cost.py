@@ -24,6 +24,7 @@ from quire.runners import GENERATE, wrong_runner
 from quire.v1 import common_pb2, engine_pb2
 from router.core import RouterCore
 from router.index.feed import KvFeed
+from router.index.members import Members
 from router.index.prefix_index import PrefixIndex, WorkerBlocks
 from router.main import calm_collector
 from router.metrics import RouterMetrics
@@ -155,7 +156,7 @@ def index_rows() -> list[tuple[str, str, str]]:
     before = resident_bytes()
     index = PrefixIndex(4_000_000, time.monotonic)
     workers = [index.join() for _ in range(_WORKERS)]
-    everyone = sum(worker.bit for worker in workers)
+    everyone = Members.of([worker.bit for worker in workers])
     start = time.perf_counter()
     for prompt, holders in zip(prompts, owners, strict=True):
         for worker in holders:

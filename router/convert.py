@@ -9,6 +9,7 @@ from types import MappingProxyType
 from quire.v1 import router_pb2
 from router.placement.decisions import Decision
 from router.workers.base import Worker
+from router.workers.load_table import KV_USAGE, PREFILL_TOKENS, SEQUENCES
 from router.workers.state import State
 
 _STATES: Mapping[State, router_pb2.WorkerState] = MappingProxyType(
@@ -61,16 +62,17 @@ def explanation(decision: Decision, asked: router_pb2.PlacementWeights) -> route
         chosen=decision.chosen,
         would_choose=decision.would_choose(weights),
     )
-    costs = zip(decision.candidates, decision.costs(decision.weights), decision.costs(weights), strict=True)
-    for candidate, cost, other_cost in costs:
+    candidates, in_host = decision.candidates, decision.candidates.host_cached_tokens
+    costs, other_costs = decision.costs(decision.weights), decision.costs(weights)
+    for place, address in enumerate(decision.addresses):
         answer.candidates.add(
-            address=candidate.address,
-            cached_tokens=candidate.cached_tokens,
-            host_cached_tokens=candidate.host_cached_tokens,
-            waiting_prefill_tokens=candidate.prefill_tokens,
-            sequences=candidate.sequences,
-            kv_usage=candidate.kv_usage,
-            cost_seconds=cost,
-            cost_with_weights_seconds=other_cost,
+            address=address,
+            cached_tokens=int(candidates.cached_tokens[place]),
+            host_cached_tokens=0 if in_host is None else int(in_host[place]),
+            waiting_prefill_tokens=int(candidates.figures[PREFILL_TOKENS, place]),
+            sequences=int(candidates.figures[SEQUENCES, place]),
+            kv_usage=candidates.figures[KV_USAGE, place],
+            cost_seconds=costs[place],
+            cost_with_weights_seconds=other_costs[place],
         )
     return answer

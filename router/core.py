@@ -20,6 +20,7 @@ from router.requests.dispatch import Dispatcher
 from router.requests.pooling import PoolDispatcher
 from router.requests.sessions import Stream
 from router.workers.base import Worker
+from router.workers.load_table import LoadTable
 from router.workers.outlier_ejection import OutlierEjection
 from router.workers.ready_workers import ReadyWorkers
 
@@ -49,7 +50,8 @@ class RouterCore:
         """
         self.aliases = Aliases.parse(options.model_alias)
         self.index = PrefixIndex(options.max_index_blocks, clock.time)
-        self._ready_workers = ReadyWorkers(workers, clock.time, options.max_absence_seconds)
+        loads = LoadTable()
+        self._ready_workers = ReadyWorkers(workers, clock.time, options.max_absence_seconds, loads)
         self._outliers = OutlierEjection(workers, clock.time, metrics.ejections.inc)
         self.table: PlacementTable[Stream] = PlacementTable(
             self._ready_workers, self.index, options.routing_policy, make_policy(options, random), clock, metrics
@@ -57,7 +59,7 @@ class RouterCore:
         self.dispatcher = Dispatcher(
             self.table, self._outliers, clock, metrics, options, self.aliases, SeedSource(generator=random)
         )
-        self._ready_for_pooling = ReadyWorkers(workers, clock.time, options.max_absence_seconds, POOLING)
+        self._ready_for_pooling = ReadyWorkers(workers, clock.time, options.max_absence_seconds, loads, POOLING)
         self.pooling = PoolDispatcher(self._ready_for_pooling, self._outliers, clock, metrics, options, self.aliases)
 
     def on_change(self) -> None:

@@ -9,9 +9,9 @@ Sets of workers are bit masks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-Holders = Callable[[int], int]  # key → mask
+Holders = Callable[[int], int | None]  # key → mask
 
 _MOST_MASKS = 65536
 _SLICE = 16384
@@ -61,9 +61,10 @@ class BlockIndex:
                 rest = before & ~bit
                 holders[key] = masks.setdefault(rest, rest)
 
-    def get(self, key: int) -> int:
-        """The holders of a block."""
-        return self._holders.get(key, 0)
+    @property
+    def holders(self) -> Mapping[int, int]:
+        """Key → mask, until something changes."""
+        return self._holders
 
     def clean(self, dropped: int) -> Iterator[None]:
         """Takes workers out of all blocks, a slice at each step."""
@@ -107,7 +108,7 @@ def match(
         keys = [keys[place] for place in places]
     count = len(places)
     found: list[tuple[int, int]] = []
-    first = holders(keys[0]) & candidates if count else 0
+    first = (holders(keys[0]) or 0) & candidates if count else 0
     # Stretches of the prompt: from a block on, up to another one, the holders of the first and of the second.
     stretches = [(0, count, first, 0)]
     while stretches:
@@ -118,7 +119,7 @@ def match(
             found.append((places[start] + 1, held & ~still))
             continue
         middle = (start + stop) // 2
-        between = holders(keys[middle]) & held
+        between = (holders(keys[middle]) or 0) & held
         stretches.append((middle, stop, between, still & between))
         stretches.append((start, middle, held, between))
     return found

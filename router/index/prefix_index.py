@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from router.index.block_index import BlockIndex, Holders, match
+from router.index.members import Blocks, Members
 
 # A placement's blocks are counted on for so long after its first token: by then the worker has told of them.
 _CONFIRM_SECONDS = 2.0
 # Where less than this share of the room is taken, more blocks are kept again; seconds between two such changes.
 _ROOMY = 0.25
 _REFINE_SECONDS = 30.0
-
-
-# Worker's bit → blocks.
-BlocksByBit = dict[int, int]
 
 
 class ExpectedBlocks:
@@ -53,6 +50,7 @@ class PrefixIndex:
         self._max_blocks = max_blocks
         self._free_bits: list[int] = []
         self._num_bits = 0
+        self.joins = 0  # how often a worker has come or begun anew
         self._left = 0
         self._cleaner: Iterator[None] | None = None
         self.device = BlockIndex(max_blocks)
@@ -68,6 +66,7 @@ class PrefixIndex:
 
     def join(self) -> WorkerBlocks:
         """A worker that has nothing cached."""
+        self.joins += 1
         if self._free_bits:
             return WorkerBlocks(self._free_bits.pop())
         self._num_bits += 1
@@ -120,49 +119,47 @@ class PrefixIndex:
         else:
             self._unexpect(placed)
 
-    def cover(self, keys: Sequence[int], workers: int) -> tuple[BlocksByBit, BlocksByBit]:
+    def cover(self, keys: Sequence[int], workers: Members) -> tuple[Blocks, Blocks | None]:
         """How much of a prompt the workers' caches cover.
 
         Args:
             keys: of the prompt's full blocks, in order.
-            workers: the sum of their bits.
 
         Returns:
-            Of each worker that has any: the leading blocks that it has on the device, or will by then; and how many
-            behind those it has in host memory.
+            Of each worker: the leading blocks that it has on the device, or will by then; and how many behind those it
+            has in host memory, None where nobody has any there.
         """
         holders, sampling = self._device_holders(), self.device.sampling
-        device = _by_bit(match(keys, workers, holders, sampling))
+        device = workers.spread(match(keys, workers.mask, holders, sampling))
         if not len(self._host):
-            return device, {}
-        in_host = self._host.get
-        both = _by_bit(
-            match(keys, workers, lambda key: holders(key) | in_host(key), max(sampling, self._host.sampling))
-        )
-        return device, {bit: blocks - device.get(bit, 0) for bit, blocks in both.items()}
+            return device, None
+        in_host, sampling = self._host.holders.get, max(sampling, self._host.sampling)
+        both = match(keys, workers.mask, lambda key: (holders(key) or 0) | in_host(key, 0), sampling)
+        return device, workers.spread(both) - device
 
-    def computing(self, keys: Sequence[int], device: BlocksByBit) -> tuple[int, int]:
+    def computing(self, keys: Sequence[int], workers: Members, device: Blocks) -> tuple[int, int]:
         """Which of a prompt's blocks are about to be computed somewhere, and are cached nowhere yet.
 
         Args:
-            device: what `cover` found on the device.
+            device: what `cover` found on the workers' devices.
 
         Returns:
             The first of them, and the one behind the last; both are 0 when there are none.
         """
-        stop = max(device.values(), default=0)
-        known = self.device.get
-        if not stop or not self.expected or known(keys[stop - 1]):
+        if not self.expected:
             return 0, 0
-        candidates = sum(device)
-        stored = match(keys, candidates, known, self.device.sampling, stop)
+        stop = int(device.max(initial=0))
+        known = self.device.holders.get
+        if not stop or known(keys[stop - 1]):
+            return 0, 0
+        stored = match(keys, workers.mask, known, self.device.sampling, stop)
         return max((blocks for blocks, _ in stored), default=0), stop
 
     def _clean_of(self, bits: int) -> Iterator[None]:
         yield from self.device.clean(bits)
         yield from self._host.clean(bits)
         self._left &= ~bits
-        self._free_bits += _by_bit([(0, bits)])
+        self._free_bits += _bits(bits)
 
     def _refine(self) -> None:
         """Keeps twice the share of all blocks where there is room for it again. Workers must tell of them first."""
@@ -179,9 +176,9 @@ class PrefixIndex:
 
     def _device_holders(self) -> Holders:
         if not self.expected:
-            return self.device.get
-        expected, device = self.expected.get, self.device.get
-        return lambda key: device(key) | expected(key, 0)
+            return self.device.holders.get
+        expected, device = self.expected.get, self.device.holders.get
+        return lambda key: device(key, 0) | expected(key, 0)
 
     def _forget_confirmed(self) -> None:
         now = self._clock()
@@ -198,12 +195,9 @@ class PrefixIndex:
                 expected.pop(key, None)
 
 
-def _by_bit(found: Iterable[tuple[int, int]]) -> BlocksByBit:
-    """From (blocks, mask) to one entry for each bit."""
-    by_bit = {}
-    for blocks, mask in found:
-        while mask:
-            bit = mask & -mask
-            by_bit[bit] = blocks
-            mask ^= bit
-    return by_bit
+def _bits(mask: int) -> Iterator[int]:
+    """Each of them by itself."""
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit

@@ -6,14 +6,17 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.options.router import PlacementCostOptions
-from router.placement.policies.base import Candidate, RouteRequest
+from router.placement.policies.base import Candidates, RouteRequest
 from router.placement.policies.cost import cost_seconds
 from router.placement.policies.prefix import least_cost
 
 KEPT_DECISIONS = 1024
+KEPT_CANDIDATES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +30,30 @@ class Decision:
     attempt: int  # from 1
     seconds: float  # that the decision took
     queued_seconds: float
-    # Those of Candidate. Plain tuples, which the garbage collector need not look into.
-    facts: Sequence[tuple[Any, ...]]
     chosen: str
+    # Of the candidates that are kept.
+    addresses: Sequence[str]
+    candidates: Candidates
 
-    @property
-    def candidates(self) -> list[Candidate]:
-        """The workers that could have taken it."""
-        return [Candidate(*facts) for facts in self.facts]
-
-    def costs(self, weights: PlacementCostOptions) -> list[float]:
+    def costs(self, weights: PlacementCostOptions) -> Sequence[float]:
         """Of the candidates."""
-        return [cost_seconds(self.request, candidate, weights) for candidate in self.candidates]
+        return [float(cost) for cost in cost_seconds(self.request, self.candidates, weights)]
 
     def would_choose(self, weights: PlacementCostOptions) -> str:
         """Where the prefix policy sends the request with other weights."""
-        return least_cost(self.request, self.candidates, weights, Random(0)).address  # noqa: S311  (no secret)
+        random = Random(0)  # noqa: S311  (no secret)
+        return self.addresses[least_cost(self.request, self.candidates, weights, random)]
+
+
+def worth_keeping(
+    request: RouteRequest, candidates: Candidates, weights: PlacementCostOptions, chosen: int
+) -> NDArray[np.intp]:
+    """The places of the candidates that a decision is remembered with: all, or the chosen one and the cheapest."""
+    if len(candidates) <= KEPT_CANDIDATES:
+        return np.arange(len(candidates))
+    costs = cost_seconds(request, candidates, weights)
+    costs[chosen] = -np.inf
+    return np.sort(costs.argpartition(KEPT_CANDIDATES)[:KEPT_CANDIDATES])
 
 
 class Decisions:

@@ -7,14 +7,17 @@ import time
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
 from quire.block_hash import block_keys
 from router.clock import Clock
-from router.index.prefix_index import BlocksByBit, PrefixIndex
-from router.placement.decisions import Decision, Decisions
-from router.placement.policies.base import Candidate, Policy
+from router.index.prefix_index import PrefixIndex
+from router.placement.decisions import Decision, Decisions, worth_keeping
+from router.placement.policies.base import Candidates, Counts, Policy
 from router.placement.routed_request import RoutedRequest
 from router.workers.assignment import Assignment
 from router.workers.base import Worker
+from router.workers.ready_set import Places, ReadySet
 from router.workers.ready_workers import ReadyWorkers
 
 Request = TypeVar("Request", bound=RoutedRequest)
@@ -73,23 +76,24 @@ class PlacementTable(Generic[Request]):
         Raises:
             QuireError: there is no worker for it; nothing has changed.
         """
-        workers = self._suitable(stream)
-        if not workers:
+        ready = self._ready_workers.gather(stream.request.model)
+        places = self._suitable(stream, ready)
+        if not len(places):
             return False
         started = time.perf_counter()
-        candidates = self._candidates(stream, workers)
-        chosen = self._policy.choose(stream.request, candidates)
+        candidates = self._candidates(stream, ready, places)
+        place = self._policy.choose(stream.request, candidates)
         seconds = time.perf_counter() - started
-        worker = workers[candidates.index(chosen)]
-        self._start(stream, worker, chosen)
-        self._metrics.placed(seconds)
-        now = self._clock.time()
-        self.decisions.record(
-            Decision(
-                stream.request, time.time(), self._policy_name, self._policy.weights, stream.attempts, seconds,
-                now - stream.arrived, [tuple(each) for each in candidates], chosen.address,
-            )
+        worker = ready.workers[places[place]]
+        kept = worth_keeping(stream.request, candidates, self._policy.weights, place)
+        decision = Decision(
+            stream.request, time.time(), self._policy_name, self._policy.weights, stream.attempts + 1, seconds,
+            self._clock.time() - stream.arrived, worker.address,
+            [ready.workers[places[each]].address for each in kept], candidates.take(kept),
         )  # fmt: skip
+        self._start(stream, worker, candidates.known_tokens(place))
+        self._metrics.placed(seconds)
+        self.decisions.record(decision)
         return True
 
     def mark_started(self, stream: RoutedRequest) -> None:
@@ -113,46 +117,43 @@ class PlacementTable(Generic[Request]):
         if stream.predicted_tokens is not None and stream.attempts == 1 and stream.worker and stream.worker.model_info:
             self._metrics.predicted(stream.predicted_tokens, cached_tokens, stream.worker.model_info.block_size)
 
-    def _suitable(self, stream: RoutedRequest) -> Sequence[Worker]:
-        """Ready workers with room; for a request that moves, others than it was on, and of the same make."""
-        workers = self._ready_workers.gather(stream.request.model)
-        if stream.avoid is not None:
-            others = [worker for worker in workers if worker is not stream.avoid]
-            workers = others if others or self._clock.time() < stream.avoid_until else workers
+    def _suitable(self, stream: RoutedRequest, ready: ReadySet) -> Places:
+        """Workers with room, by their place; for a request that moves, others than it was on, and of the same make."""
+        room = ready.room()
+        if stream.avoid is None and not stream.make:
+            return room.nonzero()[0]
+        whom = np.ones(len(room), np.bool_)
+        if stream.avoid in ready.workers and (len(room) > 1 or self._clock.time() < stream.avoid_until):
+            whom[ready.workers.index(stream.avoid)] = False
         if stream.make:
-            model = stream.request.model
-            workers = [worker for worker in workers if worker.make_for(model) == stream.make] or workers
-        return [worker for worker in workers if worker.has_room]
+            same = whom & ready.of_make(stream.make)
+            whom = same if same.any() else whom
+        return (whom & room).nonzero()[0]
 
-    def _candidates(self, stream: RoutedRequest, workers: Sequence[Worker]) -> list[Candidate]:
-        block_size, most = 0, 0
-        start = stop = 0
-        device: BlocksByBit = {}
-        host: BlocksByBit = {}
-        bits = [worker.blocks.bit for worker in workers]
-        if self._policy.uses_cache:
-            block_size = workers[0].model_info.block_size if workers[0].model_info else 0
-            keys = self._keys(stream, block_size, workers[0].adapters.get(stream.request.model, ""))
-            if keys:
-                device, host = self._index.cover(keys, sum(bits))
-                start, stop = self._index.computing(keys, device)
-            # The last token is computed in any case: its logits are wanted.
-            most = (stream.request.known_tokens - 1) // block_size if block_size else 0
-        candidates = []
-        model = stream.request.model
-        for worker, bit in zip(workers, bits, strict=True):
-            cached = device.get(bit, 0)
-            cached = cached if cached < most else most
-            in_host = min(host.get(bit, 0), most - cached) if host else 0
-            known = cached + in_host
-            duplicate = 0 if known >= stop else stop - (known if known > start else start)
-            candidates.append(
-                Candidate(
-                    worker.address, cached * block_size, in_host * block_size, *worker.load.facts, worker.last_placed,
-                    duplicate * block_size, model in worker.adapters and not worker.load.has_at_hand(model),
-                )
-            )  # fmt: skip
-        return candidates
+    def _candidates(self, stream: RoutedRequest, ready: ReadySet, places: Places) -> Candidates:
+        coverage = self._coverage(stream, ready)
+        found = Candidates(ready.figures(), ready.homes, *coverage, ready.lacking_adapter())
+        return found if len(places) == len(found) else found.take(places)
+
+    def _coverage(self, stream: RoutedRequest, ready: ReadySet) -> tuple[Counts, Counts | None, Counts | None]:
+        """Of the ready workers' caches: tokens on the device, in host memory, and such as they would compute though
+        another one is about to."""
+        first = ready.workers[0]
+        block_size = first.model_info.block_size if self._policy.uses_cache and first.model_info is not None else 0
+        keys = self._keys(stream, block_size, first.adapters.get(stream.request.model, "")) if block_size else ()
+        if not keys:
+            return np.zeros(len(ready.workers)), None, None
+        members = ready.members(self._index)
+        device, host = self._index.cover(keys, members)
+        start, stop = self._index.computing(keys, members, device)
+        # The last token is computed in any case: its logits are wanted.
+        most = (stream.request.known_tokens - 1) // block_size
+        known = device = np.minimum(device, most)
+        if host is not None:
+            host = np.minimum(host, most - device)
+            known = device + host
+        duplicates = np.maximum(stop - np.maximum(known, start), 0) * block_size if stop else None
+        return device * block_size, None if host is None else host * block_size, duplicates
 
     def _keys(self, stream: RoutedRequest, block_size: int, adapter: str) -> Sequence[int]:
         """Of the full blocks of prompt and output; none for a request that may not use the cache.
@@ -167,17 +168,19 @@ class PlacementTable(Generic[Request]):
                 stream.keys = _block_keys(stream.assignment, stream.request.prompt_tokens, block_size, adapter)
         return stream.keys
 
-    def _start(self, stream: Request, worker: Worker, chosen: Candidate) -> None:
+    def _start(self, stream: Request, worker: Worker, known: int) -> None:
+        """
+        Args:
+            known: tokens that are cached there.
+        """
         stream_id = next(self._ids)
         worker.start_generation(stream_id, stream.assignment, self._timeout_ms(stream))
-        known = chosen.cached_tokens + chosen.host_cached_tokens
         stream.attempts += 1
-        worker.last_placed = stream_id
         stream.worker, stream.worker_stream_id, stream.started = worker, stream_id, False
         stream.prompt_tokens = stream.request.known_tokens
         stream.prefill_tokens = max(1, stream.prompt_tokens - known)
         adapter = stream.request.model if stream.request.model in worker.adapters else ""
-        worker.load.placed(stream.request.sequences, stream.prompt_tokens, stream.prefill_tokens, adapter)
+        worker.load.placed(stream.request.sequences, stream.prompt_tokens, stream.prefill_tokens, adapter, stream_id)
         self._streams[stream_id] = stream
         stream.make = worker.make_for(stream.request.model)
         if self._policy.uses_cache and stream.keys:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from quire.bounds import MAX_CALLER_NAME_LENGTH
 from quire.errors import (
@@ -30,6 +31,7 @@ from router.requests.fair_queue import Entry
 from router.requests.retry_budget import RetryBudget
 from router.requests.waiting_room import WaitingRoom
 from router.workers.base import Worker
+from router.workers.load_table import LAST_PLACED, MOST_TOKENS, PREFILL_TOKENS
 from router.workers.outlier_ejection import OutlierEjection
 from router.workers.ready_workers import ReadyWorkers
 
@@ -41,8 +43,6 @@ logger = logging.getLogger(__name__)
 _MOST_ATTEMPTS = 3
 # A request does not go back to a worker that it was just taken from, though it be the only one.
 _AVOID_SECONDS = 1.0
-# Tokens that wait at a worker, in budgets of its steps: what is more waits here, where tenants take turns.
-_MOST_WAITING_STEPS = 4
 
 
 def _future() -> asyncio.Future[Worker]:
@@ -226,25 +226,28 @@ class PoolDispatcher:
         """
         if call.placed.done():  # its caller has gone just now
             return True
-        workers = [worker for worker in self._suitable(call) if _has_room(worker)]
-        if not workers:
+        worker = self._least_loaded(call)
+        if worker is None:
             return False
-        worker = min(workers, key=lambda each: (each.load.prefill_tokens, each.last_placed))
         self._placements += 1
-        worker.last_placed = self._placements
         tokens = call.request.prompt_tokens
-        worker.load.placed(call.request.sequences, tokens, tokens)
+        worker.load.placed(call.request.sequences, tokens, tokens, number=self._placements)
         call.worker = worker
         call.attempts += 1
         call.placed.set_result(worker)
         return True
 
-    def _suitable(self, call: PoolCall) -> Sequence[Worker]:
-        workers = self._ready_workers.gather(call.request.model)
-        if call.avoid is None:
-            return workers
-        others = [worker for worker in workers if worker is not call.avoid]
-        return others if others or self._clock.time() < call.avoid_until else workers
+    def _least_loaded(self, call: PoolCall) -> Worker | None:
+        """Of the workers with room. A request may be larger than that: it waits there, and the next one here."""
+        ready = self._ready_workers.gather(call.request.model)
+        figures = ready.figures()
+        tokens = np.where(figures[PREFILL_TOKENS] <= figures[MOST_TOKENS], figures[PREFILL_TOKENS], np.inf)
+        if call.avoid in ready.workers and (len(tokens) > 1 or self._clock.time() < call.avoid_until):
+            tokens[ready.workers.index(call.avoid)] = np.inf
+        least = np.flatnonzero(tokens == tokens.min())
+        if tokens[least[0]] == np.inf:
+            return None
+        return ready.workers[int(least[figures[LAST_PLACED][least].argmin()])]
 
     async def _ask(self, worker: Worker, call: PoolCall) -> common_pb2.PoolResponse:
         """
@@ -312,10 +315,3 @@ def _fail(call: PoolCall, error: QuireError) -> None:
     """Ends a request that waits."""
     if not call.placed.done():
         call.placed.set_exception(error)
-
-
-def _has_room(worker: Worker) -> bool:
-    """A request may be larger than what is left: it waits there, and the next one here."""
-    info = worker.model_info
-    most = info.max_num_batched_tokens if info else 0
-    return not most or worker.load.prefill_tokens <= _MOST_WAITING_STEPS * most

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -16,12 +17,10 @@ from router.workers.state import Condition, State
 if TYPE_CHECKING:
     from quire.v1 import common_pb2
 
-# Prompt tokens that wait at a worker, in budgets of its steps, and sequences over what it runs at once: enough that it
-# never idles, and that a request can wait for the worker that has its prefix while others have room. Where only the
-# first worker with room is left to choose, a full fleet forgets its prefixes and stays full. What is more waits here,
-# where it may still go elsewhere and where tenants take turns.
-_MOST_WAITING_STEPS = 4
-_SPARE_SEQUENCES = 1 / 2
+
+def hash_of(text: str) -> int:
+    """64 bits, the same in every router."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 class Worker(ABC):
@@ -29,16 +28,22 @@ class Worker(ABC):
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.home = hash_of(address)
         self.load = LoadTracker()
         self.ejection = EjectionRecord()
         # What it serves; the last answer stays while the worker is away.
         self.model_info: common_pb2.ModelInfo | None = None
         # Revisions of the adapters that it serves, by their names.
         self.adapters: Mapping[str, str] = {}
+        # All that it answers to: its model's names, the main one first, and its adapters'.
+        self.names: Sequence[str] = ()
+        # Workers of one make generate the same tokens from the same request; empty for those that do not tell.
+        self.make = ""
+        # What its model is served for; see quire/runners.py.
+        self.runner = GENERATE
         # Of the requests that ended there: prompt tokens, and those that it found in its cache.
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
-        self.last_placed = 0  # see Candidate
 
     @property
     @abstractmethod
@@ -87,13 +92,10 @@ class Worker(ABC):
         """The worker has told what it serves."""
         self.model_info = info
         self.adapters = {adapter.name: adapter.revision for adapter in info.adapters}
-        self.load.max_sequences = info.max_num_seqs
-
-    @property
-    def make(self) -> str:
-        """Workers of one make generate the same tokens from the same request; empty for those that do not tell."""
-        info = self.model_info
-        return f"{info.fingerprint}, {info.max_model_len} tokens" if info and info.fingerprint else ""
+        self.names = (*info.served_model_names, *self.adapters)
+        self.make = f"{info.fingerprint}, {info.max_model_len} tokens" if info.fingerprint else ""
+        self.runner = info.runner or GENERATE
+        self.load.bound(info.max_num_seqs, info.max_num_batched_tokens)
 
     def make_for(self, model: str) -> str:
         """The same where the request names an adapter, which may differ where they do not."""
@@ -104,29 +106,6 @@ class Worker(ABC):
         """Whether it takes requests."""
         return self.condition.state is State.READY
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a further request would not only wait there."""
-        info, load = self.model_info, self.load
-        if info is None or not info.max_num_seqs:  # a worker that tells no bounds
-            return True
-        return (
-            load.sequences < info.max_num_seqs * (1 + _SPARE_SEQUENCES) + 1
-            and load.prefill_tokens <= _MOST_WAITING_STEPS * info.max_num_batched_tokens
-        )
-
-    @property
-    def runner(self) -> str:
-        """What its model is served for; see quire/runners.py."""
-        return (self.model_info.runner if self.model_info else "") or GENERATE
-
-    @property
-    def names(self) -> Sequence[str]:
-        """All that it answers to: its model's names, the main one first, and its adapters'."""
-        return (*self.model_info.served_model_names, *self.adapters) if self.model_info else ()
-
     def serves(self, model: str) -> bool:
-        """Whether it answers to the name; every worker does to the empty one."""
-        if self.model_info is None:
-            return False
-        return not model or model in self.adapters or model in self.model_info.served_model_names
+        """Whether it answers to the name; every worker that has told its model does to the empty one."""
+        return model in self.names if model else self.model_info is not None

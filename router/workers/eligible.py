@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from quire.errors import InvalidRequest, NotFound, Unavailable
+from quire.errors import InvalidRequest, NotFound, QuireError, Unavailable
 from quire.runners import GENERATE, POOLING, wrong_runner
 from router.workers.base import Worker
 
@@ -17,21 +17,25 @@ def eligible(workers: Collection[Worker], model: str, runner: str = GENERATE) ->
         InvalidRequest: no model is named and there are several; or the model is served by the other runner.
         Unavailable: no worker that serves it is ready.
     """
+    suited = [worker for worker in workers if worker.runner == runner and worker.serves(model)]
+    ready = [worker for worker in suited if worker.ready]
+    if ready and (model or len(set(served_models(suited).values())) == 1):
+        return ready
+    raise _refusal(workers, model, runner)
+
+
+def _refusal(workers: Collection[Worker], model: str, runner: str) -> QuireError:
     known = served_models(workers)
     if model and known and model not in known:
-        raise NotFound(
+        return NotFound(
             f"The model {model!r} is not served here. Served: {', '.join(sorted(known))}.", parameter="model"
         )
-    suited = [worker for worker in workers if worker.runner == runner]
-    mine = served_models(suited)
+    mine = served_models([worker for worker in workers if worker.runner == runner])
     if known and not (model in mine if model else mine):
-        raise wrong_runner(model or next(iter(known)), POOLING if runner == GENERATE else GENERATE)
+        return wrong_runner(model or next(iter(known)), POOLING if runner == GENERATE else GENERATE)
     if not model and len(set(mine.values())) > 1:
-        raise InvalidRequest(f"Name one of the models: {', '.join(sorted(mine))}.", parameter="model")
-    ready = [worker for worker in suited if worker.ready and worker.serves(model)]
-    if not ready:
-        raise Unavailable(_why_none(workers))
-    return ready
+        return InvalidRequest(f"Name one of the models: {', '.join(sorted(mine))}.", parameter="model")
+    return Unavailable(_why_none(workers))
 
 
 def served_models(workers: Collection[Worker]) -> dict[str, str]:

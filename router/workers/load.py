@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from router.workers.load_table import NUM_FIGURES, Figures
 from router.workers.speed import WorkerSpeed
 from router.workers.step_times import StepTimes
 
@@ -13,6 +17,15 @@ if TYPE_CHECKING:
 # A step may take so long, or so many times as long as the worker's longest should and its long ones do.
 _STALL_SECONDS = 2.0
 _STALL_STEPS = 10
+# A worker this full of KV blocks begins to preempt; its sequences cost more than they seem.
+_CROWDED_KV_USAGE = 0.95
+_CROWDED_FACTOR = 2.0
+# Prompt tokens that wait at a worker, in budgets of its steps, and sequences over what it runs at once: enough that it
+# never idles, and that a request can wait for the worker that has its prefix while others have room. Where only the
+# first worker with room is left to choose, a full fleet forgets its prefixes and stays full. What is more waits here,
+# where it may still go elsewhere and where tenants take turns.
+_MOST_WAITING_STEPS = 4
+_SPARE_SEQUENCES = 1 / 2
 
 
 class LoadTracker:
@@ -23,9 +36,9 @@ class LoadTracker:
     """
 
     __slots__ = (
-        "_adapters", "_foreign_prefill_tokens", "_foreign_sequences", "_progress_time", "_step_times", "facts",
-        "inflight_requests", "kv_usage", "last", "max_sequences", "own_prefill_tokens", "own_prompt_tokens",
-        "own_sequences", "prefill_tokens", "sequences", "speed",
+        "_adapters", "_column", "_foreign_prefill_tokens", "_foreign_sequences", "_last_placed", "_progress_time",
+        "_step_times", "inflight_requests", "kv_usage", "last", "max_sequences", "most_sequences", "most_tokens",
+        "own_prefill_tokens", "own_prompt_tokens", "own_sequences", "place", "prefill_tokens", "sequences", "speed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -40,23 +53,46 @@ class LoadTracker:
         # All that is there.
         self.sequences = 0
         self.prefill_tokens = 0
-        self.max_sequences = 0  # that it runs at once; 0 where it does not tell
+        self.max_sequences = math.inf  # that it runs at once; where it does not tell, there is no bound
+        # A request beyond these would only wait there.
+        self.most_sequences = math.inf
+        self.most_tokens = math.inf
+        self._last_placed = 0  # number of the last placement
         self.kv_usage = 0.0  # share of the KV blocks that live sequences hold
         self.speed = WorkerSpeed()
         self._step_times = StepTimes()
         self.last: common_pb2.EngineLoad | None = None
         self._adapters: set[str] = set()  # on the device, or about to be
         self._progress_time = 0.0  # at which a step was last seen to have ended, or nothing to do
-        # As Candidate lists them, from `sequences` to `seconds_per_token`.
-        self.facts: tuple[int, int, int, float, float, float]
+        self.place = -1  # in the table of all workers' loads
+        self._column: Figures = np.zeros(NUM_FIGURES)
+        self._sum_up()
+
+    def keep_in(self, table: Figures, place: int) -> None:
+        """See Keeper."""
+        self.place, self._column = place, table[:, place]
+        self._sum_up()
+
+    def bound(self, max_sequences: int, max_tokens: int) -> None:
+        """The worker has told how many sequences it runs at once, and how many tokens are in a step; 0 for no word."""
+        self.max_sequences = max_sequences or math.inf
+        self.most_sequences = self.max_sequences * (1 + _SPARE_SEQUENCES) + 1
+        self.most_tokens = _MOST_WAITING_STEPS * max_tokens or math.inf
         self._sum_up()
 
     def has_at_hand(self, adapter: str) -> bool:
         """Whether its weights are on the device, or will be for a request before."""
         return adapter in self._adapters
 
-    def placed(self, sequences: int, prompt_tokens: int, prefill_tokens: int, adapter: str = "") -> None:
-        """A request was sent to the worker, which has `prefill_tokens` of its prompt to compute."""
+    def placed(
+        self, sequences: int, prompt_tokens: int, prefill_tokens: int, adapter: str = "", number: int = 0
+    ) -> None:
+        """A request was sent to the worker, which has `prefill_tokens` of its prompt to compute.
+
+        Args:
+            number: of the placement, which counts up over all workers.
+        """
+        self._last_placed = number
         if adapter:
             self._adapters.add(adapter)
         self.inflight_requests += 1
@@ -108,7 +144,8 @@ class LoadTracker:
         self.sequences = self.own_sequences + self._foreign_sequences
         self.prefill_tokens = self.own_prefill_tokens + self._foreign_prefill_tokens
         speed = self.speed
-        self.facts = (
+        self._column[:] = (
             self.sequences, self.max_sequences, self.prefill_tokens, self.kv_usage,
-            speed.seconds_per_step, speed.seconds_per_token,
+            speed.seconds_per_step, speed.seconds_per_token, self._last_placed, self.most_sequences, self.most_tokens,
+            _CROWDED_FACTOR if self.kv_usage > _CROWDED_KV_USAGE else 1.0,
         )  # fmt: skip

@@ -9,6 +9,8 @@ from quire.errors import NotFound, Unavailable
 from quire.runners import GENERATE
 from router.workers.base import Worker
 from router.workers.eligible import eligible
+from router.workers.load_table import LoadTable
+from router.workers.ready_set import ReadySet
 from router.workers.speed import StepLine
 
 _MOST_MAKES = 256
@@ -26,23 +28,26 @@ class ReadyWorkers:
         workers: Callable[[], Collection[Worker]],
         clock: Callable[[], float],
         absence_seconds: float,
+        table: LoadTable,
         runner: str = GENERATE,
     ) -> None:
         """
         Args:
             absence_seconds: so long after a model's last worker was ready, its return is counted on.
+            table: of the loads of all workers.
             runner: by which requests want their model served.
         """
         self._runner = runner
+        self._table = table
         self._workers = workers
         self._clock = clock
         self._absence_seconds = absence_seconds
         self._seen: dict[str, float] = {}  # model → when a worker for it was seen ready last
         self._noted = -math.inf
-        self._ready: dict[str, Sequence[Worker]] = {}
+        self._ready: dict[str, ReadySet] = {}
         self._lines: dict[str, StepLine] = {}
 
-    def gather(self, model: str) -> Sequence[Worker]:
+    def gather(self, model: str) -> ReadySet:
         """The ready workers that serve the model, looked for once until something changes: they learn from each other
         then, and that there are some is noted.
 
@@ -50,17 +55,23 @@ class ReadyWorkers:
             QuireError: there is none; see `eligible`.
         """
         found = self._ready.get(model)
-        if found is None:
-            try:
-                found = self._ready[model] = eligible(self._workers(), model, self._runner)
-            except NotFound as error:
-                if not self._seen_lately(model):
-                    raise
-                raise Unavailable(f"The engine workers of {model!r} have left.") from error
-            if model not in found[0].adapters:  # one that is gone does not come back with a worker
-                self._seen[model] = self._clock()
-            self._share_speeds(found)
+        if found is None or found.is_outdated(self._table):
+            found = self._ready[model] = self._look_for(model)
         return found
+
+    def _look_for(self, model: str) -> ReadySet:
+        workers = self._workers()
+        try:
+            found = eligible(workers, model, self._runner)
+        except NotFound as error:
+            if not self._seen_lately(model):
+                raise
+            raise Unavailable(f"The engine workers of {model!r} have left.") from error
+        if model not in found[0].adapters:  # one that is gone does not come back with a worker
+            self._seen[model] = self._clock()
+        self._share_speeds(found)
+        self._table.seat([worker.load for worker in workers])
+        return ReadySet(model, found, self._table)
 
     def patience(self, model: str) -> float:
         """Seconds that a new request may wait for a worker for the model, of which none is ready."""

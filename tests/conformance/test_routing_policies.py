@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import StartupError
-from quire.options.router import RouterOptions
-from router.placement.policies.base import Candidate, Policy, RouteRequest
-from router.placement.policies.least_loaded import cost
+from quire.options.router import PlacementCostOptions, RouterOptions
+from router.placement.policies.base import Policy, RouteRequest
+from router.placement.policies.cost import cost_seconds
+from router.placement.policies.least_loaded import work
 from router.placement.policies.registry import POLICIES, make_policy
+from tests.support.candidates import Candidate, candidates
 
 figures = st.tuples(
-    st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10_000), st.integers(0, 512), st.integers(0, 10**7),
-    st.floats(0, 1),
-    st.floats(0, 100), st.floats(1e-9, 1), st.integers(0, 1000),
+    st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10_000), st.integers(1, 512) | st.just(math.inf),
+    st.integers(0, 10**7), st.sampled_from([1.0, 2.0]), st.floats(0, 100), st.floats(1e-9, 1), st.integers(0, 1000),
+    st.integers(0, 10**6), st.booleans(),
 )  # fmt: skip
 fleets = st.lists(figures, min_size=1, max_size=40).map(
     lambda entries: [Candidate(f"w{i}:1", *entry) for i, entry in enumerate(entries)]
@@ -32,8 +37,12 @@ requests = st.builds(
 ONE = RouteRequest("r", "", 3, 1, 128.0)
 
 
-def make(name: str) -> Policy:
-    return make_policy(RouterOptions(routing_policy=name), random.Random(0))
+def make(name: str, weights: PlacementCostOptions = PlacementCostOptions()) -> Policy:
+    return make_policy(RouterOptions(routing_policy=name, placement_cost=weights), random.Random(0))
+
+
+def choose(policy: Policy, request: RouteRequest, fleet: Sequence[Candidate]) -> Candidate:
+    return fleet[policy.choose(request, candidates(fleet))]
 
 
 def idle(count: int) -> list[Candidate]:
@@ -57,21 +66,51 @@ def test_picks_a_candidate_while_the_fleet_changes(
 ) -> None:
     policy = make(name)
     for fleet in changing:
-        before = list(fleet)
-        chosen = policy.choose(request, fleet)
-        assert any(chosen is worker for worker in fleet)
-        assert fleet == before
+        given = candidates(fleet)
+        before = candidates(fleet)
+        assert 0 <= policy.choose(request, given) < len(fleet)
+        assert (given.figures == before.figures).all()
+        assert (given.cached_tokens == before.cached_tokens).all()
+
+
+def plain_cost(request: RouteRequest, worker: Candidate, weights: PlacementCostOptions) -> float:
+    """What router/placement/policies/cost.py reckons for all workers at once, for a single one."""
+    tokens = request.known_tokens - worker.cached_tokens - (1 - weights.host_tier_weight) * worker.host_cached_tokens
+    prefill = worker.seconds_per_token * max(1.0, tokens)
+    there = worker.sequences + request.sequences
+    decode = request.output_tokens * (worker.seconds_per_step + worker.seconds_per_token * there)
+    own = worker.seconds_per_token * worker.prefill_tokens + prefill + worker.lacks_adapter * weights.adapter_seconds
+    own += decode * (1 + max(0, there - worker.max_sequences) / worker.max_sequences)
+    others = worker.sequences * (prefill + request.output_tokens * worker.seconds_per_token * request.sequences)
+    cost = own + prefill + weights.interference_weight * others
+    return (cost + 16 * worker.seconds_per_token * worker.duplicate_tokens) * worker.crowding
+
+
+@given(request=requests, fleet=fleets, temperature=st.sampled_from([0.0, 0.1, 3.0]))
+@settings(max_examples=200, deadline=None)
+def test_the_prefix_policy_picks_as_one_that_looks_at_each_worker_by_itself(
+    request: RouteRequest, fleet: list[Candidate], temperature: float
+) -> None:
+    weights = PlacementCostOptions(routing_temperature=temperature)
+    chosen = choose(make("prefix", weights), request, fleet)
+    costs = [plain_cost(request, worker, weights) for worker in fleet]
+    assert cost_seconds(request, candidates(fleet), weights).tolist() == pytest.approx(costs, rel=1e-12)
+    most = min(costs) * (1 + temperature)
+    surely = [worker for worker, cost in zip(fleet, costs, strict=True) if cost <= most * (1 - 1e-9)]
+    perhaps = [worker for worker, cost in zip(fleet, costs, strict=True) if cost <= most * (1 + 1e-9)]
+    assert chosen in perhaps
+    assert all(chosen.last_placed <= worker.last_placed for worker in surely)
 
 
 def test_an_empty_request_and_a_tuple_will_do(policy: Policy) -> None:
     request = RouteRequest("", "", 0, 1, 0.0)
-    assert policy.choose(request, tuple(idle(2))) in idle(2)
+    assert choose(policy, request, tuple(idle(2))) in idle(2)
 
 
 def test_idle_equals_share_the_requests(policy: Policy) -> None:
     counts = dict.fromkeys((worker.address for worker in idle(4)), 0)
     for request in requests_of_sessions(2000):
-        counts[policy.choose(request, idle(4)).address] += 1
+        counts[choose(policy, request, idle(4)).address] += 1
     assert min(counts.values()) > 350
     assert max(counts.values()) < 650
 
@@ -79,24 +118,25 @@ def test_idle_equals_share_the_requests(policy: Policy) -> None:
 def test_state_does_not_grow(policy: Policy) -> None:
     """A thousand workers that come and go leave nothing behind."""
     for number in range(1000):
-        policy.choose(ONE, [Candidate(f"w{number}:1")])
+        choose(policy, ONE, [Candidate(f"w{number}:1")])
     held = [value for value in vars(policy).values() if isinstance(value, dict | list | set)]
     assert all(len(value) <= 1 for value in held)
 
 
 @pytest.mark.parametrize("name", ["prefix", "least_loaded", "power_of_two"])
 def test_load_aware_policies_avoid_the_busy_one(name: str) -> None:
-    fleet = [*idle(1), Candidate("busy:1", sequences=50, prefill_tokens=9000, kv_usage=0.5)]
-    assert {make(name).choose(ONE, fleet).address for _ in range(50)} == {"w0:1"}
+    fleet = [*idle(1), Candidate("busy:1", sequences=50, prefill_tokens=9000)]
+    assert {choose(make(name), ONE, fleet).address for _ in range(50)} == {"w0:1"}
 
 
-def load_of(sequences: int, prefill_tokens: int, kv_usage: float) -> float:
-    return cost(Candidate("w:1", sequences=sequences, prefill_tokens=prefill_tokens, kv_usage=kv_usage))
+def load_of(sequences: int, prefill_tokens: int, crowding: float) -> float:
+    fleet = [Candidate("w:1", sequences=sequences, prefill_tokens=prefill_tokens, crowding=crowding)]
+    return float(work(candidates(fleet))[0])
 
 
 def test_least_loaded_weighs_long_prompts_and_full_caches() -> None:
-    assert load_of(1, 8192, 0.1) > load_of(4, 0, 0.1)
-    assert load_of(10, 0, 0.99) > load_of(15, 0, 0.5)
+    assert load_of(1, 8192, 1.0) > load_of(4, 0, 1.0)
+    assert load_of(10, 0, 2.0) > load_of(15, 0, 1.0)
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
@@ -108,7 +148,7 @@ PROMPT = RouteRequest("r", "", 2000, 1, 100.0)
 
 
 def prefix_choice(request: RouteRequest, *fleet: Candidate) -> str:
-    return make("prefix").choose(request, fleet).address
+    return choose(make("prefix"), request, fleet).address
 
 
 def test_the_prefix_decides_between_equals() -> None:
@@ -127,7 +167,7 @@ def test_nobody_computes_what_another_is_computing() -> None:
     """Though there is more to do where it is computed, and it costs as long to wait there as to compute it."""
     holder = Candidate("holder:1", cached_tokens=1600, sequences=40, prefill_tokens=2400)
     assert prefix_choice(PROMPT, *idle(1), holder) == "w0:1"
-    assert prefix_choice(PROMPT, idle(1)[0]._replace(duplicate_tokens=1600), holder) == "holder:1"
+    assert prefix_choice(PROMPT, dataclasses.replace(idle(1)[0], duplicate_tokens=1600), holder) == "holder:1"
 
 
 def test_a_worker_that_runs_no_more_is_not_preferred_for_what_it_has_cached() -> None:
@@ -158,9 +198,9 @@ def test_conversations_stay_and_move_only_when_their_worker_goes() -> None:
     policy = make("consistent_hash")
     sessions = [RouteRequest(f"r{n}", "", 3, 1, 1.0, session_id=f"s{n}") for n in range(300)]
     fleet = idle(5)
-    before = [policy.choose(request, fleet).address for request in sessions]
-    assert before == [policy.choose(request, fleet[::-1]).address for request in sessions]
-    after = [policy.choose(request, fleet[:-1]).address for request in sessions]
+    before = [choose(policy, request, fleet).address for request in sessions]
+    assert before == [choose(policy, request, fleet[::-1]).address for request in sessions]
+    after = [choose(policy, request, fleet[:-1]).address for request in sessions]
     assert all(old in (new, "w4:1") for old, new in zip(before, after, strict=True))
     assert min(before.count(worker.address) for worker in fleet) > 30
 
@@ -168,6 +208,6 @@ def test_conversations_stay_and_move_only_when_their_worker_goes() -> None:
 def test_a_conversation_leaves_a_worker_that_has_far_more_than_the_others() -> None:
     policy = make("consistent_hash")
     request = RouteRequest("r", "", 3, 1, 1.0, session_id="s")
-    home = policy.choose(request, idle(4)).address
-    fleet = [worker._replace(sequences=100 if worker.address == home else 10) for worker in idle(4)]
-    assert policy.choose(request, fleet).address != home
+    home = choose(policy, request, idle(4)).address
+    fleet = [dataclasses.replace(worker, sequences=100 if worker.address == home else 10) for worker in idle(4)]
+    assert choose(policy, request, fleet).address != home

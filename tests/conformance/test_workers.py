@@ -8,6 +8,7 @@ import pytest
 
 from quire.errors import Unavailable
 from quire.v1 import common_pb2
+from router.index.members import Members
 from router.workers.state import State
 from tests.support.engine_process import free_port
 from tests.support.worker_peers import OUTPUT_TOKENS, PROMPT_BLOCKS, RemotePeer, SimulatedPeer, WorkerPeer
@@ -25,7 +26,8 @@ async def peer(request: pytest.FixtureRequest) -> AsyncIterator[WorkerPeer]:
 async def test_a_ready_worker_has_told_what_it_serves(peer: WorkerPeer) -> None:
     worker, info = peer.worker, peer.worker.model_info
     assert info is not None
-    assert worker.has_room
+    assert worker.load.sequences < worker.load.most_sequences
+    assert worker.load.prefill_tokens <= worker.load.most_tokens
     assert worker.make
     assert info.block_size == 16
     assert worker.load.max_sequences == info.max_num_seqs > 0
@@ -77,11 +79,16 @@ async def test_heartbeats_tell_the_load(peer: WorkerPeer) -> None:
     await peer.until(lambda: not peer.worker.load.last.busy)
 
 
+def known_blocks(peer: WorkerPeer, keys: list[int]) -> int:
+    """Leading ones that the index believes the worker to hold on its device."""
+    return int(peer.index.cover(keys, Members.of([peer.worker.blocks.bit]))[0][0])
+
+
 async def test_the_index_follows_its_cache(peer: WorkerPeer) -> None:
     keys, blocks = peer.keys(0), peer.worker.blocks
-    assert peer.index.cover(keys, blocks.bit) == ({}, {})
+    assert known_blocks(peer, keys) == 0
     peer.start(1, 0)
-    await peer.until(lambda: peer.index.cover(keys, blocks.bit)[0] == {blocks.bit: PROMPT_BLOCKS})
+    await peer.until(lambda: known_blocks(peer, keys) == PROMPT_BLOCKS)
     assert peer.worker.blocks is blocks
     assert blocks.num_blocks >= PROMPT_BLOCKS
 
@@ -136,7 +143,7 @@ async def test_a_new_process_begins_with_nothing(peer: WorkerPeer) -> None:
     told = len(peer.tokens[1])
     await peer.begin_again()
     await peer.until(lambda: peer.worker.ready and peer.worker.blocks is not blocks)
-    assert not peer.index.cover(peer.keys(1), peer.worker.blocks.bit)[0]
+    assert known_blocks(peer, peer.keys(1)) == 0
     peer.start(1, 0)  # the number of a stream that is gone
     await peer.until(lambda: 1 in peer.finals)
     assert peer.tokens[1][told:] == peer.expected(0)

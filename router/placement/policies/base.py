@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.options.router import PlacementCostOptions
-from router.workers.speed import DEFAULT_SECONDS_PER_STEP, DEFAULT_SECONDS_PER_TOKEN
+from router.workers.load_table import Figures
+
+Counts = NDArray[np.float64]  # whole numbers, reckoned with beside seconds
+_Item = TypeVar("_Item", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +42,42 @@ class RouteRequest:
         return self.prompt_tokens + self.generated_tokens
 
 
-class Candidate(NamedTuple):
-    """A worker that could take the request, as it is now: its last heartbeat, corrected by what this router has placed
-    and finished since."""
+@dataclass(slots=True, eq=False)
+class Candidates:
+    """The workers that could take the request, as they are now: their last heartbeats, corrected by what this router
+    has placed and finished since. Arrays have an entry for each of them, and are None where all would be 0."""
 
-    address: str
-    # How many of the prompt's tokens it holds in its cache, or will before the request gets there: on the device, and
+    # Rows as in router/workers/load_table.py. To be read only, and before anything else is placed.
+    figures: Figures
+    # Hashes of their addresses.
+    homes: NDArray[np.uint64]
+    # How many of the prompt's tokens each holds in its cache, or will before the request gets there: on the device, and
     # behind those in host memory.
-    cached_tokens: int = 0
-    host_cached_tokens: int = 0
-    # Sequences running or waiting, and how many run at once (0 where it does not tell).
-    sequences: int = 0
-    max_sequences: int = 0
-    # Prompt tokens still to be computed.
-    prefill_tokens: int = 0
-    # Share of the KV blocks held by live sequences, from 0 to 1.
-    kv_usage: float = 0.0
-    # Its speed: see router/workers/speed.py.
-    seconds_per_step: float = DEFAULT_SECONDS_PER_STEP
-    seconds_per_token: float = DEFAULT_SECONDS_PER_TOKEN
-    # Number of this router's last placement there, which counts up over all workers; 0 for none.
-    last_placed: int = 0
+    cached_tokens: Counts
+    host_cached_tokens: Counts | None
     # Tokens that it would have to compute although another worker is about to, and nobody has them yet.
-    duplicate_tokens: int = 0
-    # The request names an adapter that has to be brought to the device first.
-    lacks_adapter: bool = False
+    duplicate_tokens: Counts | None
+    # Whether the request names an adapter that has to be brought to the device first.
+    lacks_adapter: NDArray[np.bool_] | None
+
+    def __len__(self) -> int:
+        return len(self.homes)
+
+    def known_tokens(self, place: int) -> int:
+        """Of the prompt, those that one of them has cached."""
+        in_host = self.host_cached_tokens
+        return int(self.cached_tokens[place] + (0 if in_host is None else in_host[place]))
+
+    def take(self, places: NDArray[np.intp]) -> Candidates:
+        """Some of them, to be kept."""
+
+        def of(array: NDArray[_Item] | None) -> NDArray[_Item] | None:
+            return None if array is None else array[places]
+
+        return Candidates(
+            self.figures[:, places], self.homes[places], self.cached_tokens[places], of(self.host_cached_tokens),
+            of(self.duplicate_tokens), of(self.lacks_adapter),
+        )  # fmt: skip
 
 
 class Policy(ABC):
@@ -84,12 +100,9 @@ class Policy(ABC):
         self.random = random
 
     @abstractmethod
-    def choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Candidate:
-        """The worker to use.
+    def choose(self, request: RouteRequest, candidates: Candidates) -> int:
+        """The worker to use, by its place among the candidates.
 
         Args:
             candidates: at least one, in the order in which the workers became known.
-
-        Returns:
-            One of `candidates`.
         """

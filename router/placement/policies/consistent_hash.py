@@ -1,15 +1,18 @@
 """The worker that the request's conversation belongs to.
 
-Highest random weight (Thaler and Ravishankar 1998): each worker's address is hashed together with the key, and the
-highest hash wins. When a worker leaves, its conversations are spread over the others, and no other one moves.
+Highest random weight (Thaler and Ravishankar 1998): the hash of each worker's address is hashed together with that of
+the key, and the highest one wins. When a worker leaves, its conversations are spread over the others, and no other one
+moves.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+import numpy as np
+from numpy.typing import NDArray
 
-from router.placement.policies.base import Candidate, Policy, RouteRequest
+from router.placement.policies.base import Candidates, Policy, RouteRequest
+from router.workers.base import hash_of
+from router.workers.load_table import SEQUENCES
 
 # A worker with more than this many times the mean of sequences, and some to spare, passes requests on to the next in
 # its conversation's order (consistent hashing with bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018).
@@ -20,13 +23,17 @@ _SPARE = 2
 class ConsistentHash(Policy):
     """Requests of one session, else of one tenant, go to one worker; those that name neither, anywhere."""
 
-    def choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Candidate:
-        key = (request.session_id or request.tenant or request.request_id).encode()
-        mean = sum(candidate.sequences for candidate in candidates) / len(candidates)
-        most = mean * _MOST_OVER_MEAN + _SPARE
+    def choose(self, request: RouteRequest, candidates: Candidates) -> int:
+        key = request.session_id or request.tenant or request.request_id
+        sequences = candidates.figures[SEQUENCES]
+        weights = _scramble(candidates.homes ^ np.uint64(hash_of(key)))
+        weights[sequences > sequences.mean() * _MOST_OVER_MEAN + _SPARE] >>= np.uint64(32)  # behind all the others
+        return int(weights.argmax())
 
-        def rank(candidate: Candidate) -> tuple[bool, bytes]:
-            weight = hashlib.blake2b(key + b"@" + candidate.address.encode(), digest_size=8).digest()
-            return candidate.sequences <= most, weight
 
-        return max(candidates, key=rank)
+def _scramble(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Each value to one where every bit depends on all of its bits: the finalizer of SplitMix64 (Steele, Lea and Flood
+    2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from random import Random
 
 from quire.options.router import PlacementCostOptions
-from router.placement.policies.base import Candidate, Policy, RouteRequest
-from router.placement.policies.cost import CROWDED_FACTOR, CROWDED_KV_USAGE
+from router.placement.policies.base import Candidates, Policy, RouteRequest
+from router.workers.load_table import CROWDING, PREFILL_TOKENS, SEQUENCES, Figures
 
 # Prompt tokens that weigh as much as one more sequence: about what a step's budget loses to either.
 _PREFILL_TOKENS_PER_SEQUENCE = 512
 
 
-def cost(load: Candidate) -> float:
-    """How much work waits on a worker, in sequences."""
-    work = load.sequences + load.prefill_tokens / _PREFILL_TOKENS_PER_SEQUENCE
-    return work * CROWDED_FACTOR if load.kv_usage > CROWDED_KV_USAGE else work
+def work(candidates: Candidates) -> Figures:
+    """How much of it waits on each worker, in sequences."""
+    figures = candidates.figures
+    waiting: Figures = (figures[SEQUENCES] + figures[PREFILL_TOKENS] / _PREFILL_TOKENS_PER_SEQUENCE) * figures[CROWDING]
+    return waiting
 
 
 class LeastLoaded(Policy):
-    """Least cost wins; equals take turns."""
+    """Least work wins; equals take turns."""
 
     def __init__(self, weights: PlacementCostOptions, random: Random) -> None:
         super().__init__(weights, random)
         self._turn = itertools.count()
 
-    def choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Candidate:
-        costs = [cost(worker) for worker in candidates]
-        least = min(costs)
-        cheapest = [worker for worker, value in zip(candidates, costs, strict=True) if value == least]
-        return cheapest[next(self._turn) % len(cheapest)]
+    def choose(self, request: RouteRequest, candidates: Candidates) -> int:
+        waiting = work(candidates)
+        (least,) = (waiting == waiting.min()).nonzero()
+        return int(least[next(self._turn) % len(least)])

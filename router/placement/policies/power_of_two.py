@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from router.placement.policies.base import Candidate, Policy, RouteRequest
-from router.placement.policies.least_loaded import cost
+from router.placement.policies.base import Candidates, Policy, RouteRequest
+from router.placement.policies.least_loaded import work
 
 
 class PowerOfTwo(Policy):
     """Nearly as even as least loaded, without all routers of a deployment running to the same worker at once."""
 
-    def choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Candidate:
-        drawn = self.random.sample(candidates, min(2, len(candidates)))
-        return min(drawn, key=cost)
+    def choose(self, request: RouteRequest, candidates: Candidates) -> int:
+        drawn = self.random.sample(range(len(candidates)), min(2, len(candidates)))
+        waiting = work(candidates)
+        return min(drawn, key=lambda place: float(waiting[place]))

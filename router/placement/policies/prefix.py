@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 
+import numpy as np
+
 from quire.options.router import PlacementCostOptions
-from router.placement.policies.base import Candidate, Policy, RouteRequest
+from router.placement.policies.base import Candidates, Policy, RouteRequest
 from router.placement.policies.cost import cost_seconds
+from router.workers.load_table import LAST_PLACED
 
 
 class PrefixPolicy(Policy):
@@ -15,18 +17,17 @@ class PrefixPolicy(Policy):
 
     uses_cache = True
 
-    def choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Candidate:
+    def choose(self, request: RouteRequest, candidates: Candidates) -> int:
         return least_cost(request, candidates, self.weights, self.random)
 
 
-def least_cost(
-    request: RouteRequest, candidates: Sequence[Candidate], weights: PlacementCostOptions, random: Random
-) -> Candidate:
+def least_cost(request: RouteRequest, candidates: Candidates, weights: PlacementCostOptions, random: Random) -> int:
     """The cheapest candidate; of those that are as good, the one whose last request is longest ago."""
-    costs = [cost_seconds(request, candidate, weights) for candidate in candidates]
-    most = min(costs) * (1 + weights.routing_temperature)
-    cheapest = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost <= most]
-    if len(cheapest) == 1:
-        return cheapest[0]
-    longest_ago = min(candidate.last_placed for candidate in cheapest)
-    return random.choice([candidate for candidate in cheapest if candidate.last_placed == longest_ago])
+    costs = cost_seconds(request, candidates, weights)
+    least = int(costs.argmin())
+    cheapest = costs <= costs[least] * (1 + weights.routing_temperature)
+    if np.count_nonzero(cheapest) == 1:
+        return least
+    last_placed = candidates.figures[LAST_PLACED]
+    longest_ago = last_placed[cheapest].min()
+    return int(random.choice((cheapest & (last_placed == longest_ago)).nonzero()[0]))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from random import Random
 
 from quire.options.router import PlacementCostOptions
-from router.placement.policies.base import Candidate, Policy, RouteRequest
+from router.placement.policies.base import Candidates, Policy, RouteRequest
 
 
 class RoundRobin(Policy):
@@ -17,5 +16,5 @@ class RoundRobin(Policy):
         super().__init__(weights, random)
         self._turn = itertools.count()
 
-    def choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Candidate:
-        return candidates[next(self._turn) % len(candidates)]
+    def choose(self, request: RouteRequest, candidates: Candidates) -> int:
+        return next(self._turn) % len(candidates)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from router.placement.policies.base import Candidate, Policy, RouteRequest
+from router.placement.policies.base import Candidates, Policy, RouteRequest
 
 
 class UniformRandom(Policy):
     """Each worker is as likely as the others: the baseline that other policies are measured against."""
 
-    def choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Candidate:
-        return self.random.choice(candidates)
+    def choose(self, request: RouteRequest, candidates: Candidates) -> int:
+        return self.random.randrange(len(candidates))

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from quire.block_hash import block_keys
+from router.index.members import Members
 from tests.router.conftest import Running, StartEngine, StartRouter
 from tests.support.fake_cache import HOST
 from tests.support.fake_engine import FakeEngine, expected_tokens
@@ -20,8 +21,8 @@ KEYS = list(range(1, 21))
 def coverage(running: Running, engine: FakeEngine, keys: list[int]) -> tuple[int, int]:
     """Leading blocks on the device, and behind them in host memory."""
     worker = next(worker for worker in running.router.registry.workers if worker.address == engine.address)
-    device, host = running.router.index.cover(keys, worker.blocks.bit)
-    return device.get(worker.blocks.bit, 0), host.get(worker.blocks.bit, 0)
+    device, host = running.router.index.cover(keys, Members.of([worker.blocks.bit]))
+    return int(device[0]), 0 if host is None else int(host[0])
 
 
 async def known(running: Running, engine: FakeEngine, device: int, host: int = 0) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.index.block_index import BlockIndex, match
+from router.index.members import Members
 from router.index.prefix_index import PrefixIndex, WorkerBlocks
 
 CHAINS = [[(chain + 1) * 1000 + place for place in range(40)] for chain in range(4)]
@@ -17,6 +18,12 @@ CHAINS = [[(chain + 1) * 1000 + place for place in range(40)] for chain in range
 
 def prefix_length(held: set[int], keys: list[int]) -> int:
     return next((count for count, key in enumerate(keys) if key not in held), len(keys))
+
+
+def cover(index: PrefixIndex, keys: list[int], *workers: WorkerBlocks) -> tuple[list[float], list[float]]:
+    """Blocks of each worker on the device, and behind those in host memory."""
+    device, host = index.cover(keys, Members.of([worker.bit for worker in workers]))
+    return device.tolist(), [0.0] * len(workers) if host is None else host.tolist()
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -66,11 +73,11 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def covers_as_the_sets_do(self) -> None:
         for keys in CHAINS:
-            on_device, on_host = self.index.cover(keys, sum(blocks.bit for blocks, _, _ in self.workers))
-            for blocks, device, host in self.workers:
+            on_device, on_host = cover(self.index, keys, *(blocks for blocks, _, _ in self.workers))
+            for (blocks, device, host), known, behind in zip(self.workers, on_device, on_host, strict=True):
                 first = prefix_length(device, keys)
-                assert on_device.get(blocks.bit, 0) == first
-                assert on_host.get(blocks.bit, 0) == prefix_length(device | host, keys) - first
+                assert known == first
+                assert behind == prefix_length(device | host, keys) - first
                 assert (blocks.num_blocks, blocks.num_host_blocks) == (len(device), len(host))
 
     def teardown(self) -> None:
@@ -86,6 +93,18 @@ TestIndexMachine = IndexMachine.TestCase
 TestIndexMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+def test_what_a_thousand_workers_hold_is_told_of_each() -> None:
+    """A thousand bits, whose workers come in any order: some alone, some in crowds, some not asked for."""
+    index = PrefixIndex(1_000_000, lambda: 0.0)
+    workers = [index.join() for _ in range(1000)]
+    depths = [0 if number % 3 == 0 else number % 7 * 5 if number % 50 else number // 50 for number in range(1000)]
+    for worker, depth in zip(workers, depths, strict=True):
+        index.store(worker, CHAINS[0][:depth], on_host=False)
+    asked = random.Random(0).sample(range(1000), 900)
+    found, _ = cover(index, CHAINS[0], *(workers[number] for number in asked))
+    assert found == [depths[number] for number in asked]
+
+
 def test_a_search_reads_few_blocks() -> None:
     """However long the prompt: with 64 workers that drop out one after another, some hundred of 4,096 blocks."""
     index = BlockIndex(1_000_000)
@@ -96,7 +115,7 @@ def test_a_search_reads_few_blocks() -> None:
 
     def get(key: int) -> int:
         reads.append(key)
-        return index.get(key)
+        return index.holders.get(key, 0)
 
     found = match(keys, (1 << 64) - 1, get)
     assert found == [(64 * worker + 1, 1 << worker) for worker in range(64)]
@@ -116,7 +135,7 @@ def test_memory_is_bounded_and_matches_are_known_to_within_the_sampling(cap: int
     assert sampling == (32 if cap == 1024 else 8)
     errors = []
     for chain in chains:
-        found = index.cover(chain, worker.bit)[0].get(worker.bit, 0)
+        ((found,), _) = cover(index, chain, worker)
         assert found <= 256
         errors.append(256 - found)
     assert sum(errors) / len(errors) < 1.5 * sampling
@@ -131,15 +150,15 @@ def test_placed_requests_are_counted_on_until_the_worker_has_told() -> None:
     worker, other = index.join(), index.join()
     placed = index.expect(worker, CHAINS[0], 0)
     sibling = index.expect(worker, CHAINS[0], 40)
-    assert index.cover(CHAINS[0], worker.bit + other.bit) == ({worker.bit: 40}, {})
+    assert cover(index, CHAINS[0], other, worker) == ([0, 40], [0, 0])
     index.settle(sibling, computed=False)
-    assert index.cover(CHAINS[0], worker.bit) == ({worker.bit: 40}, {})
+    assert cover(index, CHAINS[0], worker) == ([40], [0])
     index.settle(placed, computed=True)
     index.clean()
-    assert index.cover(CHAINS[0], worker.bit)[0]
+    assert cover(index, CHAINS[0], worker)[0] == [40]
     now += 10
     index.clean()
-    assert not index.cover(CHAINS[0], worker.bit)[0]
+    assert cover(index, CHAINS[0], worker)[0] == [0]
     assert not index.expected
 
 
@@ -149,7 +168,8 @@ def test_blocks_count_as_being_computed_until_somebody_has_them() -> None:
     keys = CHAINS[0]
 
     def computing() -> tuple[int, int]:
-        return index.computing(keys, index.cover(keys, first.bit + second.bit)[0])
+        members = Members.of([first.bit, second.bit])
+        return index.computing(keys, members, index.cover(keys, members)[0])
 
     assert computing() == (0, 0)
     index.expect(first, keys, 0)
@@ -164,5 +184,5 @@ def test_an_aborted_placement_is_not_counted_on() -> None:
     index = PrefixIndex(1000, lambda: 0.0)
     worker = index.join()
     index.settle(index.expect(worker, CHAINS[0], 0), computed=False)
-    assert not index.cover(CHAINS[0], worker.bit)[0]
+    assert cover(index, CHAINS[0], worker)[0] == [0]
     assert not index.expected

@@ -1,0 +1,138 @@
+"""Placement over whole fleets, against the plain way: looking at each worker by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from benchmarks.router_cost import SilentWorker
+from quire.errors import Unavailable
+from quire.options.router import PlacementCostOptions, RouterOptions
+from quire.v1 import common_pb2
+from router.core import RouterCore
+from router.metrics import RouterMetrics
+from router.placement.decisions import KEPT_CANDIDATES, Decision
+from router.workers.base import Worker
+
+_BLOCK_SIZE = 16
+_PROMPTS = [[prompt * 1000 + block for block in range(32)] for prompt in range(1, 6)]
+_HOST_WEIGHT = 1 - PlacementCostOptions().host_tier_weight
+
+
+class Fleet:
+    """A router's core over workers that do nothing, whose loads and caches are drawn."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.workers: list[SilentWorker] = []
+        self.core = RouterCore(
+            RouterOptions(), lambda: self.workers, asyncio.get_running_loop(), RouterMetrics(CollectorRegistry()),
+            self.random,
+        )  # fmt: skip
+        self.session = self.core.dispatcher.open_session()
+        self.held: dict[str, tuple[set[int], set[int]]] = {}
+        for _ in range(count):
+            self.add()
+
+    def add(self) -> SilentWorker:
+        worker = SilentWorker(len(self.held), self.core.index)
+        info = common_pb2.ModelInfo(
+            served_model_names=["bench"], block_size=_BLOCK_SIZE, max_num_seqs=8, max_num_batched_tokens=512,
+            fingerprint=self.random.choice(["one", "other"]),
+        )  # fmt: skip
+        worker.learn(info)
+        self.workers.append(worker)
+        device, host = (self.random.choice(_PROMPTS)[: self.random.randrange(32)] for _ in range(2))
+        self.core.index.store(worker.blocks, device, on_host=False)
+        self.core.index.store(worker.blocks, host, on_host=True)
+        self.held[worker.address] = set(device), set(host)
+        self.beat(worker)
+        return worker
+
+    def beat(self, worker: Worker) -> None:
+        """It is told of anything, a few times more than it has room for."""
+        worker.load.heartbeat(
+            common_pb2.EngineLoad(
+                running_sequences=self.random.randrange(16), waiting_prefill_tokens=self.random.randrange(2500),
+                used_kv_blocks=self.random.randrange(101), total_kv_blocks=100,
+            ), 0.0,
+        )  # fmt: skip
+
+    def place(self, number: int, keys: Sequence[int]) -> Decision | None:
+        """A request whose prompt fills the blocks; None where nobody has room."""
+        length = len(keys) * _BLOCK_SIZE
+        self.core.dispatcher.start(
+            self.session, number,
+            common_pb2.Generation(
+                request_id=str(number), prompt_token_ids=[1] * length, prompt_block_size=_BLOCK_SIZE,
+                prompt_block_keys=keys,
+            ),
+        )  # fmt: skip
+        return self.core.table.decisions.find(str(number))
+
+    def costs(self, keys: Sequence[int]) -> dict[str, float]:
+        """Of those with room."""
+        return {worker.address: self._cost(worker, keys) for worker in self.workers if has_room(worker)}
+
+    def _cost(self, worker: Worker, keys: Sequence[int]) -> float:
+        device, host = self.held[worker.address]
+        load, speed = worker.load, worker.load.speed
+        most = len(keys) - 1
+        on_device = min(most, leading(keys, device))
+        in_host = min(most, leading(keys, device | host)) - on_device
+        tokens = (len(keys) - on_device - _HOST_WEIGHT * in_host) * _BLOCK_SIZE
+        prefill, there = speed.seconds_per_token * max(1.0, tokens), load.sequences + 1
+        decode = 128 * (speed.seconds_per_step + speed.seconds_per_token * there)
+        own = speed.seconds_per_token * load.prefill_tokens + prefill + decode * (1 + max(0, there - 8) / 8)
+        cost = own + prefill + 0.1 * load.sequences * (prefill + 128 * speed.seconds_per_token)
+        return cost * 2 if load.kv_usage > 0.95 else cost
+
+
+def leading(keys: Sequence[int], held: set[int]) -> int:
+    return next((count for count, key in enumerate(keys) if key not in held), len(keys))
+
+
+def has_room(worker: Worker) -> bool:
+    return worker.load.sequences < 13 and worker.load.prefill_tokens <= 4 * 512
+
+
+@pytest.mark.parametrize("count", [1, 20, 90])
+async def test_the_cheapest_of_those_with_room_is_found_while_loads_and_the_fleet_change(count: int) -> None:
+    fleet = Fleet(count, seed=count)
+    for number in range(30):
+        keys = [*fleet.random.choice(_PROMPTS), number]  # nobody else waits for the last block
+        keys = keys[fleet.random.choice((0, 0, 32)) :]
+        costs = fleet.costs(keys)
+        decision = fleet.place(number, keys)
+        assert (decision is not None) == bool(costs)
+        if decision is not None:
+            assert costs[decision.chosen] == pytest.approx(min(costs.values()), rel=1e-9)
+            kept = dict(zip(decision.addresses, decision.costs(PlacementCostOptions()), strict=True))
+            assert kept == pytest.approx({address: costs[address] for address in kept}, rel=1e-9)
+            assert sorted(kept.values()) == pytest.approx(sorted(costs.values())[:KEPT_CANDIDATES], rel=1e-9)
+            assert decision.would_choose(PlacementCostOptions()) in decision.addresses
+        fleet.core.dispatcher.abort(fleet.session, number)
+        fleet.beat(fleet.random.choice(fleet.workers))
+        if number % 10 == 0:
+            fleet.add()
+            fleet.core.on_change()
+        if number % 10 == 5 and len(fleet.workers) > 1:
+            fleet.workers.remove(fleet.random.choice(fleet.workers))
+            fleet.core.on_change()
+
+
+async def test_one_that_moves_goes_to_another_of_the_same_make_while_there_is_one_with_room() -> None:
+    fleet = Fleet(40, seed=1)
+    for number in range(5):
+        fleet.place(number, _PROMPTS[0])
+        stream = fleet.session.streams[number]
+        left, with_room = stream.worker, fleet.costs(_PROMPTS[0])
+        assert left is not None
+        fleet.core.on_lost(left, Unavailable("it is lost"))
+        assert stream.worker is not None and stream.worker is not left
+        assert stream.worker.make == left.make
+        assert stream.worker.address in with_room
