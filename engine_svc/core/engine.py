@@ -130,13 +130,13 @@ class Engine:
         self._constraints.wake_by(wake)
         self._executor.wake_by(wake)
 
-    def check_alive(self) -> None:
-        """For when there is no work.
+    def check_alive(self, asks: bool = False) -> None:
+        """For when there is no work; see Executor.check_alive.
 
         Raises:
             ExecutorDead: see `step`.
         """
-        self._executor.check_alive()
+        self._executor.check_alive(asks)
 
     def add(self, key: int, request: GenerationRequest, arrival_time: float | None = None) -> None:
         """Takes a request in.

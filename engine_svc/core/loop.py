@@ -30,7 +30,7 @@ from quire.prompt_embeds import MAX_LIVE_EMBEDS_BYTES
 
 logger = logging.getLogger(__name__)
 
-# The idle thread is woken by commands; it looks up this often all the same.
+# The idle thread is woken by commands; it looks up this often all the same, and asks whether all ranks are there.
 _IDLE_SECONDS = 1.0
 # So often it looks for blocks that come from elsewhere, where there is nothing else to do.
 _BLOCKS_SECONDS = 0.001
@@ -315,8 +315,7 @@ class EngineLoop:
     def _serve(self, engine: SteppedEngine) -> None:
         while not self._stopping:
             if not engine.has_work:
-                self._wake.wait(_IDLE_SECONDS)
-                engine.check_alive()
+                engine.check_alive(asks=not self._wake.wait(_IDLE_SECONDS))
             elif engine.is_waiting:
                 self._wake.wait(_BLOCKS_SECONDS)
             self._wake.clear()

@@ -122,7 +122,7 @@ class PoolingEngine:
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Nothing here makes work by itself."""
 
-    def check_alive(self) -> None:
+    def check_alive(self, asks: bool = False) -> None:
         """Steps run in this thread: there is nothing else that could die."""
 
     def add(self, key: int, request: PoolingRequest, arrival_time: float | None = None) -> None:

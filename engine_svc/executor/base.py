@@ -81,8 +81,11 @@ class Executor(ABC):
     def wake_by(self, wake: Callable[[], None]) -> None:  # noqa: B027  (what runs in this process has nothing to say)
         """Has this called, from any thread, when `check_alive` has something to say that nobody here has caused."""
 
-    def check_alive(self) -> None:  # noqa: B027
+    def check_alive(self, asks: bool = False) -> None:  # noqa: B027
         """Looks after what runs steps, where none runs.
+
+        Args:
+            asks: has the ranks say that they are there, and waits for that.
 
         Raises:
             ExecutorDead: no further step can succeed.

@@ -56,7 +56,11 @@ class Keep(msgspec.Struct, tag=True):
     command: Upkeep
 
 
-Command = LoadModel | Proceed | Allocate | Step | Masks | Keep
+class Probe(msgspec.Struct, tag=True):
+    """Say that you are there, while nothing else is asked."""
+
+
+Command = LoadModel | Proceed | Allocate | Step | Masks | Keep | Probe
 
 
 class Loaded(msgspec.Struct, tag=True):
@@ -66,7 +70,7 @@ class Loaded(msgspec.Struct, tag=True):
 
 
 class Done(msgspec.Struct, tag=True):
-    """Answer to Allocate, and to parts of LoadModel."""
+    """Answer to Allocate and to Probe, and to parts of LoadModel."""
 
 
 class Stepped(msgspec.Struct, tag=True):

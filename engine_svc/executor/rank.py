@@ -27,6 +27,7 @@ from engine_svc.executor.messages import (
     Loaded,
     LoadModel,
     Masks,
+    Probe,
     Step,
     Stepped,
 )
@@ -106,6 +107,8 @@ class RankProcess:
         if isinstance(command, Keep):
             lines = self._rank.upkeep(command.command)
             return lambda: Kept(lines)
+        if isinstance(command, Probe):
+            return Done
         if not isinstance(command, Allocate):
             raise RuntimeError(f"{type(command).__name__} came, and nothing awaits it")
         self._rank.allocate(command.num_blocks, command.num_host_blocks)

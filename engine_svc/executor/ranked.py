@@ -22,6 +22,7 @@ from engine_svc.executor.messages import (
     Loaded,
     LoadModel,
     Masks,
+    Probe,
     Proceed,
     Step,
     Stepped,
@@ -38,6 +39,8 @@ from quire.options.model import ModelOptions
 logger = logging.getLogger(__name__)
 
 _LOAD_SECONDS = 3600.0
+# For a rank that has nothing to do to say that it is there; a busy machine may let it wait.
+_PROBE_SECONDS = 10.0
 # From when something seems wrong to when it is noticed that a rank has gone.
 _DEATH_SECONDS = 0.5
 
@@ -53,7 +56,7 @@ class RankedExecutor(Executor):
         self._watch: RankWatch | None = None
         self._wake: Callable[[], None] = lambda: None
         self._failure = ""  # why no further step can succeed
-        self._step_seconds = _LOAD_SECONDS
+        self._step_seconds = self._probe_seconds = _LOAD_SECONDS
         self._agreement = Agreement()
 
     @abstractmethod
@@ -86,8 +89,10 @@ class RankedExecutor(Executor):
             answers = self._receive(_LOAD_SECONDS)
         except ExecutorDead as error:
             raise StartupError(f"A rank of the model ended while loading: {error}. See the log above.") from error
-        specs = [answer.spec for answer in answers if isinstance(answer, Loaded)]
-        return joint_spec(specs)
+        spec = joint_spec([answer.spec for answer in answers if isinstance(answer, Loaded)])
+        # One that computes others' tokens meanwhile answers when a pass of theirs has ended.
+        self._probe_seconds = self._step_seconds if spec.lockstep_ranks > 1 else min(_PROBE_SECONDS, self._step_seconds)
+        return spec
 
     def _take_turns(self, ranks: RankGroup, at_once: int) -> None:
         """Has only so many ranks read weights at a time."""
@@ -134,12 +139,15 @@ class RankedExecutor(Executor):
         """See Executor.wake_by."""
         self._wake = wake
 
-    def check_alive(self) -> None:
-        """See Executor.check_alive."""
+    def check_alive(self, asks: bool = False) -> None:
+        """See Executor.check_alive. Of one that is gone the kernel says so; one that is frozen does not answer."""
         if self._watch is not None and self._watch.death:
             raise self._dead(self._watch.death)
         if self._failure:
             raise ExecutorDead(self._failure)
+        if asks:
+            self._send_all(Probe())
+            self._receive(self._probe_seconds)
 
     def close(self) -> None:
         """See Executor.close."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -34,7 +34,7 @@ from engine_svc.ops.base import Ops
 from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.placement import ExpertSharing
-from engine_svc.parallel.stages import stages_of
+from engine_svc.parallel.stages import Stage, stages_of
 from engine_svc.quantization.base import ModelForm, QuantizationMethod
 from engine_svc.quantization.registry import check_dequantized, create_method, settings_of
 from engine_svc.recurrence.base import StateForm, StateShape
@@ -47,6 +47,9 @@ from quire.options.kernels import CPU_LEVELS
 from quire.options.lora import LoraOptions
 from quire.options.model_form import DTYPES, ModelFormOptions
 from quire.registry import registry
+
+if TYPE_CHECKING:
+    from engine_svc.models.transformers_model import Division
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +70,13 @@ _STATE_DTYPES = registry("--mamba-cache-dtype", STATE_DTYPES, {
 
 
 class Model(Protocol):
-    """What the runner calls."""
+    """What the runner calls.
+
+    Attributes:
+        stage: which of the layers it has.
+    """
+
+    stage: Stage
 
     def forward(
         self,
@@ -300,8 +309,8 @@ def _load_from_transformers(
 ) -> LoadedModel:
     source = create_format(folder, options.load)
     refused = {
-        "--pipeline-parallel-size": groups.layout.pipeline > 1,
-        "--tensor-parallel-size": groups.layout.num_ranks > 1,
+        "--enable-expert-parallel": groups.layout.expert > 1,
+        "--decode-context-parallel-size": groups.layout.decode_context > 1,
         "--quantization": options.form.quantization is not None,
         f"--load-format {options.load.load_format}": not isinstance(source, CheckpointFormat),
         f"--cpu-kernels {options.kernels.cpu_kernels}": options.kernels.cpu_kernels in CPU_LEVELS,
@@ -313,12 +322,18 @@ def _load_from_transformers(
             f"{names} runs by the Transformers library's code, which does not support {wrong[0]}. Leave it out."
         )
     check_dequantized(config)
+    if groups.layout.tensor > 1 and settings_of(config):
+        raise StartupError(
+            "The checkpoint's weights are quantized, and the Transformers library's code cannot divide them among "
+            "ranks. Leave --tensor-parallel-size out, or take the model's bfloat16 checkpoint."
+        )
     # Late: most models do not need it, and it takes a second to import.
     from engine_svc.models.transformers_model import TransformersModel
 
     progress = options.load.use_tqdm_on_load and sys.stderr.isatty()
     dtype = _dtype(config.get("dtype") or config.get("torch_dtype") or "float32", options.form.dtype)
-    model = TransformersModel(folder, config, dtype, device, progress, lambda: _tensors(source))
+    division = _division(groups, options, device)
+    model = TransformersModel(folder, config, dtype, device, progress, lambda: _tensors(source), division)
     heads, facts = model.heads(), model.facts()
     attention = create_backend(
         options.kernels.attention_backend,
@@ -328,6 +343,21 @@ def _load_from_transformers(
     model.attend_by(attention)
     longest = longest_sequence(facts, options.form)
     return LoadedModel(model, facts, attention, dtype, longest)
+
+
+def _division(groups: ParallelGroups, options: EngineOptions, device: torch.device) -> Division:
+    """How a model that the Transformers library's code runs is shared by the ranks."""
+    from engine_svc.models.transformers_model import Division
+    from engine_svc.models.transformers_stages import StageCut
+    from engine_svc.models.transformers_tensor import TensorSharing
+
+    def stage_of(num_layers: int) -> Stage:
+        return stages_of(num_layers, options.parallel)[groups.layout.coordinates(groups.rank).pipeline]
+
+    return Division(
+        TensorSharing(groups.tensor, device) if groups.layout.tensor > 1 else None,
+        StageCut(stage_of) if groups.layout.pipeline > 1 else None,
+    )
 
 
 def _tensors(source: LoadFormat) -> dict[str, torch.Tensor] | None:

@@ -2,7 +2,8 @@
 
 Transformers asks a registry for the function that attends (its attention interface). Ours writes to the paged cache and
 attends over it, so continuous batching, prefix caching and chunked prefill work as for our own models. The layers
-between run as that library wrote them: slower, on one rank, without our kernels.
+between run as that library wrote them: slower, without our kernels. Several ranks share a model by the plans that come
+with it (transformers_tensor.py, transformers_stages.py).
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from transformers.distributed import DistributedConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from engine_svc.attention.base import AttentionBackend
@@ -23,8 +26,11 @@ from engine_svc.models.attention import AnyLayerCache, LayerCache
 from engine_svc.models.config import ModelFacts
 from engine_svc.models.paged_interface import NAME, WATCHED, Heads, PagedInterface
 from engine_svc.models.registry import unsupported
+from engine_svc.models.transformers_stages import StageCut
+from engine_svc.models.transformers_tensor import TensorSharing
+from engine_svc.parallel.stages import Stage
+from quire import supervised
 from quire.errors import StartupError
-from quire.supervised import Stage, report
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +62,32 @@ class _Given(torch.nn.Module):
         return _Output(last_hidden_state=self.hidden)
 
 
+@dataclass(frozen=True)
+class Division:
+    """How ranks share a model."""
+
+    tensor: TensorSharing | None = None
+    cut: StageCut | None = None
+
+    def begin(self, model: Any) -> None:
+        """Before its weights are read."""
+        if self.cut is not None:
+            self.cut.begin(model)
+        if self.tensor is not None:
+            self.tensor.begin(model)
+
+    def finish(self, model: Any) -> None:
+        """When they have been."""
+        if self.tensor is not None:
+            self.tensor.finish(model)
+
+
 class TransformersModel:
-    """The same calls as Decoder's, once it has a backend to attend by."""
+    """The same calls as Decoder's, once it has a backend to attend by.
+
+    Attributes:
+        stage: which of its layers are here.
+    """
 
     def __init__(
         self,
@@ -67,6 +97,7 @@ class TransformersModel:
         device: torch.device,
         progress: bool,
         read_tensors: Callable[[], Mapping[str, torch.Tensor] | None] = lambda: None,
+        division: Division = Division(),
     ) -> None:
         """Loads the weights, and runs the model once to see its heads.
 
@@ -74,22 +105,26 @@ class TransformersModel:
             raw: config.json, with the user's changes.
             progress: shows a bar while loading.
             read_tensors: gives those of the checkpoint, where Transformers is not to read them itself.
+            division: one for this model.
 
         Raises:
-            StartupError: Transformers has no such model, or it cannot use our attention.
+            StartupError: Transformers has no such model, or it cannot use our attention; or ranks cannot share it.
         """
         config = _read(raw)
-        report(Stage.LOADING)
+        self._cut, self._dtype = division.cut, dtype
+        supervised.report(supervised.Stage.LOADING)
         self._interface = PagedInterface()
         self._interface.watch()
         if not progress:
             transformers.utils.logging.disable_progress_bar()
-        self._model = _load(folder, config, dtype, read_tensors()).eval().to(device)
+        self._model = _load(folder, config, dtype, read_tensors(), division).eval().to(device)
+        division.finish(self._model)
         self._decoder = _decoder_of(self._model)
         self._given = _Given()
         self._put_in_place_of_decoder(self._given)
         self._first_position = _first_position(self._decoder)
         self._try(device)
+        self.stage = self._cut.stage if self._cut else Stage(range(len(self._interface.windows)))
 
     def heads(self) -> Heads:
         """Those of the cache; see PagedInterface.heads."""
@@ -104,14 +139,34 @@ class TransformersModel:
         config = self._model.config.get_text_config()
         return ModelFacts(
             architecture=type(self._model).__name__,
-            dtype=str(self._model.dtype).removeprefix("torch."),
+            dtype=str(self._dtype).removeprefix("torch."),
             vocab_size=config.vocab_size,
-            hidden_size=self._decoder.get_input_embeddings().weight.shape[-1],
-            num_layers=len(self._interface.windows),
+            hidden_size=config.hidden_size if self._cut else self._decoder.get_input_embeddings().weight.shape[-1],
+            num_layers=self._cut.num_layers if self._cut else len(self._interface.windows),
             max_position_embeddings=config.max_position_embeddings - self._first_position,
             rope_parameters=getattr(config, "rope_parameters", None) or {},
-            sliding_windows=tuple(self._interface.windows),
+            sliding_windows=tuple(self._interface.windows) if self._cut is None else self._windows(self._cut, config),
         )
+
+    def _windows(self, cut: StageCut, config: transformers.PretrainedConfig) -> tuple[int | None, ...]:
+        """Of the layers of all stages, which all of them must know.
+
+        Raises:
+            StartupError: the configuration does not say of other stages what this one's layers have.
+        """
+        own, kinds = self._interface.windows, getattr(config, "layer_types", None)
+        if kinds:
+            window = getattr(config, "sliding_window", None)
+            found = [window if kind == "sliding_attention" else None for kind in kinds]
+        else:
+            found = own[:1] * cut.num_layers
+        if own != found[cut.stage.layers.start : cut.stage.layers.stop]:
+            raise StartupError(
+                f"{type(self._model).__name__}: of the layers of other stages, the configuration does not say how "
+                "often they attend, and by which windows, as those of this stage do. Leave "
+                "--pipeline-parallel-size out."
+            )
+        return tuple(found)
 
     def forward(
         self,
@@ -121,9 +176,13 @@ class TransformersModel:
         embedded: EmbeddedRows | None = None,
         received: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See Decoder.forward. Nothing is received: all layers are here."""
+        """See Decoder.forward."""
         self._interface.begin([cache for cache in caches if isinstance(cache, LayerCache)])
-        return self._decode(token_ids, positions, embedded)
+        if self._cut is None:
+            return self._decode(token_ids, positions, embedded)
+        self._cut.received = received
+        hidden = self._decode(token_ids, positions, embedded if received is None else None)
+        return hidden if self._cut.left is None else self._cut.left[0]
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """See Decoder.logits."""
@@ -140,12 +199,26 @@ class TransformersModel:
             StartupError: two tokens do not go through.
         """
         try:
-            self._decode(torch.zeros(2, dtype=torch.int64, device=device), torch.arange(2, device=device))
+            hidden = self._decode(torch.zeros(2, dtype=torch.int64, device=device), torch.arange(2, device=device))
+            if self._cut is None or self._cut.stage.is_last:
+                self._check(hidden)
         except StartupError:
             raise
         except Exception as error:
-            raise StartupError(f"Transformers' {type(self._model).__name__} does not run: {error}") from error
+            advice = "" if self._cut is None else ". It may do so without --pipeline-parallel-size"
+            raise StartupError(f"Transformers' {type(self._model).__name__} does not run: {error}{advice}") from error
         self._model.config._attn_implementation = NAME
+
+    def _check(self, hidden: torch.Tensor) -> None:
+        """
+        Raises:
+            ValueError: this is not what a model comes to, some ranks of which have a part of it.
+        """
+        size = self._model.config.get_text_config().vocab_size
+        if (found := self.logits(hidden).shape[-1]) != size:
+            raise ValueError(f"it has logits of {found} tokens, and its vocabulary {size}")
+        if self._cut is not None and hidden.isnan().any():
+            raise ValueError("its layers take more from the first stage than hidden states")
 
     def _decode(
         self, token_ids: torch.Tensor, positions: torch.Tensor, embedded: EmbeddedRows | None = None
@@ -164,12 +237,16 @@ class TransformersModel:
 
 
 def _load(
-    folder: Path, config: transformers.PretrainedConfig, dtype: torch.dtype, tensors: Mapping[str, torch.Tensor] | None
+    folder: Path,
+    config: transformers.PretrainedConfig,
+    dtype: torch.dtype,
+    tensors: Mapping[str, torch.Tensor] | None,
+    division: Division,
 ) -> Any:
     """The model of text, with all of its weights.
 
     Raises:
-        StartupError: the checkpoint lacks some, or they do not fit.
+        StartupError: the checkpoint lacks some, or they do not fit; or ranks cannot share it.
     """
     text = config.get_text_config()
     is_part = text is not config
@@ -177,10 +254,12 @@ def _load(
         logger.info("%s: only the language model is loaded, which takes text alone", folder)
         text.tie_word_embeddings = config.tie_word_embeddings
     try:
-        model, told = transformers.AutoModelForCausalLM._model_mapping[type(text)].from_pretrained(
+        model_class = transformers.AutoModelForCausalLM._model_mapping[type(text)]
+        model, told = _divided(model_class, division).from_pretrained(
             folder if tensors is None else None, config=text, dtype=dtype, attn_implementation=WATCHED,
             use_safetensors=True, local_files_only=True, state_dict=tensors, output_loading_info=True,
             ignore_mismatched_sizes=True, key_mapping=_NAMES_AMONG_OTHERS if is_part else None,
+            distributed_config=None if division == Division() else DistributedConfig(tp_size=1),
         )  # fmt: skip
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise StartupError(f"Transformers cannot load {folder}: {error}") from error
@@ -189,9 +268,26 @@ def _load(
     if missing := sorted(told["missing_keys"]):  # they would be random
         raise StartupError(f"{folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all).")
     unknown = sorted(told["unexpected_keys"])
-    if unknown and not is_part:
+    if unknown and not is_part and division.cut is None:
         logger.warning("%s: the model has no parameter for %s (%d in all)", folder, unknown[0], len(unknown))
     return model
+
+
+def _divided(model_class: Any, division: Division) -> Any:
+    """A class of models which ranks share. Transformers divides a model that it has made before it reads the weights,
+    into placeholders which are of a part; this is where it asks for that."""
+    if division == Division():
+        return model_class
+
+    def prepare(_: Any, config: DistributedConfig, device_map: Any = None) -> tuple[DistributedConfig, Any, None]:
+        return config, device_map, None  # there are groups already
+
+    def divide(_: Any, model: Any, *__: Any) -> Any:
+        division.begin(model)
+        return model
+
+    methods = {"prepare_distribute_model": classmethod(prepare), "maybe_distribute_model": classmethod(divide)}
+    return type(model_class.__name__, (model_class,), methods | {"__module__": model_class.__module__})
 
 
 def _read(raw: Mapping[str, Any]) -> transformers.PretrainedConfig:

@@ -22,7 +22,6 @@ from engine_svc.loader.model import load_model
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.decoder import Decoder
 from engine_svc.parallel.group import ParallelGroups
-from engine_svc.parallel.stages import Stage
 from engine_svc.plan import (
     EndedTransfer,
     KvCacheSpec,
@@ -92,7 +91,7 @@ class Runner:
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._batch_invariant = loaded.batch_invariant
         self._token_budget = options.scheduler.max_num_batched_tokens or token_budget(device)
-        stage = self._model.stage if isinstance(self._model, Decoder) else Stage(range(self._facts.num_layers))
+        stage = self._model.stage
         self._groups = group_layers(self._facts.attention_windows, stage.layers)
         self._group_size = max(len(group.layers) for group in self._groups)
         max_num_seqs = options.scheduler.max_num_seqs

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-import tempfile
 
 from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
 from quire.rpc.discovery import join_address
+from quire.serve.held_folder import held_folder
 from quire.unix_socket import SCHEME, unix_listener
 
 LOOPBACK = "127.0.0.1"
@@ -35,7 +35,7 @@ class HeldPorts:
 
     def make_folder(self) -> str:
         """A folder for those who share a port, for as long as the port is held."""
-        return self._others.enter_context(tempfile.TemporaryDirectory(prefix="quire-"))
+        return self._others.enter_context(held_folder())
 
     def hold_api(self, options: GatewayOptions) -> None:
         """Takes where gateways listen, as `hold` does; a Unix socket is made here, and all of them take from it.

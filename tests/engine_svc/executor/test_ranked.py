@@ -137,6 +137,17 @@ def test_a_rank_that_does_not_read_holds_nobody_up_for_longer(subject: Subject) 
     subject.expect_the_end()
 
 
+def test_a_rank_that_is_frozen_is_found_where_no_step_runs(subject: Subject) -> None:
+    subject.load_fake(step_timeout=1.0)
+    subject.check_alive(asks=True)
+    pid = subject.pids()[1]
+    os.kill(pid, signal.SIGSTOP)
+    subject.check_alive()
+    with pytest.raises(ExecutorDead, match=rf"no answer in 1 s from rank 1 \(process {pid}\)$"):
+        subject.check_alive(asks=True)
+    subject.expect_the_end()
+
+
 def test_who_has_no_step_under_way_hears_of_a_lost_rank(subject: Subject) -> None:
     subject.load_fake()
     woken = threading.Event()

@@ -273,7 +273,6 @@ def test_the_rank_with_the_least_room_decides_for_all() -> None:
     [
         ({"pipeline_parallel_size": 4}, "--pipeline-parallel-size 4: the model has 3 layers"),
         ({"pipeline_parallel_size": 2, "pipeline_layer_partition": "1,1"}, "these are 2 layers"),
-        ({"pipeline_parallel_size": 2, "model_impl": "transformers"}, "does not support --pipeline-parallel-size"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(model_folder: ModelFolder, options: dict[str, Any], words: str) -> None:

@@ -1,0 +1,202 @@
+"""Tensor parallelism of a model that the Transformers library's code runs: by the plan that comes with the model.
+
+A plan says of modules and parameters in which style ranks share them. Before the weights are read, parameters become
+placeholders of the rank's part, and that library reads no more of a checkpoint. Behind that they are plain tensors, and
+modules exchange by our groups what their style says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
+from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+
+from engine_svc.models.transformers_stages import is_elsewhere
+from engine_svc.parallel.group import ParallelGroup
+from quire.errors import StartupError
+
+Forward = Callable[..., torch.Tensor]
+# (module with the rank's part, group, how it runs by itself) → how it runs among the ranks.
+Style = Callable[[Any, ParallelGroup, Forward], Forward]
+
+_KEYS_AND_VALUES = ("k_proj", "v_proj")
+
+
+class TensorSharing:
+    """One for each model and rank: `begin` before its weights are loaded, `finish` behind that."""
+
+    def __init__(self, group: ParallelGroup, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._heads: dict[str, slice] = {}  # of parameters that are read whole: the rows that are kept
+
+    def begin(self, model: Any) -> None:
+        """Makes parameters the rank's part.
+
+        Args:
+            model: on no device.
+
+        Raises:
+            StartupError: the model has no plan, or one that we do not know; or ranks cannot share its heads.
+        """
+        if not model.config.base_model_tp_plan:
+            raise StartupError(
+                f"{type(model).__name__} runs by the Transformers library's code, which has no plan by which ranks "
+                "share its layers (base_model_tp_plan). Leave --tensor-parallel-size out."
+            )
+        for entry, style in model.tp_plan.items():
+            if style not in _STYLES:
+                raise StartupError(
+                    f"{type(model).__name__}: the Transformers library has ranks share {entry} by {style!r}, which is "
+                    "not supported. Leave --tensor-parallel-size out."
+                )
+        assert self._group.process_group is not None
+        mesh = DeviceMesh.from_group(self._group.process_group, self._device.type)
+        for name, style in _planned(model.tp_plan, [name for name, _ in model.named_parameters()], of_modules=True):
+            path, _, parameter = name.rpartition(".")
+            if (rows := self._repeated_head(model, path, style)) is not None:
+                self._heads[name] = rows
+            else:
+                ALL_PARALLEL_STYLES[style].shard_param(model.get_submodule(path), parameter, mesh)
+
+    def _repeated_head(self, model: Any, path: str, style: str) -> slice | None:
+        """The outputs of a projection to keys or values that are the rank's, where there are fewer heads than ranks.
+
+        Raises:
+            StartupError: heads cannot be divided among the ranks.
+        """
+        parent, _, name = path.rpartition(".")
+        size = getattr(model.get_submodule(parent), "head_dim", None)
+        if name not in (*_KEYS_AND_VALUES, "q_proj") or style != "colwise" or not size:
+            return None
+        heads, ranks = model.get_submodule(path).out_features // size, self._group.world_size
+        if heads % ranks and (name == "q_proj" or ranks % heads):
+            raise StartupError(f"--tensor-parallel-size {ranks}: {path} has {heads} heads, which cannot be divided.")
+        first = self._group.rank * heads // ranks * size
+        return slice(first, first + size) if heads < ranks else None
+
+    def finish(self, model: Any) -> None:
+        """Makes parameters plain tensors again, and has modules exchange what their style says.
+
+        Raises:
+            StartupError: the checkpoint has several parameters in one tensor, of which no rank's part can be read.
+        """
+        _check_conversions(model)
+        made: dict[int, torch.nn.Parameter] = {}  # some modules have the same one
+        for path, module in model.named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                own = parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
+                own = own[self._heads.get(f"{path}.{name}", slice(None))]
+                plain = made.setdefault(id(parameter), torch.nn.Parameter(own, requires_grad=False))
+                module.register_parameter(name, plain)
+        for path, style in _planned(model.tp_plan, [path for path, _ in model.named_modules()], of_modules=False):
+            module = model.get_submodule(path)
+            if not is_elsewhere(module):
+                module.forward = _STYLES[style](module, self._group, module.forward)
+
+
+def _check_conversions(model: Any) -> None:
+    """Of what was read, a rank's part was cut before it was made a parameter: right where experts are put together, and
+    not where a tensor is taken apart, or its features change places."""
+    for conversion in model._weight_conversions:
+        if not isinstance(conversion, WeightConverter):
+            continue
+        kinds = {type(operation) for operation in conversion.operations}
+        if MergeModulelist not in kinds or not kinds <= {MergeModulelist, Concatenate}:
+            raise StartupError(
+                f"{type(model).__name__}: the checkpoint has {', '.join(conversion.source_patterns)} in a form of "
+                "which ranks cannot read their parts. Leave --tensor-parallel-size out."
+            )
+
+
+def _planned(plan: Mapping[str, str], names: list[str], of_modules: bool) -> Iterator[tuple[str, str]]:
+    """Those that a plan has, with their styles; it has `*` for the numbers of layers.
+
+    Args:
+        of_modules: the names are those of parameters, whose module may stand for them.
+    """
+    for name in names:
+        generic = re.sub(r"\.\d+(?=\.|$)", ".*", name)
+        style = plan.get(generic)
+        if style is None and of_modules:
+            style = plan.get(generic.rpartition(".")[0])
+        if style is not None:
+            yield name, style
+
+
+def _alone(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
+    """Nothing is exchanged."""
+    return forward
+
+
+def _share(group: ParallelGroup, size: int) -> int:
+    """Features of the first ranks; the last may have fewer."""
+    return -(-size // group.world_size)
+
+
+def _gathered(group: ParallelGroup, mine: torch.Tensor, size: int) -> torch.Tensor:
+    """All ranks' features [..., size]."""
+    return group.all_gather_last(F.pad(mine, (0, _share(group, size) - mine.shape[-1])))[..., :size]
+
+
+def _gathers_outputs(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
+    return lambda hidden: _gathered(group, forward(hidden), module.out_features)
+
+
+def _gathers_embeddings(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
+    return lambda token_ids: _gathered(group, forward(token_ids), module.embedding_dim)
+
+
+def _sums(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
+    return lambda *given, **named: group.all_reduce(forward(*given, **named))
+
+
+def _sums_products(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
+    """A bias is added once, to the sum."""
+    bias, module.bias = module.bias, None
+
+    def run(hidden: torch.Tensor) -> torch.Tensor:
+        total = group.all_reduce(forward(hidden))
+        return total if bias is None else total + bias
+
+    return run
+
+
+def _splits_inputs(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
+    share = _share(group, module.in_features)
+    first, run = group.rank * share, _sums_products(module, group, forward)
+    return lambda hidden: run(hidden[..., first : first + share])
+
+
+def _looks_up_own(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
+    """Each rank has a range of the vocabulary."""
+    first, count = group.rank * _share(group, module.num_embeddings), len(module.weight)
+    module.padding_idx = None  # which may be none of the rank's, and is for training alone
+
+    def run(token_ids: torch.Tensor) -> torch.Tensor:
+        local = token_ids - first
+        absent = (local < 0) | (local >= count)
+        return group.all_reduce(forward(local.masked_fill(absent, 0)).masked_fill_(absent[..., None], 0))
+
+    return run
+
+
+def _divides(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
+    """Of what is summed, all ranks have the same."""
+    return lambda hidden, *given, **named: forward(hidden / group.world_size, *given, **named)
+
+
+_STYLES: Mapping[str, Style] = {
+    "colwise": _alone, "packed_colwise": _alone, "packed_rowwise": _alone, "local_params": _alone,
+    "replicate": _alone, "replicated_with_grad_allreduce": _alone, "mla_kv_a_proj": _alone,
+    "colwise_rep": _gathers_outputs, "colwise_gather_output": _gathers_outputs,
+    "rowwise": _sums_products, "rowwise_rep": _splits_inputs, "rowwise_split_input": _splits_inputs,
+    "embedding_rowwise": _looks_up_own, "embedding_colwise": _gathers_embeddings,
+    "all_reduce": _sums, "moe_tp_experts": _sums, "moe_identity_expert": _divides,
+}  # fmt: skip

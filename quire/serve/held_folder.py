@@ -1,0 +1,50 @@
+"""A folder for the processes of one stack, of which nothing is left for good, however the stack ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PREFIX = "quire-gateways-"
+
+
+@contextmanager
+def held_folder() -> Iterator[str]:
+    """Makes one, and removes it at the end. It is locked meanwhile: those that are not have been left by processes that
+    were killed, and are removed first."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if (held := _lock(left)) is not None:
+            _remove(left, held)
+    while (held := _lock(folder := Path(tempfile.mkdtemp(prefix=_PREFIX)))) is None:
+        pass  # somebody has just removed it
+    try:
+        yield str(folder)
+    finally:
+        _remove(folder, held)
+
+
+def _remove(folder: Path, held: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(held)
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor by which a folder is locked until it is closed, however its process ends; None where it is not ours,
+    or locked, or gone."""
+    descriptor = -1
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(descriptor)
+        if found.st_uid == os.geteuid() and os.path.samestat(found, folder.stat()):
+            return descriptor
+    except OSError:
+        pass
+    if descriptor >= 0:
+        os.close(descriptor)
+    return None
