@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -112,3 +112,7 @@ class PackedLayer(torch.nn.Module):
     def pack(self) -> None:
         """Called once, when the weights are loaded; frees those that are not needed any more."""
         raise NotImplementedError
+
+    def weights(self) -> Sequence[torch.Tensor]:
+        """What a forward pass reads of the matrices, once packed, as far as that may lie elsewhere between passes."""
+        return ()

@@ -102,6 +102,10 @@ class Experts(PackedLayer):
                 self._context.path, shape.count, self._inner, shape.hidden_size
             )
 
+    def weights(self) -> Sequence[torch.Tensor]:
+        """See PackedLayer.weights."""
+        return () if self._product is None else self._product.held
+
     def _take_one(self, name: str) -> Weight:
         """A weight; gate and up matrices of different forms become plain."""
         weights = take_all(self._held[name])

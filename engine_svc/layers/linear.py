@@ -8,7 +8,7 @@ import torch
 
 from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.split import Part, Split, bias_of, hold, split_parameter, take_all
-from engine_svc.ops.base import Ops, Product
+from engine_svc.ops.base import MatrixProduct, Ops, Product
 from engine_svc.ops.weights import Weight, wide
 from engine_svc.parallel.group import ParallelGroup
 
@@ -20,6 +20,7 @@ class _SplitLinear(PackedLayer):
         super().__init__()
         self._context, self._split = context, split
         self._product: Product | None = None
+        self._weights: Sequence[torch.Tensor] = ()
         self._held = hold(self, self, split, "linear", context)
         self.bias = split_parameter(bias_of(context.dtype), split, context.device) if bias else None
 
@@ -27,8 +28,13 @@ class _SplitLinear(PackedLayer):
         """See PackedLayer.pack."""
         bias = self.bias if self._adds_bias() else None
         product = product_of(self._context.ops, take_all(self._held), bias)
+        self._weights = product.held
         self._product = self._context.adapted(product, self._split.outputs, self._split.inputs)
         del self.bias, self._held
+
+    def weights(self) -> Sequence[torch.Tensor]:
+        """See PackedLayer.weights."""
+        return self._weights
 
     def _adds_bias(self) -> bool:
         return True
@@ -80,7 +86,7 @@ class ReplicatedLinear(PackedLayer):
         return self._product(hidden, wide=True)
 
 
-def product_of(ops: Ops, weights: Sequence[Weight], bias: torch.Tensor | None) -> Product:
+def product_of(ops: Ops, weights: Sequence[Weight], bias: torch.Tensor | None) -> MatrixProduct:
     """The product with matrices whose outputs stand side by side, and with all of their biases."""
     counts = [weight.shape[-2] for weight in weights]
     biases = [None] * len(counts) if bias is None else bias.split(counts)
@@ -91,7 +97,7 @@ def product_of(ops: Ops, weights: Sequence[Weight], bias: torch.Tensor | None) -
     def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
         return ops.join([each(hidden, wide=wide)[:, None] for each in products])
 
-    return product
+    return MatrixProduct(product, [tensor for each in products for tensor in each.held])
 
 
 def even_parts(group: ParallelGroup, sizes: Mapping[str, int]) -> dict[str, Part]:

@@ -194,7 +194,7 @@ class _Loading:
             return
         for other in names:
             del self.parameters[other], self._layers[other]
-        layer.pack()
+        _pack(self._model, layer)
         self.packed.update(names)
 
 
@@ -202,7 +202,13 @@ def pack_weights(model: torch.nn.Module) -> None:
     """Turns weights that are all there into the form that products are computed from, a layer at a time."""
     for module in model.modules():
         if isinstance(module, PackedLayer):
-            module.pack()
+            _pack(model, module)
+
+
+def _pack(model: torch.nn.Module, layer: PackedLayer) -> None:
+    layer.pack()
+    if isinstance(model, Decoder) and model.host_weights is not None:
+        model.host_weights.take(layer)
 
 
 def randomize_weights(model: torch.nn.Module, seed: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from engine_svc.attention.base import AttentionBackend, CacheScales
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import EmbeddedRows, VocabParallelEmbedding
+from engine_svc.layers.host_weights import HostWeights
 from engine_svc.layers.rotary import rotary_table
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import ModelConfig
@@ -37,6 +38,7 @@ class Decoder(torch.nn.Module):
         self.stage = stage = stage or Stage(range(config.num_layers))
         self.config = config
         self.quantization = context.quantization
+        self.host_weights: HostWeights | None = None  # of layers that are copied to the device in each pass
         self._attention = attention
         self._ops = context.ops
         size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings and config.has_head

@@ -32,6 +32,22 @@ class Product(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class MatrixProduct:
+    """A Product with a weight that stays as it is.
+
+    Attributes:
+        held: all that is read of the weight.
+    """
+
+    compute: Product
+    held: Sequence[torch.Tensor]
+
+    def __call__(self, hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+        """See Product."""
+        return self.compute(hidden, wide=wide)
+
+
 class HeadsProduct(Protocol):
     """Each head's product with a matrix of its own."""
 
@@ -168,7 +184,7 @@ class Ops(ABC):
     batch_invariant: ClassVar[bool] = False
 
     @abstractmethod
-    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> Product:
+    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """A product with a weight [output_size, input_size], which may be kept in another form than this."""
 
     @abstractmethod

@@ -15,9 +15,9 @@ from engine_svc.ops.base import (
     ExpertsProduct,
     HeadNorms,
     HeadsProduct,
+    MatrixProduct,
     Ops,
     PlainActivation,
-    Product,
     Routing,
     RowTiles,
 )
@@ -48,7 +48,7 @@ class NativeOps(Ops):
         self.kernels = kernels
         self._dtype = dtype
 
-    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> Product:
+    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """See Ops.matrix."""
         return matrix_product(self.kernels, self._pack(weight), weight.shape, bias)
 

@@ -18,7 +18,7 @@ from engine_svc.ops.base import (
     ExpertsForm,
     ExpertsProduct,
     LowRankMatrices,
-    Product,
+    MatrixProduct,
 )
 from engine_svc.ops.weights import Int8Weight
 
@@ -151,7 +151,9 @@ def _padded_bias(kernels: Kernels, bias: torch.Tensor | None) -> torch.Tensor | 
     return F.pad(bias.float(), (0, _padded(kernels, outputs) - outputs)).contiguous()
 
 
-def matrix_product(kernels: Kernels, packed: PackedWeight, shape: torch.Size, bias: torch.Tensor | None) -> Product:
+def matrix_product(
+    kernels: Kernels, packed: PackedWeight, shape: torch.Size, bias: torch.Tensor | None
+) -> MatrixProduct:
     """A product with one matrix.
 
     Args:
@@ -169,7 +171,7 @@ def matrix_product(kernels: Kernels, packed: PackedWeight, shape: torch.Size, bi
         )  # fmt: skip
         return output
 
-    return product
+    return MatrixProduct(product, packed.held())
 
 
 def experts_product(

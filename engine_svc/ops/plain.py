@@ -22,6 +22,7 @@ from engine_svc.ops.base import (
     HeadNorms,
     HeadsProduct,
     LowRankMatrices,
+    MatrixProduct,
     Ops,
     PlainActivation,
     Product,
@@ -40,18 +41,18 @@ _INT_MM_ROWS = 32  # CUDA's int8 product wants more than 16 rows
 class PlainOps(Ops):
     """See Ops."""
 
-    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> Product:
+    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """See Ops.matrix."""
         if isinstance(weight, Int8Weight):
-            return _int8_matrix(weight, bias)
+            return MatrixProduct(_int8_matrix(weight, bias), tensors_of(weight))
         if isinstance(weight, CodedWeight):
-            return coded_matrix(weight, bias)
+            return MatrixProduct(coded_matrix(weight, bias), tensors_of(weight))
 
         def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
             output = F.linear(hidden, weight, bias)
             return output.float() if wide else output
 
-        return product
+        return MatrixProduct(product, tensors_of(weight))
 
     def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
         """See Ops.head_matrices."""
@@ -308,12 +309,10 @@ def quantize_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _int8_matrix(weight: Int8Weight, bias: torch.Tensor | None) -> Product:
-    transposed = weight.values.t()
-
     def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
         rows, scale = quantize_rows(hidden)
         padded_rows = F.pad(rows, (0, 0, 0, max(0, _INT_MM_ROWS - len(rows))))
-        output = torch._int_mm(padded_rows, transposed)[: len(rows)].float() * scale[:, None] * weight.scale
+        output = torch._int_mm(padded_rows, weight.values.t())[: len(rows)].float() * scale[:, None] * weight.scale
         if bias is not None:
             output += bias.float()
         return output if wide else output.to(hidden.dtype)

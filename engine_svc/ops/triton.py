@@ -24,8 +24,8 @@ from engine_svc.ops.base import (
     HeadNorms,
     HeadsProduct,
     LowRankMatrices,
+    MatrixProduct,
     PlainActivation,
-    Product,
     RowTiles,
 )
 from engine_svc.ops.grids import INT8
@@ -37,7 +37,7 @@ from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight, tensors_of
 class TritonOps(PlainOps):
     """See Ops."""
 
-    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> Product:
+    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """See Ops.matrix."""
         if not isinstance(weight, CodedWeight):
             return super().matrix(weight, bias)
@@ -46,7 +46,7 @@ class TritonOps(PlainOps):
         def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
             return coded_product(hidden, packed, bias, wide=wide)
 
-        return product
+        return MatrixProduct(product, packed.held())
 
     def shrink(
         self, hidden: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, tiles: RowTiles, *, sharing: int = 1
@@ -142,7 +142,7 @@ class InvariantTritonOps(TritonOps):
 
     batch_invariant = True
 
-    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> Product:
+    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """See Ops.matrix."""
         if not isinstance(weight, torch.Tensor):
             return super().matrix(weight, bias)
@@ -150,7 +150,7 @@ class InvariantTritonOps(TritonOps):
         def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
             return fixed_product(hidden[:, None], weight[None], bias, wide)[:, 0]
 
-        return product
+        return MatrixProduct(product, [weight])
 
     def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
         """See Ops.head_matrices."""

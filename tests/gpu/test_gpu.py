@@ -69,6 +69,22 @@ def test_engine(tmp_path: Path, family: str, eager: bool) -> None:
 
 
 @pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp8"])
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+def test_weights_in_host_memory(tmp_path: Path, family: str, quantization: str | None, eager: bool) -> None:
+    """By a stream beside the one that computes, and within graphs."""
+    folder, prompts = make_model(tmp_path / family, family, num_hidden_layers=8), random_prompts(1, 17, 90)
+    found = []
+    for host in (0.0, 1 / 2048):
+        with running_engine(
+            folder, device="cuda", max_num_batched_tokens=33, enforce_eager=eager, quantization=quantization,
+            cpu_offload_gb=host,
+        ) as engine:  # fmt: skip
+            found.append(tokens(run(engine, prompts)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("eager", [False, True])
 def test_prompt_embeds(tmp_path: Path, eager: bool) -> None:
     """Through pinned memory, and past the graphs, for a prompt of one row too."""
     folder = make_model(tmp_path / "llama", "llama")

@@ -32,7 +32,7 @@ PROFILES: dict[str, tuple[str, dict[str, str], str | None]] = {
     ),
     "memory": (
         ("--quantization awq --max-model-len 8192 --max-num-seqs 64 --gpu-memory-utilization 0.75 --cpu-offload-gb 8 "
-        f"{_FP8_FAST}"), {}, "--cpu-offload-gb is an option of vLLM that Quire does not implement",
+        f"{_FP8_FAST}"), {}, "--max-model-len 8192 is more than the model's 2048 positions",
     ),
     "reasoning": (
         ("--quantization fp8 --kv-cache-dtype fp8 --calculate-kv-scales --kv-sharing-fast-prefill --max-num-seqs 16 "

@@ -91,10 +91,6 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
     "prefix-caching-hash-algo": no_effect(
         "Blocks are always hashed by SHA-256 over their tokens, the same in every process; nothing is pickled."
     ),
-    "cpu-offload-gb": not_built(
-        "offload of weights to host memory", "--quantization makes them smaller; --swap-space holds KV blocks.",
-        taken=("0",),
-    ),
     "use-v2-block-manager": no_effect("Nor has it there; there is one manager of blocks.", switch=True),
     "quantization-param-path": refused(
         "Scales of keys and values come from the checkpoint, or from --calculate-kv-scales; leave it out."

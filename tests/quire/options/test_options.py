@@ -195,9 +195,9 @@ def test_a_flag_that_needs_no_value() -> None:
 
 
 def test_a_variable_that_names_a_flag_that_quire_lacks_is_refused() -> None:
-    output = refuse(env={"QUIRE_CPU_OFFLOAD_GB": "1"})
-    assert "QUIRE_CPU_OFFLOAD_GB is an option of vLLM that Quire does not implement" in output
-    assert parse(env={"QUIRE_CPU_OFFLOAD_GB": "", "QUIRE_MODEL_DIR": "/m"}) == Sample()
+    output = refuse(env={"QUIRE_IO_PROCESSOR_PLUGIN": "1"})
+    assert "QUIRE_IO_PROCESSOR_PLUGIN is an option of vLLM that Quire does not implement" in output
+    assert parse(env={"QUIRE_IO_PROCESSOR_PLUGIN": "", "QUIRE_MODEL_DIR": "/m"}) == Sample()
 
 
 def test_config_file_takes_an_object_and_a_single_value_for_a_list(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_missing_config_file_is_named() -> None:
         (("--overrides", "{"), ("not JSON",)),
         (("--overrides", "[1]"), ("not a JSON object",)),
         (("--nonsense",), ("--nonsense",)),
-        (("--cpu-offload-gb", "1"), ("option of vLLM", "does not implement")),
+        (("--io-processor-plugin", "x"), ("option of vLLM", "does not implement")),
         (("--trust-remote-code",), ("option of vLLM", "The code of a repository is never run here")),
         (("--code-revision", "main"), ("option of vLLM", "The code of a repository is never run here")),
         (("--cuont", "4"), ("No such option: --cuont", "Did you mean --count? A number.")),

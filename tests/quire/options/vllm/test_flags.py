@@ -113,7 +113,7 @@ def test_an_answer_is_in_whole_sentences(name: str) -> None:
     [
         ("--runner", "generate", "--convert", "none", "--task=auto", "--api-server-count", "1", "-asc", "1"),
         ("-pp", "1", "-dcp", "1", "--data-parallel-backend", "mp", "--no-enable-eplb", "--no-trust-remote-code"),
-        ("--preemption-mode", "recompute", "--cpu-offload-gb", "0", "--worker-cls=auto", "--worker-extension-cls", ""),
+        ("--preemption-mode", "recompute", "--worker-cls=auto", "--worker-extension-cls", ""),
         ("--tokenizer-pool-size", "0", "--additional-config", "{}", "--no-enable-log-requests"),
     ],
 )

@@ -1,0 +1,180 @@
+"""Weights of layers that are copied to the device in each forward pass: which, when, and that nothing else changes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from engine_svc.layers.context import PackedLayer
+from engine_svc.layers.host_weights import HostWeights
+from engine_svc.loader.model import load_model
+from engine_svc.parallel.group import ParallelGroup, ParallelGroups
+from engine_svc.parallel.layout import ParallelLayout
+from quire.errors import StartupError
+from tests.support.engine_options import engine_options
+from tests.support.late_copies import LateCopies, late_copies
+from tests.support.lora import adapter_executor, modules_of, write_adapter
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.tiny_models import make_model
+
+__all__ = ["late_copies"]  # a fixture
+
+LAYERS = 6
+PROMPTS = random_prompts(1, 17)
+OPTIONS = {"cpu_kernels": "torch", "cpu_threads": 1}
+MEBIBYTE = 1 / 1024  # in GiB
+CPU = torch.device("cpu")
+
+
+class Part(PackedLayer):
+    """Of 256 bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.rand(64)
+
+    def weights(self) -> Sequence[torch.Tensor]:
+        return (self.weight,)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Part(), Part()
+
+    def forward(self) -> list[float]:
+        return [*self.first.weight.tolist(), *self.second.weight.tolist()]
+
+
+def hosted(count: int, num_layers: int = LAYERS) -> tuple[list[Layer], list[list[float]], LateCopies]:
+    """Layers of which so many fit into host memory, and what each gives."""
+    layers, copies = [Layer() for _ in range(num_layers)], LateCopies()
+    expected = [layer() for layer in layers]
+    weights = HostWeights(layers, count * 512 + 100, copies)
+    for layer in layers:
+        weights.take(layer.first)
+        weights.take(layer.second)
+    weights.start(CPU)
+    return layers, expected, copies
+
+
+def test_every_pass_computes_with_each_layers_own_weights() -> None:
+    layers, expected, copies = hosted(4)
+    for _ in range(3):
+        assert [layer() for layer in layers] == expected
+    assert len(copies.log) == 3 * 2 * 4
+
+
+def test_a_copy_is_begun_a_layer_ahead_and_awaited_by_its_own() -> None:
+    layers, _, copies = hosted(4)
+    seen: list[Any] = []
+    for layer in layers:
+        layer()
+        seen.append([what for what, _, _ in copies.log[sum(len(each) for each in seen) :]])
+    ahead = ["begin", "begin"]
+    assert seen == [ahead, ["wait"], ["begin", "wait"], [], ["begin", "wait"], ["wait"]]
+    assert len({room for _, room, _ in copies.log}) == 2
+
+
+def test_a_layer_that_is_computed_in_parts_is_copied_once() -> None:
+    layers, expected, copies = hosted(6)
+    layers[0]()
+    assert [[layer(), layer()] for layer in layers[1:]] == [[each, each] for each in expected[1:]]
+    assert len(copies.log) == 2 * LAYERS
+
+
+@pytest.mark.parametrize(("count", "where"), [(3, [1, 3, 5]), (4, [1, 2, 4, 5]), (6, [0, 1, 2, 3, 4, 5])])
+def test_layers_that_stay_lie_at_even_distances(count: int, where: list[int]) -> None:
+    layers, _, _ = hosted(count)
+    sharing = [layer.first.weight.untyped_storage().nbytes() > 256 for layer in layers]
+    assert [number for number, is_hosted in enumerate(sharing) if is_hosted] == where
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_so_few_that_it_does_not_pay_stay_on_the_device(count: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        layers, expected, copies = hosted(count)
+    assert [layer() for layer in layers] == expected
+    assert not copies.log
+    assert f"no more than {count} of 6" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("hosted") / "model", "llama", num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("hosted") / "mixture", "qwen3-moe", num_hidden_layers=LAYERS)
+
+
+def generate(folder: Path, **options: Any) -> list[list[int]]:
+    """In chunks, and beside each other."""
+    with running_engine(folder, **OPTIONS, max_num_batched_tokens=12, **options) as engine:
+        return tokens(run(engine, PROMPTS, replace(GREEDY, max_tokens=3)))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp8"])
+def test_tokens_are_the_same(folder: Path, late_copies: list[LateCopies], quantization: str | None) -> None:
+    found = [generate(folder, quantization=quantization, cpu_offload_gb=host) for host in (0.0, MEBIBYTE / 2)]
+    assert found[0] == found[1]
+    assert len(late_copies) == 1
+    assert len({content for what, _, content in late_copies[0].log if what == "begin"}) >= 3
+
+
+def test_experts(mixture: Path, late_copies: list[LateCopies]) -> None:
+    found = [generate(mixture, cpu_offload_gb=host) for host in (0.0, MEBIBYTE)]
+    assert found[0] == found[1]
+    assert late_copies[0].log
+
+
+def test_adapters(folder: Path, late_copies: list[LateCopies], tmp_path: Path) -> None:
+    found, slots = [], [1, 0]
+    for host_bytes in (0.0, MEBIBYTE):
+        with adapter_executor(folder, **OPTIONS, cpu_offload_gb=host_bytes) as executor:
+            if not found:
+                modules = modules_of(folder, executor.spec.adapter_modules, ("q_proj", "o_proj", "down_proj"))
+                adapter = write_adapter(tmp_path / "adapter", modules, rank=4, seed=1)
+            executor.read(adapter.folder)
+            executor.place({1: adapter.folder})
+            found.append(executor.generate(PROMPTS, slots))
+    assert found[0] == found[1]
+    assert late_copies[0].log
+
+
+@torch.inference_mode()
+def test_each_rank_has_its_own_parts(folder: Path, late_copies: list[LateCopies]) -> None:
+    group = ParallelGroup(1, 2)
+    groups = ParallelGroups(ParallelLayout(tensor=2), 1, tensor=group, expert=group)
+    found = []
+    for host_bytes in (0.0, MEBIBYTE):
+        options = engine_options(dtype="float32", **OPTIONS, cpu_offload_gb=host_bytes)
+        layers = load_model(folder, options, groups, CPU).model.layers
+        for layer in layers.values():
+            for hook in layer._forward_pre_hooks.values():
+                hook(layer, ())
+            found += [weight.clone() for part in layer.modules() if isinstance(part, PackedLayer)
+                      for weight in part.weights()]  # fmt: skip
+    half = len(found) // 2
+    assert half > LAYERS
+    assert all(torch.equal(one, other) for one, other in zip(found[:half], found[half:], strict=True))
+    assert late_copies[0].log
+
+
+def test_a_cpu_says_that_it_has_no_effect(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), running_engine(folder, cpu_offload_gb=1.0) as engine:
+        assert run(engine, PROMPTS[:1])
+    assert "--cpu-offload-gb has no effect: on a CPU" in caplog.text
+
+
+def test_experts_that_move_are_refused(folder: Path, late_copies: list[LateCopies]) -> None:
+    options = engine_options(cpu_offload_gb=1.0, enable_eplb=True, enable_expert_parallel=True)
+    with pytest.raises(StartupError, match="--cpu-offload-gb does not go with --enable-eplb"):
+        load_model(folder, options, ParallelGroups(), CPU)
