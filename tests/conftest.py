@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,10 @@ import pytest
 # How long an example takes says more of what else the machine does than of the code.
 hypothesis.settings.register_profile("quire", deadline=None)
 hypothesis.settings.load_profile("quire")
+
+# Hundreds of processes import the same files: they are compiled once, also where containers ask for none of it.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Without a GPU, Triton kernels run in Triton's interpreter.
 if not Path("/dev/nvidiactl").exists():
@@ -36,6 +42,21 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+_SLOW = re.compile(rb"\bmark\.slow\b")
+_ALL_SLOW = re.compile(rb"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files that have no test of the stage that runs are not imported: each of its processes would import them all."""
+    chosen = config.getoption("markexpr")
+    is_named = any(Path(argument.partition("::")[0]).resolve() == collection_path for argument in config.args)
+    if is_named or collection_path.suffix != ".py" or chosen not in ("slow", "not slow"):
+        return None
+    text = collection_path.read_bytes()
+    has_some = _SLOW.search(text) if chosen == "slow" else not _ALL_SLOW.search(text)
+    return None if has_some else True
 
 
 def pytest_collection_finish() -> None:

@@ -76,6 +76,11 @@ class KernelsAlone(TorchDispatchMode):
         super().__init__()
         self._arena = arena
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's way to say that nothing compiles this: it need not import its compiler, which takes a second."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """
         Raises:

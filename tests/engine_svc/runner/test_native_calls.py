@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,17 @@ def test_operators_that_compute_are_found() -> None:
         ):
             with pytest.raises(NotRecordable):
                 compute()
+
+
+def test_torchs_compiler_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be what takes longest when an engine starts."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # importing it fails
+
+    class Fresh(KernelsAlone):  # what torch makes of a method, it keeps
+        __torch_dispatch__ = inspect.unwrap(KernelsAlone.__torch_dispatch__)
+
+    with Fresh(Arena(torch.zeros(1024, dtype=torch.uint8))):
+        torch.empty(3)
 
 
 def test_memory_is_used_again_when_no_tensor_is_on_it() -> None:
