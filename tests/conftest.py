@@ -25,6 +25,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# As in an engine's process (engine_svc/__init__.py), also where a test's file imports torch first: threads that have
+# nothing to do sleep, and leave the cores to the tests beside.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Beside each other, processes with a thread for each core spend their time waiting for one another.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
