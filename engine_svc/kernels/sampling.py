@@ -2,6 +2,7 @@
 
 The least likely token that is kept is found by descending the bits of its weight, three at a time: how many tokens, or
 how much of the mass, have these bits or greater ones. Positive floating-point numbers are in the order of their bits.
+Which of those comes is a race, as in engine_svc/sampling/truncation.py, with the numbers of sampling/noise.py.
 """
 
 from __future__ import annotations
@@ -57,8 +58,23 @@ def _descend(
 
 
 @triton.jit
+def _exponentials(tokens, first_key, second_key):
+    """An exponentially distributed number of each token."""
+    words = tokens.to(tl.uint32) + first_key
+    words = (words ^ (words >> 17)) * 0xED5AD4BB
+    words = ((words ^ (words >> 11)) + second_key) * 0xAC4C1B51
+    words = (words ^ (words >> 15)) * 0x31848BAB
+    words = words ^ (words >> 14)
+    # Small numbers win, and a device's logarithm is least exact beside 1: there, the series of -log(1 - x).
+    x = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    x = tl.minimum(x, 0.99999994)
+    series = x * (1 + x * (0.5 + x * (0.33333334 + x * (0.25 + x * (0.2 + x * 0.16666667)))))
+    return tl.where(x < 0.0625, series, -tl.log(1 - x))
+
+
+@triton.jit
 def _draw_kernel(
-    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, noise_ptr, token_ids_ptr, logits_stride, vocab_size,
+    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, keys_ptr, token_ids_ptr, logits_stride, vocab_size,
     TILE: tl.constexpr,
 ):  # fmt: skip
     """One program per row."""
@@ -74,10 +90,12 @@ def _draw_kernel(
         tokens = begin + tl.arange(0, TILE)
         highest = tl.maximum(highest, tl.load(logits_ptr + tokens, mask=tokens < vocab_size, other=float("-inf")))
     greatest = tl.max(highest, 0)
-    sums = tl.zeros([TILE], tl.float32)
-    for begin in range(0, vocab_size, TILE):
-        sums += _weights(logits_ptr, begin, vocab_size, greatest, temperature, min_p, TILE)
-    kept = tl.sum(sums, 0)
+    kept = 0.0  # mass, for top-p
+    if top_p_ptr is not None:
+        sums = tl.zeros([TILE], tl.float32)
+        for begin in range(0, vocab_size, TILE):
+            sums += _weights(logits_ptr, begin, vocab_size, greatest, temperature, min_p, TILE)
+        kept = tl.sum(sums, 0)
 
     # Kept are the tokens whose weight has greater bits than `least`, and the first `ties` of those with the same.
     least = 0
@@ -97,26 +115,26 @@ def _draw_kernel(
             needed = tl.maximum(tl.ceil((limit - mass) / weight), 1.0)
             ties = tl.where(bits == least, tl.minimum(ties, needed), needed)
             least = bits
-            kept = mass + ties * weight
 
-    target = tl.load(noise_ptr + row) * kept
-    before = 0.0
+    first_key = tl.load(keys_ptr + 2 * row).to(tl.uint32)
+    second_key = tl.load(keys_ptr + 2 * row + 1).to(tl.uint32)
     same_before = 0.0
-    found = vocab_size
-    last = 0
+    best = tl.full([TILE], -1.0, tl.float32)
+    found = tl.zeros([TILE], tl.int32)
     for begin in range(0, vocab_size, TILE):
         tokens = begin + tl.arange(0, TILE)
         weights = _weights(logits_ptr, begin, vocab_size, greatest, temperature, min_p, TILE)
         bits = weights.to(tl.int32, bitcast=True)
         same = tl.where(bits == least, 1.0, 0.0)
         rank = same_before + tl.cumsum(same, 0)
-        weights = tl.where((bits > least) | ((bits == least) & (rank <= ties)), weights, 0.0)
-        passed = (before + tl.cumsum(weights, 0) > target) & (weights > 0)
-        found = tl.minimum(found, tl.min(tl.where(passed, tokens, vocab_size), 0))
-        last = tl.maximum(last, tl.max(tl.where(weights > 0, tokens, 0), 0))
-        before += tl.sum(weights, 0)
+        is_kept = (bits > least) | ((bits == least) & (rank <= ties))
+        scores = tl.where(is_kept & (weights > 0), weights / _exponentials(tokens, first_key, second_key), -1.0)
+        found = tl.where(scores > best, tokens, found)
+        best = tl.maximum(best, scores)
         same_before += tl.sum(same, 0)
-    tl.store(token_ids_ptr + row, tl.where(found < vocab_size, found, last).to(tl.int64))
+    is_best = (best == tl.max(best, 0)) & (best > 0)
+    found = tl.min(tl.where(is_best, found, vocab_size), 0)
+    tl.store(token_ids_ptr + row, tl.where(found < vocab_size, found, 0).to(tl.int64))
 
 
 def draw(
@@ -125,9 +143,9 @@ def draw(
     top_k: torch.Tensor | None,
     top_p: torch.Tensor | None,
     min_p: torch.Tensor | None,
-    noise: torch.Tensor,
+    keys: torch.Tensor,
 ) -> torch.Tensor:
-    """Draws one token per row by inverting the cumulative distribution, along the vocabulary, at `noise`.
+    """Draws one token per row.
 
     Of tokens that are equally likely, those with the smallest ids are kept.
 
@@ -135,7 +153,7 @@ def draw(
         logits: float32 [rows, vocabulary], rows contiguous.
         temperature: float32 [rows], above 0
         top_k: int64 [rows], 0 keeps all; top_p, min_p: float32 [rows], 1 and 0 keep all; None where no row uses it.
-        noise: float32 [rows], in [0, 1)
+        keys: int64 [rows, 2], of the rows' noise, contiguous.
 
     Returns:
         int64 [rows]; anything in the vocabulary where logits are not finite.
@@ -143,7 +161,7 @@ def draw(
     rows, vocab_size = logits.shape
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _draw_kernel[(rows,)](
-        logits, temperature, top_k, top_p, min_p, noise, token_ids, logits.stride(0), vocab_size,
+        logits, temperature, top_k, top_p, min_p, keys, token_ids, logits.stride(0), vocab_size,
         TILE=min(_TILE, triton.next_power_of_2(vocab_size)), num_warps=8,
     )  # fmt: skip
     return token_ids

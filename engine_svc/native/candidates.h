@@ -88,14 +88,6 @@ struct Candidates {
     return depth;
   }
 
-  // The last token of those that a depth is about.
-  int64_t at(Depth depth) const {
-    size_t i = 0;
-    for (int64_t ties = depth.ties; i < keys.size(); ++i)
-      if (keys[i] == depth.key && --ties == 0) break;
-    return ids[i];
-  }
-
  private:
   // From the keys that begin with depth.key, `amount` above them, to those with one more byte.
   void descend(Depth& depth, int shift, double limit, bool by_mass) const {

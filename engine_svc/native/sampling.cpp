@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t COLUMNS = 16, REGISTERS = COLUMNS / LANES;
 constexpr int64_t PIECE = 64 * COLUMNS;  // logits
 constexpr int64_t SPAN = 16;             // pieces that one thread looks at
+constexpr int64_t TOGETHER = 64;         // tokens whose noise is made at a time
 constexpr int64_t FIRST_LOOK = 64;       // columns whose greatest logits top-p is sought below first
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
@@ -152,31 +153,55 @@ struct Row {
   }
 };
 
-// Along the vocabulary: the first token at which the mass exceeds the noise's share.
-int64_t draw_from_all(const Row& row, double noise) {
-  double target = noise * row.mass(), before = 0;
-  int64_t index = 0, last = row.pieces.size() - 1;
-  while (last > 0 && row.pieces[last].mass == 0) --last;
-  while (index < last && before + row.pieces[index].mass <= target) before += row.pieces[index++].mass;
-  int64_t found = index * PIECE, end = std::min(found + PIECE, row.size);
-  for (int64_t i = found; i < end; i += LANES) {
-    float weights[LANES];
-    store(weights, weights_of(load(row.logits + i, row.size - i), row.greatest, row.inverse_temperature));
-    for (int64_t at = i; at < std::min(i + LANES, end); ++at) {
-      if (weights[at - i] == 0) continue;
-      found = at;
-      before += weights[at - i];
-      if (before > target) return found;
-    }
+// Which token is first: the one whose weight, divided by its number in the row's noise, is greatest.
+struct Race {
+  Noise noise;
+  double best = 0;
+  int64_t token = -1;
+
+  // Numbers of greater words than this are too great for any token of this weight.
+  uint32_t limit(double weight) const {
+    return best > 0 ? uint32_t(std::min(weight / best * WORDS, WORDS - 1)) : UINT32_MAX;
   }
-  return found;
+
+  void enter(int64_t candidate, double weight, uint32_t word) {
+    double score = weight / exponential_of(word);
+    if (score > best || (score == best && candidate < token)) best = score, token = candidate;
+  }
+};
+
+void race_within(Race& race, const Row& row, int64_t index) {
+  auto weight_of = [&](float logit) { return std::exp(double(logit - row.greatest) * row.inverse_temperature); };
+  double most = weight_of(row.pieces[index].greatest);
+  uint32_t limit = race.limit(most), words[TOGETHER];
+  int64_t begin = index * PIECE, end = std::min(begin + PIECE, row.size);
+  for (int64_t from = begin; from < end; from += TOGETHER) {
+    uint32_t least = UINT32_MAX;
+    for (int64_t i = 0; i < TOGETHER; ++i) least = std::min(least, words[i] = race.noise.word(uint32_t(from + i)));
+    if (least > limit) continue;
+    for (int64_t at = from; at < std::min(from + TOGETHER, end); ++at)
+      if (words[at - from] <= limit) race.enter(at, weight_of(row.logits[at]), words[at - from]);
+    limit = race.limit(most);
+  }
 }
 
-int64_t draw_along_vocabulary(const Candidates& some, double noise) {
-  double target = noise * some.mass(), before = 0;
-  for (size_t i = 0; i < some.ids.size(); ++i)
-    if ((before += some.weights[i]) > target) return some.ids[i];
-  return some.ids.back();
+// Of all logits only those are read whose numbers may win: few, once the piece of the likeliest token has raced.
+int64_t draw_from_all(const Row& row, Noise noise) {
+  Race race{noise};
+  int64_t likeliest = row.likeliest() / PIECE;
+  race_within(race, row, likeliest);
+  for (int64_t index = 0; index < int64_t(row.pieces.size()); ++index)
+    if (index != likeliest) race_within(race, row, index);
+  return race.token;
+}
+
+int64_t draw_from(const Candidates& some, Noise noise) {
+  Race race{noise};
+  for (size_t i = 0; i < some.ids.size(); ++i) {
+    uint32_t word = noise.word(uint32_t(some.ids[i]));
+    if (word <= race.limit(some.weights[i])) race.enter(some.ids[i], some.weights[i], word);
+  }
+  return race.token;
 }
 
 // Those that may be drawn, with what min-p drops already dropped. Of top-p alone, enough of them.
@@ -197,18 +222,14 @@ void gather_candidates(const Row& row, const Wanted& wanted, Candidates& some) {
   if (wanted.min_p > 0) some.keep_if([&](uint32_t, float weight) { return weight >= wanted.min_p; });
 }
 
-int64_t draw(const Row& row, const Wanted& wanted, double noise) {
+int64_t draw(const Row& row, const Wanted& wanted, Noise noise) {
   thread_local Candidates some;
   bool is_ordered = wanted.top_k > 0 || wanted.top_p < 1;
   if (!is_ordered && wanted.min_p == 0) return draw_from_all(row, noise);
   gather_candidates(row, wanted, some);
-  if (!is_ordered) return draw_along_vocabulary(some, noise);
   if (wanted.top_k > 0) some.keep(some.reach(wanted.top_k, false));
-  double mass = row.weighs ? row.mass() : some.mass();
-  Depth kept = some.reach(wanted.top_p < 1 ? wanted.top_p * mass : DBL_MAX, true);
-  some.keep(kept);
-  double target = noise * kept.amount;
-  return some.at(some.reach(std::nextafter(target, DBL_MAX), true));
+  if (wanted.top_p < 1) some.keep(some.reach(wanted.top_p * (row.weighs ? row.mass() : some.mass()), true));
+  return draw_from(some, noise);
 }
 
 // The `most` likeliest tokens, no more than there are, and their scores.
@@ -254,14 +275,14 @@ void quire_sample(const float* logits, int64_t stride, int64_t count, int64_t si
   for (int64_t i = 0; i < count; ++i) {
     const Wanted& each = wanted[slots[i]];
     bool draws = each.temperature > 0;
-    bool weighs = draws && each.top_k == 0 && each.min_p == 0;
+    bool weighs = draws && each.top_p < 1 && each.top_k == 0 && each.min_p == 0;
     rows.emplace_back(logits + i * stride, size, draws ? float(each.temperature) : 1.0f, weighs);
   }
   for_rows(rows, [&](int64_t i) {
     const Wanted& each = wanted[slots[i]];
     broken[i] = rows[i].is_broken;
-    double noise = std::min(float(uniform(each.seed, positions[i])), 1 - FLT_EPSILON / 2);
-    tokens[i] = rows[i].is_broken ? 0 : each.temperature > 0 ? draw(rows[i], each, noise) : rows[i].likeliest();
+    bool draws = each.temperature > 0 && !rows[i].is_broken;
+    tokens[i] = rows[i].is_broken ? 0 : draws ? draw(rows[i], each, Noise(each.seed, positions[i])) : rows[i].likeliest();
   });
 }
 

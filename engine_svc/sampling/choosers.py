@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine_svc.sampling.logprobs import Alternatives, ScoredPositions, score_positions
-from engine_svc.sampling.noise import uniforms
+from engine_svc.sampling.noise import row_keys
 from engine_svc.sampling.truncation import DrawMethod, draw_method, draw_rows
 from engine_svc.transfer import to_device
 from quire.sampling import SamplingParameters
@@ -59,11 +59,11 @@ class TorchChooser(Chooser):
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         self._device = device
         self._parameters = [_GREEDY] * max_num_seqs
-        self._keys = np.zeros(max_num_seqs, np.uint64)
+        self._seeds = np.zeros(max_num_seqs, np.uint64)
 
     def add(self, slot: int, parameters: SamplingParameters, seed: int) -> None:
         """See Chooser.add."""
-        self._parameters[slot], self._keys[slot] = parameters, seed
+        self._parameters[slot], self._seeds[slot] = parameters, seed
 
     def choose(
         self, logits: torch.Tensor, slots: Sequence[int], num_tokens: Sequence[int]
@@ -77,12 +77,12 @@ class TorchChooser(Chooser):
                 methods.setdefault(draw_method(self._parameters[slot], self._device), []).append(row)
         for method, rows in methods.items():
             chosen, positions = [slots[row] for row in rows], [num_tokens[row] for row in rows]
-            noise = uniforms(self._keys[chosen], np.array(positions, np.uint64)).astype(np.float32)
+            keys = row_keys(self._seeds[chosen], np.array(positions, np.uint64))
             index = to_device(rows, self._device)
             token_ids[index] = draw_rows(
                 logits if len(rows) == len(logits) else logits[index],
                 [self._parameters[slot] for slot in chosen],
-                to_device(noise, self._device).clamp_(max=1 - 2**-24),
+                to_device(keys, self._device),
                 method,
             )
         broken = ~torch.isfinite(best.values)

@@ -1,30 +1,48 @@
-"""Noise that depends on (seed, position) and on nothing else: neither batch nor worker changes a request's result.
+"""Noise that depends on (seed, position, token id) and on nothing else: neither batch nor worker changes a result.
 
-Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
+A row's keys are Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011):
+the seed is its key, the position its counter. Each token's number is a hash of its id under these keys: `triple32` of
+Wellons' hash-prospector (2018), a bijection of 32 bits without measurable bias, with a key added before each half.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
+_WORD = 2**32 - 1
 
 
-def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) for each row, of 53 random bits.
+def row_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """Two words of 32 random bits for each row: int64 [rows, 2].
 
     Args:
-        seeds: uint64 [rows], the key.
-        positions: uint64 [rows], the counter.
+        seeds: uint64 [rows]
+        positions: uint64 [rows]
     """
-    first, second = _philox(seeds, positions)
-    bits = ((first << _HALF) | second) >> np.uint64(11)
-    return bits.astype(np.float64) * 2.0**-53
+    return np.stack(_philox(seeds, positions), axis=-1).astype(np.int64)
+
+
+def exponentials(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """A number of each token of each row, above 0, exponentially distributed with mean 1: float64 [rows, tokens].
+
+    Args:
+        keys: int64 [rows, 2], of row_keys.
+        token_ids: int64 [rows, tokens] or [tokens]
+    """
+    words = (token_ids + keys[:, :1]) & _WORD
+    words = ((words ^ (words >> 17)) * 0xED5AD4BB) & _WORD
+    words = ((words ^ (words >> 11)) + keys[:, 1:]) & _WORD
+    words = (words * 0xAC4C1B51) & _WORD
+    words = ((words ^ (words >> 15)) * 0x31848BAB) & _WORD
+    words ^= words >> 14
+    return -torch.log1p((words + 0.5) * -(2.0**-32))
 
 
 def _philox(

@@ -1,4 +1,10 @@
-"""Temperature, min-p, top-k and top-p, and the draw from what they leave."""
+"""Temperature, min-p, top-k and top-p, and the draw from what they leave.
+
+Tokens race: each has an exponential number of its own for this row, and the token comes whose probability divided by
+that is greatest. So it comes with its probability, as the first of several clocks that ring at these rates does (the
+Gumbel-max trick of Maddison, Tarlow and Minka 2014, without the logarithm). What another model draws with the same
+numbers is the same token wherever the two agree on what is likely.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,15 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_svc.sampling.noise import exponentials
 from engine_svc.transfer import to_device
 from quire.sampling import SamplingParameters
 
 NEUTRAL = SamplingParameters()
 # So many of the most likely tokens are looked at first: to sort a whole vocabulary can take longer than the model does.
 _CANDIDATES = 1024
+# Numbers of tokens that are made at a time.
+_RACING = 2**20
 # Where a top-k needs no more than one of these, nobody looks any further.
 _TOP_K_CANDIDATES = (64, 1024)
 
@@ -56,11 +65,11 @@ def processed_logits(logits: torch.Tensor, parameters: Sequence[SamplingParamete
 
 
 def draw_rows(
-    logits: torch.Tensor, parameters: Sequence[SamplingParameters], noise: torch.Tensor, method: DrawMethod
+    logits: torch.Tensor, parameters: Sequence[SamplingParameters], keys: torch.Tensor, method: DrawMethod
 ) -> torch.Tensor:
     """A token for each row, which all have the same method; see `draw`."""
     temperature, top_k, top_p, min_p = _columns(parameters, logits)
-    return draw(logits, temperature, top_k, top_p, min_p, noise, method.candidates)
+    return draw(logits, temperature, top_k, top_p, min_p, keys, method.candidates)
 
 
 def _columns(
@@ -87,18 +96,16 @@ def draw(
     top_k: torch.Tensor | None,
     top_p: torch.Tensor | None,
     min_p: torch.Tensor | None,
-    noise: torch.Tensor,
+    keys: torch.Tensor,
     candidates: int | None = None,
 ) -> torch.Tensor:
-    """Draws one token per row by inverting the cumulative distribution at `noise`.
-
-    On a CPU, with top-k or top-p, it runs along the tokens from the most likely one on, else along the vocabulary.
+    """Draws one token per row.
 
     Args:
         logits: float32 [rows, vocabulary]
         temperature: float32 [rows], above 0
         top_k: int64 [rows], 0 keeps all; top_p, min_p: float32 [rows]; None where no row uses it.
-        noise: float32 [rows], in [0, 1)
+        keys: int64 [rows, 2], of the rows' noise.
         candidates: no row's top_k is 0 or greater than this.
 
     Returns:
@@ -108,17 +115,17 @@ def draw(
         # Triton is imported only where it is used.
         from engine_svc.kernels.sampling import draw as draw_without_sorting
 
-        return draw_without_sorting(logits, temperature, top_k, top_p, min_p, noise)
+        return draw_without_sorting(logits, temperature, top_k, top_p, min_p, keys)
     probabilities = _keep_min_p((logits / temperature[:, None]).softmax(-1), min_p)
     if top_k is None and top_p is None:
-        return _invert(probabilities, noise)
+        return _race(probabilities, torch.arange(probabilities.shape[-1]), keys)
     total, size = probabilities.sum(-1, keepdim=True), probabilities.shape[-1]
     if candidates is not None:
-        return _draw_ordered(probabilities.topk(min(candidates, size)), total, top_k, top_p, noise)
+        return _draw_ordered(probabilities.topk(min(candidates, size)), total, top_k, top_p, keys)
     if top_p is None:
-        return _draw_ordered(probabilities.sort(dim=-1, descending=True), total, top_k, top_p, noise)
+        return _draw_ordered(probabilities.sort(dim=-1, descending=True), total, top_k, top_p, keys)
     best = probabilities.topk(min(_CANDIDATES, size))
-    tokens = _draw_ordered(best, total, top_k, top_p, noise)
+    tokens = _draw_ordered(best, total, top_k, top_p, keys)
     enough = best[0].sum(-1) >= top_p * total[:, 0]
     if top_k is not None:
         enough &= top_k == 0
@@ -126,7 +133,7 @@ def draw(
     if len(rows):
         ordered = probabilities[rows].sort(dim=-1, descending=True)
         some_k = None if top_k is None else top_k[rows]
-        tokens[rows] = _draw_ordered(ordered, total[rows], some_k, top_p[rows], noise[rows])
+        tokens[rows] = _draw_ordered(ordered, total[rows], some_k, top_p[rows], keys[rows])
     return tokens
 
 
@@ -135,7 +142,7 @@ def _draw_ordered(
     total: torch.Tensor,
     top_k: torch.Tensor | None,
     top_p: torch.Tensor | None,
-    noise: torch.Tensor,
+    keys: torch.Tensor,
 ) -> torch.Tensor:
     """Draws from the most likely tokens.
 
@@ -144,7 +151,7 @@ def _draw_ordered(
         total: [rows, 1], of all tokens.
     """
     probabilities = _truncate(ordered[0], total, top_k, top_p)
-    return ordered[1].gather(-1, _invert(probabilities, noise)[:, None])[:, 0]
+    return ordered[1].gather(-1, _race(probabilities, ordered[1], keys)[:, None])[:, 0]
 
 
 def _truncate(
@@ -172,12 +179,13 @@ def _keep_min_p(probabilities: torch.Tensor, min_p: torch.Tensor | None) -> torc
     return probabilities.masked_fill(probabilities < floor, 0.0)
 
 
-def _invert(probabilities: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """The first index at which the cumulative sum exceeds noise * total; its probability is never 0.
+def _race(probabilities: torch.Tensor, token_ids: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The index of the token that is drawn; anything in the row where its probabilities are no numbers.
 
-    The last index where the probabilities are no numbers.
+    Args:
+        probabilities: [rows, tokens], in any scale.
+        token_ids: [rows, tokens] or [tokens]
     """
-    cumulative = probabilities.cumsum(-1)
-    total = cumulative[:, -1:]
-    target = torch.minimum(noise[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=probabilities.shape[-1] - 1)
+    token_ids = token_ids.expand_as(probabilities)
+    parts = torch.arange(len(probabilities)).split(max(1, _RACING // probabilities.shape[-1]))
+    return torch.cat([(probabilities[rows] / exponentials(keys[rows], token_ids[rows])).argmax(-1) for rows in parts])

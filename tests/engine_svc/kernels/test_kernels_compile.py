@@ -136,7 +136,7 @@ for tile in (16, 64) if element == cached else ():
                 compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
                 assert compiled.metadata.shared <= 96 * 1024, (kernel.__name__, compiled.metadata.shared)
 
-pointers = ("logits", "temperature", "top_k", "top_p", "min_p", "noise", "token_ids")
+pointers = ("logits", "temperature", "top_k", "top_p", "min_p", "keys", "token_ids")
 for unused in ((), ("top_k_ptr",), ("top_k_ptr", "top_p_ptr", "min_p_ptr")) if element == "fp32" else ():
     constants = {"TILE": sampling._TILE, **dict.fromkeys(unused)}
     types = {"top_k": "*i64", "token_ids": "*i64"}

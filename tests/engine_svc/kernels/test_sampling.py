@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from engine_svc.kernels import sampling
 from engine_svc.kernels.sampling import draw
 from engine_svc.sampling import truncation
+from engine_svc.sampling.noise import exponentials, row_keys
 from engine_svc.sampling.stages import thinking_budget
 
 
 def defined(
-    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, noise: float
+    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, keys: torch.Tensor
 ) -> tuple[int, set[int]]:
     """(the token, all that are kept), of one row."""
     weights = ((logits.double() - logits.max()) / temperature).exp()
@@ -25,8 +27,7 @@ def defined(
         beyond = ordered.cumsum(0) - ordered >= top_p
         beyond[0] = False
         weights[order[beyond]] = 0
-    cumulative = weights.cumsum(0)
-    token = int(torch.searchsorted(cumulative, noise * cumulative[-1:], right=True))
+    token = int((weights / exponentials(keys[None], torch.arange(len(weights)))[0]).argmax())
     return token, set(weights.nonzero()[:, 0].tolist())
 
 
@@ -47,30 +48,35 @@ def check_draws(size: int, dtype: torch.dtype, device: str) -> None:
     top_k = torch.randint(0, 12, (rows,), generator=generator) * (torch.arange(rows) % 2)
     top_p = torch.where(torch.arange(rows) % 4 < 2, torch.rand(rows, generator=generator), 1.0)
     min_p = torch.where(torch.arange(rows) % 5 == 0, 0.05, 0.0)
-    noise = torch.rand(rows, generator=generator)
+    noise = keys(rows)
     found = draw(*(each.to(device) for each in (logits, temperature, top_k, top_p, min_p, noise))).tolist()
     same = 0
     for row, token in enumerate(found):
-        options = (temperature, top_k, top_p, min_p, noise)
-        expected, kept = defined(logits[row], *(each[row].item() for each in options))  # type: ignore[arg-type]
+        options = (temperature, top_k, top_p, min_p)
+        expected, kept = defined(logits[row], *(each[row].item() for each in options), noise[row])  # type: ignore[arg-type]
         assert token in kept
         same += token == expected
     assert same >= rows - 1  # but for rounding at a boundary
 
 
-def column(value: float, rows: int = 16) -> torch.Tensor:
+def keys(rows: int) -> torch.Tensor:
+    """Of some seed's first positions."""
+    return torch.from_numpy(row_keys(np.full(rows, 3, np.uint64), np.arange(rows, dtype=np.uint64)))
+
+
+def column(value: float, rows: int) -> torch.Tensor:
     return torch.full((rows,), value)
 
 
 @pytest.mark.slow
 def test_every_token_that_is_kept_can_be_drawn_and_no_other() -> None:
-    logits = torch.tensor([1.0, 2.0, 1.5, 2.0, 0.8, 1.5, 1.5]).repeat(16, 1)
-    noise = torch.arange(16) / 16
+    rows = 64
+    logits = torch.tensor([1.0, 2.0, 1.5, 2.0, 0.8, 1.5, 1.5]).repeat(rows, 1)
 
     def drawn(top_k: int, top_p: float, min_p: float = 0.0) -> set[int]:
-        ks = torch.full((16,), top_k) if top_k else None
-        ps = column(top_p) if top_p < 1 else None
-        return set(draw(logits, column(1.0), ks, ps, column(min_p) if min_p else None, noise).tolist())
+        ks = torch.full((rows,), top_k) if top_k else None
+        ps, floors = column(top_p, rows) if top_p < 1 else None, column(min_p, rows) if min_p else None
+        return set(draw(logits, column(1.0, rows), ks, ps, floors, keys(rows)).tolist())
 
     assert drawn(1, 1.0) == {1}
     assert drawn(0, 1e-6) == {1}
@@ -86,14 +92,14 @@ def test_every_token_that_is_kept_can_be_drawn_and_no_other() -> None:
 def test_what_cannot_be_drawn_stays_in_the_vocabulary() -> None:
     logits = torch.zeros(3, 10)
     logits[0], logits[1, 4], logits[2, :] = torch.nan, torch.inf, -torch.inf
-    found = draw(logits, column(1.0, 3), torch.tensor([3, 0, 0]), column(0.5, 3), column(0.0, 3), column(0.9, 3))
+    found = draw(logits, column(1.0, 3), torch.tensor([3, 0, 0]), column(0.5, 3), column(0.0, 3), keys(3))
     assert ((found >= 0) & (found < 10)).all()
 
 
 def test_far_logits_and_low_temperatures() -> None:
     logits = torch.tensor([[-torch.inf, -1e30, 5.0, 4.0, 1e30]]).repeat(2, 1)
     none = torch.zeros(2, dtype=torch.int64)
-    found = draw(logits, column(1e-5, 2), none, column(0.9, 2), column(0.0, 2), torch.tensor([0.0, 0.999]))
+    found = draw(logits, column(1e-5, 2), none, column(0.9, 2), column(0.0, 2), keys(2))
     assert set(found.tolist()) == {4}
 
 
@@ -104,7 +110,7 @@ def test_what_is_certain_is_drawn(monkeypatch: pytest.MonkeyPatch, temperature: 
     logits = torch.randn(4, 70, generator=torch.Generator().manual_seed(0))
     logits[:, 3], logits[:, 66] = 1e30, thinking_budget.CERTAIN
     ks, ps = torch.tensor([0, 1, 0, 5]), torch.tensor([1.0, 1.0, 0.3, 0.9])
-    noise = torch.tensor([0.0, 0.5, 0.9, 1 - 2**-24])
+    noise = keys(4)
     for top_k, top_p in ((None, None), (ks, ps)):
         found = draw(logits, torch.full((4,), temperature), top_k, top_p, None, noise)
         assert found.tolist() == [66] * 4

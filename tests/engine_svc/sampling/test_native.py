@@ -12,7 +12,7 @@ from engine_svc.native.library import kernels
 from engine_svc.sampling.choosers import TorchChooser
 from engine_svc.sampling.logprobs import Alternatives
 from engine_svc.sampling.native import NativeChooser
-from engine_svc.sampling.noise import uniforms
+from engine_svc.sampling.noise import exponentials, row_keys
 from quire.sampling import SamplingParameters
 from tests.support.native import every_level
 
@@ -73,8 +73,12 @@ SHAPES = [
 ]  # fmt: skip
 
 
-def drawn_by_definition(logits: torch.Tensor, wanted: SamplingParameters, noise: float) -> int:
-    """The likeliest first, of equals the smallest id."""
+def drawn_by_definition(logits: torch.Tensor, wanted: SamplingParameters, numbers: torch.Tensor) -> int:
+    """Kept are the likeliest first, of equals the smallest id.
+
+    Args:
+        numbers: of all tokens.
+    """
     wide = logits.double()
     if wanted.is_greedy:
         return int((wide == wide.max()).nonzero()[0])
@@ -90,9 +94,12 @@ def drawn_by_definition(logits: torch.Tensor, wanted: SamplingParameters, noise:
         before = weights.cumsum(0) - weights
         before[0] = -1.0
         weights[before >= wanted.top_p * weights.sum()] = 0.0
-    cumulative = weights.cumsum(0)
-    target = min(noise * float(cumulative[-1]), float(np.nextafter(float(cumulative[-1]), 0)))
-    return int(order[torch.searchsorted(cumulative, target, right=True)])
+    return int(order[(weights / numbers[order]).argmax()])
+
+
+def numbers_of(seeds: list[int], positions: list[int], size: int) -> torch.Tensor:
+    keys = row_keys(np.array(seeds, np.uint64), np.array(positions, np.uint64))
+    return exponentials(torch.from_numpy(keys), torch.arange(size))
 
 
 @every_level
@@ -107,8 +114,8 @@ def test_draws_as_defined(level: str, shape: int, size: int) -> None:
             chooser.add(slot, plan, slot)
         found, broken = chooser.choose(logits, positions, positions)
         assert not broken.any()
-        noise = uniforms(np.arange(ROWS, dtype=np.uint64), np.arange(ROWS, dtype=np.uint64)).astype(np.float32)
-        expected = [drawn_by_definition(*each) for each in zip(logits, [plan] * ROWS, noise.tolist(), strict=True)]
+        numbers = numbers_of(positions, positions, size)
+        expected = [drawn_by_definition(*each) for each in zip(logits, [plan] * ROWS, numbers, strict=True)]
         same += sum(one == other for one, other in zip(found.tolist(), expected, strict=True))
         count += ROWS
     assert same >= count - 2  # but for rounding at a boundary
@@ -132,14 +139,13 @@ def test_rows_do_not_see_each_other(level: str) -> None:
 
 @every_level
 def test_noise_is_that_of_python(level: str) -> None:
-    """All tokens equally likely: the token is the noise."""
+    """All tokens equally likely: the token is that of the least number."""
     seeds, positions = [0, 1, 2**64 - 1, 0x9E3779B97F4A7C15], [0, 1, 2**31, 123_456_789_012]
     chooser = NativeChooser(4, kernels(level))
     for slot, seed in enumerate(seeds):
         chooser.add(slot, SamplingParameters(), seed)
     found, _ = chooser.choose(torch.zeros(4, 2**17), list(range(4)), positions)
-    noise = uniforms(np.array(seeds, np.uint64), np.array(positions, np.uint64)).astype(np.float32)
-    assert found.tolist() == (noise * 2**17).astype(int).tolist()
+    assert found.tolist() == numbers_of(seeds, positions, 2**17).argmin(-1).tolist()
 
 
 @every_level

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 import transformers
 
 from engine_svc.plan import SamplingPlan
-from engine_svc.sampling.noise import uniforms
+from engine_svc.sampling.noise import exponentials, row_keys
 from engine_svc.sampling.rows import SampledRows
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.sampling.truncation import draw
@@ -173,29 +174,54 @@ def test_not_a_number_fails_its_sequence_only(sampler_for: SamplerFor) -> None:
 
 
 def test_noise_is_philox() -> None:
-    """Known answers of the generator's authors, for a key and counter of zeros and of ones."""
-    zeros = uniforms(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
-    assert zeros[0] == ((0x6627E8D5 << 32 | 0xE169C58D) >> 11) * 2.0**-53
+    """A known answer of the generator's authors, for a key and counter of zeros."""
+    zeros = row_keys(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
+    assert zeros.tolist() == [[0x6627E8D5, 0xE169C58D]]
+
+
+def uniforms(seed: int, positions: list[int], token_ids: list[int]) -> npt.NDArray[np.float64]:
+    """[positions, tokens], in (0, 1)."""
+    keys = row_keys(np.full(len(positions), seed, np.uint64), np.array(positions, np.uint64))
+    return torch.exp(-exponentials(torch.from_numpy(keys), torch.tensor(token_ids))).numpy()
 
 
 def test_noise_is_uniform_and_independent() -> None:
+    """Along tokens of one position, along positions of one token, and beside neighbours and another seed."""
     count = 100_000
-    noise = uniforms(np.full(count, 42, np.uint64), np.arange(count, dtype=np.uint64))
-    histogram = np.histogram(noise, bins=50, range=(0, 1))[0]
-    chi_squared = ((histogram - count / 50) ** 2 / (count / 50)).sum()
-    assert chi_squared < 95  # 49 degrees of freedom: p = 1e-4
-    assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 5 / count**0.5
-    other = uniforms(np.full(count, 43, np.uint64), np.arange(count, dtype=np.uint64))
-    assert abs(np.corrcoef(noise, other)[0, 1]) < 5 / count**0.5
+    tokens, positions = uniforms(42, [7], list(range(count)))[0], uniforms(42, list(range(count)), [7])[:, 0]
+    others = uniforms(42, [8], list(range(count)))[0], uniforms(43, [7], list(range(count)))[0]
+    for noise in (tokens, positions, *others):
+        histogram = np.histogram(noise, bins=50, range=(0, 1))[0]
+        chi_squared = ((histogram - count / 50) ** 2 / (count / 50)).sum()
+        assert chi_squared < 95  # 49 degrees of freedom: p = 1e-4
+        pairs = np.histogram2d(noise[:-1], noise[1:], bins=7, range=((0, 1), (0, 1)))[0]
+        assert ((pairs - count / 49) ** 2 / (count / 49)).sum() < 95
+    for other in (positions, *others):
+        assert abs(np.corrcoef(tokens, other)[0, 1]) < 5 / count**0.5
+
+
+def test_models_of_one_opinion_draw_the_same_token(sampler_for: SamplerFor) -> None:
+    """At least as often as (1 - d) / (1 + d), d being how far apart they are (Daliri, Musco and Suresh 2024)."""
+    size, rows = VOCAB_SIZE, 4000
+    generator = torch.Generator().manual_seed(1)
+    sampler = sampler_for([sampling_plan(seed=3)])
+    for spread in (0.05, 0.3, 1.0):
+        one = torch.randn(1, size, generator=generator)
+        other = one + spread * torch.randn(1, size, generator=generator)
+        distance = float((one.double().softmax(-1) - other.double().softmax(-1)).abs().sum() / 2)
+        drawn = [sampler.guess(each.repeat(rows, 1), [0] * rows, list(range(rows))) for each in (one, other)]
+        agreed = float((drawn[0] == drawn[1]).double().mean())
+        assert agreed >= (1 - distance) / (1 + distance) - 5 * 0.5 / rows**0.5
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
 @pytest.mark.parametrize("min_p", [None, 0.01])
 def test_looking_at_the_likeliest_tokens_first_changes_nothing(spread: float, min_p: float | None) -> None:
-    """Against a draw along the whole sorted vocabulary; a flat distribution needs more than are looked at first."""
+    """Against a draw from the whole sorted vocabulary; a flat distribution needs more than are looked at first."""
     torch.manual_seed(0)
     rows, size = 64, 5000
-    logits, temperature, noise = torch.randn(rows, size) * spread, torch.ones(rows), torch.rand(rows)
+    logits, temperature = torch.randn(rows, size) * spread, torch.ones(rows)
+    keys = torch.from_numpy(row_keys(np.arange(rows, dtype=np.uint64), np.arange(rows, dtype=np.uint64)))
     top_k, top_p = torch.randint(1, 60, (rows,)), torch.rand(rows)
     floors = None if min_p is None else torch.full((rows,), min_p)
 
@@ -210,12 +236,11 @@ def test_looking_at_the_likeliest_tokens_first_changes_nothing(spread: float, mi
         if top_p is not None:
             shares = ordered / ordered.sum(-1, keepdim=True)
             ordered[(shares.cumsum(-1) - shares >= top_p[:, None]) & (ranks > 0)] = 0
-        cumulative = ordered.cumsum(-1)
-        places = torch.searchsorted(cumulative, noise.double()[:, None] * cumulative[:, -1:], right=True)
+        places = (ordered / exponentials(keys, token_ids)).argmax(-1, keepdim=True)
         return token_ids.gather(-1, places)[:, 0].tolist()
 
     for k, p, candidates in ((top_k, top_p, 64), (top_k, None, 64), (top_k, top_p, None), (None, top_p, None)):
-        drawn = draw(logits, temperature, k, p, floors, noise, candidates).tolist()
+        drawn = draw(logits, temperature, k, p, floors, keys, candidates).tolist()
         if spread:  # else all are equally likely, and any order is right
             same = sum(one == other for one, other in zip(drawn, along_all(k, p), strict=True))
             assert same >= rows - 1  # but for rounding at a boundary
