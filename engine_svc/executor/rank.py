@@ -33,6 +33,7 @@ from engine_svc.executor.messages import (
 )
 from engine_svc.executor.place import place_of
 from engine_svc.executor.waves import LockstepCommands
+from engine_svc.native.library import choose_kernels
 from engine_svc.parallel.group import join_groups
 from engine_svc.parallel.lockstep import Lockstep
 from engine_svc.plan import TokenMasks
@@ -126,7 +127,8 @@ class RankProcess:
         device = choose_device(options.kernels.device, command.device)
         in_order = device.type == "cpu" or options.kernels.batch_invariant is True
         place = place_of(command)
-        groups = join_groups(place.layout, place.rank, place.rendezvous, device, in_order)
+        kernels = choose_kernels(options.kernels.cpu_kernels, device)
+        groups = join_groups(place.layout, place.rank, place.rendezvous, device, in_order, kernels)
         self._wait_for_turn(command)
         made = runner_class(options.parallel.executor)
         rank = self._rank = RankModel(lambda: made(command.model, options, groups, device), device, command.rank)

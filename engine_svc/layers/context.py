@@ -22,7 +22,7 @@ class AddToEmbeddings(Protocol):
         """
         Args:
             hidden: [tokens, size]
-            token_ids: int64 [tokens], counted from the rank's first one; others than the rank's have no embedding.
+            token_ids: int64 [tokens]; others than the rank's have no embedding.
             scale: on what is added.
         """
         ...

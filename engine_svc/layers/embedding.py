@@ -76,25 +76,21 @@ class VocabParallelEmbedding(PackedLayer):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [tokens] → [tokens, hidden_size]."""
-        if self._group.world_size == 1:
-            hidden = self._look_up(token_ids, self._scale)
-            if self._add is not None:
-                self._add(hidden, token_ids, self._scale)
-            return hidden
+        hidden = self._look_up(token_ids)
+        if self._add is not None:
+            self._add(hidden, token_ids, self._scale)
+        return self._group.all_reduce(hidden)  # of which one rank has more than zeros
+
+    def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Zeros where the token is another rank's."""
+        assert self._rows is not None
+        is_whole = self._count == self._vocab_size
+        if isinstance(self._rows, torch.Tensor):
+            return self._context.ops.take_rows(self._rows, token_ids, self._scale, None if is_whole else self._first)
         local = token_ids - self._first
         absent = (local < 0) | (local >= self._count)
-        hidden = self._look_up(local.masked_fill(absent, 0), 1.0).masked_fill_(absent[:, None], 0)
-        if self._add is not None:
-            self._add(hidden, local, 1.0)
-        hidden = self._group.all_reduce(hidden)
-        return hidden if self._scale == 1.0 else hidden * self._scale
-
-    def _look_up(self, indices: torch.Tensor, scale: float) -> torch.Tensor:
-        assert self._rows is not None
-        if isinstance(self._rows, torch.Tensor):
-            return self._context.ops.take_rows(self._rows, indices, scale)
-        rows = self._rows.rows(indices).to(self._context.dtype)
-        return rows if scale == 1.0 else rows * scale
+        rows = self._rows.rows(local.masked_fill(absent, 0)).to(self._context.dtype)
+        return (rows if self._scale == 1.0 else rows * self._scale).masked_fill_(absent[:, None], 0)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] → float32 [rows, vocab_size]: the matrix as output layer."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from engine_svc.layers.part import Part
 from engine_svc.lora.matrices import LowRankStack
 from engine_svc.ops.base import RowTiles
 
@@ -14,28 +15,32 @@ class AdaptedEmbedding:
     """See AddToEmbeddings."""
 
     def __init__(
-        self, stack: LowRankStack, num_tokens: int, tiles: Callable[[], RowTiles | None],
+        self, stack: LowRankStack, vocabulary: Part, tiles: Callable[[], RowTiles | None],
         replaced: Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]],
     ) -> None:  # fmt: skip
         """
         Args:
-            num_tokens: of the rank's vocabulary, which are the stack's inputs.
+            vocabulary: the rank's tokens, which are the stack's inputs.
             tiles: of the present batch; None where no adapter changes it.
             replaced: rows of the batch, and the embedding that stands in place of the layer's for them.
         """
-        self._stack, self._num_tokens, self._tiles, self._replaced = stack, num_tokens, tiles, replaced
+        self._stack, self._vocabulary, self._tiles, self._replaced = stack, vocabulary, tiles, replaced
 
     def __call__(self, hidden: torch.Tensor, token_ids: torch.Tensor, scale: float) -> None:
         """See AddToEmbeddings."""
         for rows, weight in self._replaced():
-            ids = token_ids[rows]
-            absent = (ids < 0) | (ids >= self._num_tokens)
-            hidden[rows] = (weight[ids.masked_fill(absent, 0)] * scale).masked_fill_(absent[:, None], 0)
+            ids, absent = self._own(token_ids[rows])
+            hidden[rows] = (weight[ids] * scale).masked_fill_(absent[:, None], 0)
         tiles = self._tiles()
         if tiles is None:
             return
-        ids = token_ids[tiles.rows.clamp(min=0).long()]  # [tiles, TILE_ROWS]
-        absent = (ids < 0) | (ids >= self._num_tokens)
+        ids, absent = self._own(token_ids[tiles.rows.clamp(min=0).long()])  # [tiles, TILE_ROWS]
         down = self._stack.matrices.down[:, 0]  # [groups, rank, tokens]
-        sums = down[tiles.groups.clamp(min=0).long()[:, None], :, ids.masked_fill(absent, 0)].float() * scale
+        sums = down[tiles.groups.clamp(min=0).long()[:, None], :, ids].float() * scale
         self._stack.expand(sums.masked_fill_(absent[..., None], 0)[:, :, None].contiguous(), hidden, tiles)
+
+    def _own(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which of the rank's tokens these are, and whether they are others, for which the first one stands."""
+        ids = token_ids - self._vocabulary.first
+        absent = (ids < 0) | (ids >= self._vocabulary.count)
+        return ids.masked_fill(absent, 0), absent

@@ -98,7 +98,7 @@ class AdapterLayers:
         self._looked_up.append(layer)
         return AdaptedEmbedding(
             stack,
-            vocabulary.count,
+            vocabulary,
             lambda: self._tiles if layer.slots else None,
             lambda: self._rows_of(layer.embeddings),
         )

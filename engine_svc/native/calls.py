@@ -13,13 +13,17 @@ class NotRecordable(Exception):
     """Something was done that cannot be done again by calls of kernels; the text says what."""
 
 
+class KernelFailed(Exception):
+    """A kernel could not do what it was called for: only those fail that wait for others."""
+
+
 class Calls:
     """Of one level's kernels. Whatever they point at must stay as long as this."""
 
-    def __init__(self, replay: Callable[[int, int], None]) -> None:
+    def __init__(self, replay: Callable[[int, int], int]) -> None:
         """
         Args:
-            replay: calls again what lies at an address, so many calls.
+            replay: calls again what lies at an address, so many calls; returns how many of them were not made.
         """
         self._replay = replay
         self._words = array("q")
@@ -37,8 +41,13 @@ class Calls:
         self.count += 1
 
     def replay(self) -> None:
-        """Makes the calls in their order."""
-        self._replay(self._words.buffer_info()[0], self.count)
+        """Makes the calls in their order.
+
+        Raises:
+            KernelFailed: one of them fails; those behind it are not made.
+        """
+        if left := self._replay(self._words.buffer_info()[0], self.count):
+            raise KernelFailed(f"call {self.count - left + 1} of {self.count}: a rank has not come to it in time")
 
     def _word(self, kind: type, argument: Any) -> int:
         if kind is ctypes.c_float:

@@ -50,7 +50,7 @@ _SIGNATURES = {
     "expand": (_INT, _INT, *(_POINTER,) * 4, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG),
     "set_threads": (_INT,),
     "head_matrices": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *(_LONG,) * 6),
-    "take_rows": (_INT, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _POINTER),
+    "take_rows": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER),
     "rms_norm": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _FLOAT),
     "layer_norm": (_INT, _POINTER, _LONG, *(_POINTER,) * 4, _LONG, _LONG, _LONG, _FLOAT),
     "add": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG),
@@ -76,9 +76,12 @@ _SIGNATURES = {
     "scan_heads": (_INT, _INT, *(_POINTER,) * 7, _FLOAT, _FLOAT, *(_POINTER,) * 2, *(_LONG,) * 4, _POINTER),
     "delta_rule": (_INT, _INT, *(_POINTER,) * 9, *(_LONG,) * 4, _POINTER),
     "gated_norm": (_INT, *(_POINTER,) * 3, _FLOAT, _INT, *(_LONG,) * 3, _POINTER),
+    "all_reduce": (_POINTER, _INT, _POINTER, _LONG),
+    "all_gather": (_POINTER, _POINTER, _LONG, _LONG, _POINTER),
     "replay": (_POINTER, _LONG),
 }  # fmt: skip
-_COUNTS = ("panel", "packed_values", "packed_coded_bytes")  # those that return a number
+# Those that return a number.
+_COUNTS = ("panel", "packed_values", "packed_coded_bytes", "all_reduce", "all_gather", "replay")
 
 
 class PackedForm(ctypes.Structure):

@@ -11,43 +11,14 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
+
+#include "waiting.h"
 
 namespace quire {
 namespace {
 
 constexpr int MAX_THREADS = 1024;
 constexpr int APART = 128;  // bytes: two cache lines, which processors fetch together
-// The kernels of a step follow each other within microseconds, steps within a millisecond. In between a waiting thread
-// first keeps its core, then offers it to whoever else can run, then sleeps.
-constexpr int64_t SPIN_NANOSECONDS = 30'000, YIELD_NANOSECONDS = 300'000;
-constexpr int PAUSES = 16;  // between two looks at the clock
-
-int64_t now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  asm volatile("isb");
-#endif
-}
-
-// Waits until `ready`; false if it has not come about when it is time to sleep.
-template <class Ready>
-bool wait_awake(const Ready& ready, int64_t nanoseconds) {
-  int64_t start = now(), waited = 0;
-  while (waited < nanoseconds) {
-    for (int i = 0; i < PAUSES; ++i, pause())
-      if (ready()) return true;
-    waited = now() - start;
-    if (waited > SPIN_NANOSECONDS) sched_yield();
-  }
-  return ready();
-}
 
 struct Pool {
   // The region: what a thread reads and writes to take a piece, on one line.

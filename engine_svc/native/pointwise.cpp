@@ -135,14 +135,17 @@ inline void rotate_pairs(const Value* from, const Value* table, Value* to, int64
 
 extern "C" {
 
-// Rows `indices` of a matrix [any, size], times a factor.
-void quire_take_rows(int type, const void* matrix, const int64_t* indices, int64_t count, int64_t size, float scale,
-                     void* output) {
+// Rows `indices` of a matrix [rows, size] whose first one has the number `first`, times a factor; zeros for those that
+// it does not have.
+void quire_take_rows(int type, const void* matrix, const int64_t* indices, int64_t count, int64_t first, int64_t rows,
+                     int64_t size, float scale, void* output) {
   with_type(type, [=](auto value) {
     using Value = decltype(value);
     parallel_for(count, count * size > WORTH_A_THREAD, [=](int64_t row) {
-      const Value* from = (const Value*)matrix + indices[row] * size;
+      int64_t index = indices[row] - first;
       Value* to = (Value*)output + row * size;
+      if (index < 0 || index >= rows) return void(std::fill_n(to, size, Value{}));
+      const Value* from = (const Value*)matrix + index * size;
       if (scale == 1.0f) return void(std::copy_n(from, size, to));
       for (int64_t i = 0; i < size; i += LANES) store(to + i, load(from + i, size - i) * all(scale), size - i);
     });

@@ -251,8 +251,14 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def take_rows(self, matrix: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        """Rows int64 [count] of a matrix [any, ...], times a factor: [count, ...]."""
+    def take_rows(
+        self, matrix: torch.Tensor, indices: torch.Tensor, scale: float = 1.0, first: int | None = None
+    ) -> torch.Tensor:
+        """Rows int64 [count] of a matrix [any, ...], times a factor: [count, ...].
+
+        Args:
+            first: what number the matrix's first row has; rows that it does not have are zeros. None: it has all.
+        """
 
     @abstractmethod
     def zeros_like(self, hidden: torch.Tensor) -> torch.Tensor:

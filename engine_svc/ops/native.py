@@ -134,12 +134,14 @@ class NativeOps(Ops):
         )  # fmt: skip
         return weights, expert_ids
 
-    def take_rows(self, matrix: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    def take_rows(
+        self, matrix: torch.Tensor, indices: torch.Tensor, scale: float = 1.0, first: int | None = None
+    ) -> torch.Tensor:
         """See Ops.take_rows."""
         output = matrix.new_empty((len(indices), *matrix.shape[1:]))
         self.kernels.take_rows(
-            TYPES[matrix.dtype], matrix.data_ptr(), indices.data_ptr(), len(indices), matrix.stride(0), scale,
-            output.data_ptr(),
+            TYPES[matrix.dtype], matrix.data_ptr(), indices.data_ptr(), len(indices), first or 0, len(matrix),
+            matrix.stride(0), scale, output.data_ptr(),
         )  # fmt: skip
         return output
 

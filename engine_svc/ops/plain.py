@@ -123,9 +123,11 @@ class PlainOps(Ops):
             weights = weights / weights.sum(-1, keepdim=True)
         return weights * routing.scale if routing.scale != 1.0 else weights, expert_ids
 
-    def take_rows(self, matrix: torch.Tensor, indices: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    def take_rows(
+        self, matrix: torch.Tensor, indices: torch.Tensor, scale: float = 1.0, first: int | None = None
+    ) -> torch.Tensor:
         """See Ops.take_rows."""
-        rows = matrix[indices]
+        rows = matrix[indices] if first is None else _own_rows(matrix, indices - first)
         return rows if scale == 1.0 else rows * scale
 
     def zeros_like(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -339,3 +341,9 @@ def of_expert(weight: Weight, index: int) -> Weight:
     offset = None if weight.offset is None else weight.offset[index]
     order = None if weight.order is None else weight.order[index]
     return replace(weight, codes=weight.codes[index], scale=weight.scale[index], offset=offset, order=order)
+
+
+def _own_rows(matrix: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Rows of a matrix; zeros for those that it does not have."""
+    absent = (indices < 0) | (indices >= len(matrix))
+    return matrix[indices.masked_fill(absent, 0)].masked_fill_(absent.view(-1, *[1] * (matrix.dim() - 1)), 0)

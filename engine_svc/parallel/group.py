@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from engine_svc.native.library import Kernels
 from engine_svc.parallel.layout import ParallelLayout, Purpose
 from engine_svc.parallel.lockstep import Lockstep
+from engine_svc.parallel.shared_memory import SharedMemory, share_memory
 
 _JOIN_SECONDS = 120
 # Data ranks are workers of their own, on several machines maybe, which may take their time to start.
@@ -36,11 +38,14 @@ class ParallelGroup:
     world_size: int = 1
     process_group: dist.ProcessGroup | None = None
     sums_in_order: bool = False  # whatever a tensor's size, and a value's place in it
+    shared: SharedMemory | None = None  # of ranks on one machine's CPU: always in order
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks, in place."""
         if self.process_group is None:
             return tensor
+        if self.shared is not None and self.shared.sums(tensor):
+            return self.shared.all_reduce(tensor)
         if self.sums_in_order and self.world_size > 2:  # of two, either order is the same
             return tensor.copy_(self._sum_in_order(tensor))
         dist.all_reduce(tensor, group=self.process_group)
@@ -65,6 +70,8 @@ class ParallelGroup:
         """The ranks' tensors side by side along the last dimension."""
         if self.process_group is None:
             return tensor
+        if self.shared is not None:
+            return self.shared.all_gather_last(tensor.contiguous())
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
         dist.all_gather(parts, tensor.contiguous(), group=self.process_group)
         return torch.cat(parts, dim=-1)
@@ -80,8 +87,7 @@ class ParallelGroup:
             return rows
         most = max(counts)
         padded = F.pad(_bytes_of(rows), (0, 0, 0, most - len(rows)))
-        gathered = [torch.empty_like(padded) for _ in range(self.world_size)]
-        dist.all_gather(gathered, padded, group=self.process_group)
+        gathered = self.all_gather_last(padded.view(1, -1)).view(self.world_size, most, -1)
         kept = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
         return kept.view(rows.dtype).view(-1, *rows.shape[1:])
 
@@ -167,13 +173,15 @@ class ParallelGroups:
 
 
 def join_groups(
-    layout: ParallelLayout, rank: int, rendezvous: str, device: torch.device, sums_in_order: bool = False
-) -> ParallelGroups:
+    layout: ParallelLayout, rank: int, rendezvous: str, device: torch.device, sums_in_order: bool = False,
+    kernels: Kernels | None = None,
+) -> ParallelGroups:  # fmt: skip
     """Meets the other ranks.
 
     Args:
         rendezvous: where they meet: a file that all ranks see, fresh for each worker, or `tcp://<host>:<port>`.
         sums_in_order: see ParallelGroup.
+        kernels: of the rank's CPU.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     meeting = rendezvous if "://" in rendezvous else f"file://{rendezvous}"
@@ -192,15 +200,29 @@ def join_groups(
         for ranks in layout.groups(purpose):
             if len(ranks) > 1 and ranks not in made:
                 made[ranks] = _new_group(ranks, None)
+    shared = _share(layout, rank, made, kernels) if device.type == "cpu" else {}
 
     def join(purpose: Purpose) -> ParallelGroup:
         own = layout.group_of(rank, purpose)
-        return ParallelGroup(own.index(rank), len(own), made.get(own), sums_in_order)
+        return ParallelGroup(own.index(rank), len(own), made.get(own), sums_in_order, shared.get(own))
 
     return ParallelGroups(
         layout, rank, join(Purpose.TENSOR), join(Purpose.EXPERT), join(Purpose.PIPELINE), join(Purpose.DATA),
         join(Purpose.DECODE_CONTEXT), _join_lockstep(layout, rank, made, host, backend),
     )  # fmt: skip
+
+
+def _share(
+    layout: ParallelLayout, rank: int, made: Mapping[tuple[int, ...], dist.ProcessGroup | None], kernels: Kernels | None
+) -> dict[tuple[int, ...], SharedMemory | None]:
+    """Memory of the rank's own groups. Stages only send and receive."""
+    found: dict[tuple[int, ...], SharedMemory | None] = {}
+    for purpose in Purpose:
+        ranks = layout.group_of(rank, purpose)
+        group = made.get(ranks)
+        if group is not None and purpose is not Purpose.PIPELINE and ranks not in found:
+            found[ranks] = share_memory(group, ranks.index(rank), kernels, _JOIN_SECONDS)
+    return found
 
 
 def _join_lockstep(

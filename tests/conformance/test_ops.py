@@ -92,7 +92,11 @@ def test_rms_norm_of_a_part_of_each_row(name: str) -> None:
 def test_take_rows(name: str, scale: float) -> None:
     ops, dtype = make_ops(name)
     matrix, indices = normal(20, 2, 9, dtype=dtype), torch.tensor([19, 0, 3, 3, 7])
-    close(ops.take_rows(matrix, indices, scale), matrix[indices].double() * scale, dtype)
+    expected = matrix[indices].double() * scale
+    close(ops.take_rows(matrix, indices, scale), expected, dtype)
+    of_others = (indices < 3) | (indices >= 8)
+    part = matrix[3:8].contiguous()
+    close(ops.take_rows(part, indices, scale, first=3), expected.masked_fill(of_others[:, None, None], 0), dtype)
 
 
 @every

@@ -12,17 +12,30 @@ import torch
 ROOT = Path(__file__).parents[3]
 CODE = """
 import sys
+from dataclasses import replace
 import torch
+from engine_svc.native.library import choose_kernels
 from engine_svc.parallel.group import join_groups
 from engine_svc.parallel.layout import ParallelLayout
+from engine_svc.parallel.shared_memory import share_memory
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
-group = join_groups(ParallelLayout(tensor=3), rank, folder + "/meet", torch.device("cpu"), True).tensor
+kernels = choose_kernels("auto", torch.device("cpu"))
+shared = join_groups(ParallelLayout(tensor=3), rank, folder + "/meet", torch.device("cpu"), True, kernels).tensor
+assert (shared.shared is None) == (kernels is None)
+assert share_memory(shared.process_group, rank, kernels if rank < 2 else None, 60) is None  # and so for all
+group = replace(shared, shared=None)
+wide = torch.randn((3, 5), dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+assert shared.all_gather_last(wide).equal(group.all_gather_last(wide))
+assert shared.all_reduce(wide.clone()).equal(group.all_reduce(wide.clone()))  # a type that goes by messages
+ragged = wide[:rank + 1]
+assert shared.all_gather_rows(ragged, (1, 2, 3)).equal(group.all_gather_rows(ragged, (1, 2, 3)))
 found = {}
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     rows = torch.randn((700, 50), generator=torch.Generator().manual_seed(rank)).to(dtype)
     for count in (1, 2, 7, 700):
         found[dtype, count] = group.all_reduce(rows[:count].clone())
+        assert shared.all_reduce(rows[:count].clone()).equal(found[dtype, count])
 torch.save((rows, found), f"{folder}/{rank}.pt")
 """
 
