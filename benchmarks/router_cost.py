@@ -104,7 +104,10 @@ class SilentWorker(Worker):
 
 
 def main() -> None:
-    rows = [*index_rows(), *queue_rows(), *asyncio.run(core_rows()), *asyncio.run(warm_restart_rows())]
+    rows = [
+        *index_rows(), *queue_rows(), *asyncio.run(core_rows()), *asyncio.run(fleet_rows()),
+        *asyncio.run(warm_restart_rows()),
+    ]  # fmt: skip
     print(heading())
     print("| what | figure | goal |\n|---|---|---|")
     for row in rows:
@@ -221,6 +224,34 @@ async def core_rows() -> list[tuple[str, str, str]]:
         ("placements per second, 8k tokens, one core", f"{len(generations) / placed:.0f}", "≥ 1,000"),
         await token_row(dispatcher, table, workers),
     ]
+
+
+async def fleet_rows() -> list[tuple[str, str, str]]:
+    """A placement from start to end, by the processor's time: others use the machine too."""
+    rows = []
+    for count, goal in ((10, ""), (100, ""), (1000, "< 300")):
+        source = random.Random(2)
+        workers: list[SilentWorker] = []
+        clock, metrics = asyncio.get_running_loop(), RouterMetrics(CollectorRegistry())
+        core = RouterCore(RouterOptions(), lambda workers=workers: workers, clock, metrics, source)  # type: ignore[misc]
+        workers += [SilentWorker(number, core.index) for number in range(count)]
+        prompts = chains(50_000, 128, source)
+        for prompt in prompts:
+            for worker in source.sample(workers, 2):
+                core.index.store(worker.blocks, prompt[: source.randrange(128)], on_host=False)
+        session = core.dispatcher.open_session()
+        times = []
+        for number in range(2000):
+            generation = common_pb2.Generation(
+                prompt_token_ids=[7] * 2048, prompt_block_size=_BLOCK_SIZE, prompt_block_keys=source.choice(prompts)
+            )
+            start = time.thread_time()
+            core.dispatcher.start(session, number, generation)
+            times.append((time.thread_time() - start) * 1e6)
+        core.dispatcher.close_session(session)
+        figure = f"{statistics.median(times):.0f} / {statistics.quantiles(times, n=100)[98]:.0f}"
+        rows.append((f"placement of 2k tokens among {count:,} workers, p50 / p99 µs of CPU", figure, goal))
+    return rows
 
 
 async def token_row(

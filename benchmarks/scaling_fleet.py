@@ -35,6 +35,7 @@ class Fleet:
     load: float
     group: int
     failures: int
+    routers: int = 1
     seed: int = 0
 
 
@@ -57,7 +58,7 @@ def simulate(fleet: Fleet) -> str:
     seconds = seconds_of_work(conversations, spec) / (fleet.workers * fleet.load)
     scenario = Scenario(
         conversations, seconds, [spec] * fleet.workers, RouterOptions(max_inflight_requests=10**9), fleet.seed,
-        faults=faults(fleet, seconds),
+        fleet.routers, faults(fleet, seconds),
     )  # fmt: skip
     simulation = Simulation(scenario)
     simulation.run()
@@ -68,11 +69,13 @@ def simulate(fleet: Fleet) -> str:
     )
     figures = measure(simulation)
     moved = sum(len(outcome.workers) > 1 for outcome in outcomes)
-    return (
-        f"| {fleet.failures} x {fleet.group} | {len(outcomes):,} | {moved:,} | {len(outcomes) - complete} "
-        f"| {figures.errors} | {figures.hit_rate:.1%} | {figures.ttft_p50 * 1e3:.0f} | {figures.ttft_p99 * 1e3:.0f} "
-        f"| {decision_microseconds(simulation, 0.5):.0f} | {decision_microseconds(simulation, 0.99):.0f} |"
-    )
+    cells = (
+        f"{fleet.routers}", f"{fleet.failures} x {fleet.group}", f"{len(outcomes):,}", f"{moved:,}",
+        f"{len(outcomes) - complete}", f"{figures.errors}", f"{figures.hit_rate:.1%}", f"{figures.max_share:.2f}",
+        f"{figures.ttft_p50 * 1e3:.0f}", f"{figures.ttft_p99 * 1e3:.0f}",
+        f"{decision_microseconds(simulation, 0.5):.0f}", f"{decision_microseconds(simulation, 0.99):.0f}",
+    )  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
 
 
 def decision_microseconds(simulation: Simulation, share: float) -> float:
@@ -87,12 +90,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--load", type=float, default=0.6)
+    parser.add_argument("--routers", type=int, nargs="+", default=[1, 3], help="that share the workers")
     chosen = parser.parse_args()
     kinds: Sequence[tuple[int, int]] = ((1, 0), (1, 20), (8, 20), (64, 2))
-    fleets = [Fleet(chosen.workers, chosen.requests, chosen.load, group, failures) for group, failures in kinds]
+    fleets = [
+        Fleet(chosen.workers, chosen.requests, chosen.load, group, failures, routers)
+        for routers in chosen.routers for group, failures in kinds
+    ]  # fmt: skip
     print(
-        "| failures x workers | requests | moved | incomplete | errors | hit rate | TTFT p50 ms | p99 ms "
-        "| decision p50 µs | p99 µs |\n" + "|---" * 10 + "|"
+        "| routers | failures x workers | requests | moved | incomplete | errors | hit rate | N x max share "
+        "| TTFT p50 ms | p99 ms | decision p50 µs | p99 µs |\n" + "|---" * 12 + "|"
     )
     with ProcessPoolExecutor(2, initializer=logging.disable, initargs=(logging.CRITICAL,)) as pool:
         for row in pool.map(simulate, fleets):

@@ -52,10 +52,10 @@ class Router:
         self._counts = RouterMetrics(self.metrics)
         core = RouterCore(options, lambda: self.registry.workers, self._clock, self._counts, random.SystemRandom())
         self.core, self.index, self.table, self.dispatcher = core, core.index, core.table, core.dispatcher
-        self.registry = WorkerRegistry(self._make_worker, core.on_change)
+        self.registry = WorkerRegistry(self._make_worker, core.on_beat)
         self._adapters = FleetAdapters(lambda: self.registry.workers)
         self._registrations = Registrations(self.registry, Leases(options.worker_lease_seconds))
-        self._heartbeat = Heartbeat(lambda: self.registry.workers, core.waiting_by_model)
+        self._heartbeat = Heartbeat(lambda: self.registry.num_ready, core.waiting_by_model)
         self._dns = [
             DnsSource("--worker-dns", address, self.registry.announce, options.worker_dns_interval_seconds, resolve)
             for address in options.worker_dns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 
 from quire.errors import QuireError
@@ -52,6 +52,8 @@ class RouterCore:
         self.index = PrefixIndex(options.max_index_blocks, clock.time)
         loads = LoadTable()
         self._ready_workers = ReadyWorkers(workers, clock.time, options.max_absence_seconds, loads)
+        self._clock = clock
+        self._swept = clock.time()
         self._outliers = OutlierEjection(workers, clock.time, metrics.ejections.inc)
         self.table: PlacementTable[Stream] = PlacementTable(
             self._ready_workers, self.index, options.routing_policy, make_policy(options, random), clock, metrics
@@ -63,9 +65,18 @@ class RouterCore:
         self.pooling = PoolDispatcher(self._ready_for_pooling, self._outliers, clock, metrics, options, self.aliases)
 
     def on_change(self) -> None:
-        """Workers have come, gone, or changed. Call it a few times a second in any case."""
+        """Workers have come, gone, or changed."""
         self._ready_workers.changed()
         self._ready_for_pooling.changed()
+        self._call_waiting()
+
+    def on_beat(self, ready: Sequence[Worker]) -> None:
+        """Somebody has looked at all workers, a few times a second, and these are ready."""
+        self._ready_workers.beat(ready)
+        self._ready_for_pooling.beat(ready)
+        self._call_waiting()
+
+    def _call_waiting(self) -> None:
         self.dispatcher.on_change()
         self.pooling.on_change()
 
@@ -84,5 +95,8 @@ class RouterCore:
 
     def keep_house(self) -> float:
         """A slice of what must be done now and then; returns the seconds until the next one."""
-        self._outliers.sweep()
+        now = self._clock.time()
+        if now - self._swept > 0.8 * _IDLE_SECONDS:
+            self._swept = now
+            self._outliers.sweep()
         return _BUSY_SECONDS if self.index.clean() else _IDLE_SECONDS

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from quire.rpc.settings import HEARTBEAT_SECONDS
 from quire.v1 import router_pb2
 from router.requests.sessions import CallerSession
-from router.workers.base import Worker
 
 
 class Heartbeat:
     """How many workers are ready, and what waits for them."""
 
-    def __init__(self, workers: Callable[[], Collection[Worker]], waiting: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, num_ready: Callable[[], int], waiting: Callable[[], Mapping[str, int]]) -> None:
         """
         Args:
+            num_ready: workers.
             waiting: the requests that wait in this router now, by model.
         """
-        self._workers = workers
+        self._num_ready = num_ready
         self._waiting = waiting
         # As of the last beat.
         self.frame = router_pb2.RouterServiceSessionResponse(ready_workers=0)
@@ -29,7 +29,7 @@ class Heartbeat:
         while True:
             before()
             self.frame = router_pb2.RouterServiceSessionResponse(
-                ready_workers=sum(worker.ready for worker in self._workers()),
+                ready_workers=self._num_ready(),
                 queues=[router_pb2.ModelQueue(model=model, requests=n) for model, n in self._waiting().items()],
             )
             for session in sessions:

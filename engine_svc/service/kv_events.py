@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
 
-from engine_svc.kv_cache.events import BlocksRemoved, BlocksStored, CacheContents, Digests, KvEvent, Tier
+from engine_svc.kv_cache.events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheContents,
+    Digests,
+    EventBatch,
+    KvEvent,
+    Tier,
+)
 from engine_svc.worker import EngineWorker
 from quire.block_hash import block_key
 from quire.v1 import engine_pb2
 
-# Keys in one message of a snapshot. Making one holds up the event loop, for 15 ms with so many.
+# Keys in one message. Making one holds up the event loop, for 15 ms with so many.
 SNAPSHOT_KEYS = 100_000
+# Between two messages, unless more waits than one may have: changes meanwhile come together. A router of a thousand
+# workers would do little else than read messages, were there one for each step; later news cost it no hits.
+GAP_SECONDS = 0.25
 
 _TIERS = {Tier.DEVICE: engine_pb2.CACHE_TIER_DEVICE, Tier.HOST: engine_pb2.CACHE_TIER_HOST}
 
@@ -32,12 +45,14 @@ async def kv_events(
     wanted = from_sequence if epoch == log.epoch else 0
     while True:
         if wanted and log.keeps(wanted):
-            for batch in log.since(wanted):
-                message = engine_pb2.SubscribeKvEventsResponse(sequence=batch.sequence, epoch=log.epoch)
-                message.events.extend(_event(event, block_size) for event in batch.changes.events)
-                _add_digests(message, batch.changes.digests)
-                yield message
-                wanted = batch.sequence + 1
+            waiting = log.since(wanted)
+            batches = _some(waiting)
+            if batches:
+                yield _changes(batches, log.epoch, block_size)
+                wanted = batches[-1].sequence + 1
+                if len(batches) == len(waiting):
+                    await asyncio.sleep(GAP_SECONDS)
+                continue
         else:
             sequence, contents = await worker.loop.cache_contents()
             for message in _snapshot(contents, block_size):
@@ -45,6 +60,28 @@ async def kv_events(
                 yield message
             wanted = sequence + 1
         await log.wait(wanted)
+
+
+def _some(batches: Sequence[EventBatch]) -> Sequence[EventBatch]:
+    """So many of the first ones as a message may have; one at least, where there are any."""
+    room = SNAPSHOT_KEYS
+    for number, batch in enumerate(batches):
+        room -= sum(0 if isinstance(event, CacheCleared) else len(event.keys) for event in batch.changes.events)
+        if room < 0:
+            return batches[: max(1, number)]
+    return batches
+
+
+def _changes(batches: Sequence[EventBatch], epoch: str, block_size: int) -> engine_pb2.SubscribeKvEventsResponse:
+    """Those of all of them, in one message."""
+    last = batches[-1]
+    message = engine_pb2.SubscribeKvEventsResponse(sequence=last.sequence, epoch=epoch)
+    if len(batches) > 1:
+        message.first_sequence = batches[0].sequence
+    for batch in batches:
+        message.events.extend(_event(event, block_size) for event in batch.changes.events)
+    _add_digests(message, last.changes.digests)
+    return message
 
 
 def _snapshot(contents: CacheContents, block_size: int) -> Iterator[engine_pb2.SubscribeKvEventsResponse]:

@@ -8,7 +8,6 @@ when the peer falls silent.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import deque
@@ -129,8 +128,7 @@ class SessionLink(Generic[Out, In]):
         self.error: QuireError | None = None
         self._outbox: Outbox[Out] | None = None
         self._last_frame = 0.0
-        self._given_up = asyncio.Event()
-        self._fault = ""
+        self._fault = ""  # for which the connection is given up
 
     @property
     def connected(self) -> bool:
@@ -143,9 +141,11 @@ class SessionLink(Generic[Out, In]):
         return self._heartbeats and time.monotonic() - self._last_frame > LATE_SECONDS
 
     def give_up(self, fault: str = "answers and does nothing") -> None:
-        """Breaks the connection off, as if it were lost, and connects anew: the peer is no good though it answers."""
+        """Breaks the connection off, as if it were lost, and connects anew: the peer is no good though it answers.
+
+        It happens with the next beat.
+        """
         self._fault = fault
-        self._given_up.set()
 
     def post(self, items: int = 1, num_bytes: int = 0) -> Out:
         """The frame that goes out next, to be added to; see Outbox.
@@ -235,12 +235,12 @@ class SessionLink(Generic[Out, In]):
 
     async def _watch(self) -> QuireError:
         """Counts beats rather than time: while this process itself stood still, nobody could be heard."""
-        self._given_up.clear()
+        self._fault = ""
         silence = 0.0
         while silence < self._lost_seconds:
             heard = self._last_frame
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._given_up.wait(), HEARTBEAT_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            if self._fault:
                 return Unavailable(f"{self.name} {self._fault}.")
             silence = silence + HEARTBEAT_SECONDS if self._heartbeats and self._last_frame == heard else 0.0
         return Unavailable(f"{self.name} sent no heartbeat for {self._lost_seconds:g} s.")

@@ -138,7 +138,7 @@ class SubscribeKvEventsRequest(_message.Message):
     def __init__(self, from_sequence: _Optional[int] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class SubscribeKvEventsResponse(_message.Message):
-    __slots__ = ("sequence", "is_snapshot", "events", "epoch", "snapshot_continues", "device", "host")
+    __slots__ = ("sequence", "is_snapshot", "events", "epoch", "snapshot_continues", "device", "host", "first_sequence")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,7 @@ class SubscribeKvEventsResponse(_message.Message):
     SNAPSHOT_CONTINUES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     is_snapshot: bool
     events: _containers.RepeatedCompositeFieldContainer[KvEvent]
@@ -153,7 +154,8 @@ class SubscribeKvEventsResponse(_message.Message):
     snapshot_continues: bool
     device: CacheDigest
     host: CacheDigest
-    def __init__(self, sequence: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., epoch: _Optional[str] = ..., snapshot_continues: _Optional[bool] = ..., device: _Optional[_Union[CacheDigest, _Mapping]] = ..., host: _Optional[_Union[CacheDigest, _Mapping]] = ...) -> None: ...
+    first_sequence: int
+    def __init__(self, sequence: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., epoch: _Optional[str] = ..., snapshot_continues: _Optional[bool] = ..., device: _Optional[_Union[CacheDigest, _Mapping]] = ..., host: _Optional[_Union[CacheDigest, _Mapping]] = ..., first_sequence: _Optional[int] = ...) -> None: ...
 
 class CacheDigest(_message.Message):
     __slots__ = ("num_blocks", "keys_xor")

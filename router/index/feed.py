@@ -117,8 +117,8 @@ class KvFeed:
                 self._begin()
         elif batch.epoch != self._epoch:
             raise _OutOfStep("it has restarted")
-        elif batch.sequence != self._sequence + 1:
-            raise _OutOfStep(f"batch {batch.sequence} came after {self._sequence}")
+        elif (batch.first_sequence or batch.sequence) != self._sequence + 1:
+            raise _OutOfStep(f"batch {batch.first_sequence or batch.sequence} came after {self._sequence}")
         for event in batch.events:
             await self._apply(event)
         self._in_snapshot = batch.snapshot_continues

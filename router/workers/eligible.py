@@ -9,19 +9,28 @@ from quire.runners import GENERATE, POOLING, wrong_runner
 from router.workers.base import Worker
 
 
-def eligible(workers: Collection[Worker], model: str, runner: str = GENERATE) -> Sequence[Worker]:
+def eligible(
+    workers: Collection[Worker], ready: Collection[Worker], model: str, runner: str = GENERATE
+) -> Sequence[Worker]:
     """The ready workers that serve `model` by this runner; the empty name stands for the only model there is.
+
+    Args:
+        ready: those of `workers` that are.
 
     Raises:
         NotFound: workers are known, and none serves the model.
         InvalidRequest: no model is named and there are several; or the model is served by the other runner.
         Unavailable: no worker that serves it is ready.
     """
-    suited = [worker for worker in workers if worker.runner == runner and worker.serves(model)]
-    ready = [worker for worker in suited if worker.ready]
-    if ready and (model or len(set(served_models(suited).values())) == 1):
-        return ready
+    found = [worker for worker in ready if worker.runner == runner and worker.serves(model)]
+    if found and (model or _serve_one_model(workers, runner)):
+        return found
     raise _refusal(workers, model, runner)
+
+
+def _serve_one_model(workers: Collection[Worker], runner: str) -> bool:
+    """Whether the empty name says which."""
+    return len({worker.names[0] for worker in workers if worker.runner == runner and worker.names}) == 1
 
 
 def _refusal(workers: Collection[Worker], model: str, runner: str) -> QuireError:

@@ -21,7 +21,7 @@ _NOTE_SECONDS = 0.2
 
 
 class ReadyWorkers:
-    """Model → ready workers. What it has found stays true until `changed`, which is called a few times a second too."""
+    """Model → ready workers. What it has found stays true until `changed`."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class ReadyWorkers:
         self._absence_seconds = absence_seconds
         self._seen: dict[str, float] = {}  # model → when a worker for it was seen ready last
         self._noted = -math.inf
+        self._live: Sequence[Worker] | None = None  # all ready ones, of whatever model
         self._ready: dict[str, ReadySet] = {}
         self._lines: dict[str, StepLine] = {}
 
@@ -62,7 +63,7 @@ class ReadyWorkers:
     def _look_for(self, model: str) -> ReadySet:
         workers = self._workers()
         try:
-            found = eligible(workers, model, self._runner)
+            found = eligible(workers, self._look(), model, self._runner)
         except NotFound as error:
             if not self._seen_lately(model):
                 raise
@@ -85,16 +86,33 @@ class ReadyWorkers:
     def changed(self) -> None:
         """A worker came, went, or changed its state."""
         self._ready.clear()
+        self._live = None
         now = self._clock()
         if now - self._noted >= _NOTE_SECONDS:
             self._noted = now
-            self._note_ready(now)
+            self._note(self._look(), now)
 
-    def _note_ready(self, now: float) -> None:
+    def beat(self, ready: Sequence[Worker]) -> None:
+        """Somebody has looked at all workers, and these are ready, in the order in which they became known."""
+        if self._live != ready:
+            self._ready.clear()
+            self._live = ready
+        self._note(ready, self._clock())
+
+    def _look(self) -> Sequence[Worker]:
+        """The ready ones of all workers, looked at once until something changes."""
+        if self._live is None:
+            self._live = [worker for worker in self._workers() if worker.ready]
+        return self._live
+
+    def _note(self, ready: Sequence[Worker], now: float) -> None:
+        """That these models have ready workers."""
         if len(self._seen) > _MOST_MODELS:
             self._seen.clear()
-        for worker in self._workers():
-            if worker.model_info is not None and worker.ready:
+        noted: set[Sequence[str]] = set()
+        for worker in ready:
+            if worker.names not in noted and worker.model_info is not None:
+                noted.add(worker.names)
                 self._seen[""] = now
                 self._seen.update((name, now) for name in worker.model_info.served_model_names)
 

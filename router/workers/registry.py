@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterable, ValuesView
+from collections.abc import Callable, Iterable, Sequence, ValuesView
 
 from quire.rpc.peers import Peers
 from router.workers.remote import RemoteWorker
-from router.workers.state import Condition
+from router.workers.state import Condition, State
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +23,16 @@ class WorkerRegistry:
     def __init__(
         self,
         make_worker: Callable[[str], RemoteWorker],
-        on_change: Callable[[], None] = lambda: None,
+        on_beat: Callable[[Sequence[RemoteWorker]], None] = lambda ready: None,
     ) -> None:
         """
         Args:
-            on_change: called when workers may have come, gone or changed their state; at each `sweep` too.
+            on_beat: called with those that are ready when workers may have come, gone or changed their state; at each
+                `sweep` too.
         """
         self._make_worker = make_worker
-        self._on_change = on_change
+        self._on_beat = on_beat
+        self.num_ready = 0  # workers, when they were looked at last
         self._peers = Peers(MAX_WORKERS, self._end)
         self._told: dict[str, Condition] = {}  # address → what the log was told last
         self._closing: set[asyncio.Task[None]] = set()
@@ -73,13 +75,17 @@ class WorkerRegistry:
         self._told.pop(worker.address, None)
 
     def _watch(self) -> None:
+        ready = []
         for worker in self.workers:
             worker.check_progress()
-            self._log_state(worker)
-        self._on_change()
+            condition = worker.condition
+            self._log_state(worker, condition)
+            if condition.state is State.READY:
+                ready.append(worker)
+        self.num_ready = len(ready)
+        self._on_beat(ready)
 
-    def _log_state(self, worker: RemoteWorker) -> None:
-        condition = worker.condition
+    def _log_state(self, worker: RemoteWorker, condition: Condition) -> None:
         if _is_news(self._told.get(worker.address), condition):
             self._told[worker.address] = condition
             reason = f": {condition.reason}" if condition.reason else ""

@@ -29,6 +29,8 @@ class StepTimes:
     def heartbeat(self, milliseconds: common_pb2.Histogram, now: float) -> None:
         """Takes in the steps that were done since the last call; `now` is in seconds."""
         counts = list(milliseconds.counts)
+        if counts == self._before:
+            return  # what is kept fades later, by as much
         before, self._before = self._before, counts
         if len(before) != len(counts) or any(old > new for old, new in zip(before, counts, strict=True)):
             before, self._recent = [0] * len(counts), [0.0] * len(counts)  # its first word, or it has restarted

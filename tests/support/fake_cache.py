@@ -59,6 +59,16 @@ class FakeCache:
         """The next batch has a number too many, as if one had been lost."""
         self.batches.append(engine_pb2.SubscribeKvEventsResponse(sequence=len(self.batches) + 1))
 
+    def merge_batches(self) -> None:
+        """All that there are come together from now on."""
+        merged = engine_pb2.SubscribeKvEventsResponse()
+        for batch in self.batches:
+            merged.MergeFrom(batch)
+        merged.first_sequence = 1
+        merged.device.CopyFrom(self.batches[-1].device)
+        merged.host.CopyFrom(self.batches[-1].host)
+        self.batches = [*(engine_pb2.SubscribeKvEventsResponse() for _ in self.batches[1:]), merged]
+
     def covered(self, keys: Sequence[int]) -> int:
         """Leading blocks that are cached in any tier."""
         for count, key in enumerate(keys):

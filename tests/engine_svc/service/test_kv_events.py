@@ -40,7 +40,7 @@ class Index:
             self.keys = {engine_pb2.CACHE_TIER_DEVICE: set(), engine_pb2.CACHE_TIER_HOST: set()}
             self.epoch = message.epoch
         elif not message.is_snapshot:
-            assert message.sequence == self.sequence + 1
+            assert (message.first_sequence or message.sequence) == self.sequence + 1
         assert message.epoch == self.epoch
         self.sequence, self._continues = message.sequence, message.snapshot_continues
         for event in message.events:
@@ -101,14 +101,32 @@ async def test_a_kept_number_of_the_same_epoch_needs_no_snapshot() -> None:
             await generate(engine, generation(list(range(100 * start, 100 * start + 40)), max_tokens=2))
             index.apply(await anext(events))
         replay = subscribe(engine, sequence + 1, epoch)
-        again = [await anext(replay) for _ in range(3)]
-        assert [(batch.sequence, batch.is_snapshot) for batch in again] == [(sequence + n, False) for n in (1, 2, 3)]
+        again = await anext(replay)
+        assert (again.first_sequence, again.sequence, again.is_snapshot) == (sequence + 1, sequence + 3, False)
+        assert [list(event.stored.block_keys) for event in again.events] == [
+            block_keys(list(range(100 * start, 100 * start + 40)), 16) for start in range(3)
+        ]
         # One who knows all there is hears of what comes.
         current = subscribe(engine, index.sequence + 1, epoch)
         await generate(engine, generation(list(range(600, 640)), max_tokens=2))
         batch = await anext(current)
         assert not batch.is_snapshot
         index.apply(batch)
+
+
+async def test_more_than_a_message_may_have_comes_in_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_engine() as engine:
+        index = Index()
+        await index.read_snapshot(subscribe(engine, 0))
+        for start in range(5):
+            await generate(engine, generation(list(range(100 * start, 100 * start + 40)), max_tokens=2))
+        monkeypatch.setattr(kv_events, "SNAPSHOT_KEYS", 5)
+        monkeypatch.setattr(kv_events, "GAP_SECONDS", TIMEOUT)
+        replay = subscribe(engine, index.sequence + 1, index.epoch)
+        messages = [await anext(replay) for _ in range(3)]
+        assert [len(message.events) for message in messages] == [2, 2, 1]
+        for message in messages:
+            index.apply(message)
 
 
 @pytest.mark.parametrize("asked", ["no number", "another epoch", "no epoch", "lost", "not there yet"])

@@ -51,6 +51,21 @@ async def test_events_are_followed_in_both_tiers(start_engine: StartEngine, star
     assert len(engine.cache.subscriptions) == 1
 
 
+async def test_batches_that_come_together_are_taken_in_as_one(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine()
+    running = await start_router(engine.address)
+    await known(running, engine, 0)
+    engine.cache.end_streams()
+    engine.cache.store(KEYS[:8])
+    engine.cache.remove(KEYS[4:8])
+    engine.cache.store(KEYS[4:6])
+    engine.cache.merge_batches()
+    await known(running, engine, 6)
+    assert [request.from_sequence for request in engine.cache.subscriptions] == [0, 1]
+
+
 async def test_a_lost_batch_is_noticed(start_engine: StartEngine, start_router: StartRouter) -> None:
     engine = await start_engine()
     running = await start_router(engine.address)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from quire.v1 import common_pb2
@@ -124,7 +122,7 @@ READY = Facts(
     ],
 )
 def test_states(changes: dict[str, object], state: State, reason: str) -> None:
-    condition = assess(dataclasses.replace(READY, **changes))
+    condition = assess(READY._replace(**changes))
     assert condition.state is state
     assert reason in condition.reason
     assert bool(condition.reason) == (state is not State.READY)
