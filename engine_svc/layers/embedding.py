@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from engine_svc.layers.context import AddToEmbeddings, LayerContext, PackedLayer
 from engine_svc.layers.split import Part, Split, bias_of, hold, split_parameter
-from engine_svc.ops.base import Product
-from engine_svc.ops.weights import Weight
+from engine_svc.ops.base import Product, Rows, rows_within
+from engine_svc.ops.weights import CodedWeight, Weight
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class VocabParallelEmbedding(PackedLayer):
         self._is_input, self._is_output = is_input, is_output
         self._scale = scale
         self._product: Product | None = None
-        self._rows: Weight | None = None
+        self._rows: Rows | None = None
         self._add: AddToEmbeddings | None = None
         self._split = Split({"": Part(self._first, self._count, vocab_size)}, Part(0, hidden_size, hidden_size))
         self._held = hold(self, self, self._split, "head" if context.path == "lm_head" else "embedding", context)
@@ -63,12 +63,14 @@ class VocabParallelEmbedding(PackedLayer):
     def pack(self) -> None:
         """See PackedLayer.pack."""
         weight = self._held[0].take()
-        if self._is_output:
-            head = replace(self._context, path="lm_head")  # to adapters, also where the embedding is both
+        product = None
+        if self._is_output or isinstance(weight, CodedWeight):
             product = self._context.ops.matrix(weight, self.bias)
+        if self._is_output and product is not None:
+            head = replace(self._context, path="lm_head")  # to adapters, also where the embedding is both
             self._product = head.adapted(product, self._split.outputs, self._split.inputs)
         if self._is_input:
-            self._rows = weight
+            self._rows = self._rows_of(weight) if product is None or product.rows is None else product.rows
             if self._context.adapters is not None:
                 vocabulary, hidden = self._split.outputs[""], self._split.inputs
                 self._add = self._context.adapters.embedding(self._context.path, vocabulary, hidden.count)
@@ -84,13 +86,21 @@ class VocabParallelEmbedding(PackedLayer):
     def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Zeros where the token is another rank's."""
         assert self._rows is not None
-        is_whole = self._count == self._vocab_size
-        if isinstance(self._rows, torch.Tensor):
-            return self._context.ops.take_rows(self._rows, token_ids, self._scale, None if is_whole else self._first)
-        local = token_ids - self._first
-        absent = (local < 0) | (local >= self._count)
-        rows = self._rows.rows(local.masked_fill(absent, 0)).to(self._context.dtype)
-        return (rows if self._scale == 1.0 else rows * self._scale).masked_fill_(absent[:, None], 0)
+        first = None if self._count == self._vocab_size else self._first
+        return self._rows(token_ids, self._context.dtype, self._scale, first)
+
+    def _rows_of(self, weight: Weight) -> Rows:
+        """Out of the weight itself, which is kept for it."""
+        if not isinstance(weight, torch.Tensor):
+            return rows_within(weight.shape[0], weight.rows)
+        take_rows = self._context.ops.take_rows
+
+        def rows(
+            indices: torch.Tensor, dtype: torch.dtype, scale: float = 1.0, first: int | None = None
+        ) -> torch.Tensor:
+            return take_rows(weight, indices, scale, first)
+
+        return rows
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] → float32 [rows, vocab_size]: the matrix as output layer."""

@@ -39,6 +39,7 @@ _SIGNATURES = {
     "pack_int8": (_POINTER, _LONG, _LONG, _POINTER, _POINTER),
     "packed_coded_bytes": (_POINTER, _LONG, _LONG),
     "pack_coded": (_INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER),
+    "coded_rows": (_INT, _POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _FLOAT, _POINTER),
     "matrix": (_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _INT),
     "experts": (
         _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
@@ -32,16 +32,48 @@ class Product(Protocol):
         ...
 
 
+class Rows(Protocol):
+    """Looks up a weight's outputs."""
+
+    def __call__(
+        self, indices: torch.Tensor, dtype: torch.dtype, scale: float = 1.0, first: int | None = None
+    ) -> torch.Tensor:
+        """What the weight stands for, rounded to a type that products with it have inputs of, times a factor.
+
+        Args:
+            indices: int64 [count], of outputs.
+            first: see Ops.take_rows.
+
+        Returns:
+            [count, inputs]
+        """
+        ...
+
+
+def rows_within(count: int, look_up: Callable[[torch.Tensor], torch.Tensor]) -> Rows:
+    """By what looks up int64 [any], all of them below `count`: float32 [any, inputs]."""
+
+    def rows(indices: torch.Tensor, dtype: torch.dtype, scale: float = 1.0, first: int | None = None) -> torch.Tensor:
+        local = indices - (first or 0)
+        absent = (local < 0) | (local >= count)
+        found = look_up(local.masked_fill(absent, 0)).to(dtype)
+        return (found if scale == 1.0 else found * scale).masked_fill_(absent[:, None], 0)
+
+    return rows
+
+
 @dataclass(frozen=True, eq=False)
 class MatrixProduct:
     """A Product with a weight that stays as it is.
 
     Attributes:
         held: all that is read of the weight.
+        rows: out of what is held. None: whoever wants them has to keep the weight.
     """
 
     compute: Product
     held: Sequence[torch.Tensor]
+    rows: Rows | None = None
 
     def __call__(self, hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
         """See Product."""

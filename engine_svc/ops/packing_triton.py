@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from engine_svc.kernels.coded import AS_E4M3, AS_E5M2, LOOKED_UP, WHOLE, PackedCodes
+from engine_svc.ops.base import Rows, rows_within
 from engine_svc.ops.grids import E4M3, E5M2, INT4, INT8
-from engine_svc.ops.weights import CodedWeight
+from engine_svc.ops.weights import CodedWeight, Grid
 
 _KINDS = {INT4: WHOLE, INT8: WHOLE, E4M3: AS_E4M3, E5M2: AS_E5M2}
 
@@ -33,3 +34,18 @@ def pack_codes(weight: CodedWeight) -> PackedCodes:
         group=weight.group,
         inputs=inputs,
     )
+
+
+def packed_rows(packed: PackedCodes, grid: Grid) -> Rows | None:
+    """Those of one matrix; None where inputs are in another order."""
+    if packed.order is not None:
+        return None
+
+    def look_up(indices: torch.Tensor) -> torch.Tensor:
+        codes, offset = packed.codes[0, indices], packed.offset
+        if packed.has_nibbles:
+            codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)[:, : packed.inputs]
+        offset = None if offset is None else offset[0, indices]
+        return CodedWeight(grid, codes, packed.scale[0, indices], offset, packed.group).wide(torch.float32)
+
+    return rows_within(packed.outputs, look_up)

@@ -29,7 +29,7 @@ from engine_svc.ops.base import (
     RowTiles,
 )
 from engine_svc.ops.grids import INT8
-from engine_svc.ops.packing_triton import pack_codes
+from engine_svc.ops.packing_triton import pack_codes, packed_rows
 from engine_svc.ops.plain import PlainOps
 from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight, tensors_of
 
@@ -46,7 +46,7 @@ class TritonOps(PlainOps):
         def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
             return coded_product(hidden, packed, bias, wide=wide)
 
-        return MatrixProduct(product, packed.held())
+        return MatrixProduct(product, packed.held(), packed_rows(packed, weight.grid))
 
     def shrink(
         self, hidden: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, tiles: RowTiles, *, sharing: int = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,20 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.gguf.architectures import ARCHITECTURES
+from engine_svc.layers.embedding import VocabParallelEmbedding
 from engine_svc.loader.formats.registry import create_format
+from engine_svc.runner.recorded import RecordedSteps
 from quire.errors import StartupError
 from quire.gguf.types import READ
 from quire.options.load import LoadOptions
 from quire.options.model_form import ModelFormOptions
 from quire.sampling import SamplingParameters
 from tests.support.gguf_files import Written, write_gguf, write_metadata
+from tests.support.native import needs_native
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
 from tests.support.tiny_mixtures import MIXTURES
 from tests.support.tiny_models import FAMILIES as DENSE
@@ -104,6 +109,39 @@ def mixed(name: str) -> str:
 ])  # fmt: skip
 def test_mixed_types(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     check(write(tmp_path, mixed, family, **changes))
+
+
+@needs_native
+def test_an_embedding_in_codes_is_held_once_and_its_steps_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = write(tmp_path, lambda name: "Q4_K", tie_word_embeddings=True)
+    replayed, codes = [], []
+    run_recorded, packed = RecordedSteps.run, VocabParallelEmbedding.pack
+
+    def note(self: RecordedSteps, *arguments: Any) -> torch.Tensor | None:
+        replayed.append(run_recorded(self, *arguments))
+        return replayed[-1]
+
+    def pack(self: VocabParallelEmbedding) -> None:
+        method, weight = self._held[0].method, type(self._held[0].method).weight
+
+        def noted(self: Any, parameters: Any) -> Any:
+            found = weight(self, parameters)
+            codes.append(weakref.ref(found.codes))
+            return found
+
+        monkeypatch.setattr(type(method), "weight", noted)
+        packed(self)
+        monkeypatch.setattr(type(method), "weight", weight)
+
+    monkeypatch.setattr(RecordedSteps, "run", note)
+    monkeypatch.setattr(VocabParallelEmbedding, "pack", pack)
+    with running_engine(written.file) as engine:
+        found = tokens(run(engine, PROMPTS, GREEDY))
+        assert [each() for each in codes] == [None]
+    check_greedy(written.reference, PROMPTS, found, GREEDY.max_tokens)
+    assert [each for each in replayed if each is not None]
 
 
 def test_experts_of_different_types(tmp_path: Path) -> None:

@@ -48,6 +48,19 @@ def test_matrix(grid: Grid, outputs: int, size: int, group: int, with_offset: bo
     torch.testing.assert_close(half.double(), expected - bias.double(), atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
+@pytest.mark.parametrize("with_offset", [False, True])
+def test_rows(grid: Grid, with_offset: bool) -> None:
+    weight = coded(grid, 70, 131, group=16, with_offset=with_offset)
+    rows, indices = TritonOps().matrix(weight, None).rows, torch.tensor([69, 0, 3])
+    assert rows is not None
+    assert torch.equal(rows(indices, torch.bfloat16), weight.wide(torch.bfloat16)[indices])
+    assert torch.equal(rows(indices, torch.float32, 2.0), weight.rows(indices) * 2.0)
+    others = rows(indices, torch.float32, 1.0, 3)
+    assert torch.equal(others[::2], weight.rows(indices[::2] - 3))
+    assert not others[1].any()
+
+
 @pytest.mark.parametrize("ops", [TritonOps(), InvariantTritonOps()], ids=["fastest", "invariant"])
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
 @pytest.mark.parametrize("ordered", [False, True])

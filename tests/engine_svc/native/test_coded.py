@@ -209,3 +209,26 @@ def test_what_is_not_packable_is_multiplied_as_what_it_stands_for(level: str, dt
 def test_no_rows(level: str) -> None:
     product = product_of(kernels(level), coded(INT4, (70, 64), 32, has_offset=False), torch.bfloat16)
     assert product(torch.empty(0, 64, dtype=torch.bfloat16)).shape == (0, 70)
+
+
+@every_level
+@every_type
+@every_grid
+def test_rows_are_looked_up_where_the_product_has_them(level: str, dtype: torch.dtype, grid: Grid) -> None:
+    loaded, indices = kernels(level), torch.tensor([0, 65, 3, 3, 64])
+    for group, has_offset in FORMS:
+        weight = coded(grid, (66, 331), group, has_offset=has_offset)
+        product = NativeOps(loaded, dtype).matrix(weight, None)
+        if not packable(weight):
+            assert product.rows is None
+            continue
+        assert product.rows is not None
+        with loaded.recording() as calls:
+            found = product.rows(indices, dtype, 1.0), product.rows(indices, dtype, 3.0)
+        expected = meaning(weight)[indices].to(dtype)
+        torch.testing.assert_close(found[0], expected, atol=0, rtol=0 if dtype != torch.float32 else 1e-6)
+        assert torch.equal(found[1], found[0] * 3.0)
+        assert calls.count == 2
+        others = product.rows(indices, dtype, 1.0, 1)
+        assert torch.equal(others[1:], product.rows(indices - 1, dtype)[1:])
+        assert not others[0].any()
