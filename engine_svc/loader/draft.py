@@ -46,12 +46,11 @@ def load_draft(config: SpeculativeConfig, target: Target) -> Draft:
     Raises:
         StartupError: it cannot be read, or does not fit the target; says what was expected and what was found.
     """
-    _check_target(target.loaded)
-    if target.groups.layout.pipeline > 1 and config.chosen_method != "draft_model":
+    _check_target(config, target.loaded)
+    if target.groups.layout.pipeline > 1 and config.chosen_method == "eagle3":
         raise StartupError(
-            f"{_FLAG}: {config.chosen_method} guesses by the embedding and hidden states of the model's own "
-            "layers, which are on other ranks with --pipeline-parallel-size. Choose draft_model, or a method that runs "
-            "none (ngram, suffix)."
+            f"{_FLAG}: eagle3 guesses by what comes to layers which are on other ranks with --pipeline-parallel-size. "
+            "Choose another method."
         )
     try:
         return _load(config, target)
@@ -60,14 +59,17 @@ def load_draft(config: SpeculativeConfig, target: Target) -> Draft:
         raise StartupError(f"{_FLAG}: {what}: {error}") from error
 
 
-def _check_target(target: LoadedModel) -> None:
+def _check_target(config: SpeculativeConfig, target: LoadedModel) -> None:
     """
     Raises:
         StartupError: nothing can guess for it.
     """
     facts, reason = target.facts, ""
-    if not isinstance(target, BuiltModel):
-        reason = "runs by the Transformers library's code. Leave the option out, or --model-impl transformers"
+    if not isinstance(target, BuiltModel) and config.chosen_method != "draft_model":
+        reason = (
+            "runs by the Transformers library's code, which shares nothing with a head. Choose a draft_model, or a "
+            "method that runs none (ngram, suffix)"
+        )
     elif facts.recurrent:
         reason = "has recurrent layers, whose states cannot be taken back to before a wrong guess. Leave the option out"
     elif None not in facts.attention_windows.values():
@@ -88,7 +90,7 @@ def _load(config: SpeculativeConfig, target: Target) -> Draft:
     if method != "draft_model":
         _check_ranks(config, target)
         assert isinstance(target.loaded, BuiltModel)
-        return load_eagle(method, folder, raw, options, target.loaded, target.groups, target.device)
+        return load_eagle(method, folder, raw, options, target.loaded, _groups(config, target), target.device)
     return _load_decoder(config, target, folder, raw)
 
 
@@ -101,7 +103,7 @@ def _load_multi_token(config: SpeculativeConfig, target: Target) -> Draft:
     options = replace(_draft_options(config, target), form=target.options.form, load=target.options.load)
     folder = weights_folder(target.model, options.load)
     raw = read_model_config(folder, options.form)
-    return load_multi_token(folder, raw, options, target.loaded, target.groups, target.device)
+    return load_multi_token(folder, raw, options, target.loaded, _groups(config, target), target.device)
 
 
 def _check_ranks(config: SpeculativeConfig, target: Target) -> None:

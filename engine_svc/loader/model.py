@@ -47,6 +47,7 @@ from quire.options.experts import ExpertOptions
 from quire.options.kernels import CPU_LEVELS
 from quire.options.lora import LoraOptions
 from quire.options.model_form import DTYPES, ModelFormOptions
+from quire.options.speculative import HEAD_METHODS
 from quire.registry import registry
 
 if TYPE_CHECKING:
@@ -239,6 +240,9 @@ def _build_ours(
         )
     if groups.layout.pipeline > 1:
         stage = stages_of(config.num_layers, options.parallel)[groups.layout.coordinates(groups.rank).pipeline]
+        speculation = options.speculative.chosen()
+        shares_embedding = speculation is not None and speculation.chosen_method in HEAD_METHODS
+        stage = replace(stage, looks_up=stage.is_first or (stage.is_last and shares_embedding))
     with division_told(groups):
         context, attention = place_layers(raw, config, options, groups, device)
         adapters = _adapters(options.lora, config, context)

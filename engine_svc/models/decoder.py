@@ -43,9 +43,9 @@ class Decoder(torch.nn.Module):
         self._ops = context.ops
         size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings and config.has_head
         scale = float(torch.tensor(config.embedding_scale, dtype=context.dtype)) * config.embedding_multiplier
-        if stage.is_first or (tied and stage.is_last):
+        if stage.looks_up or (tied and stage.is_last):
             self.embed_tokens = VocabParallelEmbedding(
-                *size, context=context.at("embed_tokens"), is_input=stage.is_first, is_output=tied and stage.is_last,
+                *size, context=context.at("embed_tokens"), is_input=stage.looks_up, is_output=tied and stage.is_last,
                 scale=scale,
             )  # fmt: skip
         layer = LAYERS[config.norm_placement]

@@ -10,11 +10,16 @@ from quire.options.parallel import ParallelOptions
 
 @dataclass(frozen=True)
 class Stage:
-    """Some layers of a model, one behind the other. The first stage has the embedding, the last the output layer."""
+    """Some layers of a model, one behind the other. The first stage has the embedding, the last the output layer.
+
+    Attributes:
+        looks_up: has the embedding, though it may not be the first: a head that guesses looks tokens up there.
+    """
 
     layers: range
     is_first: bool = True
     is_last: bool = True
+    looks_up: bool = True
 
 
 def stages_of(num_layers: int, options: ParallelOptions) -> list[Stage]:
@@ -26,7 +31,7 @@ def stages_of(num_layers: int, options: ParallelOptions) -> list[Stage]:
     sizes = _given_sizes(num_layers, options) or _even_sizes(num_layers, options.pipeline_parallel_size)
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
     return [
-        Stage(range(end - size, end), is_first=index == 0, is_last=end == num_layers)
+        Stage(range(end - size, end), is_first=index == 0, is_last=end == num_layers, looks_up=index == 0)
         for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
     ]
 

@@ -19,6 +19,8 @@ ACCEPTANCE_METHODS = ("rejection_sampler", "typical_acceptance_sampler")
 
 # Those that the control side guesses with, from tokens alone; the others are models, which the ranks run.
 LOOKUP_METHODS = frozenset({"ngram", "suffix"})
+# Those whose heads guess by the model's own embedding and what its last layer comes to.
+HEAD_METHODS = frozenset({"eagle", "mtp"})
 
 # Further names of methods, as vLLM has them: a family's layers for multi-token prediction are told from its checkpoint.
 METHOD_ALIASES: Mapping[str, str] = {

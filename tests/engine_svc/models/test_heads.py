@@ -117,8 +117,9 @@ def test_a_head_keeps_up_with_what_is_cached(made: Made) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["eagle", "eagle3"])
+@pytest.mark.parametrize("head", ["eagle3", "deepseek-v3"])
 def test_two_ranks(head: str, tmp_path: Path, model_folder: ModelFolder) -> None:
+    """A head with an embedding of its own, and one that has the model's, with experts."""
     made = HEADS[head](tmp_path, model_folder("llama", tie_word_embeddings=False, num_hidden_layers=7))
     options = {"drafter": RankDrafter(3), "speculative_config": made.config}
     with running_engine(made.target, **options) as engine:  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from engine_svc.plan import KvCacheSpec
 from engine_svc.quantization.source import HeldTensor
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.requests.request import GenerationRequest
+from engine_svc.requests.sequence import Sequence
 from engine_svc.speculative.registry import make_speculation
 from quire.errors import StartupError
 from quire.sampling import SamplingParameters
@@ -33,6 +34,7 @@ from tests.engine_svc.models.test_prompt_embeds import looked_up
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
 from tests.support.grammars import EOS, PERSON, VOCABULARY_SIZE, following, is_person, make_grammars, spell, text_of
+from tests.support.heads import add_multi_token_layer, make_eagle
 from tests.support.rank_drafter import RankDrafter
 from tests.support.run_engine import GREEDY, Output, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.staged_executor import StagedExecutor
@@ -180,11 +182,42 @@ def test_a_draft_model_runs_beside_the_last_stage(model_folder: ModelFolder) -> 
     assert drafter.drafts["right"] == drafter.drafts["all"] > 40
 
 
-def test_heads_of_the_model_are_refused(model_folder: ModelFolder) -> None:
+@pytest.mark.parametrize("method", ["eagle", "mtp"])
+def test_heads_share_an_embedding_that_the_last_stage_has_for_them(
+    model_folder: ModelFolder, method: str, tmp_path: Path
+) -> None:
+    if method == "mtp":
+        folder, head = make_model(tmp_path, "deepseek-v3"), {}
+        add_multi_token_layer(folder)
+    else:
+        folder, head = model_folder("llama-untied"), {"model": str(tmp_path)}
+        make_eagle(tmp_path, folder)
+    config, found = {"method": method, "num_speculative_tokens": 3} | head, []
+    for given in ({}, staged(3)):
+        drafter = NotedGuesses(3)
+        with running_engine(folder, drafter=drafter, speculative_config=config, **given) as engine:
+            found.append((tokens(run(engine, PROMPTS[3:5], SHORT)), drafter.guesses))
+    assert found[0] == found[1]
+    assert len(found[0][1]) > 40
+
+
+class NotedGuesses(RankDrafter):
+    """Knows what was guessed behind which tokens."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.guesses: dict[tuple[int, ...], list[int]] = {}
+
+    def take(self, sequence: Sequence, token_ids: list[int]) -> None:
+        super().take(sequence, token_ids)
+        self.guesses[tuple(sequence.token_ids)] = token_ids
+
+
+def test_heads_that_read_other_stages_are_refused(model_folder: ModelFolder) -> None:
     folder = model_folder("llama")
-    given = staged(2, speculative_config={"method": "eagle", "model": str(folder), "num_speculative_tokens": 2})
+    given = staged(2, speculative_config={"method": "eagle3", "model": str(folder), "num_speculative_tokens": 2})
     with (
-        pytest.raises(StartupError, match=r"eagle guesses by .* --pipeline-parallel-size"),
+        pytest.raises(StartupError, match=r"eagle3 guesses by .* --pipeline-parallel-size"),
         running_engine(folder, **given),
     ):
         pass
@@ -294,11 +327,12 @@ def test_one_process_runs_no_stages(model_folder: ModelFolder) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "ranks"),
-    [("gemma3", (2, 2)), ("qwen3-next", (1, 4))],
+    [("qwen3-moe", (2, 2)), ("qwen3-next", (1, 4))],
 )
 def test_over_processes(model_folder: ModelFolder, family: str, ranks: tuple[int, int]) -> None:
-    """With chunks, hits, shortage, and all else that one rank says."""
+    """With chunks, hits, shortage, and all else that one rank says; experts whole on a stage's ranks."""
     folder, options = model_folder(family), {"tensor_parallel_size": ranks[0], "pipeline_parallel_size": ranks[1]}
+    options["enable_expert_parallel"] = ranks[0] > 1
     (shared,) = random_prompts(70)
     prompts = [shared + tail for tail in random_prompts(3, 20, 1, 9, 2, 4, seed=1)]
     with running_engine(folder, num_blocks=36, cpu_threads=1, max_num_batched_tokens=33, **options) as engine:

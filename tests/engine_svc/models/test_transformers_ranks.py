@@ -27,6 +27,7 @@ from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.engine_options import engine_options
 from tests.support.model_zoo.configurations import tiny_configuration
 from tests.support.model_zoo.walk import _save
+from tests.support.rank_drafter import RankDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.staged_executor import StagedExecutor
 from tests.support.tiny_models import check_greedy
@@ -46,6 +47,19 @@ def test_stages(model_folder: ModelFolder, family: str, stages: int) -> None:
     with running_engine(folder, executor=StagedExecutor(), max_num_batched_tokens=33, **options) as engine:
         found = tokens(run(engine, PROMPTS, SAMPLING))
     check_greedy(folder, PROMPTS, found, 16)
+
+
+def test_a_draft_model_guesses_for_them(model_folder: ModelFolder) -> None:
+    """By Quire's own code, beside the last stage."""
+    folder, drafter = model_folder("llama"), RankDrafter(3)
+    options = {"pipeline_parallel_size": 2, "cpu_threads": 1, "model_impl": "transformers"}
+    config = {"method": "draft_model", "model": str(folder)}
+    with running_engine(
+        folder, executor=StagedExecutor(), drafter=drafter, speculative_config=config, **options
+    ) as engine:
+        found = tokens(run(engine, PROMPTS[1:], SAMPLING))
+    check_greedy(folder, PROMPTS[1:], found, 16)
+    assert drafter.drafts["right"] == drafter.drafts["all"] > 15
 
 
 # One rank of several; what it runs, one model after the other, sampling as it goes.
