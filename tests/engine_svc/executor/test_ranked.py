@@ -87,6 +87,7 @@ def test_rank_0_answers_for_all_as_many_steps_as_are_under_way(subject: Subject)
     for _ in range(2):
         result = subject.collect()
         assert (result.sampled_slots, result.sampled_token_ids) == ([4], [[0]])
+    subject.check_alive(asks=True)
 
 
 @pytest.mark.parametrize(("at_once", "most"), [(1, 1), (2, 2)])
@@ -139,11 +140,10 @@ def test_a_rank_that_does_not_read_holds_nobody_up_for_longer(subject: Subject) 
 
 def test_a_rank_that_is_frozen_is_found_where_no_step_runs(subject: Subject) -> None:
     subject.load_fake(step_timeout=1.0)
-    subject.check_alive(asks=True)
     pid = subject.pids()[1]
     os.kill(pid, signal.SIGSTOP)
     subject.check_alive()
-    with pytest.raises(ExecutorDead, match=rf"no answer in 1 s from rank 1 \(process {pid}\)$"):
+    with pytest.raises(ExecutorDead, match=rf"no answer in 1 s from .*rank 1 \(process {pid}\)"):
         subject.check_alive(asks=True)
     subject.expect_the_end()
 

@@ -189,7 +189,7 @@ def test_a_data_rank_that_is_lost_is_named_and_ends_the_others(
 
         def go_on(engine: Engine) -> None:
             for _ in range(300):
-                engine._executor.check_alive()
+                engine._executor.check_alive(asks=True)
                 run(engine, PROMPTS)
                 time.sleep(0.1)
 
