@@ -11,6 +11,7 @@ from typing import ClassVar, TypeVar
 
 import torch
 
+from engine_svc.attention.context import ContextPart, SharedContext
 from engine_svc.native.library import Kernels
 
 _Position = TypeVar("_Position", int, torch.Tensor)
@@ -27,7 +28,8 @@ class AttentionMetadata:
     query_start_loc: torch.Tensor  # int32 [num_seqs + 1], prefix sums of the new tokens
     seq_lens: torch.Tensor  # int32 [num_seqs], computed and new tokens
     block_table: torch.Tensor  # int32 [num_seqs, max_blocks]; 0 past a sequence's blocks
-    slot_mapping: torch.Tensor  # int64 [num_tokens], block * block_size + offset of each new token
+    # int64 [num_tokens], block * block_size + offset of each new token; -1 of those that another rank caches.
+    slot_mapping: torch.Tensor
     query_lens_host: list[int]  # the same on the host, so that backends need not synchronise
     seq_lens_host: list[int]
     max_query_len: int
@@ -47,6 +49,12 @@ class AttentionShape:
     keys_are_values: bool = False  # one tensor is both, and cached once (compressed attention)
     cache_dtype: torch.dtype | None = None  # of cached keys and values, where it is not `dtype`: 8 bits
     batch_invariant: bool = False  # see AttentionBackend.batch_invariant; asked for even if it costs time
+    part: ContextPart = ContextPart()  # of each sequence, that is cached here
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a sequence that a block stands for, on all ranks that share its context."""
+        return self.block_size * self.part.size
 
     @property
     def planes(self) -> int:
@@ -119,6 +127,7 @@ class AttentionBackend(ABC):
         """
         self.shape = shape
         self.kernels = kernels
+        self.context: SharedContext | None = None  # where the shape has a part of each sequence
         self._scales: dict[AttentionOptions, CacheScales] | None = None
         self._observing = False
 
@@ -171,12 +180,31 @@ class AttentionBackend(ABC):
             options: the same object in each call of a layer.
         """
         if self._scales is None:
-            return self.attend(query, key, value, cache, prepared, options)
+            return self._attend_all(query, key, value, cache, prepared, options)
         scales = self._scales.setdefault(options, CacheScales())
         if self._observing:
             scales.observe(key, value, torch.finfo(self.shape.stored).max)
         scaled = dataclasses.replace(options, scale=options.scale * scales.key)
-        return self.attend(query, key / scales.key, value / scales.value, cache, prepared, scaled) * scales.value
+        divided = key / scales.key, value / scales.value
+        return self._attend_all(query, *divided, cache, prepared, scaled) * scales.value
+
+    def _attend_all(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Prepared,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """Attends to whole sequences: with the ranks that cache the other parts of them, if there are any."""
+        if self.context is None:
+            return self.attend(query, key, value, cache, prepared, options)
+        queries = self.context.gather(query)
+        lse = queries.new_empty(queries.shape[:2], dtype=torch.float32)
+        without = dataclasses.replace(options, sinks=None)  # they take their part once, of all parts together
+        output = self.attend(queries, key, value, cache, prepared, without, lse)
+        return self.context.merge(output, lse, options.sinks)
 
     def use_scales(self, options: AttentionOptions, scales: CacheScales) -> None:
         """A layer's keys and values are cached over these from now on.
@@ -204,6 +232,7 @@ class AttentionBackend(ABC):
         cache: torch.Tensor,
         prepared: Prepared,
         options: AttentionOptions,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Writes the new keys and values, then attends: causally, or as the options say.
 
@@ -215,6 +244,8 @@ class AttentionBackend(ABC):
             key, value: [num_tokens, num_kv_heads, head_dim]; the same tensor if keys are values.
             cache: this layer's, of `allocate`.
             prepared: of `prepare`.
+            lse: float32 [num_tokens, num_heads], gets the logarithm of each query's sum of exponentiated scores. The
+                result of one that sees none of the positions that are cached here is 0, and this minus infinity.
 
         Returns:
             [num_tokens, num_heads, head_dim]

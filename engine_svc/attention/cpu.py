@@ -82,7 +82,7 @@ class CpuBackend(AttentionBackend):
 
     def _decode(self, metadata: AttentionMetadata, indices: list[int], rows: torch.Tensor | None) -> Decode:
         longest = max(metadata.seq_lens_host[index] for index in indices)
-        blocks = -(-longest // self.shape.block_size)
+        blocks = -(-longest // self.shape.block_tokens)
         chosen = torch.tensor(indices) if rows is not None else slice(None)
         return Decode(rows, metadata.block_table[chosen, :blocks], metadata.seq_lens[chosen], {})
 
@@ -94,19 +94,23 @@ class CpuBackend(AttentionBackend):
         cache: torch.Tensor,
         prepared: Prepared,
         options: AttentionOptions,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
         assert isinstance(prepared, CpuPrepared)
         self.write(key, value, cache, prepared.metadata.slot_mapping)
         output = query.new_empty(query.shape)
         if prepared.decode is not None:
-            self.attend_decode(query, cache, prepared.decode, options, output)
+            self.attend_decode(query, cache, prepared.decode, options, output, lse)
         if prepared.prefilling:
-            self.attend_prefill(query, cache, prepared, options, output)
+            self.attend_prefill(query, cache, prepared, options, output, lse)
         return output
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Puts the new keys and values, [tokens, kv_heads, head_dim], into their slots."""
+        if self.shape.part.size > 1:
+            own = slot_mapping >= 0
+            key, value, slot_mapping = key[own], value[own], slot_mapping[own]
         by_slot = bits(cache).view(self.shape.planes, cache.shape[1], -1, self.shape.head_dim)
         by_slot[0].index_copy_(1, slot_mapping, bits(to_stored(key.transpose(0, 1), cache.dtype)))
         by_slot[-1].index_copy_(1, slot_mapping, bits(to_stored(value.transpose(0, 1), cache.dtype)))
@@ -118,14 +122,17 @@ class CpuBackend(AttentionBackend):
         decode: Decode,
         options: AttentionOptions,
         output: torch.Tensor,
+        lse: torch.Tensor | None,
     ) -> None:
-        """Writes the decoding sequences' rows of the output, [tokens, heads, head_dim]."""
+        """Writes the decoding sequences' rows of the output, [tokens, heads, head_dim], and of lse."""
         rows = slice(None) if decode.rows is None else decode.rows
-        output[rows] = self._attend(query[rows], cache, decode, options)
+        output[rows], sums = self._attend(query[rows], cache, decode, options, lse is not None)
+        if lse is not None:
+            lse[rows] = sums
 
     def _attend(
-        self, query: torch.Tensor, cache: torch.Tensor, decode: Decode, options: AttentionOptions
-    ) -> torch.Tensor:
+        self, query: torch.Tensor, cache: torch.Tensor, decode: Decode, options: AttentionOptions, wants_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """query [num_seqs, heads, dim]: kv heads are batches, sequences heads, and query heads the queries of one."""
         kv_heads, dim = self.shape.num_kv_heads, self.shape.head_dim
         num_seqs = query.shape[0]
@@ -133,8 +140,9 @@ class CpuBackend(AttentionBackend):
         gathered = self._gather(cache, view.blocks, query).view(self.shape.planes, kv_heads, -1, dim)
         gathered = gathered.index_fill_(2, view.hidden, 0).view(self.shape.planes, kv_heads, num_seqs, -1, dim)
         grouped = query.reshape(num_seqs, kv_heads, -1, dim).transpose(0, 1)
-        output = _attend(grouped, gathered[0], gathered[-1], view.mask, options, self._sinks(options))
-        return output.transpose(0, 1).reshape(num_seqs, -1, dim)
+        output, lse = _attend(grouped, gathered[0], gathered[-1], view.mask, options, self._sinks(options), wants_lse)
+        sums = None if lse is None else lse.transpose(0, 1).reshape(num_seqs, -1)
+        return output.transpose(0, 1).reshape(num_seqs, -1, dim), sums
 
     def _gather(self, cache: torch.Tensor, blocks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         """The blocks' keys and values, in the query's type."""
@@ -152,7 +160,7 @@ class CpuBackend(AttentionBackend):
         kind = options.sliding_window, options.chunked, dtype
         if kind not in decode.views:
             num_seqs, blocks = decode.block_table.shape
-            positions = torch.arange(blocks * self.shape.block_size)[None, :]
+            positions = self.shape.part.positions(torch.arange(blocks * self.shape.block_size))[None, :]
             lengths = decode.seq_lens[:, None]
             seen = (positions < lengths) & (positions >= options.first_seen(lengths - 1))
             in_blocks = seen.view(num_seqs, blocks, -1)
@@ -171,26 +179,32 @@ class CpuBackend(AttentionBackend):
         prepared: CpuPrepared,
         options: AttentionOptions,
         output: torch.Tensor,
+        lse: torch.Tensor | None,
     ) -> None:
-        """Writes the prefilling sequences' rows of the output, [tokens, heads, dim]."""
-        metadata, window = prepared.metadata, options.sliding_window
+        """Writes the prefilling sequences' rows of the output, [tokens, heads, dim], and of lse."""
+        metadata, window, part = prepared.metadata, options.sliding_window, self.shape.part
         for index in prepared.prefilling:
             query_len, seq_len = metadata.query_lens_host[index], metadata.seq_lens_host[index]
             start = int(metadata.query_start_loc[index])
-            first = first_key(query_len, seq_len, options)
+            first, end = part.count(first_key(query_len, seq_len, options)), part.count(seq_len)
             start_block = first // self.shape.block_size
-            blocks = metadata.block_table[index, start_block : -(-seq_len // self.shape.block_size)]
+            blocks = metadata.block_table[index, start_block : -(-end // self.shape.block_size)]
             gathered = self._gather(cache, blocks, query).view(
                 self.shape.planes, 1, self.shape.num_kv_heads, -1, self.shape.head_dim
             )
-            seen = slice(first - start_block * self.shape.block_size, seq_len - start_block * self.shape.block_size)
+            seen = slice(first - start_block * self.shape.block_size, end - start_block * self.shape.block_size)
             keys, values = gathered[0, ..., seen, :], gathered[-1, ..., seen, :]
             whole = query_len == seq_len and (window is None or window >= seq_len) and not _is_special(options)
-            mask = None if whole else _mask(query_len, seq_len, options)
+            mask = None
+            if lse is not None or not whole:
+                mask = _mask(query_len, seq_len, part.positions(torch.arange(first, end)), options)
             sinks = None if options.sinks is None else options.sinks[:, None, None]
             rows = slice(start, start + query_len)
-            found = _attend(query[rows].transpose(0, 1)[None], keys, values, mask, options, sinks)
+            queries = query[rows].transpose(0, 1)[None]
+            found, sums = _attend(queries, keys, values, mask, options, sinks, lse is not None)
             output[rows] = found[0].transpose(0, 1)
+            if lse is not None and sums is not None:
+                lse[rows] = sums[0].transpose(0, 1)
 
 
 def _attend(
@@ -200,23 +214,20 @@ def _attend(
     mask: torch.Tensor | None,
     options: AttentionOptions,
     sinks: torch.Tensor | None,
-) -> torch.Tensor:
+    wants_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """All [batch, heads, positions, dim]; several query heads may share a key-value head. Without a mask: of a whole
     sequence, causal or bidirectional.
 
     Args:
         sinks: those of the options, of a shape that broadcasts to [batch, heads, positions, 1].
+        wants_lse: see AttentionBackend.attend: a second result [batch, heads, positions]. Needs a mask.
     """
-    if not _is_special(options):
+    if not _is_special(options) and not wants_lse:
+        is_causal = mask is None and not options.bidirectional
         return F.scaled_dot_product_attention(
-            query,
-            keys,
-            values,
-            attn_mask=mask,
-            is_causal=mask is None and not options.bidirectional,
-            scale=options.scale,
-            enable_gqa=True,
-        )
+            query, keys, values, attn_mask=mask, is_causal=is_causal, scale=options.scale, enable_gqa=True
+        ), None
     assert mask is not None
     group = query.shape[1] // keys.shape[1]
     keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in (keys, values))
@@ -224,7 +235,8 @@ def _attend(
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
     hidden = ~mask if mask.dtype == torch.bool else mask == -torch.inf
-    return softmax_with_sinks(scores.masked_fill(hidden, -torch.inf), sinks) @ values
+    weights, lse = softmax_with_sinks(scores.float().masked_fill(hidden, -torch.inf), sinks)
+    return weights.to(values.dtype) @ values, lse
 
 
 def _is_special(options: AttentionOptions) -> bool:
@@ -232,11 +244,7 @@ def _is_special(options: AttentionOptions) -> bool:
     return options.softcap is not None or options.sinks is not None
 
 
-def _mask(query_len: int, seq_len: int, options: AttentionOptions) -> torch.Tensor:
-    """Bool [query_len, keys], true where the query sees the key; queries are the last positions.
-
-    Keys are those from `first_key` on.
-    """
+def _mask(query_len: int, seq_len: int, positions: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
+    """Bool [query_len, keys], true where a query, of the last positions, sees the key at a position."""
     at = torch.arange(seq_len - query_len, seq_len)[:, None]
-    to = torch.arange(first_key(query_len, seq_len, options), seq_len)[None, :]
-    return (to < options.seen_until(at)) & (to >= options.first_seen(at))
+    return (positions < options.seen_until(at)) & (positions >= options.first_seen(at))

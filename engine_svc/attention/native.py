@@ -69,6 +69,7 @@ class NativeBackend(AttentionBackend):
         cache: torch.Tensor,
         prepared: Prepared,
         options: AttentionOptions,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
         metadata, shape = prepared.metadata, self.shape
@@ -81,6 +82,7 @@ class NativeBackend(AttentionBackend):
             metadata.seq_lens.data_ptr(), len(metadata.seq_lens_host), output.data_ptr(), shape.num_heads,
             shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale, options.sliding_window or 0,
             options.chunked, options.bidirectional, options.softcap or 0.0, None if sinks is None else sinks.data_ptr(),
+            shape.part.rank, shape.part.size, None if lse is None else lse.data_ptr(),
         )  # fmt: skip
         return output
 

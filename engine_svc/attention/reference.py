@@ -14,12 +14,17 @@ from engine_svc.attention.base import (
 )
 
 
-def softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Over the last dimension of the scores; sinks, of a shape that broadcasts to theirs, take their part of it."""
-    if sinks is None:
-        return scores.softmax(dim=-1)
-    column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
-    return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
+def softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Over the last dimension of the scores; sinks, of a shape that broadcasts to theirs, take their part of it.
+
+    Returns:
+        Weights, all of them 0 where all scores are minus infinity or there are none; and the logarithms of the sums of
+        exponentiated scores, without the last dimension.
+    """
+    lse = scores.logsumexp(dim=-1, keepdim=True)
+    if sinks is not None:
+        lse = torch.logaddexp(lse, sinks.to(lse.dtype))
+    return (scores - lse.clamp(min=torch.finfo(lse.dtype).min)).exp(), lse[..., 0]
 
 
 class ReferenceBackend(AttentionBackend):
@@ -46,44 +51,54 @@ class ReferenceBackend(AttentionBackend):
         cache: torch.Tensor,
         prepared: Prepared,
         options: AttentionOptions,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
-        metadata = prepared.metadata
+        metadata, part = prepared.metadata, self.shape.part
         keys, values = cache[0].flatten(0, 1), cache[-1].flatten(0, 1)
-        keys[metadata.slot_mapping] = to_stored(key, cache.dtype)
-        values[metadata.slot_mapping] = to_stored(value, cache.dtype)
+        own = metadata.slot_mapping >= 0
+        keys[metadata.slot_mapping[own]] = to_stored(key[own], cache.dtype)
+        values[metadata.slot_mapping[own]] = to_stored(value[own], cache.dtype)
         output = torch.empty_like(query)
         start = 0
         for index, (query_len, seq_len) in enumerate(
             zip(metadata.query_lens_host, metadata.seq_lens_host, strict=True)
         ):
-            first = first_key(query_len, seq_len, options)
-            slots = self._slots(metadata.block_table[index], first, seq_len)
+            first = part.count(first_key(query_len, seq_len, options))
+            places = torch.arange(first, part.count(seq_len), device=query.device)
+            slots = self._slots(metadata.block_table[index], places)
+            hidden = _hidden(query_len, seq_len, part.positions(places), options)
             rows = slice(start, start + query_len)
-            output[rows] = self._attend(
-                query[rows], keys[slots].to(query.dtype), values[slots].to(query.dtype), seq_len, options
+            output[rows], sums = self._attend(
+                query[rows], keys[slots].to(query.dtype), values[slots].to(query.dtype), hidden, options
             )
+            if lse is not None:
+                lse[rows] = sums
             start += query_len
         return output
 
-    def _slots(self, block_table: torch.Tensor, first: int, seq_len: int) -> torch.Tensor:
-        positions = torch.arange(first, seq_len, device=block_table.device)
+    def _slots(self, block_table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         size = self.shape.block_size
-        return block_table[positions // size].long() * size + positions % size
+        return block_table[places // size].long() * size + places % size
 
     def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seq_len: int, options: AttentionOptions
-    ) -> torch.Tensor:
-        """One sequence: query [query_len, heads, dim], key and value [keys, kv_heads, dim], its last positions."""
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor,
+        options: AttentionOptions,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """One sequence: query [query_len, heads, dim], key and value [keys, kv_heads, dim] → as the query, and
+        [query_len, heads]."""
         group = query.shape[1] // key.shape[1]
         keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query, keys) * options.scale
         if options.softcap:
             scores = options.softcap * torch.tanh(scores / options.softcap)
-        at = torch.arange(seq_len - query.shape[0], seq_len, device=query.device)[:, None]
-        to = torch.arange(seq_len - key.shape[0], seq_len, device=query.device)[None, :]
-        hidden = (to >= options.seen_until(at)) | (to < options.first_seen(at))
-        weights = softmax_with_sinks(
+        weights, lse = softmax_with_sinks(
             scores.masked_fill(hidden, -torch.inf), None if options.sinks is None else options.sinks[:, None, None]
         )
-        return torch.einsum("hqk,khd->qhd", weights, values)
+        return torch.einsum("hqk,khd->qhd", weights, values), lse.transpose(0, 1)
+
+
+def _hidden(query_len: int, seq_len: int, positions: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
+    """Bool [query_len, keys], true where a query, of the last positions, does not see the key at a position."""
+    at = torch.arange(seq_len - query_len, seq_len, device=positions.device)[:, None]
+    return (positions >= options.seen_until(at)) | (positions < options.first_seen(at))

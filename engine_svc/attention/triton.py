@@ -75,6 +75,7 @@ class TritonBackend(AttentionBackend):
         cache: torch.Tensor,
         prepared: Prepared,
         options: AttentionOptions,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
         assert isinstance(prepared, _Prepared)
@@ -86,8 +87,11 @@ class TritonBackend(AttentionBackend):
         where = (metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
         if len(prepared.tile_sequences):
             tiles = (prepared.tile_sequences, prepared.tile_starts)
-            paged_prefill(query, cache, output, *where, *tiles, options, PART if self.batch_invariant else 0)
+            part_keys = PART if self.batch_invariant else 0
+            paged_prefill(query, cache, output, *where, *tiles, options, part_keys, self.shape.part, lse)
         if len(prepared.decoding):
-            longest = metadata.max_seq_len
-            paged_decode(query, cache, output, *where, prepared.decoding, longest, options, self.batch_invariant)
+            paged_decode(
+                query, cache, output, *where, prepared.decoding, metadata.max_seq_len, options, self.batch_invariant,
+                self.shape.part, lse,
+            )  # fmt: skip
         return output

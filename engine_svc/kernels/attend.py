@@ -30,6 +30,14 @@ def seen_until(position, end, WINDOW: tl.constexpr, BIDIRECTIONAL: tl.constexpr)
 
 
 @triton.jit
+def held(end, part_of_context, CONTEXT_PARTS: tl.constexpr):
+    """How many of the positions below `end` a cache holds that has every so manieth, from `part_of_context` on."""
+    if CONTEXT_PARTS == 1:
+        return end
+    return (end + CONTEXT_PARTS - 1 - part_of_context) // CONTEXT_PARTS
+
+
+@triton.jit
 def attend_keys(
     query,
     positions,
@@ -52,9 +60,11 @@ def attend_keys(
     DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE_N: tl.constexpr,
+    part_of_context,
+    CONTEXT_PARTS: tl.constexpr,
     BIDIRECTIONAL: tl.constexpr = False,
 ):
-    """Goes on over the keys from `first` to `last`, which is not among them.
+    """Goes on over the keys from `first` to `last`, which is not among them: places in the cache, see `held`.
 
     Tiles begin at multiples of TILE_N, and one of which a row sees nothing leaves that row as it was, bit for bit: what
     a row comes to depends on its own position alone, not on the rows beside it.
@@ -79,9 +89,10 @@ def attend_keys(
         if SOFTCAP:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # of the hyperbolic tangent
         scores *= 1.4426950408889634  # to powers of two
-        seen = (keys[None, :] < seen_until(positions, last, WINDOW, BIDIRECTIONAL)[:, None]) & present[None, :]
+        where = (keys if CONTEXT_PARTS == 1 else keys * CONTEXT_PARTS + part_of_context)[None, :]
+        seen = (where < seen_until(positions, last * CONTEXT_PARTS, WINDOW, BIDIRECTIONAL)[:, None]) & present[None, :]
         if WINDOW > 0:
-            seen = seen & (keys[None, :] >= first_seen(positions, WINDOW, CHUNKED)[:, None])
+            seen = seen & (where >= first_seen(positions, WINDOW, CHUNKED)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_best[:, None])
@@ -91,6 +102,13 @@ def attend_keys(
         total = total * shrink + tl.sum(weights, axis=1)
         best = new_best
     return best, total, result
+
+
+@triton.jit
+def log_sum(best, total):
+    """The natural logarithm of a sum of weights that are over the greatest score, a power of two; of none, -inf."""
+    found = best * 0.6931471805599453 + tl.log(tl.maximum(total, 1.0e-30))
+    return tl.where(total > 0.0, found, float("-inf"))
 
 
 @triton.jit

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
-from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen
+from engine_svc.attention.context import ContextPart
+from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen, held, log_sum
 from engine_svc.kernels.eight_bits import in_bytes
 from engine_svc.kernels.tiles import head_rows, key_rows
 
@@ -46,6 +47,8 @@ def _decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     PART_KEYS: tl.constexpr,
     TILE_N: tl.constexpr,
+    part_of_context,
+    CONTEXT_PARTS: tl.constexpr,
 ):
     """One program per sequence, so many query heads of a kv head, and part; the heads are the rows of its products."""
     index = tl.program_id(0)
@@ -55,10 +58,10 @@ def _decode_kernel(
     sequence = tl.load(sequences_ptr + index)
     seq_len = tl.load(seq_lens_ptr + sequence)
     first = part * PART_KEYS
-    last = tl.minimum(first + PART_KEYS, seq_len)
+    last = tl.minimum(first + PART_KEYS, held(seq_len, part_of_context, CONTEXT_PARTS))
     visible = 0
     if WINDOW > 0:
-        visible = first_seen(seq_len - 1, WINDOW, CHUNKED)
+        visible = held(first_seen(seq_len - 1, WINDOW, CHUNKED), part_of_context, CONTEXT_PARTS)
     if (last <= first) | (last <= visible):
         return
 
@@ -75,6 +78,7 @@ def _decode_kernel(
         tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM_PADDED], tl.float32), cache_ptr,
         block_table_ptr + sequence * block_table_stride, value_offset, kv_head, tl.maximum(first, visible), last,
         scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
+        part_of_context, CONTEXT_PARTS,
     )  # fmt: skip
     out_row = (index * KV_HEADS * GROUP + kv_head * GROUP + heads).to(tl.int64) * num_parts + part
     tl.store(partial_ptr + out_row[:, None] * DIM + columns[None, :], result, mask=row_mask)
@@ -89,14 +93,18 @@ def _combine_kernel(
     total_ptr,
     output_ptr,
     sinks_ptr,
+    lse_ptr,
     query_start_ptr,
     seq_lens_ptr,
     sequences_ptr,
     output_stride,
     num_parts,
+    part_of_context,
     WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr,
     SINKS: tl.constexpr,
+    LSE: tl.constexpr,
+    CONTEXT_PARTS: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -109,16 +117,18 @@ def _combine_kernel(
     seq_len = tl.load(seq_lens_ptr + sequence)
     columns = tl.arange(0, DIM_PADDED)
     in_dim = columns < DIM
-    first_part = 0
+    length = held(seq_len, part_of_context, CONTEXT_PARTS)
+    visible = 0
     if WINDOW > 0:
-        first_part = first_seen(seq_len - 1, WINDOW, CHUNKED) // PART_KEYS
+        visible = held(first_seen(seq_len - 1, WINDOW, CHUNKED), part_of_context, CONTEXT_PARTS)
+    parts = tl.where(visible < length, tl.cdiv(length, PART_KEYS), 0)
     best = -1.0e30
     total = 0.0
     if SINKS:
         best = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
         total = 1.0
     result = tl.zeros([DIM_PADDED], tl.float32)
-    for part in range(first_part, tl.cdiv(seq_len, PART_KEYS)):
+    for part in range(visible // PART_KEYS, parts):
         row = (index * HEADS + head).to(tl.int64) * num_parts + part
         part_best = tl.load(best_ptr + row)
         new_best = tl.maximum(best, part_best)
@@ -129,7 +139,9 @@ def _combine_kernel(
         total = add_weighted(total, shrink, tl.load(total_ptr + row), weight)
         best = new_best
     row = tl.load(query_start_ptr + sequence).to(tl.int64)
-    result = (result / total).to(output_ptr.dtype.element_ty)
+    if LSE:
+        tl.store(lse_ptr + row * HEADS + head, log_sum(best, total))
+    result = (result / tl.maximum(total, 1.0e-30)).to(output_ptr.dtype.element_ty)
     tl.store(output_ptr + row * output_stride + head * DIM + columns, result, mask=in_dim)
 
 
@@ -144,6 +156,8 @@ def paged_decode(
     max_seq_len: int,
     options: AttentionOptions,
     as_prefill: bool = False,
+    part: ContextPart = ContextPart(),
+    lse: torch.Tensor | None = None,
 ) -> None:
     """Fills the rows of `output` that belong to `sequences`.
 
@@ -154,10 +168,13 @@ def paged_decode(
         sequences: int32 [decoding], those with one new token.
         max_seq_len: of any of them, at least.
         as_prefill: rounds as paged_prefill does in parts.
+        part: of each sequence, that the cache holds.
+        lse: see AttentionBackend.attend.
     """
     num_heads, dim = query.shape[1:]
     block_size, num_kv_heads = cache.shape[2:4]
-    group, count, num_parts = num_heads // num_kv_heads, sequences.shape[0], triton.cdiv(max_seq_len, PART)
+    group, count = num_heads // num_kv_heads, sequences.shape[0]
+    num_parts = triton.cdiv(triton.cdiv(max_seq_len, part.size), PART)
     partial = torch.empty((count, num_heads, num_parts, dim), dtype=torch.float32, device=query.device)
     best = torch.empty((count, num_heads, num_parts), dtype=torch.float32, device=query.device)
     total = torch.empty_like(best)
@@ -170,10 +187,12 @@ def paged_decode(
         WINDOW=window, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         GROUP=group, ROWS=rows, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=dim_padded, BLOCK_SIZE=block_size, PART_KEYS=PART,
-        TILE_N=key_rows(dim, query.dtype), num_warps=4, num_stages=2,
+        TILE_N=key_rows(dim, query.dtype), part_of_context=part.rank, CONTEXT_PARTS=part.size,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
     _combine_kernel[(count, num_heads)](
-        partial, best, total, output, options.sinks, query_start_loc, seq_lens, sequences, output.stride(0), num_parts,
-        WINDOW=window, CHUNKED=options.chunked, SINKS=options.sinks is not None, HEADS=num_heads, DIM=dim,
-        DIM_PADDED=dim_padded, PART_KEYS=PART, num_warps=4,
+        partial, best, total, output, options.sinks, lse, query_start_loc, seq_lens, sequences, output.stride(0),
+        num_parts, part.rank,
+        WINDOW=window, CHUNKED=options.chunked, SINKS=options.sinks is not None, LSE=lse is not None,
+        CONTEXT_PARTS=part.size, HEADS=num_heads, DIM=dim, DIM_PADDED=dim_padded, PART_KEYS=PART, num_warps=4,
     )  # fmt: skip

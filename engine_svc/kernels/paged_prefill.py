@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
-from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen, seen_until
+from engine_svc.attention.context import ContextPart
+from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen, held, log_sum, seen_until
 from engine_svc.kernels.eight_bits import in_bytes
 from engine_svc.kernels.tiles import key_rows, query_rows
 
@@ -29,9 +30,11 @@ def _prefill_kernel(
     scale,
     softcap,
     sinks_ptr,
+    lse_ptr,
     query_stride,
     block_table_stride,
     value_offset,
+    part_of_context,
     WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -45,6 +48,8 @@ def _prefill_kernel(
     TILE_N: tl.constexpr,
     PART_KEYS: tl.constexpr,
     BIDIRECTIONAL: tl.constexpr,
+    LSE: tl.constexpr,
+    CONTEXT_PARTS: tl.constexpr,
 ):
     """One program per tile of queries and head.
 
@@ -74,7 +79,9 @@ def _prefill_kernel(
         total += 1.0
     result = tl.zeros([TILE_M, DIM_PADDED], tl.float32)
     last = seen_until(seq_len - query_len + start + TILE_M - 1, seq_len, WINDOW, BIDIRECTIONAL)
+    last = held(last, part_of_context, CONTEXT_PARTS)
     first = first_seen(seq_len - query_len + start, WINDOW, CHUNKED) if WINDOW > 0 else 0
+    first = held(first, part_of_context, CONTEXT_PARTS)
     table_ptr = block_table_ptr + sequence * block_table_stride
     if PART_KEYS > 0:
         for part in range(first // PART_KEYS, tl.cdiv(last, PART_KEYS)):
@@ -82,7 +89,8 @@ def _prefill_kernel(
                 query, positions, tl.full([TILE_M], -1.0e30, tl.float32), tl.zeros([TILE_M], tl.float32),
                 tl.zeros([TILE_M, DIM_PADDED], tl.float32), cache_ptr, table_ptr, value_offset, head // GROUP,
                 tl.maximum(first, part * PART_KEYS), tl.minimum(last, (part + 1) * PART_KEYS), scale, softcap,
-                WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N, BIDIRECTIONAL,
+                WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N, part_of_context,
+                CONTEXT_PARTS, BIDIRECTIONAL,
             )  # fmt: skip
             new_best = tl.maximum(best, part_best)
             shrink = tl.exp2(best - new_best)
@@ -93,8 +101,12 @@ def _prefill_kernel(
     else:
         best, total, result = attend_keys(
             query, positions, best, total, result, cache_ptr, table_ptr, value_offset, head // GROUP, first, last,
-            scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N, BIDIRECTIONAL,
+            scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N, part_of_context,
+            CONTEXT_PARTS, BIDIRECTIONAL,
         )  # fmt: skip
+    if LSE:
+        heads = tl.num_programs(1)
+        tl.store(lse_ptr + (first_row + rows) * heads + head, log_sum(best, total), mask=rows < query_len)
     result = result / tl.maximum(total, 1.0e-30)[:, None]
     tl.store(output_ptr + row_offset, result.to(output_ptr.dtype.element_ty), mask=row_mask)
 
@@ -110,6 +122,8 @@ def paged_prefill(
     tile_starts: torch.Tensor,
     options: AttentionOptions,
     part_keys: int = 0,
+    part: ContextPart = ContextPart(),
+    lse: torch.Tensor | None = None,
 ) -> None:
     """Fills the rows of `output` that the tiles cover.
 
@@ -119,16 +133,18 @@ def paged_prefill(
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
         tile_sequences, tile_starts: int32 [tiles], of each tile of `query_rows` queries.
         part_keys: attends in parts of so many keys.
+        part: of each sequence, that the cache holds.
+        lse: see AttentionBackend.attend.
     """
     num_heads, dim = query.shape[1:]
     block_size, num_kv_heads = cache.shape[2:4]
     _prefill_kernel[(tile_sequences.shape[0], num_heads)](
         query, in_bytes(cache), output, block_table, query_start_loc, seq_lens, tile_sequences, tile_starts,
-        options.scale, options.softcap or 1.0, options.sinks, query.stride(0),
-        block_table.stride(0), (len(cache) - 1) * cache.stride(0),
+        options.scale, options.softcap or 1.0, options.sinks, lse, query.stride(0),
+        block_table.stride(0), (len(cache) - 1) * cache.stride(0), part.rank,
         WINDOW=options.sliding_window or 0, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         SINKS=options.sinks is not None, GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size,
         TILE_M=query_rows(dim), TILE_N=key_rows(dim, query.dtype), PART_KEYS=part_keys,
-        BIDIRECTIONAL=options.bidirectional, num_warps=4, num_stages=2,
+        BIDIRECTIONAL=options.bidirectional, LSE=lse is not None, CONTEXT_PARTS=part.size, num_warps=4, num_stages=2,
     )  # fmt: skip

@@ -151,7 +151,7 @@ def _draft_options(config: SpeculativeConfig, target: Target) -> EngineOptions:
             load_format=options.load.load_format if options.load.load_format in _SHARED_FORMATS else "auto",
         ),
         cache=replace(
-            options.cache, block_size=shape.block_size, calculate_kv_scales=False, cpu_offload_gb=0.0,
+            options.cache, block_size=shape.block_tokens, calculate_kv_scales=False, cpu_offload_gb=0.0,
             kv_cache_dtype="auto" if shape.cache_dtype is None else options.cache.kv_cache_dtype,
         ),
         kernels=replace(options.kernels, attention_backend=loaded.attention.name),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionShape
+from engine_svc.attention.context import ContextPart, SharedContext
 from engine_svc.attention.registry import create_backend
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.context import LayerContext
@@ -276,7 +277,9 @@ def place_layers(
     method = _quantization(raw, options, ModelForm(ops, dtype))
     heads = _heads(config, groups.tensor)
     shape = _shape(heads, dtype, options.cache, device, config.latent is not None, invariant)
-    attention = create_backend(options.kernels.attention_backend, shape, kernels)
+    attention = create_backend(options.kernels.attention_backend, _shared(shape, config, groups), kernels)
+    if groups.decode_context.world_size > 1:
+        attention.context = SharedContext(groups.decode_context)
     if invariant:
         check_invariance(ops, attention, bool(config.recurrent))
     sharing = sharing_of(options.parallel.experts, config, groups)
@@ -435,6 +438,26 @@ def _shape(
     cache_dtype = None if cache_dtype == dtype else cache_dtype
     block_size = cache.block_size or _DEFAULT_BLOCK_SIZE
     return AttentionShape(*heads, block_size, dtype, device, keys_are_values, cache_dtype, batch_invariant)
+
+
+def _shared(shape: AttentionShape, config: ModelConfig, groups: ParallelGroups) -> AttentionShape:
+    """The shape where ranks share the context: each attends to its part with the query heads of all.
+
+    Raises:
+        StartupError: they do not cache the same.
+    """
+    group, tensor = groups.decode_context, groups.tensor.world_size
+    if group.world_size == 1:
+        return shape
+    heads = 1 if config.latent else config.num_kv_heads
+    copies = tensor // heads if not tensor % heads and config.attention_windows else 1
+    if copies % group.world_size:
+        raise StartupError(
+            f"--decode-context-parallel-size {group.world_size} is for ranks that cache the same: with "
+            f"--tensor-parallel-size {tensor}, {copies} have each of this model's {heads} key-value heads. Choose a "
+            "divisor of that, or a greater --tensor-parallel-size."
+        )
+    return replace(shape, num_heads=shape.num_heads * group.world_size, part=ContextPart(group.rank, group.world_size))
 
 
 def longest_sequence(facts: ModelFacts, form: ModelFormOptions) -> int:

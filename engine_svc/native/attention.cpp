@@ -27,6 +27,7 @@ struct Call {
   int64_t heads, kv_heads, dim, block_size;
   Options options;
   const float* sinks;
+  float* lse;
 
   int64_t group() const { return heads / kv_heads; }
 };
@@ -156,7 +157,9 @@ class Work {
 
   void finish(const State& whole) {
     for (int64_t row = 0; row < whole.rows; ++row) {
-      Floats total = all(sum(load(whole.total + row * LANES)));
+      float sums = sum(load(whole.total + row * LANES));
+      if (call.lse) call.lse[offset(row, call.heads * call.dim) / call.dim] = whole.most[row] + std::log(sums);
+      Floats total = all(std::max(sums, std::numeric_limits<float>::min()));  // of a row that sees nothing here: 0
       auto* to = (Value*)call.output + offset(row, call.heads * call.dim);
       for (int64_t i = 0; i < call.dim; i += LANES) store(to + i, load(whole.output + row * call.dim + i) / total);
     }
@@ -207,14 +210,17 @@ extern "C" {
 
 // The new tokens of num_seqs sequences: rows query_start[s] to query_start[s + 1] of query, `query_stride` values apart,
 // and of output [tokens, heads, dim], at the last of seq_lens[s] positions. Their keys and values are in the cache,
-// `plane` values between heads; keys is null where values are keys too. dim and block_size are multiples of 16.
+// `plane` values between heads; keys is null where values are keys too. dim and block_size are multiples of 16. The cache
+// holds every parts-th position of a sequence, from `part` on. lse [tokens, heads], unless null, gets the logarithms of the
+// rows' sums of exponentiated scores; of a row that sees nothing, minus infinity, and its output is 0.
 void quire_attend(int type, int cached, const void* query, int64_t query_stride, const void* keys, const void* values,
                   int64_t plane, const int32_t* block_table, int64_t table_stride, const int32_t* query_start,
                   const int32_t* seq_lens, int64_t num_seqs, void* output, int64_t heads, int64_t kv_heads, int64_t dim,
                   int64_t block_size, float scale, int64_t window, int chunked, int bidirectional, float softcap,
-                  const float* sinks) {
+                  const float* sinks, int64_t part, int64_t parts, float* lse) {
   Call call{query, query_stride, keys, values, plane, block_table, table_stride, query_start, seq_lens, num_seqs,
-            output, heads, kv_heads, dim, block_size, {scale, softcap, window, window && chunked, bool(bidirectional)}, sinks};
+            output, heads, kv_heads, dim, block_size,
+            {scale, softcap, window, window && chunked, bool(bidirectional), part, parts}, sinks, lse};
   with_type(type, [&](auto value) {
     with_cached(cached, value, [&](auto stored) { run<decltype(value), decltype(value), decltype(stored)>(call); });
   });

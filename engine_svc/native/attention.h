@@ -33,6 +33,10 @@ struct Options {
   int64_t window;        // 0: none
   bool chunked;          // the window begins at its last multiple
   bool bidirectional;    // what comes after a query is seen too, as far as the window reaches back
+  int64_t part, parts;   // the cache holds positions part, part + parts, part + 2 * parts... one behind the other
+
+  // How many positions below `end` the cache holds: the place of the first one behind them.
+  int64_t held(int64_t end) const { return parts == 1 ? end : (end + parts - 1 - part) / parts; }
 
   // What a query at this position sees first.
   int64_t first_seen(int64_t position) const {
@@ -56,12 +60,12 @@ struct Rows {
   int64_t length;       // of the sequence
 
   int64_t count() const { return last - first; }
-  // The positions that one of them sees.
+  // What one of them sees: places in the cache, which are positions unless it holds a part of them.
   Range seen(int64_t row, const Options& options) const {
     int64_t at = position + (first + row) / group;
-    return {options.first_seen(at), options.seen_until(at, length)};
+    return {options.held(options.first_seen(at)), options.held(options.seen_until(at, length))};
   }
-  // The positions that any of rows [begin, end) sees.
+  // What any of rows [begin, end) sees.
   Range seen(int64_t begin, int64_t end, const Options& options) const {
     return {seen(begin, options).begin, seen(end - 1, options).end};
   }

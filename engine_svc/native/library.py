@@ -70,7 +70,7 @@ _SIGNATURES = {
     "write_cache": (_INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, *(_LONG,) * 5),
     "attend": (
         _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER,
-        *(_LONG,) * 4, _FLOAT, _LONG, _INT, _INT, _FLOAT, _POINTER,
+        *(_LONG,) * 4, _FLOAT, _LONG, _INT, _INT, _FLOAT, _POINTER, _LONG, _LONG, _POINTER,
     ),
     "convolve": (_INT, _INT, *(_POINTER,) * 5, _LONG, _LONG, _POINTER),
     "scan_channels": (_INT, _INT, *(_POINTER,) * 9, _LONG, _LONG, _POINTER),

@@ -171,6 +171,11 @@ class ParallelGroups:
             self, layout=layout, rank=layout.rank(place), expert=self.tensor, data=ParallelGroup(), lockstep=None
         )
 
+    def of_draft(self) -> ParallelGroups:
+        """Those of a model that guesses for this one: of a replica, and with sequences that each rank caches whole."""
+        own = self.of_replica()
+        return replace(own, layout=replace(own.layout, decode_context=1), decode_context=ParallelGroup())
+
 
 def join_groups(
     layout: ParallelLayout, rank: int, rendezvous: str, device: torch.device, sums_in_order: bool = False,

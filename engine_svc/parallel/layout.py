@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from quire.errors import StartupError
 from quire.options.parallel import ParallelOptions
 
 
@@ -101,7 +102,16 @@ class ParallelLayout:
 
 
 def layout_of(options: ParallelOptions) -> ParallelLayout:
-    """The layout that the options describe."""
-    tensor = options.tensor_parallel_size
+    """The layout that the options describe.
+
+    Raises:
+        StartupError: they contradict each other.
+    """
+    tensor, context = options.tensor_parallel_size, options.decode_context_parallel_size
+    if tensor % context:
+        raise StartupError(
+            f"--decode-context-parallel-size {context} does not divide --tensor-parallel-size {tensor}: it takes no "
+            "further ranks, but those of tensor parallelism that would cache the same. Choose a divisor."
+        )
     expert = tensor if options.experts.enable_expert_parallel else 1
-    return ParallelLayout(tensor, options.pipeline_parallel_size, expert=expert)
+    return ParallelLayout(tensor, options.pipeline_parallel_size, expert=expert, decode_context=context)

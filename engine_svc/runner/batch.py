@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.attention.base import AttentionMetadata
+from engine_svc.attention.context import ContextPart
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan
 from engine_svc.recurrence.base import StateMetadata
@@ -64,8 +65,15 @@ class SlotBuffers:
         num_groups: int,
         device: torch.device,
         dtype: torch.dtype,
+        part: ContextPart = ContextPart(),
     ) -> None:
+        """
+        Args:
+            block_size: tokens of a sequence that a block stands for, on all ranks that share its context.
+            part: of each sequence, that this rank caches.
+        """
         self._block_size = block_size
+        self._part = part
         self._device = device
         # One more, because the last token sampled at full length is written and never read. On the device, so that a
         # step can follow another whose tokens the host has not seen.
@@ -126,8 +134,14 @@ class SlotBuffers:
         computed: npt.NDArray[np.int64],
         new: npt.NDArray[np.int64],
         embedded: EmbeddedRows | None = None,
+        part: ContextPart | None = None,
     ) -> FlatBatch:
-        """A batch of so many new tokens of each of these slots, behind those that are computed."""
+        """A batch of so many new tokens of each of these slots, behind those that are computed.
+
+        Args:
+            part: of each sequence, that is cached; None: the rank's.
+        """
+        part = part or self._part
         start = np.concatenate(([0], np.cumsum(new)))
         owner = np.repeat(np.arange(len(slots)), new)
         positions = np.arange(start[-1]) - start[owner] + computed[owner]
@@ -142,7 +156,7 @@ class SlotBuffers:
         metadata = []
         for blocks in self._blocks:
             held = blocks[rows, positions // self._block_size].astype(np.int64)
-            slot_mapping = self._move(held * self._block_size + positions % self._block_size)
+            slot_mapping = self._move(_own(held * self._block_size + positions % self._block_size, part))
             table = self._move(blocks[slots, :width])
             metadata.append(AttentionMetadata(block_table=table, slot_mapping=slot_mapping, **shared))
         states = StateMetadata(
@@ -170,3 +184,8 @@ class SlotBuffers:
 
     def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return to_device(array, self._device)
+
+
+def _own(places: npt.NDArray[np.int64], part: ContextPart) -> npt.NDArray[np.int64]:
+    """Places in blocks of all ranks that share a context → in this rank's part of them; -1 for others'."""
+    return places if part.size == 1 else np.where(places % part.size == part.rank, places // part.size, -1)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_svc.attention.base import AttentionMetadata
@@ -75,7 +76,7 @@ class Drafting:
         self._sampler = sampler
         self._budget = token_budget
         self._device = device
-        self._block_size = draft.attention.shape.block_size
+        self._block_size = draft.attention.shape.block_tokens
         self.caches: list[torch.Tensor] = []
         self._computed = np.zeros(max_num_seqs, np.int64)  # first positions of each slot, or _LOST
         self._complete = np.zeros(0, np.bool_)  # blocks of which all is computed
@@ -212,11 +213,17 @@ class Drafting:
             np.array(values, np.int64)
             for values in zip(*((row.slot, row.start, row.count) for row in rows), strict=True)
         )
-        hidden = self._forward(self._buffers.rows(slots, starts, counts), None, features)
+        hidden = self._forward(self._rows(slots, starts, counts), None, features)
         for row in rows:
             self._computed[row.slot] = end = row.start + row.count
             self._note_complete(row.slot, row.start, end)
         return hidden
+
+    def _rows(
+        self, slots: npt.NDArray[np.int64], computed: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
+    ) -> FlatBatch:
+        """Whose keys and values are cached as the draft caches them: whole, also where ranks share the target's."""
+        return self._buffers.rows(slots, computed, new, part=self._draft.attention.shape.part)
 
     def _note_complete(self, slot: int, start: int, end: int) -> None:
         """What reads features has made the last row of a block with the token behind the block, which is another one
@@ -248,7 +255,7 @@ class Drafting:
             if token_ids is not None:
                 rows = [row for row in rows if row.wanted > number]
                 at = np.array([row.known + number - 1 - features for row in rows], np.int64)
-                batch = self._buffers.rows(np.array([row.slot for row in rows]), at, np.ones_like(at))
+                batch = self._rows(np.array([row.slot for row in rows]), at, np.ones_like(at))
                 hidden = self._forward(batch, token_ids[: len(rows)], hidden[: len(rows)] if features else None)
             slots = [row.slot for row in rows]
             positions = [row.known + number for row in rows]

@@ -98,10 +98,11 @@ class Runner:
         self._buffers = SlotBuffers(
             max_num_seqs,
             self._max_model_len,
-            self._attention.shape.block_size,
+            self._attention.shape.block_tokens,
             len(self._groups),
             device,
             self._dtype,
+            self._attention.shape.part,
         )
         self._link = StageLink(groups, stage, self._facts.hidden_size, self._buffers, device, self._dtype)
         self._num_stages = groups.layout.pipeline
@@ -112,7 +113,7 @@ class Runner:
                 max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode,
                 processors, self._attention.kernels, _acceptance(options),
             )  # fmt: skip
-            drafting = self._make_drafting(Target(loaded, model, options, groups.of_replica(), device), sampler)
+            drafting = self._make_drafting(Target(loaded, model, options, groups.of_draft(), device), sampler)
             self._answers = Answers(
                 self._model, self._facts.hidden_size, sampler, self._buffers, self._adapters, drafting
             )
@@ -143,7 +144,7 @@ class Runner:
         available after it can be given to the cache."""
         if self._device.type != "cuda":
             return
-        blocks = -(-min(self._token_budget, self._max_model_len) // self._attention.shape.block_size)
+        blocks = -(-min(self._token_budget, self._max_model_len) // self._attention.shape.block_tokens)
         self._allocate(blocks * len(self._groups), num_states=1)
         self._warm_up(blocks * len(self._groups))
         self.release_caches()
@@ -178,7 +179,7 @@ class Runner:
             bytes_per_block=self._attention.bytes_per_block(self._group_size) + self._draft_bytes_per_block,
             available_bytes=kv_cache_bytes(self._options.cache, self._device, state_bytes),
             attention_backend=self._attention.name,
-            block_size=self._attention.shape.block_size,
+            block_size=self._attention.shape.block_tokens,
             max_num_batched_tokens=self._token_budget,
             windows=tuple(group.window for group in self._groups),
             embedding_size=self._facts.hidden_size,
@@ -225,11 +226,11 @@ class Runner:
 
     def _warm_up(self, num_blocks: int) -> None:
         """A prefill and a decode over the cache."""
-        capacity = num_blocks // len(self._groups) * self._attention.shape.block_size
+        capacity = num_blocks // len(self._groups) * self._attention.shape.block_tokens
         tokens = min(self._token_budget, self._max_model_len, capacity)
         if self._device.type == "cpu":
             tokens = min(tokens, 32)
-        count = -(-tokens // self._attention.shape.block_size)
+        count = -(-tokens // self._attention.shape.block_tokens)
         blocks = [list(range(group * count, (group + 1) * count)) for group in range(len(self._groups))]
         token_ids = torch.randint(
             self._facts.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)
@@ -267,7 +268,7 @@ class Runner:
     def _room(self, query_len: int) -> Room:
         """For so many new tokens of each sequence."""
         sequences = self._options.scheduler.max_num_seqs
-        blocks = -(-self._max_model_len // self._attention.shape.block_size)
+        blocks = -(-self._max_model_len // self._attention.shape.block_tokens)
         received = self._facts.hidden_size if self._link.takes_hidden_states else 0
         return Room(sequences, sequences * query_len, blocks, len(self._groups), received, self._dtype)
 

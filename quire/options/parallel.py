@@ -22,6 +22,11 @@ class ParallelOptions:
         1, "Stages of layers that a model is cut into, each on ranks of its own; as many steps run at once.",
         aliases=("-pp",), minimum=1, maximum=64,
     )  # fmt: skip
+    decode_context_parallel_size: int = option(
+        1, "Tensor-parallel ranks that share the cached tokens of a sequence, in place of caching all of them each: "
+        "where a model has fewer key-value heads than ranks, or compressed attention. Divides "
+        "--tensor-parallel-size.", aliases=("-dcp",), minimum=1, maximum=64, affects_output=True,
+    )  # fmt: skip
     pipeline_layer_partition: str | None = option(
         None, "Layers of each stage, such as 10,12. Default: as even as it goes; what is over goes to stages before "
         "the last, which has the output layer.", variables=("VLLM_PP_LAYER_PARTITION",), metavar="N,N...",

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape, bits
+from engine_svc.attention.context import ContextPart
 from engine_svc.attention.native import NativeBackend
 from engine_svc.attention.registry import create_backend
 from engine_svc.native.library import kernels
@@ -37,12 +38,18 @@ def make_sequences(lengths: list[tuple[int, int]], seed: int) -> list[Sequence]:
     ]
 
 
-def metadata_of(sequences: list[Sequence], device: torch.device) -> AttentionMetadata:
+def metadata_of(
+    sequences: list[Sequence], device: torch.device, part: ContextPart = ContextPart()
+) -> AttentionMetadata:
+    """What a backend is told that caches a part of each sequence."""
     new = [sequence.new for sequence in sequences]
     lengths = [sequence.computed + sequence.new for sequence in sequences]
     width = max(len(sequence.blocks) for sequence in sequences)
+    tokens = BLOCK_SIZE * part.size
     slots = [
-        sequence.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        sequence.blocks[position // tokens] * BLOCK_SIZE + position % tokens // part.size
+        if position % part.size == part.rank
+        else -1
         for sequence in sequences
         for position in range(sequence.computed, sequence.computed + sequence.new)
     ]

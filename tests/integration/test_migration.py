@@ -25,11 +25,12 @@ from tests.support.engine_process import free_port
 from tests.support.native import AVAILABLE
 from tests.support.router_client import GatewaySession, Output, RouterClient, connect
 from tests.support.stack import ROOT, quire
+from tests.support.tiny_models import make_model
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 STREAMS = 16
 TOKENS = 100
 
@@ -162,3 +163,56 @@ async def test_streams_survive_a_freeze_a_drain_and_a_kill(
             while await blocks_held():
                 await asyncio.sleep(0.1)
         await eventually(lambda: not len(router.table))
+
+
+LAYOUTS = (("-tp", "2", "-dcp", "2"), ("-pp", "2"), ())
+
+
+@pytest.fixture
+def layouts(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Workers of one model, each with ranks of another layout. Address → process."""
+    folder = make_model(tmp_path, "llama", num_key_value_heads=1)
+    started = {}
+    for layout in LAYOUTS:
+        port = free_port()
+        started[f"127.0.0.1:{port}"] = subprocess.Popen(
+            quire(
+                "engine", str(folder), "--port", str(port), "--dtype", "float32", *layout, "--cpu-threads", "1",
+                "--kv-cache-memory-bytes", "4M", "--log-level", "error",
+            ),
+            cwd=ROOT,
+        )  # fmt: skip
+    yield started
+    for process in started.values():
+        process.kill()
+        process.wait()
+
+
+def plain_request(number: int) -> common_pb2.Generation:
+    """Greedy or seeded."""
+    sampling = common_pb2.SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=number % 2, seed=number)
+    prompt = [Random(number).randrange(96) for _ in range(20 + number)]
+    return common_pb2.Generation(request_id=f"r{number}", sampling=sampling, prompt_token_ids=prompt)
+
+
+async def test_streams_move_between_workers_of_different_layouts(
+    layouts: dict[str, subprocess.Popen[bytes]],
+) -> None:
+    """One worker after the other is killed, and its streams go on at those that are left, the last of which is a rank
+    alone. Which worker a stream begins at differs from run to run, and its tokens do not."""
+
+    async def start(session: GatewaySession, first_id: int) -> list[Output]:
+        return [await session.start(first_id + number, plain_request(number)) for number in range(STREAMS)]
+
+    async with router_of(list(layouts)) as (router, client), client.session() as session:
+        undisturbed = contents([await output.wait_ended() for output in await start(session, 0)])
+        for turn, process in enumerate([*layouts.values()][:-1], start=1):
+            outputs = await start(session, 1000 * turn + turn)
+            for output in outputs:
+                await output.wait_tokens()
+            moved = router.metrics.get_sample_value("quire_router_migrations_total") or 0
+            process.kill()
+            for output in outputs:
+                await output.wait_ended()
+            assert contents(outputs) == undisturbed
+            assert (router.metrics.get_sample_value("quire_router_migrations_total") or 0) > moved

@@ -73,7 +73,6 @@ _MODEL: Mapping[str, Answer] = {
 }  # fmt: skip
 
 _PARALLEL: Mapping[str, Answer] = {
-    "decode-context-parallel-size": not_built("context parallelism of decoding", taken=("1",)),
     "num-redundant-experts": acts_as("--eplb-config.num_redundant_experts"),
     "eplb-window-size": acts_as("--eplb-config.window_size"),
     "eplb-step-interval": acts_as("--eplb-config.step_interval"),

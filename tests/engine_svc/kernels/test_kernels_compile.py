@@ -31,7 +31,7 @@ for group, dim, block_size, window, kv_heads in shapes:
     tile_n = tiles.key_rows(dim, dtype)
     padded = triton.next_power_of_2(dim)
     common = {"WINDOW": window, "DIM": dim, "DIM_PADDED": padded, "SOFTCAP": window > 0, "SINKS": window > 0,
-              "CHUNKED": window == 1024}
+              "CHUNKED": window == 1024, "LSE": dim > 80, "CONTEXT_PARTS": 2 if dim > 80 else 1}
     paged = {"GROUP": group, "KV_HEADS": kv_heads, "BLOCK_SIZE": block_size, "TILE_N": tile_n}
     kernels = [
         *((paged_prefill._prefill_kernel, common | paged | {"TILE_M": tiles.query_rows(dim), "PART_KEYS": part,

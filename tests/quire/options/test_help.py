@@ -47,9 +47,8 @@ def test_one_flag(word: str) -> None:
 
 def test_one_flag_by_its_short_name_and_with_all_its_variables() -> None:
     assert "-tp, --tensor-parallel-size INTEGER" in flat(shown("tp"))
-    assert "-dcp, --decode-context-parallel-size Not an option of Quire. It needs context parallelism" in flat(
-        shown("dcp")
-    )
+    assert "-dcp, --decode-context-parallel-size INTEGER" in flat(shown("dcp"))
+    assert "--kv-transfer-config Not an option of Quire. It needs transfer of KV" in flat(shown("kv-transfer-config"))
     assert "[env: QUIRE_LOG_LEVEL, VLLM_LOGGING_LEVEL]" in flat(shown("log-level"))
     assert "(DEPRECATED in vLLM)" in flat(shown("num-speculative-tokens"))
 

@@ -172,7 +172,7 @@ def test_numbers_behind_a_flag_leave_the_model_alone() -> None:
         (("-O.cudagraph_capture_sizes=[0]",), "whole numbers from 1 on"),
         (("--eplb-config.windw_size", "5"), "windw_size is not known. Did you mean window_size?"),
         (("--all2all-backend", "deepep_low_latency"), "needs a library of kernels that Quire does not carry"),
-        (("-dcp", "2"), "-dcp is an option of vLLM that Quire does not implement. It needs context parallelism"),
+        (("--kv-transfer-config", "{}"), "--kv-transfer-config is an option of vLLM that Quire does not implement."),
         (("--max-num-seq", "5"), "Did you mean --max-num-seqs? Most sequences running at once."),
         (("--device", "tpu"), "Quire runs on CPUs and NVIDIA's GPUs alone."),
         (("--kv-cache-dtype", "fp8_inc"), "It is for Gaudi"),
