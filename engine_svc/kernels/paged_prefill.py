@@ -19,38 +19,13 @@ from engine_svc.kernels.tiles import key_rows, query_rows
 
 @triton.jit
 def _prefill_kernel(
-    query_ptr,
-    cache_ptr,
-    output_ptr,
-    block_table_ptr,
-    query_start_ptr,
-    seq_lens_ptr,
-    tile_sequence_ptr,
-    tile_start_ptr,
-    scale,
-    softcap,
-    sinks_ptr,
-    lse_ptr,
-    query_stride,
-    block_table_stride,
-    value_offset,
-    part_of_context,
-    WINDOW: tl.constexpr,
-    CHUNKED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    SINKS: tl.constexpr,
-    GROUP: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_M: tl.constexpr,
-    TILE_N: tl.constexpr,
-    PART_KEYS: tl.constexpr,
-    BIDIRECTIONAL: tl.constexpr,
-    LSE: tl.constexpr,
-    CONTEXT_PARTS: tl.constexpr,
-):
+    query_ptr, cache_ptr, output_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tile_sequence_ptr,
+    tile_start_ptr, scale, softcap, sinks_ptr, lse_ptr, query_stride, block_table_stride, value_offset,
+    part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, PART_KEYS: tl.constexpr,
+    BIDIRECTIONAL: tl.constexpr, LSE: tl.constexpr, CONTEXT_PARTS: tl.constexpr,
+):  # fmt: skip
     """One program per tile of queries and head.
 
     With PART_KEYS, so many keys at a time come to a result of their own, and the results are added as paged_decode adds
