@@ -33,11 +33,17 @@ serve: $(VENV)/.installed
 # The quick ones first: what they find is known within minutes.
 test: test-fast test-slow
 
+# Tests with the marks of a stage, and how long they took. ARGS may choose none of them: 5.
+define STAGE
+@start=$$(date +%s); $(PYTEST) -m "$(1)" $(ARGS) || test $$? = 5 || exit 1; \
+  echo "$@ took $$(($$(date +%s) - start)) s"
+endef
+
 test-fast: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow" $(ARGS) || test $$? = 5 # ARGS may choose none of these
+	$(call STAGE,not slow)
 
 test-slow: $(VENV)/.installed-dev $(CLIENTS)/.installed
-	$(PYTEST) -m slow $(ARGS) || test $$? = 5
+	$(call STAGE,slow)
 
 # The one client that CI leaves out: what it brings is as large as all the others together.
 test-lm-eval: $(VENV)/.installed-dev $(CLIENTS)/.installed

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -20,6 +19,8 @@ from tests.router.conftest import StartEngine
 from tests.support.engine_process import free_port
 from tests.support.fake_engine import expected_tokens
 from tests.support.router_client import connect, generation
+from tests.support.signals import is_pending
+from tests.support.waiting import eventually_now
 
 ROOT = Path(__file__).parents[2]
 CODE = "from quire.cli import main; main()"
@@ -97,7 +98,7 @@ def test_a_second_signal_stops_at_once() -> None:
     try:
         asyncio.run(wait_serving(port))
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        eventually_now(lambda: not is_pending(process.pid, signal.SIGTERM))
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,9 +56,15 @@ def test_sizes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gemma2", "deepseek-v3", "bamba"])
-def test_tokens_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    folder = make_model(tmp_path / family, family)
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    # A layer of each kind: with a window and without, dense and of experts.
+    [("gemma2", {"num_hidden_layers": 2}), ("deepseek-v3", {"num_hidden_layers": 2}), ("bamba", {})],
+)
+def test_tokens_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, shape: dict[str, Any]
+) -> None:
+    folder = make_model(tmp_path / family, family, **shape)
     prompts = random_prompts(3, 17, 24)
     sampling = replace(GREEDY, max_tokens=16)
     recorder = Recorder()

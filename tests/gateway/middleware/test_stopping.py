@@ -17,6 +17,7 @@ import pytest_asyncio
 from quire.rpc.server import GrpcServer
 from tests.support.engine_process import ROOT, free_port
 from tests.support.fake_router import FakeRouter
+from tests.support.signals import is_pending
 from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -93,7 +94,7 @@ async def test_what_is_cut_says_so(
         await eventually(lambda: len(router.live) == 3, "the requests do not reach the router")
         for number in signals:
             process.send_signal(number)
-            await asyncio.sleep(0.2)  # two at once would be one
+            await eventually(lambda number=number: not is_pending(process.pid, number))  # type: ignore[misc]
         assert await asyncio.wait_for(streaming, WAIT_SECONDS) == 200
         assert lines[-2:] == ["data: [DONE]", ""]
         check_error(json.loads(lines[-4].removeprefix("data: ")))
@@ -128,7 +129,7 @@ async def test_a_stream_that_ends_in_time_is_whole(router: FakeRouter, tokenizer
         streaming = asyncio.create_task(stream(client, lines))
         await eventually(lambda: router.holding and lines, "no tokens come")
         process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.2)
+        await eventually(lambda: not is_pending(process.pid, signal.SIGTERM))
         for live in router.live:
             live.hold = None
         assert await asyncio.wait_for(streaming, WAIT_SECONDS) == 200
