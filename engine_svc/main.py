@@ -30,7 +30,9 @@ from quire.options.engine import EngineOptions
 from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.options.tracing import TracingOptions
 from quire.rpc.server import GrpcServer
+from quire.tracing.base import Tracer, open_tracer
 from quire.v1 import admin_pb2, admin_pb2_grpc, engine_pb2, engine_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ def main(
     server: GrpcServerOptions,
     security: RpcSecurityOptions,
     log: LogOptions,
+    tracing: TracingOptions = TracingOptions(),
 ) -> None:
     """Runs a worker until a signal stops it.
 
@@ -59,7 +62,8 @@ def main(
             obey(launch)
             return
     executor = create_executor(engine.parallel, engine.kernels.device, _known_config(model, engine))
-    died = uvloop.run(serve(executor, model, engine, server, security))
+    with open_tracer("engine", tracing) as tracer:
+        died = uvloop.run(serve(executor, model, engine, server, security, tracer))
     if died:
         sys.exit(EXIT_ENGINE_DIED)
 
@@ -77,6 +81,7 @@ async def serve(
     engine: EngineOptions,
     server: GrpcServerOptions,
     security: RpcSecurityOptions,
+    tracer: Tracer | None = None,
 ) -> bool:
     """Serves from listening to drained; returns whether it ended because the engine died.
 
@@ -85,7 +90,7 @@ async def serve(
     """
     registry = new_registry()
     worker = EngineWorker(executor, model, engine)
-    grpc_server = build_server(worker, server, security, registry)
+    grpc_server = build_server(worker, server, security, registry, tracer)
     await grpc_server.start()
     serve_metrics(registry, server.metrics_host, server.metrics_port)
     serving: asyncio.Future[None] = asyncio.create_task(grpc_server.serve_until_stopped(worker.loop.drain))
@@ -114,11 +119,15 @@ async def _first_of(*futures: asyncio.Future[Any]) -> None:
 
 
 def build_server(
-    worker: EngineWorker, server: GrpcServerOptions, security: RpcSecurityOptions, registry: CollectorRegistry
+    worker: EngineWorker,
+    server: GrpcServerOptions,
+    security: RpcSecurityOptions,
+    registry: CollectorRegistry,
+    tracer: Tracer | None = None,
 ) -> GrpcServer:
     """The worker's gRPC server, not listening yet, and its metrics in the registry."""
-    grpc_server = GrpcServer("engine", GRPC_SERVICE, server, security, registry, (_ADMIN_SERVICE,))
-    engine_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(worker), grpc_server.server)
+    grpc_server = GrpcServer("engine", GRPC_SERVICE, server, security, registry, (_ADMIN_SERVICE,), tracer)
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(worker, tracer), grpc_server.server)
     admin_pb2_grpc.add_EngineAdminServiceServicer_to_server(EngineAdminServicer(worker), grpc_server.server)
     registry.register(EngineCollector(worker.load_now))
     return grpc_server

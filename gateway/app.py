@@ -52,12 +52,14 @@ from gateway.middleware.of_users import middleware_of
 from gateway.middleware.request_id import RequestIdMiddleware
 from gateway.middleware.root_path import RootPathMiddleware
 from gateway.middleware.stopping import StoppingMiddleware
+from gateway.middleware.tracing import TracingMiddleware
 from gateway.openapi import docs, openapi_json
 from quire.compatibility.refused_routes import REFUSED_ROUTES
 from quire.errors import QuireError
 from quire.metrics import new_registry
 from quire.options.gateway import GatewayOptions
 from quire.supervised import supervised_name
+from quire.tracing.base import Tracer
 
 
 def routes(options: GatewayOptions) -> list[Route]:
@@ -136,11 +138,12 @@ def _scale_out(options: GatewayOptions) -> list[Route]:
     ]
 
 
-def middleware(options: GatewayOptions) -> list[Middleware]:
+def middleware(options: GatewayOptions, tracer: Tracer | None = None) -> list[Middleware]:
     """What a request passes on its way in, in order. CORS comes first: preflight requests carry no key."""
     found = [
         Middleware(RootPathMiddleware, root_path=options.root_path),
         Middleware(RequestIdMiddleware, echo=options.enable_request_id_headers),
+        *([Middleware(TracingMiddleware, tracer=tracer)] if tracer is not None else []),
     ]
     if options.allowed_origins:
         found.append(
@@ -170,7 +173,7 @@ def create_app(context: GatewayContext) -> Starlette:
     """The ASGI application."""
     registry, shared = make_registry(context)
     app = _application(
-        context, [*routes(context.options), *refused_routes()], middleware(context.options),
+        context, [*routes(context.options), *refused_routes()], middleware(context.options, context.tracer),
         partial(_lifespan, [] if shared is None else [shared.run]),
     )  # fmt: skip
     app.state.registry = registry

@@ -79,6 +79,7 @@ class BeamSearches:
         usage: GenerationUsage | None = None
         while not search.done:
             stream = _step(request, number, search.running, deadline, self._abandon)
+            stream.owner.trace = state.trace
             self._router_streams.start(stream)
             search.advance(await _read(stream, deadline))
             usage = usage or stream.usage

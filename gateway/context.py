@@ -19,6 +19,7 @@ from gateway.services.reasoning import ReasoningFormat
 from gateway.services.tokenizer import Tokenizer
 from gateway.tool_parsers.base import ToolParser
 from quire.options.gateway import GatewayOptions
+from quire.tracing.base import Tracer
 from quire.work_pool import WorkPool
 
 
@@ -40,6 +41,7 @@ class GatewayContext:
     parsers: Sequence[type[AnswerParser]] = ()
     # Reads the calls of tools in chats that may call some.
     tool_parser: type[ToolParser] | None = None
+    tracer: Tracer | None = None
     draining: bool = False
     start_time: int = field(default_factory=lambda: int(time.time()))
 

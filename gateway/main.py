@@ -14,6 +14,7 @@ from typing import Literal
 import uvicorn
 import uvloop
 from starlette.applications import Starlette
+from uvicorn.config import LOG_LEVELS
 
 from gateway.app import create_admin_app, create_app
 from gateway.certificates import Certificates
@@ -24,6 +25,7 @@ from gateway.pipeline import Pipeline
 from gateway.reasoning_parsers import reasoning_parser
 from gateway.requests.request_log import RequestLog
 from gateway.requests.statistics import RequestStatistics
+from gateway.requests.traces import RequestTraces
 from gateway.response_store.open import open_store
 from gateway.response_store.records import Responses
 from gateway.services.fleet import Fleet
@@ -36,9 +38,11 @@ from quire.log import setup_logging
 from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions
 from quire.options.server import RpcSecurityOptions
+from quire.options.tracing import TracingOptions
 from quire.rpc.discovery import check_addresses, join_address
 from quire.seeds import SeedSource
 from quire.supervised import Stage, report
+from quire.tracing.base import Tracer, open_tracer
 from quire.unix_socket import unix_listener
 from quire.work_pool import WorkPool
 
@@ -47,10 +51,13 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
 # For requests that are cut to say so, and for their clients to hear it.
 _LAST_WORDS_SECONDS = 2.0
+_LOGGERS_OF_HTTP = ("uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 _PROBES = ("/health", "/ping", "/livez", "/readyz", "/metrics")
 
 
-def main(gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions) -> None:
+def main(
+    gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions, tracing: TracingOptions = TracingOptions()
+) -> None:
     """Serves until SIGTERM or SIGINT, and then until all requests are answered; a second signal cuts them short.
 
     Raises:
@@ -58,6 +65,9 @@ def main(gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions)
     """
     setup_logging("gateway", log)
     logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
+    for name in _LOGGERS_OF_HTTP:
+        if (http_logger := logging.getLogger(name)).level == logging.NOTSET:  # --log-config-file may have set it
+            http_logger.setLevel(LOG_LEVELS[gateway.uvicorn_log_level])
     gateway.check()
     check_addresses("--router-address", gateway.router_address)
     check_addresses(TOKENIZER_FLAG, gateway.tokenizer_address)
@@ -68,8 +78,8 @@ def main(gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions)
             "--server-dev-mode: whoever reaches %s can pause the engines, put them to sleep and end requests; "
             "--admin-port has these routes apart from clients", gateway.uds or f"port {gateway.port}",
         )  # fmt: skip
-    with _listener(gateway) as listener:
-        uvloop.run(_serve(gateway, security, listener, admin_listener))
+    with _listener(gateway) as listener, open_tracer("gateway", tracing) as tracer:
+        uvloop.run(_serve(gateway, security, tracer, listener, admin_listener))
 
 
 def _listener(options: GatewayOptions) -> contextlib.AbstractContextManager[socket.socket]:
@@ -112,13 +122,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> GatewayContext:
+def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: Tracer | None = None) -> GatewayContext:
     """The gateway's parts; they connect once the application starts. To be called inside the event loop."""
     statistics = RequestStatistics()
     seeds = SeedSource(options.seed)
     large_requests = WorkPool("large requests", 2, 64)
     tokenizers = () if options.skip_tokenizer_init else options.tokenizer_address
-    pipeline = Pipeline(options.router_address, tokenizers, security, statistics, seeds, RequestLog(options))
+    log, traces = RequestLog(options), RequestTraces(tracer)
+    pipeline = Pipeline(options.router_address, tokenizers, security, statistics, seeds, log, traces)
     tokenizer = Tokenizer(pipeline.texts.replicas, large_requests)
     name = options.reasoning.parser
     return GatewayContext(
@@ -131,6 +142,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions) -> Gatew
         Responses(open_store(options.responses)),
         reasoning=ReasoningFormat(reasoning_parser(name), tokenizer) if name else None,
         tool_parser=chosen_tool_parser(options.tools),
+        tracer=tracer,
     )
 
 
@@ -165,9 +177,13 @@ async def _admin_port(context: GatewayContext, listener: socket.socket | None) -
 
 
 async def _serve(
-    options: GatewayOptions, security: RpcSecurityOptions, listener: socket.socket, admin: socket.socket | None
+    options: GatewayOptions,
+    security: RpcSecurityOptions,
+    tracer: Tracer | None,
+    listener: socket.socket,
+    admin: socket.socket | None,
 ) -> None:
-    context = make_context(options, security)
+    context = make_context(options, security, tracer)
     server = make_server(context)
     signals = asyncio.Queue[int]()
     loop = asyncio.get_running_loop()
@@ -250,7 +266,6 @@ def _config(
         ws="none",
         lifespan=lifespan,
         log_config=None,
-        log_level=options.uvicorn_log_level,
         access_log=not options.disable_uvicorn_access_log,
         limit_concurrency=options.max_connections,
         ssl_keyfile=options.ssl_keyfile,

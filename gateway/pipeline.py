@@ -20,6 +20,7 @@ from gateway.requests.request_log import RequestLog
 from gateway.requests.retelling import GeneratedPart
 from gateway.requests.state import ChoiceState, RequestState, StreamState
 from gateway.requests.statistics import RequestStatistics
+from gateway.requests.traces import RequestTraces
 from gateway.services.convert import from_generated, to_update
 from gateway.services.pooling import PoolingCalls
 from gateway.services.router_streams import RouterStreams
@@ -45,10 +46,12 @@ class Pipeline:
         statistics: RequestStatistics,
         seeds: SeedSource,
         log: RequestLog,
+        traces: RequestTraces,
     ) -> None:
         self._statistics = statistics
         self._seeds = seeds
         self._log = log
+        self._traces = traces
         self.texts = Texts(tokenizer_addresses, security, statistics, self._on_update)
         self.router_streams = RouterStreams(router_addresses, security, statistics, self._on_tokens)
         self._beam_searches = BeamSearches(self.router_streams, self._deliver)
@@ -78,6 +81,7 @@ class Pipeline:
         state = self._enter(request)
         self._statistics.started(state)
         self._log.started(request)
+        self._traces.started(state)
         if request.beams is not None:
             self._beam_searches.start(state)
             return state
@@ -188,6 +192,7 @@ class Pipeline:
             self._embeds_room.leave(state.request.tenant, state.request.embeds_bytes)
         self._statistics.ended(state)
         self._log.ended(state)
+        self._traces.ended(state)
 
     def _on_tokens(self, choice: ChoiceState, delta: GenerationDelta) -> None:
         if choice.stream.owner.request.wants_text:
@@ -198,8 +203,10 @@ class Pipeline:
     def _on_update(self, choice: ChoiceState, update: ChoiceUpdate) -> None:
         state = choice.stream.owner
         choice.num_tokens += len(update.token_ids)
-        self._statistics.progressed(state, update, time.monotonic())
+        now = time.monotonic()
+        self._statistics.progressed(state, update, now)
         self._log.progressed(state, update)
+        self._traces.progressed(state, update, now)
         state.push(update)
         if update.finish:
             self._end_choice(choice)

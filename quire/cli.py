@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 import quire
 from quire.collection import without_collection
@@ -33,6 +34,7 @@ from quire.options.save import SaveOptions
 from quire.options.serve import ServeOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
+from quire.options.tracing import TracingOptions
 from quire.options.workers import WorkersOptions
 from quire.supervised import Stage, end_with_supervisor, report
 
@@ -62,12 +64,38 @@ def _client_command(name: str, module: str = "quire.client.command") -> click.Co
     return command
 
 
+def _of_operator(name: str) -> click.Command:
+    """A command of the admin port."""
+    command: click.Command = importlib.import_module("quire.client.administration").COMMANDS[name]()
+    return command
+
+
 class _Commands(click.Group):
     """Commands, each made when it is asked for."""
 
-    def __init__(self, makers: Mapping[str, Callable[[], click.Command]], **attributes: Any) -> None:
+    def __init__(self, makers: Mapping[str, Callable[[], click.Command]], default: str = "", **attributes: Any) -> None:
+        """
+        Args:
+            default: the one that is meant where none is named.
+        """
         super().__init__(**attributes)
         self._makers = makers
+        self._default = default
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts the default one in front of what names none."""
+        named = args[:1] and args[0] in (*self._makers, *self.get_help_option_names(ctx))
+        stands_alone = not args and ctx.resilient_parsing  # it is completed: any of the names may follow
+        adds = self._default and not named and not stands_alone
+        return super().parse_args(ctx, [self._default, *args] if adds else args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names, and what may follow the default one."""
+        found = super().shell_complete(ctx, incomplete)
+        if (command := self.get_command(ctx, self._default)) is not None:
+            own = command.make_context(self._default, [], ctx, resilient_parsing=True)
+            found += command.shell_complete(own, incomplete)
+        return found
 
     def list_commands(self, ctx: click.Context | None) -> list[str]:
         """Their names."""
@@ -78,7 +106,9 @@ class _Commands(click.Group):
         return self._makers[cmd_name]() if cmd_name in self._makers else None
 
 
-_RPC = {"server": GrpcServerOptions, "security": RpcSecurityOptions, "log": LogOptions}
+_RPC = {
+    "server": GrpcServerOptions, "security": RpcSecurityOptions, "log": LogOptions, "tracing": TracingOptions,
+}  # fmt: skip
 
 _ENGINE = {"model": ModelOptions, "engine": EngineOptions, "log": LogOptions}
 
@@ -115,9 +145,23 @@ _BENCHMARKS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
     }
 )
 
+_WORKERS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
+    {
+        "list": partial(
+            OptionsCommand,
+            "list",
+            "Shows the workers of a running router, or why it placed a request where it did.",
+            {"workers": WorkersOptions, "security": RpcSecurityOptions},
+            _main_of("quire.client.workers"),
+        ),
+        **{name: partial(_of_operator, name) for name in ("drain", "undrain", "pause", "resume", "sleep", "wake")},
+    }
+)
+
 _STACK = {
     "serve": ServeOptions, "model": ModelOptions, "gateway": GatewayOptions, "tokenizer": TokenizerOptions,
     "router": RouterOptions, "engine": EngineOptions, "security": RpcSecurityOptions, "log": LogOptions,
+    "tracing": TracingOptions,
 }  # fmt: skip
 _OF_THE_STACK: Mapping[str, object] = {"router_address": (), "tokenizer_address": ()}  # defaults: services of its own
 
@@ -152,7 +196,12 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
             OptionsCommand,
             "gateway",
             "Starts the HTTP gateway alone.",
-            {"gateway": GatewayOptions, "security": RpcSecurityOptions, "log": LogOptions},
+            {
+                "gateway": GatewayOptions,
+                "security": RpcSecurityOptions,
+                "log": LogOptions,
+                "tracing": TracingOptions,
+            },
             _main_of("gateway.main"),
         ),
         "tokenizer": partial(
@@ -211,11 +260,12 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
         "complete": partial(_client_command, "complete"),
         "completion": partial(_client_command, "completion", "quire.client.completion"),
         "workers": partial(
-            OptionsCommand,
-            "workers",
-            "Shows the workers of a running router, or why it placed a request where it did.",
-            {"workers": WorkersOptions, "security": RpcSecurityOptions},
-            _main_of("quire.client.workers"),
+            _Commands,
+            _WORKERS,
+            "list",
+            name="workers",
+            help="Shows workers (list, which may be left out), or has them do what an operator wants.",
+            context_settings={"help_option_names": ["-h", "--help"]},
         ),
     }
 )

@@ -29,6 +29,11 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    @property
+    def sum(self) -> float:
+        """Of all observations."""
+        return self._sum
+
     def snapshot(self) -> HistogramSnapshot:
         """The state now."""
         return HistogramSnapshot(self._bounds, tuple(self._counts), self._sum)

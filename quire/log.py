@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import logging.config
 import sys
 import time
 from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol, TextIO, cast
+
+import yaml
 
 from quire.errors import StartupError
 from quire.options.log import LogOptions
 from quire.rpc.context import current_request_id
 from quire.supervised import supervised_name
+
+_CONFIG_FLAG = "--log-config-file"
 
 
 class Terminal(Protocol):
@@ -26,41 +33,59 @@ class Terminal(Protocol):
         """Shows it."""
 
 
-class _TextFormatter(logging.Formatter):
-    def __init__(self, service: str) -> None:
-        super().__init__()
-        self.service = service
+class TextFormatter(logging.Formatter):
+    """A line for people."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """The line, and behind it where an error came from."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        request_id = current_request_id()
-        suffix = f" [{request_id}]" if request_id else ""
+        suffix = f" [{_request_id(record)}]" if _request_id(record) else ""
         error = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        return f"{clock} {record.levelname[0]} {self.service}: {record.getMessage()}{suffix}{error}"
+        return f"{clock} {record.levelname[0]} {_service(record)}: {record.getMessage()}{suffix}{error}"
 
 
-class _JsonFormatter(logging.Formatter):
-    def __init__(self, service: str) -> None:
-        super().__init__()
-        self.service = service
+class JsonFormatter(logging.Formatter):
+    """A line for log collectors."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """A JSON object."""
         entry = {
-            "time": record.created, "level": record.levelname.lower(), "service": self.service,
+            "time": record.created, "level": record.levelname.lower(), "service": _service(record),
             "logger": record.name, "message": record.getMessage(),
         }  # fmt: skip
-        if request_id := current_request_id():
+        if request_id := _request_id(record):
             entry["request_id"] = request_id
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
         return json.dumps(entry)
 
 
-_FORMATTERS = {"text": _TextFormatter, "json": _JsonFormatter}
+def _service(record: logging.LogRecord) -> str:
+    return str(getattr(record, "service", ""))
+
+
+def _request_id(record: logging.LogRecord) -> str:
+    return str(getattr(record, "request_id", ""))
+
+
+class _Records:
+    """Makes the records of this process, which say whose they are."""
+
+    def __init__(self, service: str, options: LogOptions) -> None:
+        self.service = service
+        self.options = options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = logging.LogRecord(*args, **kwargs)
+        record.service, record.request_id = self.service, current_request_id()
+        return record
+
+
+_FORMATTERS = {"text": TextFormatter, "json": JsonFormatter}
 
 
 def setup_logging(service: str, options: LogOptions, part: str = "", terminal: Terminal | None = None) -> None:
-    """Points the root logger of this process at standard error and at the log file.
+    """Points the root logger of this process at standard error and at the log file, or where --log-config-file says.
 
     Args:
         service: what the lines name; a process of `quire serve` goes by the name that it has there.
@@ -68,9 +93,10 @@ def setup_logging(service: str, options: LogOptions, part: str = "", terminal: T
         terminal: in place of standard error.
 
     Raises:
-        StartupError: the log file cannot be written.
+        StartupError: the log file cannot be written, or the configuration cannot be followed.
     """
-    formatter = _FORMATTERS[options.log_format](f"{supervised_name() or service} {part}".rstrip())
+    logging.setLogRecordFactory(_Records(f"{supervised_name() or service} {part}".rstrip(), options))
+    formatter = _FORMATTERS[options.log_format]()
     handlers: list[logging.Handler] = [logging.StreamHandler(terminal or sys.stderr)]
     if options.log_file not in (None, "-"):
         handlers[0].setLevel(logging.WARNING)
@@ -82,6 +108,41 @@ def setup_logging(service: str, options: LogOptions, part: str = "", terminal: T
     # Libraries report at info what only a developer of theirs wants to know.
     for noisy in ("grpc", "httpx", "httpcore", "urllib3", "filelock", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    if options.log_config_file is not None:
+        _follow(options.log_config_file, terminal)
+
+
+def _follow(path: str, terminal: Terminal | None) -> None:
+    """
+    Args:
+        terminal: takes the place of standard output and standard error for what the file has.
+    """
+    config = _read_config(path)
+    with contextlib.ExitStack() as stack:
+        if terminal is not None:
+            stack.enter_context(contextlib.redirect_stderr(cast("TextIO", terminal)))
+            stack.enter_context(contextlib.redirect_stdout(cast("TextIO", terminal)))
+        try:
+            # Loggers that are there already are those of all our modules.
+            logging.config.dictConfig({"disable_existing_loggers": False, **config})
+        except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
+            reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
+            raise StartupError(f"{_CONFIG_FLAG} {path} cannot be followed: {reason}.") from error
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    """
+    Raises:
+        StartupError: there is no such file, or something else is in it.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        config = yaml.safe_load(text) if Path(path).suffix in (".yaml", ".yml") else json.loads(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise StartupError(f"{_CONFIG_FLAG} {path} cannot be read: {error}.") from error
+    if not isinstance(config, dict):
+        raise StartupError(f"{_CONFIG_FLAG} {path} has no object in it, as logging.config.dictConfig takes.")
+    return config
 
 
 def _open_log_file(path: str) -> logging.Handler:
@@ -99,13 +160,5 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: Tr
 
 def log_options() -> LogOptions:
     """The options that this process logs by, for processes of its own."""
-    root = logging.getLogger()
-    level = logging.getLevelName(root.getEffectiveLevel()).lower()
-    files = [handler.baseFilename for handler in root.handlers if isinstance(handler, WatchedFileHandler)]
-    formats = [name for name, kind in _FORMATTERS.items() for handler in root.handlers[:1]
-               if isinstance(handler.formatter, kind)]  # fmt: skip
-    return LogOptions(
-        log_level=level if level in ("debug", "info", "warning", "error") else "info",
-        log_format=formats[0] if formats else "text",
-        log_file=files[0] if files else None,
-    )
+    records = logging.getLogRecordFactory()
+    return records.options if isinstance(records, _Records) else LogOptions()

@@ -11,6 +11,7 @@ from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.discovery import DnsSource, Resolver, resolve_host
 from quire.rpc.server import GrpcServer
+from quire.tracing.base import Tracer
 from quire.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
 from router.adapters import FleetAdapters
 from router.administration import RouterAdminServicer
@@ -40,6 +41,7 @@ class Router:
         server: GrpcServerOptions,
         security: RpcSecurityOptions,
         resolve: Resolver = resolve_host,
+        tracer: Tracer | None = None,
     ) -> None:
         """
         Raises:
@@ -68,10 +70,10 @@ class Router:
                 self.index,
             )
         )
-        self.server = GrpcServer("router", _SERVICE, server, security, self.metrics, (_ADMIN_SERVICE,))
+        self.server = GrpcServer("router", _SERVICE, server, security, self.metrics, (_ADMIN_SERVICE,), tracer)
         servicer = RouterServicer(
             self.dispatcher, self.registry, self._registrations, self._heartbeat, self.table.decisions, core.aliases,
-            self._adapters, core.pooling,
+            self._adapters, core.pooling, tracer,
         )  # fmt: skip
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, self.server.server)
         administration = RouterAdminServicer(lambda: self.registry.workers)

@@ -11,11 +11,16 @@ from quire.metrics import serve_metrics
 from quire.options.log import LogOptions
 from quire.options.router import RouterOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
+from quire.options.tracing import TracingOptions
 from quire.rpc.discovery import check_addresses
+from quire.tracing.base import Tracer, open_tracer
 from router.app import Router
 
 
-def main(router: RouterOptions, server: GrpcServerOptions, security: RpcSecurityOptions, log: LogOptions) -> None:
+def main(
+    router: RouterOptions, server: GrpcServerOptions, security: RpcSecurityOptions, log: LogOptions,
+    tracing: TracingOptions = TracingOptions(),
+) -> None:  # fmt: skip
     """Serves until SIGTERM or SIGINT.
 
     Raises:
@@ -25,7 +30,8 @@ def main(router: RouterOptions, server: GrpcServerOptions, security: RpcSecurity
     check_addresses("--workers", router.workers)
     check_addresses("--worker-dns", router.worker_dns)
     calm_collector()
-    uvloop.run(_serve(router, server, security))
+    with open_tracer("router", tracing) as tracer:
+        uvloop.run(_serve(router, server, security, tracer))
 
 
 def calm_collector() -> None:
@@ -34,8 +40,10 @@ def calm_collector() -> None:
     gc.set_threshold(10_000, 20, 1000)
 
 
-async def _serve(options: RouterOptions, server: GrpcServerOptions, security: RpcSecurityOptions) -> None:
-    router = Router(options, server, security)
+async def _serve(
+    options: RouterOptions, server: GrpcServerOptions, security: RpcSecurityOptions, tracer: Tracer | None
+) -> None:
+    router = Router(options, server, security, tracer=tracer)
     serve_metrics(router.metrics, server.metrics_host, server.metrics_port)
     await router.start()
     await router.serve_until_stopped()

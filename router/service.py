@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator
 import grpc
 
 from quire.errors import Internal, InvalidRequest, NotFound
-from quire.rpc.context import current_request_id
+from quire.rpc.context import current_request_id, current_trace
 from quire.rpc.discovery import split_address
 from quire.rpc.interceptors import UNARY_SECONDS
 from quire.rpc.status import from_request_error
+from quire.rpc.trace import to_trace, write_trace
+from quire.tracing.attributes import REQUEST_ID, REQUEST_MODEL
+from quire.tracing.base import Side, Tracer
 from quire.v1 import common_pb2, engine_pb2, router_pb2, router_pb2_grpc
 from router.adapters import FleetAdapters
 from router.convert import explanation, worker_message
@@ -22,6 +25,7 @@ from router.requests.aliases import Aliases
 from router.requests.dispatch import Dispatcher
 from router.requests.pooling import PoolDispatcher
 from router.requests.sessions import CallerSession
+from router.requests.traces import SPAN_NAME
 from router.workers.registrations import Registrations
 from router.workers.registry import STATIC_WORKERS, WorkerRegistry
 
@@ -43,7 +47,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         aliases: Aliases,
         adapters: FleetAdapters,
         pooling: PoolDispatcher,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._dispatcher = dispatcher
         self._decisions = decisions
         self._aliases = aliases
@@ -61,7 +67,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         session = self._dispatcher.open_session()
         session.half_closed = True
         try:
-            self._dispatcher.start(session, _STREAM_ID, generation)
+            self._start(session, _STREAM_ID, generation)
             while not session.finished:
                 for delta in (await session.next_frame()).deltas:
                     if delta.HasField("error"):
@@ -141,6 +147,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     ) -> engine_pb2.UnloadAdapterResponse:
         return engine_pb2.UnloadAdapterResponse(live_requests=await self._adapters.unload(request))
 
+    def _start(self, session: CallerSession, stream_id: int, generation: common_pb2.Generation) -> None:
+        """Starts a request, as a part of its trace; its worker's is a part of ours."""
+        span = None
+        if self._tracer is not None:
+            attributes = {REQUEST_ID: generation.request_id, REQUEST_MODEL: generation.model}
+            parent = to_trace(generation) or current_trace()
+            span = self._tracer.start(SPAN_NAME, Side.SERVER, parent, attributes)
+            write_trace(span.trace, generation)
+        self._dispatcher.start(session, stream_id, generation, span)
+
     async def _read(
         self, session: CallerSession, frames: AsyncIterator[router_pb2.RouterServiceSessionRequest]
     ) -> None:
@@ -148,7 +164,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         try:
             async for frame in frames:
                 for start in frame.starts:
-                    self._dispatcher.start(session, start.stream_id, start.generation)
+                    self._start(session, start.stream_id, start.generation)
                 for stop in frame.stops:
                     self._dispatcher.stop(session, stop)
                 for stream_id in frame.abort_stream_ids:

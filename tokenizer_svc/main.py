@@ -16,10 +16,12 @@ from quire.options.log import LogOptions
 from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
+from quire.options.tracing import TracingOptions
 from quire.rpc.server import GrpcServer
 from quire.structured.vocabulary import token_table
 from quire.tokenizer.files import TokenizerFiles
 from quire.tokenizer.modes import find_tokenizer
+from quire.tracing.base import Tracer, open_tracer
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.metrics import TokenizerMetrics
@@ -37,6 +39,7 @@ def main(
     server: GrpcServerOptions,
     security: RpcSecurityOptions,
     log: LogOptions,
+    tracing: TracingOptions = TracingOptions(),
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
@@ -44,15 +47,20 @@ def main(
         StartupError: the tokenizer cannot be loaded, or the port is taken.
     """
     setup_logging("tokenizer", log)
-    uvloop.run(_serve(model, tokenizer, server, security))
+    with open_tracer("tokenizer", tracing) as tracer:
+        uvloop.run(_serve(model, tokenizer, server, security, tracer))
 
 
 async def _serve(
-    model: ModelOptions, options: TokenizerOptions, server: GrpcServerOptions, security: RpcSecurityOptions
+    model: ModelOptions,
+    options: TokenizerOptions,
+    server: GrpcServerOptions,
+    security: RpcSecurityOptions,
+    tracer: Tracer | None,
 ) -> None:
     registry = new_registry()
     metrics = TokenizerMetrics(registry)
-    grpc_server = GrpcServer("tokenizer", _SERVICE, server, security, registry)
+    grpc_server = GrpcServer("tokenizer", _SERVICE, server, security, registry, tracer=tracer)
     name = model.tokenizer_name
     place = find_tokenizer(model)
     files = place.read()

@@ -16,7 +16,7 @@ COPY demo_model demo_model
 # `engine,ray` for ranks that Ray starts.
 ARG EXTRAS=engine
 # With the CPU kernels of all levels of the image's architecture, so that no compiler is needed when it runs.
-RUN --mount=type=cache,target=/root/.cache pip install --constraint constraints.txt ".[${EXTRAS}]"
+RUN --mount=type=cache,target=/root/.cache pip install --constraint constraints.txt ".[${EXTRAS},tracing]"
 
 FROM python:3.12-slim
 # Triton compiles a launcher for each kernel.

@@ -7,7 +7,7 @@ COPY constraints.txt ./
 COPY pyproject.toml README.md LICENSE ./
 COPY quire quire
 COPY gateway gateway
-RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt ".[gateway,redis]"
+RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt ".[gateway,redis,tracing]"
 
 FROM python:3.12-slim
 RUN useradd --uid 10001 --no-create-home quire

@@ -90,8 +90,8 @@ class Engine:
         self._scheduler = Scheduler(
             self._kv_cache, options.scheduler, budget, drafter, lookahead, adapters, facts.num_stages
         )
-        self._requests = LiveRequests(self._scheduler, clock)
         self._statistics = EngineStatistics()
+        self._requests = LiveRequests(self._scheduler, clock, self._statistics)
         self._processor = StepProcessor(
             self._scheduler, self._kv_cache, self._requests, self._statistics, clock, drafter
         )
@@ -289,6 +289,7 @@ class Engine:
         for sequence in batch.started:
             if sequence.owner.first_scheduled_time is None:
                 sequence.owner.first_scheduled_time = now
+                sequence.owner.step_seconds_before = self._statistics.step_seconds
         try:
             self._executor.submit(batch.plan())
         except Exception as error:

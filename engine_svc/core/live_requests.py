@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
+from engine_svc.core.statistics import EngineStatistics
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.outputs import FinishReason, SequenceDelta, Usage
 from engine_svc.requests.sampling_validation import num_many_logprobs
@@ -19,8 +20,9 @@ _STALE_DEADLINES = 1024
 class LiveRequests:
     """Every request is entered once and ends with exactly one delta that is final, whatever becomes of it."""
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], statistics: EngineStatistics) -> None:
         self._scheduler = scheduler
+        self._statistics = statistics
         self._clock = clock
         self._live: dict[int, LiveRequest] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -133,6 +135,8 @@ class LiveRequests:
         scheduled = now if live.first_scheduled_time is None else live.first_scheduled_time
         first = now if live.first_token_time is None else live.first_token_time
         last = first if live.last_token_time is None else live.last_token_time
+        forward, execute = self._statistics.step_seconds
+        forward_before, execute_before = live.step_seconds_before or (forward, execute)
         return Usage(
             prompt_tokens=live.request.num_prompt_tokens,
             completion_tokens=live.completion_tokens,
@@ -141,4 +145,6 @@ class LiveRequests:
             prefill_seconds=max(0.0, first - scheduled),
             decode_seconds=max(0.0, last - first),
             preemptions=live.preemptions,
+            forward_seconds=forward - forward_before,
+            execute_seconds=execute - execute_before,
         )

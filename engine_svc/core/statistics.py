@@ -18,3 +18,8 @@ class EngineStatistics:
         self.iteration_tokens = Histogram(ITERATION_TOKEN_BOUNDS)
         self.forward_milliseconds = Histogram(MILLISECOND_BOUNDS)
         self.execute_milliseconds = Histogram(MILLISECOND_BOUNDS)
+
+    @property
+    def step_seconds(self) -> tuple[float, float]:
+        """What all steps have taken until now: their forward passes, and they."""
+        return self.forward_milliseconds.sum / 1000, self.execute_milliseconds.sum / 1000

@@ -35,6 +35,9 @@ class Usage:
     prefill_seconds: float
     decode_seconds: float
     preemptions: int
+    # Of all steps between the first one that ran it and its end.
+    forward_seconds: float = 0.0
+    execute_seconds: float = 0.0
 
 
 class SequenceDelta(msgspec.Struct, frozen=True):

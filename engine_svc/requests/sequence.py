@@ -28,7 +28,7 @@ class LiveRequest:
     __slots__ = (
         "arrival_time", "awaits_grammar", "cached_prompt_tokens", "completion_tokens", "deadline",
         "ending_token_ids", "eos_token_ids", "first_scheduled_time", "first_token_time", "key", "last_token_time",
-        "mask_seconds", "preemptions", "prompt_logprobs", "request", "sequences", "unfinished",
+        "mask_seconds", "preemptions", "prompt_logprobs", "request", "sequences", "step_seconds_before", "unfinished",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +45,7 @@ class LiveRequest:
         self.arrival_time = arrival_time
         self.deadline = None if request.timeout_seconds is None else arrival_time + request.timeout_seconds
         self.first_scheduled_time: float | None = None
+        self.step_seconds_before: tuple[float, float] | None = None  # then; see EngineStatistics.step_seconds
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
         self.cached_prompt_tokens = 0

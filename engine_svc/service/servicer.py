@@ -20,10 +20,12 @@ from engine_svc.service.convert import (
 )
 from engine_svc.service.kv_events import kv_events
 from engine_svc.service.session import EngineSession
+from engine_svc.service.traces import EngineTraces
 from engine_svc.worker import EngineWorker
 from quire.errors import Cancelled, Overloaded
 from quire.rpc.context import current_request_id
 from quire.rpc.session import Outbox
+from quire.tracing.base import Tracer
 from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 
 
@@ -70,17 +72,22 @@ class _Answer:
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     """The methods of protos/quire/v1/engine.proto, which documents them."""
 
-    def __init__(self, worker: EngineWorker) -> None:
+    def __init__(self, worker: EngineWorker, tracer: Tracer | None = None) -> None:
         self._worker = worker
+        self._traces = None if tracer is None else EngineTraces(tracer)
 
     async def Generate(
         self, request: engine_pb2.EngineServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[engine_pb2.EngineServiceGenerateResponse]:
         queue = DeltaQueue(self._worker.loop)
         queue.key = self._worker.submit(to_request(request.generation, current_request_id()), queue)
+        if self._traces is not None:
+            self._traces.started(queue.key, request.generation)
         try:
             while True:
                 for delta in await queue.next():
+                    if self._traces is not None:
+                        self._traces.delivered(delta)
                     if delta.error is not None:
                         raise delta.error
                     yield _generate_response(delta)
@@ -88,13 +95,15 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                         return
         finally:
             self._worker.loop.detach(queue.key)
+            if self._traces is not None:
+                self._traces.left(queue.key)
 
     def Session(
         self,
         request_iterator: AsyncIterator[engine_pb2.EngineServiceSessionRequest],
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[engine_pb2.EngineServiceSessionResponse]:
-        return EngineSession(self._worker).frames(request_iterator)
+        return EngineSession(self._worker, self._traces).frames(request_iterator)
 
     async def Pool(self, request: common_pb2.PoolRequest, context: grpc.aio.ServicerContext) -> common_pb2.PoolResponse:
         answer = _Answer()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from engine_svc.requests.outputs import FinishReason, SequenceDelta
 from engine_svc.service.convert import add_delta, from_load, to_request
+from engine_svc.service.traces import EngineTraces
 from engine_svc.worker import EngineWorker
 from quire.bounds import MANY_LOGPROBS
 from quire.errors import InvalidRequest, Overloaded, QuireError
@@ -23,8 +24,9 @@ _MAX_LARGE_BYTES = 2**30
 class EngineSession:
     """One open session. Its requests live no longer than it does."""
 
-    def __init__(self, worker: EngineWorker) -> None:
+    def __init__(self, worker: EngineWorker, traces: EngineTraces | None = None) -> None:
         self._worker = worker
+        self._traces = traces
         self._outbox = Outbox(engine_pb2.EngineServiceSessionResponse)
         self._unsent = False
         self._streams: dict[int, int] = {}  # the engine's key -> the client's stream id
@@ -61,6 +63,8 @@ class EngineSession:
             reader.cancel()
             for key in self._streams:
                 self._worker.loop.detach(key)
+                if self._traces is not None:
+                    self._traces.left(key)
 
     def deliver(self, deltas: list[SequenceDelta]) -> None:
         """Puts deltas into the frame that goes out next."""
@@ -75,6 +79,8 @@ class EngineSession:
             else:
                 add_delta(messages, delta, stream_id)
             if delta.is_final:
+                if self._traces is not None:
+                    self._traces.delivered(delta)
                 del streams[delta.key]
                 del self._keys[stream_id]
 
@@ -99,6 +105,8 @@ class EngineSession:
                 failed = SequenceDelta(0, 0, [], finish_reason=FinishReason.ERROR, is_final=True, error=error)
                 add_delta(frame.deltas, failed, start.stream_id)
             return
+        if self._traces is not None:
+            self._traces.started(key, start.generation)
         self._streams[key] = start.stream_id
         self._keys[start.stream_id] = key
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.rpc.context import REQUEST_ID_HEADER, TRACE_HEADERS, accept_request_id, enter_request
+from quire.rpc.context import REQUEST_ID_HEADER, accept_request_id, enter_request, read_trace
 
 
 class RequestIdMiddleware:
@@ -23,10 +23,9 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        request_id = accept_request_id(headers.get(REQUEST_ID_HEADER.encode()))
-        trace = tuple((name, headers[name.encode()]) for name in TRACE_HEADERS if name.encode() in headers)
-        enter_request(request_id, trace)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        request_id = accept_request_id(headers.get(REQUEST_ID_HEADER))
+        enter_request(request_id, read_trace(headers))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gateway.answers.queue import AnswerQueue
 from gateway.requests.generation_request import GenerationRequest, TokenizedPrompt
+from quire.rpc.context import Trace
 
 # A client whose text is complete waits so long for what it cost, and gets an answer without it then.
 USAGE_SECONDS = 2.0
@@ -84,6 +85,7 @@ class RequestState(AnswerQueue):
         self.request = request
         self.streams: list[StreamState] = []
         self.open_choices = request.choices
+        self.trace: Trace = ()  # what is done for it belongs to
         self._release = release
         self._settling: asyncio.TimerHandle | None = None
 

@@ -20,6 +20,7 @@ from gateway.requests.state import GenerationUsage, StreamState
 from quire.rpc.constraint import from_constraint
 from quire.rpc.prompt_embeds import from_prompt_embeds
 from quire.rpc.sampling import from_sampling, to_sampling
+from quire.rpc.trace import write_trace
 from quire.runners import GENERATE
 from quire.sampling import SamplingParameters
 from quire.v1 import common_pb2, router_pb2, tokenizer_pb2
@@ -119,7 +120,7 @@ def from_stream(stream: StreamState, timeout_ms: int) -> common_pb2.Generation:
     """What a router gets: one of a request's prompts, how far it has come, and the time that it has left."""
     request, prompt = stream.owner.request, stream.prompt
     alone = len(request.prompts) == 1
-    return common_pb2.Generation(
+    generation = common_pb2.Generation(
         request_id=request.request_id if alone else f"{request.request_id}-{stream.number}",
         model=request.requested_model,
         prompt_token_ids=prompt.token_ids,
@@ -135,6 +136,8 @@ def from_stream(stream: StreamState, timeout_ms: int) -> common_pb2.Generation:
         session_id=request.session_id,
         constraint=from_constraint(request.constraint) if request.constraint else None,
     )
+    write_trace(stream.owner.trace, generation)
+    return generation
 
 
 def _sampling(stream: StreamState) -> common_pb2.SamplingParams:

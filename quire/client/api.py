@@ -22,12 +22,23 @@ class Api:
 
     url: str
     api_key: str | None
+    advice: str = "Start one with `quire serve MODEL`."  # where nobody answers
 
     def first_model(self) -> str:
         """The first model that the server lists."""
         with self._open("/models", None) as response:
             models = json.load(response)["data"]
         return str(models[0]["id"])
+
+    def post(self, path: str) -> dict[str, Any]:
+        """The answer of a call without a body.
+
+        Raises:
+            click.ClickException: as `stream`.
+        """
+        with self._open(path, {}) as response:
+            answer: dict[str, Any] = json.load(response)
+        return answer
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The choices' events of a streaming call.
@@ -56,9 +67,7 @@ class Api:
         except urllib.error.HTTPError as error:
             raise click.ClickException(_message(error)) from error
         except urllib.error.URLError as error:
-            raise click.ClickException(
-                f"No server answers at {self.url} ({error.reason}). Start one with `quire serve MODEL`."
-            ) from error
+            raise click.ClickException(f"No server answers at {self.url} ({error.reason}). {self.advice}") from error
 
 
 class _UnixHandler(urllib.request.HTTPHandler):

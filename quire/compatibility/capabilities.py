@@ -291,14 +291,14 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "request ids": "gateway/endpoints/test_operations.py::request_ids",
             "load tracking": "GET /load",
             "limits of headers": "gateway/test_connections.py::headers_that_are_too_large",
-            "a configuration of logs": "--log-config-file",
+            "a configuration of logs": "quire/test_log.py::it_says_where_and_how",
             "access log": "--disable-uvicorn-access-log",
             "logs of requests": "--enable-log-requests",
             "stacks of errors in the log": "--log-error-stack",
             "templates' form of content": "--chat-template-content-format",
             "templates of requests": "tokenizer_svc/test_chat_template.py::a_template_of_the_request",
             "usage in every stream": "--enable-force-include-usage",
-            "OpenTelemetry": "--otlp-traces-endpoint",
+            "OpenTelemetry": "integration/test_serve.py::a_trace_over_all_services",
             "Prometheus": "gateway/endpoints/test_operations.py::metrics_have_vllms_names",
             "several names of a model": (
                 "gateway/endpoints/test_operations.py::a_model_of_many_names_answers_by_its_first"

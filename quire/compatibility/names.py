@@ -90,7 +90,7 @@ _TESTS = {
     "tests/gateway/test_certificates.py": "enable-ssl-refresh",
     "tests/gateway/test_connections.py": "h11-max-header-count h11-max-incomplete-event-size",
     "tests/gateway/test_openapi.py": "disable-fastapi-docs",
-    "tests/gateway/test_unix_socket.py": "uds",
+    "tests/gateway/test_unix_socket.py": "log-config-file uds",
     "tests/gateway/tool_parsers/test_registry.py": "tool-call-parser tool-parser-plugin",
     "tests/gpu/test_gpu.py": "enforce-eager device",
     "tests/integration/test_data_parallel.py": "api-server-count data-parallel-rpc-port",
@@ -99,6 +99,7 @@ _TESTS = {
         "return-tokens-as-token-ids logits-processor-pattern logits-processors logprobs-mode max-logprobs"
     ),
     "tests/integration/test_serve.py": (
+        "collect-detailed-traces otlp-traces-endpoint "
         "port root-path ssl-ca-certs ssl-cert-reqs ssl-certfile ssl-keyfile kv-cache-memory-bytes"
     ),
     "tests/integration/test_token_ids_only.py": "enable-prompt-tokens-details enable-prompt-embeds skip-tokenizer-init",

@@ -54,6 +54,7 @@ def _options(options: StackOptions) -> Iterator[Finding]:
         StartupError: some do not go together.
     """
     options.gateway.check()
+    options.tracing.check()
     options.engine.lora.check()
     yield fine("options", "they go together, as far as can be seen before a start")
 

@@ -20,3 +20,8 @@ class LogOptions:
         "Default: the terminal; for `quire serve` quire/serve-PORT.log in $XDG_STATE_HOME (~/.local/state), unless "
         "--log-level debug asks for everything.", metavar="PATH",
     )  # fmt: skip
+    log_config_file: str | None = option(
+        None, "File with a configuration as Python's logging.config.dictConfig takes it, JSON or (.yaml) YAML, for all "
+        "processes. What it leaves open is as the other options have it; %(service)s and %(request_id)s are there for "
+        "its formats.", metavar="PATH", variables=("VLLM_LOGGING_CONFIG_PATH",),
+    )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 from contextvars import ContextVar
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -11,7 +12,11 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
-_trace: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("trace", default=())
+# Headers of W3C that name a trace and the span in it.
+Trace = tuple[tuple[str, str], ...]
+_trace: ContextVar[Trace] = ContextVar("trace", default=())
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_MAX_TRACESTATE = 512
 
 
 def is_request_id(candidate: str) -> bool:
@@ -29,7 +34,21 @@ def current_request_id() -> str:
     return _request_id.get()
 
 
-def enter_request(request_id: str, trace: tuple[tuple[str, str], ...]) -> None:
+def read_trace(headers: Mapping[str, str]) -> Trace:
+    """The trace that headers name; none where they are malformed."""
+    parent, state = (headers.get(name, "") for name in TRACE_HEADERS)
+    if not _TRACEPARENT.fullmatch(parent):
+        return ()
+    is_sound = state and len(state) <= _MAX_TRACESTATE and state.isascii() and state.isprintable()
+    return (("traceparent", parent), *((("tracestate", state),) if is_sound else ()))
+
+
+def current_trace() -> Trace:
+    """The trace of the request that this task works for; empty outside of one."""
+    return _trace.get()
+
+
+def enter_request(request_id: str, trace: Trace) -> None:
     """Makes the request the current one of this task and the tasks it starts."""
     _request_id.set(request_id)
     _trace.set(trace)

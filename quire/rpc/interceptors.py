@@ -17,8 +17,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from quire.error_tables import mapping_of
 from quire.errors import DeadlineExceeded, Internal, QuireError, Unauthenticated
 from quire.options.server import RpcSecurityOptions
-from quire.rpc.context import REQUEST_ID_HEADER, TRACE_HEADERS, accept_request_id, enter_request
+from quire.rpc.context import REQUEST_ID_HEADER, Trace, accept_request_id, enter_request, read_trace
 from quire.rpc.status import abort
+from quire.tracing.attributes import RPC_METHOD, RPC_SERVICE, RPC_SYSTEM
+from quire.tracing.base import Side, Span, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,8 @@ Behavior = Callable[[Any, grpc.aio.ServicerContext], Any]
 class ServerInterceptor(grpc.aio.ServerInterceptor):
     """Wraps each handler once; the wrapped handlers are kept, so a call pays for the work and not for the wrapping."""
 
-    def __init__(self, security: RpcSecurityOptions, registry: CollectorRegistry) -> None:
+    def __init__(self, security: RpcSecurityOptions, registry: CollectorRegistry, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer
         self._token = f"Bearer {security.grpc_token}".encode() if security.grpc_token else b""
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
         self._calls = Counter("quire_grpc_calls", "gRPC calls ended.", ["method", "code"], registry=registry)
@@ -91,24 +94,42 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
     async def _around(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
         """One call, from its first to its last moment."""
         start = time.monotonic()
+        span = None
         try:
-            await self._enter(method, context)
+            span = await self._enter(method, context)
             yield
             self._count(method, "OK", start)
         except BaseException as error:
+            if span is not None:
+                span.end(type(error).__name__)
+                span = None
             await self._fail(method, error, context, start)
             raise
+        finally:
+            if span is not None:
+                span.end()
 
-    async def _enter(self, method: str, context: grpc.aio.ServicerContext) -> None:
-        """Authenticates the caller and makes its request the current one."""
+    async def _enter(self, method: str, context: grpc.aio.ServicerContext) -> Span | None:
+        """Authenticates the caller and makes its request the current one; the call's part of its trace, if any."""
         metadata = dict(context.invocation_metadata() or ())
         if self._token and not method.startswith(_PUBLIC_PREFIX):
             given = metadata.get("authorization", "")
             if not hmac.compare_digest(given.encode(), self._token):
                 raise Unauthenticated("This call needs the deployment's --grpc-token as `authorization: Bearer …`.")
         request_id = accept_request_id(metadata.get(REQUEST_ID_HEADER))
-        enter_request(request_id, tuple((key, metadata[key]) for key in TRACE_HEADERS if key in metadata))
+        trace = read_trace(metadata)
+        span = self._span(method, trace)
+        enter_request(request_id, trace if span is None else span.trace)
         await context.send_initial_metadata(((REQUEST_ID_HEADER, request_id),))
+        return span
+
+    def _span(self, method: str, trace: Trace) -> Span | None:
+        """None for a call that belongs to no trace, such as a look at the load: it begins none."""
+        if self._tracer is None or not trace:
+            return None
+        service, _, name = method[1:].partition("/")
+        attributes = {RPC_SYSTEM: "grpc", RPC_SERVICE: service, RPC_METHOD: name}
+        return self._tracer.start(method[1:], Side.SERVER, trace, attributes)
 
     async def _fail(self, method: str, error: BaseException, context: grpc.aio.ServicerContext, start: float) -> None:
         """Ends the call with the status that the error stands for."""

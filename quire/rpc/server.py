@@ -22,6 +22,7 @@ from quire.rpc.channel import server_credentials
 from quire.rpc.interceptors import ServerInterceptor
 from quire.rpc.settings import SERVER_ARGUMENTS
 from quire.supervised import Stage, report
+from quire.tracing.base import Tracer
 from quire.v1 import common_pb2, common_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class GrpcServer:
         security: RpcSecurityOptions,
         registry: CollectorRegistry,
         further: Sequence[str] = (),
+        tracer: Tracer | None = None,
     ) -> None:
         """
         Args:
@@ -75,7 +77,9 @@ class GrpcServer:
         self._stop = asyncio.Event()
         self._signals = 0
         self.port = 0
-        self.server = grpc.aio.server(interceptors=[ServerInterceptor(security, registry)], options=SERVER_ARGUMENTS)
+        self.server = grpc.aio.server(
+            interceptors=[ServerInterceptor(security, registry, tracer)], options=SERVER_ARGUMENTS
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         common_pb2_grpc.add_InfoServiceServicer_to_server(InfoServicer(service, self._names), self.server)
         reflection.enable_server_reflection(self._names, self.server)

@@ -20,6 +20,7 @@ from quire.options.serve import ServeOptions
 from quire.options.server import RpcSecurityOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.options.tokenizer_init import SKIP_FLAG
+from quire.options.tracing import TracingOptions
 from quire.rpc.discovery import join_address
 from quire.serve.data_parallel import LocalRanks, find_local_ranks, own_address_towards
 from quire.serve.ports import LOOPBACK, HeldPorts
@@ -40,6 +41,7 @@ class StackOptions:
     engine: EngineOptions
     security: RpcSecurityOptions
     log: LogOptions
+    tracing: TracingOptions = TracingOptions()
 
     @property
     def ranks(self) -> LocalRanks:

@@ -39,7 +39,8 @@ class LogFile:
 
 
 def choose_log_file(options: LogOptions, name: str) -> LogFile | None:
-    """The file that the options name, else one of this stack's own; None when all is for the terminal.
+    """The file that the options name, else one of this stack's own; None when all is for the terminal, or the
+    configuration of logs says where it goes.
 
     Args:
         name: what tells stacks apart: the port of the gateway, or the ranks of a stack without one.
@@ -47,7 +48,9 @@ def choose_log_file(options: LogOptions, name: str) -> LogFile | None:
     Raises:
         StartupError: the file that the options name cannot be written.
     """
-    if options.log_file == "-" or (options.log_file is None and options.log_level == "debug"):
+    if options.log_file == "-":
+        return None
+    if options.log_file is None and (options.log_level == "debug" or options.log_config_file is not None):
         return None
     if options.log_file is not None:
         try:

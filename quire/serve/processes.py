@@ -43,7 +43,7 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
         options.gateway, router_address=layout.router, tokenizer_address=layout.tokenizer,
         shared_port_folder=layout.shared_port_folder, uds_descriptor=layout.uds_descriptor,
     )  # fmt: skip
-    shared = (options.security, options.log)
+    shared = (options.security, options.log, options.tracing)
     drain = options.gateway.drain_timeout_seconds
     devices = _devices(options, layout.engines)
     specs = []

@@ -58,6 +58,7 @@ def run_stack(work: Work | None, **groups: Any) -> bool:
     """
     options = StackOptions(**groups)
     options.gateway.check()
+    options.tracing.check()
     for place in (options.model.model, options.model.tokenizer):
         check_path(place or "")
     with HeldPorts() as ports:

@@ -24,6 +24,7 @@ from quire.rpc.prompt_embeds import num_prompt_tokens
 from quire.rpc.status import from_request_error
 from quire.sampling import SAMPLING_BOUNDS
 from quire.seeds import SeedSource
+from quire.tracing.base import Span
 from quire.v1 import common_pb2, engine_pb2
 from router.clock import Clock
 from router.metrics import RouterMetrics
@@ -34,6 +35,7 @@ from router.requests.crash_suspects import CrashSuspects
 from router.requests.journal import Journal
 from router.requests.retry_budget import RetryBudget
 from router.requests.sessions import CallerSession, Stream
+from router.requests.traces import end_span
 from router.requests.waiting_room import WaitingRoom
 from router.workers.assignment import Assignment
 from router.workers.base import Worker
@@ -115,8 +117,14 @@ class Dispatcher:
         for stream_id in list(session.streams):
             self.abort(session, stream_id)
 
-    def start(self, session: CallerSession, stream_id: int, generation: common_pb2.Generation) -> None:
-        """Places a request, or lets it wait; one that can do neither ends at once with an error on the session."""
+    def start(
+        self, session: CallerSession, stream_id: int, generation: common_pb2.Generation, span: Span | None = None
+    ) -> None:
+        """Places a request, or lets it wait; one that can do neither ends at once with an error on the session.
+
+        Args:
+            span: of the request, which ends with it.
+        """
         try:
             self._admit(session, stream_id)
             assignment = self._assignment(generation)
@@ -124,8 +132,11 @@ class Dispatcher:
             stream = self._new_stream(session, stream_id, assignment)
         except QuireError as error:
             self._metrics.count("refused")
+            if span is not None:
+                span.end(error.message)
             session.deliver_error(stream_id, error)
             return
+        stream.span = span
         self._idle.clear()
         session.streams[stream_id] = stream
         if stream.deadline is not None:
@@ -412,6 +423,8 @@ class Dispatcher:
 
     def _forget(self, stream: Stream, outcome: str) -> None:
         """The one place where a request leaves all tables."""
+        if stream.span is not None:
+            end_span(stream.span, stream, outcome)
         self._table.remove(stream)
         self.waiting.leave(stream)
         self._end_retry(stream)

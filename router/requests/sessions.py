@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from quire.errors import Overloaded, QuireError
 from quire.rpc.session import Outbox
 from quire.rpc.status import to_request_error
+from quire.tracing.base import Span
 from quire.v1 import common_pb2, engine_pb2, router_pb2
 from router.clock import Timer
 from router.placement.routed_request import RoutedRequest
@@ -38,6 +39,8 @@ class Stream(RoutedRequest):
     # Ends the time for which it is kept from the workers.
     pause: Timer | None = None
     timer: Timer | None = None
+    # Its part of the request's trace; None where nobody traces.
+    span: Span | None = None
 
     @property
     def begun(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -29,15 +30,21 @@ class Served:
     process: asyncio.subprocess.Process
     path: Path
     summary: str
+    log: Path  # by --log-config-file
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tokenizer: GrpcServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    path = tmp_path_factory.mktemp("uds") / "quire.sock"
+    folder = tmp_path_factory.mktemp("uds")
+    path, log, config = folder / "quire.sock", folder / "log", folder / "logs.json"
+    handler = {"class": "logging.FileHandler", "filename": str(log), "formatter": "own"}
+    formatters = {"own": {"format": "%(service)s %(name)s %(message)s"}}
+    root = {"handlers": ["file"], "level": "INFO"}
+    config.write_text(json.dumps({"version": 1, "formatters": formatters, "handlers": {"file": handler}, "root": root}))
     router = await FakeRouter().start()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "quire", "serve", "--router-address", router.address, "--tokenizer-address",
-        f"127.0.0.1:{tokenizer.port}", "--uds", str(path), "--api-server-count", "2", "--log-file", "-",
+        f"127.0.0.1:{tokenizer.port}", "--uds", str(path), "--api-server-count", "2", "--log-config-file", str(config),
         "--drain-timeout-seconds", "1", cwd=ROOT, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout
@@ -48,7 +55,7 @@ async def served(tokenizer: GrpcServer, tmp_path_factory: pytest.TempPathFactory
                 line = await process.stdout.readline()
                 assert line, summary
                 summary += line.decode()
-        yield Served(process, path, summary)
+        yield Served(process, path, summary, log)
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
@@ -67,6 +74,13 @@ async def test_the_summary_says_where(served: Served) -> None:
     shell = await asyncio.create_subprocess_shell(command, stdout=asyncio.subprocess.PIPE)
     answer, _ = await asyncio.wait_for(shell.communicate(), WAIT_SECONDS)
     assert b'"finish_reason"' in answer
+
+
+async def test_logs_of_all_processes_go_where_their_configuration_says(served: Served) -> None:
+    lines = served.log.read_text().splitlines()
+    for name in ("gateway-0", "gateway-1"):
+        assert f"{name} gateway.main listening on {served.path}" in lines
+        assert any(line.startswith(f"{name} uvicorn.error ") for line in lines)
 
 
 async def test_both_gateways_answer(served: Served) -> None:

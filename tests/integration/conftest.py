@@ -19,12 +19,20 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def more_arguments() -> tuple[str, ...]:
+    """Of the module's stack."""
+    return ()
+
+
+@pytest.fixture(scope="module")
+def stack(
+    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, more_arguments: tuple[str, ...]
+) -> Iterator[Stack]:
     """One float32 stack for a module; float32, so that batches of any shape give the same greedy tokens."""
     running = start_stack(
         tiny_llama, tmp_path_factory.mktemp("stack") / "log",
         "--dtype", "float32", "--served-model-name", "tiny", "--max-model-len", "1024",
-        "--kv-cache-memory-bytes", "64M", "--enable-prompt-tokens-details",
+        "--kv-cache-memory-bytes", "64M", "--enable-prompt-tokens-details", *more_arguments,
     )  # fmt: skip
     try:
         running.wait_healthy()

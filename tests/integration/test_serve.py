@@ -10,17 +10,31 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 import quire as quire_package
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.engine_process import free_port
 from tests.support.stack import ROOT, STOP_SECONDS, Stack, quire, start_stack, stop_stack
+from tests.support.traces import PARENT_ID, TRACEPARENT, Collector
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.close()
+
+
+@pytest.fixture(scope="module")
+def more_arguments(collector: Collector) -> tuple[str, ...]:
+    return ("--otlp-traces-endpoint", collector.endpoint, "--collect-detailed-traces", "model,worker")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -65,6 +79,23 @@ def test_chat_and_complete(stack: Stack) -> None:
     assert answer.stdout.strip()
     completed = run("complete", "--url", f"{stack.url}/v1", "--quick", "abc", "--max-tokens", "4")
     assert completed.returncode == 0, completed.stderr
+
+
+def test_a_trace_over_all_services(stack: Stack, collector: Collector) -> None:
+    """What is told where: tests/gateway/requests/test_traces.py."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers={"traceparent": TRACEPARENT}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    chat, render, tokenizer = "POST /v1/chat/completions", "RenderChat", "quire.v1.TokenizerService"
+    names = [chat, f"{tokenizer}/{render}", "llm_request", "route", "engine", "queue", "prefill", "decode"]
+    spans = collector.wait(names)
+    parents = {chat: "", f"{tokenizer}/{render}": chat, "llm_request": chat, "route": "llm_request", "engine": "route"}
+    for name, parent in parents.items():
+        assert spans[name].parent_id == (spans[parent].span_id if parent else PARENT_ID), name
+    services = {spans[name].service for name in names}
+    assert services == {"quire-gateway", "quire-tokenizer", "quire-router", "quire-engine"}
+    assert spans["engine"].attributes["gen_ai.latency.time_in_model_forward"] > 0
+    assert spans["route"].attributes["quire.worker"].startswith("127.0.0.1:")
 
 
 def test_no_server() -> None:

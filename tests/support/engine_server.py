@@ -18,6 +18,7 @@ from quire.options.model import ModelOptions
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.channel import open_channel
 from quire.rpc.server import GrpcServer
+from quire.tracing.base import Tracer
 from quire.v1 import engine_pb2_grpc
 from tests.support.engine_options import engine_options
 from tests.support.fake_executor import FakeExecutor
@@ -41,6 +42,7 @@ async def running_engine(
     model: ModelOptions | None = None,
     port: int = 0,
     load: bool = True,
+    tracer: Tracer | None = None,
     **options: Any,
 ) -> AsyncIterator[RunningEngine]:
     """Serves until left; then everything must be freed.
@@ -53,7 +55,7 @@ async def running_engine(
     worker = EngineWorker(
         executor or FakeExecutor(), model, engine_options(**({"generation_config": "vllm"} | options))
     )
-    server = build_server(worker, GrpcServerOptions(port=port), security, registry)
+    server = build_server(worker, GrpcServerOptions(port=port), security, registry, tracer)
     await server.start()
     address = f"127.0.0.1:{server.port}"
     try:

@@ -26,6 +26,7 @@ from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.server import GrpcServer
 from quire.tokenizer.files import read_tokenizer_files
 from quire.tokenizer.modes import TokenizerPlace
+from quire.tracing.base import Tracer
 from quire.v1 import tokenizer_pb2_grpc
 from router.app import Router
 from tests.support.fake_engine import FakeEngine, FakeOptions
@@ -78,29 +79,38 @@ class GatewayStack(Gateway):
 
 @contextlib.asynccontextmanager
 async def running_gateway(
-    folder: Path, engine_options: FakeOptions | None = None, router_options: Any = MappingProxyType({}), **options: Any
+    folder: Path,
+    engine_options: FakeOptions | None = None,
+    router_options: Any = MappingProxyType({}),
+    tracer: Tracer | None = None,
+    **options: Any,
 ) -> AsyncIterator[GatewayStack]:
     """A stack that serves one model, `fake`; its folder gets the tokenizer. The options are the gateway's."""
     async with contextlib.AsyncExitStack() as stack:
         engine = await FakeEngine(engine_options or FakeOptions(step_seconds=0.001)).start()
         stack.push_async_callback(engine.close)
-        router = Router(RouterOptions(workers=(engine.address,), **router_options), GrpcServerOptions(), SECURITY)
+        router = Router(
+            RouterOptions(workers=(engine.address,), **router_options), GrpcServerOptions(), SECURITY,
+            tracer=tracer,
+        )  # fmt: skip
         await router.start()
         stack.push_async_callback(router.close)
-        tokenizer = await stack.enter_async_context(running_tokenizer(folder))
+        tokenizer = await stack.enter_async_context(running_tokenizer(folder, tracer))
         front = await stack.enter_async_context(
-            gateway_before([f"127.0.0.1:{router.server.port}"], [f"127.0.0.1:{tokenizer.port}"], **options)
+            gateway_before([f"127.0.0.1:{router.server.port}"], [f"127.0.0.1:{tokenizer.port}"], tracer, **options)
         )
         yield GatewayStack(front.context, front.client, front.port, engine, router, tokenizer)
 
 
 @contextlib.asynccontextmanager
-async def gateway_before(routers: Sequence[str], tokenizers: Sequence[str], **options: Any) -> AsyncIterator[Gateway]:
+async def gateway_before(
+    routers: Sequence[str], tokenizers: Sequence[str], tracer: Tracer | None = None, **options: Any
+) -> AsyncIterator[Gateway]:
     """A gateway alone, once it is ready."""
     chosen = GatewayOptions(
         router_address=tuple(routers), tokenizer_address=tuple(tokenizers), **options
     )  # fmt: skip
-    context = make_context(chosen, SECURITY)
+    context = make_context(chosen, SECURITY, tracer)
     limits = httpx.Limits(max_connections=300)
     async with (
         serving(make_server(context)) as port,
@@ -117,14 +127,16 @@ def save_tokenizer(folder: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running_tokenizer(folder: Path) -> AsyncIterator[GrpcServer]:
+async def running_tokenizer(folder: Path, tracer: Tracer | None = None) -> AsyncIterator[GrpcServer]:
     """A tokenizer service; the folder gets the tokenizer if it has none."""
     save_tokenizer(folder)
     options = TokenizerOptions()
     renderer = ChatRenderer({"default": DOCUMENTS + TEMPLATE}, {}, timeout_seconds=5, max_chars=100_000)
     await renderer.start()
     registry = new_registry()
-    server = GrpcServer("tokenizer", "quire.v1.TokenizerService", GrpcServerOptions(), SECURITY, registry)
+    server = GrpcServer(
+        "tokenizer", "quire.v1.TokenizerService", GrpcServerOptions(), SECURITY, registry, tracer=tracer
+    )
     files = read_tokenizer_files(folder)
     compiler = ConstraintCompiler(TokenizerPlace("auto", "", str(folder)), options.structured_outputs)
     servicer = TokenizerServicer("tiny", files, renderer, compiler, options, TokenizerMetrics(registry))

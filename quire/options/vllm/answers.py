@@ -11,7 +11,6 @@ _NO_CODE = "The code of a repository is never run here"
 _BATCHES = "overlap of two batches (DBO)"
 _MEDIA = "input of images, audio and video"
 _NO_MEDIA = "Models are served for text alone; leave it out."
-_TRACES = "OpenTelemetry traces"
 _ADAPTERS = "Prompt adapters are gone from there as well. --enable-lora and --lora-modules NAME=PATH serve adapters."
 _TOKENIZERS = (
     "The tokenizer is a service of its own, with as many threads as it has cores; --tokenizer-address names replicas."
@@ -20,17 +19,12 @@ _TOKENIZERS = (
 _SERVER: Mapping[str, Answer] = {
     "disable-log-stats": no_effect("There are no lines of statistics to turn off: /metrics has them.", switch=True),
     "disable-log-requests": no_effect("What requests say is logged with --enable-log-requests alone.", switch=True),
-    "log-config-file": not_built(
-        "a configuration of Python's logging", "--log-level, --log-format and --log-file are there."
-    ),
     "disable-frontend-multiprocessing": refused(
         "Gateway, tokenizer, router and engines are services, which are processes of their own by design: one that "
         "fails takes no other with it. Leave it out."
     ),
     "enable-server-load-tracking": no_effect("/load always counts.", switch=True),
     "show-hidden-metrics-for-version": no_effect("Deprecated metrics are always shown."),
-    "otlp-traces-endpoint": not_built(_TRACES, "Headers of traces are passed on."),
-    "collect-detailed-traces": not_built(_TRACES),
     "tool-server": refused("Quire runs no tools: clients call theirs themselves. Leave it out."),
     "max-concurrency": acts_as("--max-inflight-requests"),
 }
@@ -43,7 +37,10 @@ _MODEL: Mapping[str, Answer] = {
         taken=("auto", "generate"),
     ),
     "override-pooler-config": acts_as("--pooler-config"),
-    "io-processor-plugin": not_built("plugins that make prompts of other data"),
+    "io-processor-plugin": refused(
+        "Such plugins are written for vLLM's classes, and make prompts of images and other data that no model here "
+        "takes. Make them in front of the server: it takes token ids and, with --enable-prompt-embeds, embeddings."
+    ),
     "trust-remote-code": refused(
         f"{_NO_CODE}: whoever can write there could do anything on this machine. The families of Quire and of the "
         "Transformers library need none; leave it out."

@@ -19,7 +19,7 @@ _MEDIA = "Models are served for text alone."
 _QUANTIZED = "A checkpoint's form of weights has one kernel on each device."
 _REPORTS = "Quire sends no reports of its use to anybody."
 _SCALES = "--calculate-kv-scales measures them, without a constant."
-_LOGGING = "--log-level, --log-format and --log-file say how and where is logged."
+_LOGGING = "--log-level, --log-format, --log-file and --log-config-file say how and where is logged."
 
 # Name → why it has no effect, said at start. Those that act are at their options, see `option(variables=…)`.
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
@@ -63,7 +63,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
             ("VLLM_USAGE_STATS_SERVER", "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_USAGE_SOURCE"), _REPORTS
         ),
         **dict.fromkeys(("Q_SCALE_CONSTANT", "K_SCALE_CONSTANT", "V_SCALE_CONSTANT"), _SCALES),
-        **dict.fromkeys(("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH", "VLLM_LOGGING_PREFIX"), _LOGGING),
+        **dict.fromkeys(("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_PREFIX"), _LOGGING),
         "VLLM_LOG_BATCHSIZE_INTERVAL": "/metrics has the sizes of batches.",
         "VLLM_CONFIG_ROOT": "There are no files of configuration but the one that --config names.",
         "VLLM_CACHE_ROOT": "Caches lie in XDG_CACHE_HOME, or ~/.cache, and models in --download-dir.",

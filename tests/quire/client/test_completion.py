@@ -24,7 +24,12 @@ def test_a_shell_takes_the_script(shell: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "index", "answer"),
-    [("quire serve --max-num-s", 2, "plain,--max-num-seqs"), ("quire serve --help=sched", 2, "SchedulerConfig")],
+    [
+        ("quire serve --max-num-s", 2, "plain,--max-num-seqs"),
+        ("quire serve --help=sched", 2, "SchedulerConfig"),
+        ("quire workers dr", 2, "plain,drain"),
+        ("quire workers --wa", 2, "plain,--watch"),
+    ],
 )
 def test_the_command_answers_a_shell(words: str, index: int, answer: str) -> None:
     environment = {"_QUIRE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(index)}

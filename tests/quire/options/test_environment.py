@@ -32,6 +32,8 @@ def run(*arguments: str, env: Mapping[str, str] | None = None) -> Result:
     [
         ("VLLM_API_KEY", "a b", "QUIRE_API_KEY", lambda kept: kept["gateway"].api_key == ("a", "b")),
         ("VLLM_LOGGING_LEVEL", "DEBUG", "QUIRE_LOG_LEVEL", lambda kept: kept["log"].log_level == "debug"),
+        ("VLLM_LOGGING_CONFIG_PATH", "logs.yaml", "QUIRE_LOG_CONFIG_FILE",
+         lambda kept: kept["log"].log_config_file == "logs.yaml"),
         ("VLLM_CPU_KVCACHE_SPACE", "4", "QUIRE_KV_CACHE_MEMORY_BYTES",
          lambda kept: kept["engine"].cache.kv_cache_memory_bytes == 4 * 2**30),
         ("VLLM_CPU_OMP_THREADS_BIND", "all", "QUIRE_CPU_THREADS_BIND",

@@ -18,9 +18,10 @@ from quire.serve.log_file import LogFile, choose_log_file
 def own_logging() -> Iterator[None]:
     """Gives the root logger back as it was."""
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, records = root.handlers[:], root.level, logging.getLogRecordFactory()
     root.handlers = []
     yield
+    logging.setLogRecordFactory(records)
     for handler in root.handlers:
         handler.close()
     root.handlers = handlers

@@ -1,0 +1,46 @@
+"""Options of traces, the same in every process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quire.errors import StartupError
+from quire.options.base import option
+
+ENDPOINT_FLAG = "--otlp-traces-endpoint"
+_DETAILS_FLAG = "--collect-detailed-traces"
+_DETAILS = ("model", "worker", "all")
+
+
+@dataclass(frozen=True)
+class TracingOptions:
+    """Traces of requests, by OpenTelemetry."""
+
+    group: ClassVar[str] = "ObservabilityConfig"
+
+    otlp_traces_endpoint: str | None = option(
+        None, "Collector that traces of requests go to, by OTLP: http://host:4317, or http://host:4318/v1/traces where "
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is http/protobuf. Off by default.", metavar="URL",
+    )  # fmt: skip
+    collect_detailed_traces: tuple[str, ...] = option(
+        (), "What traces tell beside: the time in the model's forward pass (model), in whole steps (worker), or both "
+        "(all); and a span for each phase. Several are joined by commas, or repeated.", metavar="model|worker|all",
+        following=r"(all|model|worker|None)(,|$)",
+    )  # fmt: skip
+
+    @property
+    def details(self) -> frozenset[str]:
+        """Those of model and worker that are asked for."""
+        words = {word for given in self.collect_detailed_traces for word in given.split(",") if word != "None"}
+        return frozenset(("model", "worker")) if "all" in words else frozenset(words)
+
+    def check(self) -> None:
+        """
+        Raises:
+            StartupError: details are asked for that there are not, or of no traces.
+        """
+        if unknown := self.details - {"model", "worker"}:
+            raise StartupError(f"{_DETAILS_FLAG} {', '.join(sorted(unknown))}: there are {', '.join(_DETAILS)}.")
+        if self.details and not self.otlp_traces_endpoint:
+            raise StartupError(f"{_DETAILS_FLAG} needs {ENDPOINT_FLAG}: without it there are no traces.")
