@@ -448,7 +448,7 @@ async def test_an_engine_whose_executor_dies_while_nothing_runs_is_dead_at_once(
         def wake_by(self, wake: Callable[[], None]) -> None:
             self.wake = wake
 
-        def check_alive(self) -> None:
+        def check_alive(self, asks: bool = False) -> None:
             if self.lost:
                 raise ExecutorDead("rank 1 was killed")
 
