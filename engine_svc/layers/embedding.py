@@ -11,6 +11,7 @@ from engine_svc.layers.context import AddToEmbeddings, LayerContext, PackedLayer
 from engine_svc.layers.split import Part, Split, bias_of, hold, split_parameter
 from engine_svc.ops.base import Product, Rows, rows_within
 from engine_svc.ops.weights import CodedWeight, Weight
+from engine_svc.parallel.vocabulary import VocabularyPart
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,19 @@ class VocabParallelEmbedding(PackedLayer):
 
         return rows
 
+    @property
+    def part(self) -> VocabularyPart | None:
+        """Which tokens `own_logits` has; None for one that has all."""
+        return VocabularyPart(self._first, self._count, self._group) if self._group.world_size > 1 else None
+
+    def own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden_size] → float32 [rows, tokens of this rank]."""
+        assert self._product is not None
+        return self._product(hidden, wide=True)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] → float32 [rows, vocab_size]: the matrix as output layer."""
-        assert self._product is not None
-        mine = self._product(hidden, wide=True)
+        mine = self.own_logits(hidden)
         if self._count < self._share:
             mine = F.pad(mine, (0, self._share - self._count))
         return self._group.all_gather_last(mine)[:, : self._vocab_size]

@@ -37,6 +37,7 @@ from engine_svc.ops.registry import create_ops
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.placement import ExpertSharing
 from engine_svc.parallel.stages import Stage, stages_of
+from engine_svc.parallel.vocabulary import VocabularyPart
 from engine_svc.quantization.base import ModelForm, QuantizationMethod
 from engine_svc.quantization.registry import check_dequantized, create_method, settings_of
 from engine_svc.recurrence.base import StateForm, StateShape
@@ -81,6 +82,11 @@ class Model(Protocol):
 
     stage: Stage
 
+    @property
+    def vocabulary(self) -> VocabularyPart | None:
+        """See Decoder.vocabulary."""
+        ...
+
     def forward(
         self,
         token_ids: torch.Tensor,
@@ -94,6 +100,10 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """See Decoder.logits."""
+        ...
+
+    def own_logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """See Decoder.own_logits."""
         ...
 
 

@@ -18,6 +18,7 @@ from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder_layer import LAYERS, DecoderLayer, hidden_norm
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.parallel.stages import Stage
+from engine_svc.parallel.vocabulary import VocabularyPart
 from engine_svc.recurrence.base import StateShape
 
 logger = logging.getLogger(__name__)
@@ -163,10 +164,23 @@ class Decoder(torch.nn.Module):
         Args:
             rows: int64 [rows], of which tokens; None: of all.
         """
-        if rows is not None:
-            hidden = self._ops.take_rows(hidden, rows)
         assert self.lm_head is not None
-        logits = self.lm_head.logits(hidden)
+        return self._scaled(self.lm_head.logits(self._taken(hidden, rows)))
+
+    @property
+    def vocabulary(self) -> VocabularyPart | None:
+        """Which tokens `own_logits` has; None where `logits` gathers nothing."""
+        return self.lm_head.part if self.lm_head is not None else None
+
+    def own_logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """As `logits`, of this rank's tokens alone."""
+        assert self.lm_head is not None
+        return self._scaled(self.lm_head.own_logits(self._taken(hidden, rows)))
+
+    def _taken(self, hidden: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        return hidden if rows is None else self._ops.take_rows(hidden, rows)
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
         if self.config.logits_scale != 1.0:
             logits = self._ops.scale(logits, self.config.logits_scale)
         cap = self.config.logits_softcap

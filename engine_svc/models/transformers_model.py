@@ -184,6 +184,12 @@ class TransformersModel:
         hidden = self._decode(token_ids, positions, embedded if received is None else None)
         return hidden if self._cut.left is None else self._cut.left[0]
 
+    vocabulary = None  # logits come whole
+
+    def own_logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """See Decoder.own_logits."""
+        return self.logits(hidden, rows)
+
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """See Decoder.logits."""
         hidden = hidden if rows is None else hidden[rows]

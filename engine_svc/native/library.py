@@ -66,6 +66,7 @@ _SIGNATURES = {
     "activate_and_multiply": (_INT, _POINTER, _POINTER, _LONG, _LONG, _INT, _FLOAT, _FLOAT),
     "activate": (_INT, _POINTER, _LONG, _LONG, _INT),
     "sample": (_POINTER, _LONG, _LONG, _LONG, *(_POINTER,) * 5),
+    "sample_part": (_POINTER, *(_LONG,) * 4, *(_POINTER,) * 6),
     "score": (_POINTER, _LONG, _LONG, _LONG, _INT, *(_POINTER,) * 3, _LONG, *(_POINTER,) * 3),
     "write_cache": (_INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, *(_LONG,) * 5),
     "attend": (

@@ -44,7 +44,9 @@ struct Row {
   float inverse_temperature;
   bool weighs;  // all of the row's mass is needed
   std::vector<Piece> pieces;
+  int64_t first_token = 0;  // of the first logit, where these are some of a row's
   float greatest;
+  float above;  // what weights are of e to the power of the distance from: the greatest, of all of the row's
   bool is_broken;  // infinite, or not a number
 
   Row(const float* logits, int64_t size, float temperature, bool weighs)
@@ -96,6 +98,7 @@ struct Row {
     greatest = NEVER;
     bool numbers = true;
     for (const Piece& each : pieces) greatest = std::max(greatest, each.greatest), numbers &= each.has_numbers_only;
+    above = greatest;
     is_broken = !numbers || !std::isfinite(greatest);
     if (weighs && !is_broken)
       for (Piece& each : pieces) each.mass *= std::exp(double(each.greatest - greatest) * inverse_temperature);
@@ -137,7 +140,7 @@ struct Row {
           if (index * PIECE + at < size) into.add(index * PIECE + at, from[at]);
         }
     }
-    into.weigh(greatest, inverse_temperature);
+    into.weigh(above, inverse_temperature);
   }
 
   int64_t count_above(float logit) const {
@@ -171,13 +174,14 @@ struct Race {
 };
 
 void race_within(Race& race, const Row& row, int64_t index) {
-  auto weight_of = [&](float logit) { return std::exp(double(logit - row.greatest) * row.inverse_temperature); };
+  auto weight_of = [&](float logit) { return std::exp(double(logit - row.above) * row.inverse_temperature); };
   double most = weight_of(row.pieces[index].greatest);
   uint32_t limit = race.limit(most), words[TOGETHER];
   int64_t begin = index * PIECE, end = std::min(begin + PIECE, row.size);
   for (int64_t from = begin; from < end; from += TOGETHER) {
     uint32_t least = UINT32_MAX;
-    for (int64_t i = 0; i < TOGETHER; ++i) least = std::min(least, words[i] = race.noise.word(uint32_t(from + i)));
+    for (int64_t i = 0; i < TOGETHER; ++i)
+      least = std::min(least, words[i] = race.noise.word(uint32_t(row.first_token + from + i)));
     if (least > limit) continue;
     for (int64_t at = from; at < std::min(from + TOGETHER, end); ++at)
       if (words[at - from] <= limit) race.enter(at, weight_of(row.logits[at]), words[at - from]);
@@ -186,30 +190,30 @@ void race_within(Race& race, const Row& row, int64_t index) {
 }
 
 // Of all logits only those are read whose numbers may win: few, once the piece of the likeliest token has raced.
-int64_t draw_from_all(const Row& row, Noise noise) {
+Race draw_from_all(const Row& row, Noise noise) {
   Race race{noise};
   int64_t likeliest = row.likeliest() / PIECE;
   race_within(race, row, likeliest);
   for (int64_t index = 0; index < int64_t(row.pieces.size()); ++index)
     if (index != likeliest) race_within(race, row, index);
-  return race.token;
+  return race;
 }
 
-int64_t draw_from(const Candidates& some, Noise noise) {
+Race draw_from(const Candidates& some, int64_t first, Noise noise) {
   Race race{noise};
   for (size_t i = 0; i < some.ids.size(); ++i) {
-    uint32_t word = noise.word(uint32_t(some.ids[i]));
+    uint32_t word = noise.word(uint32_t(first + some.ids[i]));
     if (word <= race.limit(some.weights[i])) race.enter(some.ids[i], some.weights[i], word);
   }
-  return race.token;
+  return race;
 }
 
 // Those that may be drawn, with what min-p drops already dropped. Of top-p alone, enough of them.
 void gather_candidates(const Row& row, const Wanted& wanted, Candidates& some) {
   float floor = -FLT_MAX;
   if (wanted.min_p > 0) {
-    float margin = 1e-5f * (1 + std::fabs(row.greatest));  // for roundings; what is below min-p goes below
-    floor = std::max(float(row.greatest + wanted.temperature * (std::log(wanted.min_p) - 1e-3)) - margin, -FLT_MAX);
+    float margin = 1e-5f * (1 + std::fabs(row.above));  // for roundings; what is below min-p goes below
+    floor = std::max(float(row.above + wanted.temperature * (std::log(wanted.min_p) - 1e-3)) - margin, -FLT_MAX);
   }
   bool needs_mass = wanted.top_k == 0 && wanted.min_p == 0;
   double needed = needs_mass ? wanted.top_p * row.mass() : 0;
@@ -222,14 +226,14 @@ void gather_candidates(const Row& row, const Wanted& wanted, Candidates& some) {
   if (wanted.min_p > 0) some.keep_if([&](uint32_t, float weight) { return weight >= wanted.min_p; });
 }
 
-int64_t draw(const Row& row, const Wanted& wanted, Noise noise) {
+Race draw(const Row& row, const Wanted& wanted, Noise noise) {
   thread_local Candidates some;
   bool is_ordered = wanted.top_k > 0 || wanted.top_p < 1;
   if (!is_ordered && wanted.min_p == 0) return draw_from_all(row, noise);
   gather_candidates(row, wanted, some);
   if (wanted.top_k > 0) some.keep(some.reach(wanted.top_k, false));
   if (wanted.top_p < 1) some.keep(some.reach(wanted.top_p * (row.weighs ? row.mass() : some.mass()), true));
-  return draw_from(some, noise);
+  return draw_from(some, row.first_token, noise);
 }
 
 // The `most` likeliest tokens, no more than there are, and their scores.
@@ -262,6 +266,13 @@ void for_rows(std::vector<Row>& rows, const Finish& finish) {
   });
 }
 
+// What draws a token, or is to find the likeliest; it has nothing to weigh but for top-p alone.
+Row row_of(const float* logits, int64_t size, const Wanted& wanted) {
+  bool draws = wanted.temperature > 0;
+  bool weighs = draws && wanted.top_p < 1 && wanted.top_k == 0 && wanted.min_p == 0;
+  return Row(logits, size, draws ? float(wanted.temperature) : 1.0f, weighs);
+}
+
 }  // namespace
 
 extern "C" {
@@ -272,17 +283,33 @@ void quire_sample(const float* logits, int64_t stride, int64_t count, int64_t si
                   const int64_t* slots, const int64_t* positions, int64_t* tokens, uint8_t* broken) {
   std::vector<Row> rows;
   rows.reserve(count);
-  for (int64_t i = 0; i < count; ++i) {
-    const Wanted& each = wanted[slots[i]];
-    bool draws = each.temperature > 0;
-    bool weighs = draws && each.top_p < 1 && each.top_k == 0 && each.min_p == 0;
-    rows.emplace_back(logits + i * stride, size, draws ? float(each.temperature) : 1.0f, weighs);
-  }
+  for (int64_t i = 0; i < count; ++i) rows.push_back(row_of(logits + i * stride, size, wanted[slots[i]]));
   for_rows(rows, [&](int64_t i) {
     const Wanted& each = wanted[slots[i]];
     broken[i] = rows[i].is_broken;
     bool draws = each.temperature > 0 && !rows[i].is_broken;
-    tokens[i] = rows[i].is_broken ? 0 : draws ? draw(rows[i], each, Noise(each.seed, positions[i])) : rows[i].likeliest();
+    tokens[i] = rows[i].is_broken ? 0
+                : draws           ? draw(rows[i], each, Noise(each.seed, positions[i])).token
+                                  : rows[i].likeliest();
+  });
+}
+
+// As quire_sample, of rows that draw, without top-k and top-p, and of whose logits those from token `first` on are here:
+// which of these is drawn if it is one of them, and by what score, which the greatest of all has. above: the greatest
+// logit of each whole row.
+void quire_sample_part(const float* logits, int64_t stride, int64_t count, int64_t size, int64_t first,
+                       const float* above, const Wanted* wanted, const int64_t* slots, const int64_t* positions,
+                       int64_t* tokens, double* scores) {
+  std::vector<Row> rows;
+  rows.reserve(count);
+  for (int64_t i = 0; i < count; ++i) rows.push_back(row_of(logits + i * stride, size, wanted[slots[i]]));
+  for_rows(rows, [&](int64_t i) {
+    const Wanted& each = wanted[slots[i]];
+    tokens[i] = scores[i] = 0;
+    if (rows[i].is_broken) return;
+    rows[i].first_token = first, rows[i].above = above[i];
+    Race race = draw(rows[i], each, Noise(each.seed, positions[i]));
+    tokens[i] = first + race.token, scores[i] = race.best;
   });
 }
 

@@ -104,10 +104,17 @@ class Answers:
     def _sample(
         self, hidden: torch.Tensor, at: list[int], rows: SampledRows, failed: dict[int, str], masks: TokenMasks | None
     ) -> list[SampleOutput]:
+        index = None if len(at) == len(hidden) else to_device(at, hidden.device)
+        part = self._model.vocabulary
+        if part is not None and not (part.is_worth(len(rows)) and self._sampler.samples_parts(rows)):
+            part = None
         with self._adapters.head_rows(rows.slots):
-            logits = self._model.logits(hidden, None if len(at) == len(hidden) else to_device(at, hidden.device))
-        outputs, alone = sample_runs(self._sampler, logits, rows, masks)
-        failed |= alone
+            logits = self._model.logits(hidden, index) if part is None else self._model.own_logits(hidden, index)
+        if part is None:
+            outputs, alone = sample_runs(self._sampler, logits, rows, masks)
+            failed |= alone
+        else:
+            outputs = [self._sampler.sample_part(logits, part, rows)]
         for output in outputs:
             self._buffers.record(output.rows, output.on_device)
         return outputs

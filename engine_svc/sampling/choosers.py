@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine_svc.parallel.vocabulary import VocabularyPart
 from engine_svc.sampling.logprobs import Alternatives, ScoredPositions, score_positions
 from engine_svc.sampling.noise import row_keys
 from engine_svc.sampling.truncation import DrawMethod, draw_method, draw_rows
@@ -41,6 +42,17 @@ class Chooser(ABC):
         Returns:
             int64 [rows], and bool [rows]: where nothing can be sampled, which gets token 0.
         """
+
+    @abstractmethod
+    def takes_parts(self, parameters: SamplingParameters) -> bool:
+        """Whether `choose_part` can be asked for what a sequence wants."""
+
+    @abstractmethod
+    def choose_part(
+        self, logits: torch.Tensor, part: VocabularyPart, slots: Sequence[int], num_tokens: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `choose`, of logits [rows, tokens of this rank] that ranks share: the same on all of them, and as one rank
+        would that had all logits."""
 
     @abstractmethod
     def score(
@@ -86,6 +98,19 @@ class TorchChooser(Chooser):
                 method,
             )
         broken = ~torch.isfinite(best.values)
+        return token_ids.masked_fill_(broken, 0), broken
+
+    def takes_parts(self, parameters: SamplingParameters) -> bool:
+        """See Chooser.takes_parts."""
+        return parameters.is_greedy
+
+    def choose_part(
+        self, logits: torch.Tensor, part: VocabularyPart, slots: Sequence[int], num_tokens: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Chooser.choose_part."""
+        own = logits.max(dim=-1)
+        greatest, token_ids = part.best(own.values, own.indices + part.first)
+        broken = ~torch.isfinite(greatest)
         return token_ids.masked_fill_(broken, 0), broken
 
     def score(

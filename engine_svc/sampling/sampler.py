@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_svc.native.library import Kernels
+from engine_svc.parallel.vocabulary import VocabularyPart
 from engine_svc.plan import PositionLogprobs, SamplingPlan, TokenMasks
 from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.choosers import Chooser, TorchChooser
@@ -119,6 +120,23 @@ class Sampler:
         except Exception:
             edits.undo()
             raise
+
+    def samples_parts(self, rows: SampledRows) -> bool:
+        """Whether `sample_part` can be asked for these rows: nothing that they want takes all of their logits."""
+        return (self._acceptance is None or not rows.drafts) and all(map(self._is_plain, set(rows.slots)))
+
+    def _is_plain(self, slot: int) -> bool:
+        parameters = self._states[slot].parameters
+        return parameters.logprobs is None and not self._stages.changes(slot) and self._chooser.takes_parts(parameters)
+
+    def sample_part(self, logits: torch.Tensor, part: VocabularyPart, rows: SampledRows) -> SampleOutput:
+        """As `sample`, of logits that ranks share: each calls it with its own. What raises loses the other ranks.
+
+        Args:
+            logits: float32 [rows, tokens of this rank]
+        """
+        token_ids, broken = self._chooser.choose_part(logits, part, rows.slots, rows.num_tokens)
+        return SampleOutput(rows, token_ids, to_host(token_ids), BrokenRows(rows.slots, to_host(broken)), [])
 
     def _sample(
         self, logits: torch.Tensor, edits: LogitEdits, rows: SampledRows, masks: TokenMasks | None

@@ -45,6 +45,10 @@ class StageChain:
         for members in [members for stage, members in self._stages if stage.add(slot, sequence)]:
             members.add(slot)
 
+    def changes(self, slot: int) -> bool:
+        """Whether anything is done to a slot's logits."""
+        return any(slot in members for _, members in self._stages)
+
     def is_sequential(self, slot: int) -> bool:
         """Whether a slot's rows must come one at a time; see LogitsStage."""
         return any(stage.is_sequential and slot in members for stage, members in self._stages)

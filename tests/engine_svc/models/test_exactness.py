@@ -6,7 +6,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,8 +15,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from benchmarks.models import build
 from engine_svc.executor.base import create_executor
 from engine_svc.requests.outputs import FinishReason
+from engine_svc.requests.request import GenerationRequest
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
 from quire.options.parallel import ParallelOptions
@@ -24,7 +26,7 @@ from quire.sampling import SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.engine_options import engine_options
 from tests.support.native import AVAILABLE, every_level
-from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import (
     FAMILIES,
     LONGROPE,
@@ -259,6 +261,24 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
 )
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), tensor_parallel_size=2, cpu_threads=1)
+
+
+@pytest.mark.slow
+def test_tensor_parallel_ranks_draw_what_one_draws(tmp_path: Path) -> None:
+    """So many sequences that ranks do not gather their logits; and one at the end that wants all of its own."""
+    build("tiny-llama", tmp_path)
+    plain = [{"temperature": 0.0}, {"seed": 1}, {"temperature": 0.6, "min_p": 0.05, "seed": 2}]
+    wanted = [*(64 * plain)[:64], {"top_k": 9, "seed": 3, "max_tokens": 8}]
+    asked = [
+        GenerationRequest("r", prompt, SamplingParameters(**cast("Any", {"max_tokens": 4, "ignore_eos": True} | some)))
+        for prompt, some in zip(random_prompts(*[5] * 65), wanted, strict=True)
+    ]
+    found = []
+    for ranks in (1, 2):
+        options: dict[str, Any] = {"tensor_parallel_size": ranks, "cpu_threads": 1, "max_num_seqs": 65}
+        with running_engine(tmp_path, **options) as engine:
+            found.append([tokens(run_requests(engine, some)) for some in (asked[:64], asked)])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
