@@ -38,6 +38,7 @@ def shared(size: int = 2, **options: Any) -> dict[str, Any]:
         ("llama", ONE_HEAD, {"size": 4, "attention_backend": "cpu"}),
         ("deepseek-v3", {}, {"max_num_batched_tokens": 19}),  # compressed attention
         ("gemma2", ONE_HEAD, {"max_num_batched_tokens": 19}),  # soft caps, windows, two groups of layers
+        pytest.param("deepseek-v3", {}, {"enable_expert_parallel": True}, marks=pytest.mark.slow),
         pytest.param("deepseek-v2", {}, {"attention_backend": "reference"}, marks=pytest.mark.slow),
         pytest.param("gpt-oss", ONE_HEAD, {"max_num_batched_tokens": 19}, marks=pytest.mark.slow),  # sinks and windows
         pytest.param("llama4", ONE_HEAD, {"block_size": 32}, marks=pytest.mark.slow),  # chunks
@@ -154,10 +155,14 @@ def test_what_ranks_cannot_share_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "changes"), [("llama", ONE_HEAD), ("deepseek-v3", {})])
-def test_over_processes(model_folder: ModelFolder, family: str, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("family", "changes", "options"), [("llama", ONE_HEAD, {"pipeline_parallel_size": 2}), ("deepseek-v3", {}, {})]
+)
+def test_over_processes(
+    model_folder: ModelFolder, family: str, changes: dict[str, Any], options: dict[str, Any]
+) -> None:
     folder = model_folder(family, **changes)
-    given = shared(max_num_batched_tokens=19, distributed_executor_backend="mp") | {"executor": None}
+    given = shared(max_num_batched_tokens=19, distributed_executor_backend="mp", **options) | {"executor": None}
     with running_engine(folder, **given) as engine:
         found = tokens(run(engine, PROMPTS, SHORT))
     check_greedy(folder, PROMPTS, found, 16)
