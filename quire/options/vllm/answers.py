@@ -79,7 +79,7 @@ _PARALLEL: Mapping[str, Answer] = {
     "dbo-prefill-token-threshold": not_built(_BATCHES),
     "worker-use-ray": acts_as("--distributed-executor-backend", fixed="ray", switch=True),
     "disable-custom-all-reduce": no_effect(
-        "Sums over ranks are those of NCCL and Gloo; there are no others.", switch=True
+        "Sums over ranks on GPUs are NCCL's; there are no others.", switch=True
     ),
 }  # fmt: skip
 

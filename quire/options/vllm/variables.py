@@ -69,7 +69,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "VLLM_CACHE_ROOT": "Caches lie in XDG_CACHE_HOME, or ~/.cache, and models in --download-dir.",
         "VLLM_NCCL_SO_PATH": "NCCL is the one that torch brings.",
         "VLLM_SKIP_P2P_CHECK": "NCCL finds out itself which GPUs reach each other.",
-        "VLLM_DISABLE_CUSTOM_ALL_REDUCE": "Sums over ranks are those of NCCL and Gloo; there are no others.",
+        "VLLM_DISABLE_CUSTOM_ALL_REDUCE": "Sums over ranks on GPUs are NCCL's; there are no others.",
         "VLLM_WORKER_MULTIPROC_METHOD": "Ranks are started as new processes, always.",
         "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "The gateway stays up anyway, and engines are started again.",
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "--rope-scaling makes a model's length longer, as far as its positions reach.",
