@@ -85,7 +85,6 @@ class Model(Protocol):
     @property
     def vocabulary(self) -> VocabularyPart | None:
         """See Decoder.vocabulary."""
-        ...
 
     def forward(
         self,
@@ -104,7 +103,6 @@ class Model(Protocol):
 
     def own_logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """See Decoder.own_logits."""
-        ...
 
 
 @dataclass(frozen=True)
