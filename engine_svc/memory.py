@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 
 import torch
 
 _HUGE_PAGE = 2 << 20
+# Of glibc's malloc.h, and what they are set to: as much as it takes for the second.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES, _MOST_BYTES = 512 << 20, 32 << 20
 
 
 def zeros_when_touched(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -24,3 +28,15 @@ def zeros_when_touched(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(size)
+
+
+def keep_freed_memory() -> None:
+    """Has malloc keep what is freed, instead of giving it back to the system.
+
+    A step's hidden states are megabytes that come and go with each operation: a fault for each of their pages, which
+    the system fills with zeros first, was a tenth of a step.
+    """
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_MMAP_THRESHOLD, _MOST_BYTES)

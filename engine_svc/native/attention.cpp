@@ -73,8 +73,13 @@ class Work {
 
   // The whole of it; this thread does `next` (null: unknown) then.
   void run(const Task* next) {
-    State whole = begin(), part(scratch().part, task.rows.count(), call.dim);
+    State part(scratch().part, task.rows.count(), call.dim);
     load_query();
+    if (task.partitions() == 1 && !call.sinks) {  // as if it were merged with nothing
+      attend(0, part, next, 0);
+      return finish(part);
+    }
+    State whole = begin();
     for (int64_t i = 0; i < task.partitions(); ++i) {
       bool last = i + 1 == task.partitions();
       attend(i, part, last ? next : &task, last ? 0 : i + 1);
@@ -141,8 +146,9 @@ class Work {
   void attend(int64_t partition, State& part, const Task* next, int64_t next_partition) {
     Paged<Stored, Cached> cache = cache_of(task);
     Place<Stored, Cached> after{};
+    int64_t chunk = chunk_of<Stored>(call.dim);
     if (next)
-      after = {cache_of(*next), next->seen, std::max(position(*next, next_partition), next->seen.begin / CHUNK * CHUNK)};
+      after = {cache_of(*next), next->seen, std::max(position(*next, next_partition), next->seen.begin / chunk * chunk)};
     int64_t at = position(task, partition);
     part.clear();
     Attention<Type, Cached> attention(task.rows, call.options, cache, (const Input*)scratch().query);

@@ -1,5 +1,5 @@
 // Attention of some rows over the paged cache, in one way for prompts and for single tokens: keys are visited in chunks
-// that begin at multiples of CHUNK, with a running softmax (Milakov and Gimelshein 2018; Dao et al. 2022), and every
+// that begin at multiples of their size, with a running softmax (Milakov and Gimelshein 2018; Dao et al. 2022), and every
 // PARTITION positions with one of their own, merged in order. So a row's result depends neither on the rows beside it nor
 // on who computes its partitions. What a row does not see of a chunk has weights of zero; a chunk that it sees nothing of
 // changes nothing.
@@ -15,16 +15,26 @@
 
 namespace quire {
 
-constexpr int CHUNK = SEGMENTS * UNIT;
-constexpr int64_t PARTITION = 1024;
+constexpr int64_t LEAST_CHUNK = 64, MOST_CHUNK = SEGMENTS * UNIT;
+constexpr int64_t CHUNK_BYTES = 16 << 10;  // of keys, which stay in the first-level cache for all rows
+constexpr int64_t PARTITION = 1024;        // a multiple of each chunk
 constexpr int64_t MOST_ROWS_DIM = 1 << 15;  // of a task: its queries and sums stay in the second-level cache
 constexpr int64_t MOST_TASK_ROWS = 256;
+
+// How many positions a chunk has: by the head's size alone.
+template <class Stored>
+inline int64_t chunk_of(int64_t dim) {
+  int64_t chunk = MOST_CHUNK;
+  while (chunk > LEAST_CHUNK && chunk * dim * int64_t(sizeof(Stored)) > CHUNK_BYTES) chunk /= 2;
+  return chunk;
+}
 
 struct Range {
   int64_t begin, end;
 
   Range within(int64_t first, int64_t last) const { return {std::max(begin, first), std::min(end, last)}; }
   bool empty() const { return begin >= end; }
+  int64_t count() const { return end - begin; }
 };
 
 // What the rows of a layer have in common.
@@ -108,12 +118,12 @@ struct Scratch {
   alignas(64) float query[MOST_ROWS_DIM];
   alignas(64) float part[STATE];
   alignas(64) float whole[STATE];
-  alignas(64) float scores[TILE_ROWS * CHUNK];
-  alignas(64) float weights[TILE_ROWS * CHUNK];
+  alignas(64) float scores[TILE_ROWS * MOST_CHUNK];
+  alignas(64) float weights[TILE_ROWS * MOST_CHUNK];
   alignas(64) float clean[2][UNIT * MOST_DIM];
   alignas(64) float turning[UNIT * MOST_DIM];
-  alignas(64) float keys[CHUNK * MOST_DIM];
-  alignas(64) float values[CHUNK * MOST_DIM];  // that are cached in 8 bits
+  alignas(64) float keys[LEAST_CHUNK * MOST_DIM];
+  alignas(64) float values[LEAST_CHUNK * MOST_DIM];  // that are cached in 8 bits
   Wanted wanted;
 };
 
@@ -135,16 +145,19 @@ struct Place {
   Range seen;
   int64_t start;
 
-  bool sees(int unit) const { return !seen.within(start + unit * UNIT, start + (unit + 1) * UNIT).empty(); }
-  int64_t units() const { return sees(0) + sees(1) + sees(2) + sees(3); }
+  // Its units of which something is seen.
+  Range units() const {
+    Range some = seen.within(start, start + chunk_of<Stored>(cache.dim));
+    return {(some.begin - start) / UNIT, (some.end - start + UNIT - 1) / UNIT};
+  }
 
   void want(Wanted& wanted, int64_t pace) const {
     wanted.begin(pace);
-    for (int unit = 0; cache.keys && unit < SEGMENTS; ++unit)
-      if (sees(unit))
-        wanted.add(cache.keys_at(start + unit * UNIT), cache.step() * sizeof(Cached), cache.dim / cache.GROUP);
-    for (int unit = 0; unit < SEGMENTS; ++unit)
-      if (sees(unit)) wanted.add(cache.values_at(start + unit * UNIT), 64, UNIT * cache.dim * sizeof(Cached) / 64);
+    auto [first, last] = units();
+    for (int64_t unit = first; cache.keys && unit < last; ++unit)
+      wanted.add(cache.keys_at(start + unit * UNIT), cache.step() * sizeof(Cached), cache.dim / cache.GROUP);
+    for (int64_t unit = first; unit < last; ++unit)
+      wanted.add(cache.values_at(start + unit * UNIT), 64, UNIT * cache.dim * sizeof(Cached) / 64);
   }
 };
 
@@ -159,12 +172,12 @@ class Attention {
   Attention(const Rows& rows, const Options& options, const Paged<Stored, Cached>& cache, const Input* query)
       : rows(rows), options(options), cache(cache), query(query), seen(rows.seen(0, rows.count(), options)) {}
 
-  // Adds to the rows' state what they see of positions [begin, end), multiples of CHUNK. `after` (null: unknown) is what
+  // Adds to the rows' state what they see of positions [begin, end), multiples of a chunk. `after` (null: unknown) is what
   // this thread computes with then.
   void attend(int64_t begin, int64_t end, State& state, const Place<Stored, Cached>* after) {
     Range range = seen.within(begin, end);
-    for (int64_t start = range.begin / CHUNK * CHUNK; start < range.end; start += CHUNK) {
-      Place<Stored, Cached> here{cache, seen, start}, next{cache, seen, start + CHUNK};
+    for (int64_t start = range.begin / chunk_size * chunk_size; start < range.end; start += chunk_size) {
+      Place<Stored, Cached> here{cache, seen, start}, next{cache, seen, start + chunk_size};
       if (next.start < range.end) after_this(here, next);
       else if (after) after_this(here, *after);
       Chunk chunk = take(here);
@@ -187,7 +200,7 @@ class Attention {
 
   static constexpr bool NARROW = !std::is_same_v<Stored, Cached>;
 
-  // Units of CHUNK positions from `start` on; those that the task does not see are like others that it does.
+  // Units of a chunk's positions from `start` on; of those that the task does not see nothing is said.
   struct Chunk {
     int64_t start;
     const Stored *keys[SEGMENTS], *values[SEGMENTS];
@@ -198,19 +211,21 @@ class Attention {
   const Paged<Stored, Cached>& cache;
   const Input* query;
   Range seen;
+  int64_t chunk_size = chunk_of<Stored>(cache.dim);
   Scratch& memory = scratch();
   int64_t shaped = 0;
 
   void after_this(const Place<Stored, Cached>& here, const Place<Stored, Cached>& next) {
-    int64_t units = here.units();
-    next.want(memory.wanted, (next.units() + units - 1) / units);
+    int64_t units = here.units().count();
+    next.want(memory.wanted, (next.units().count() + units - 1) / units);
   }
 
   // A chunk in the type that is multiplied.
   Chunk take(const Place<Stored, Cached>& place) {
-    Chunk chunk{place.start, {}, {}};
-    for (int unit = 0; unit < SEGMENTS; ++unit) {
-      if (!place.sees(unit)) continue;
+    Chunk chunk;
+    chunk.start = place.start;
+    auto [first, last] = place.units();
+    for (int64_t unit = first; unit < last; ++unit) {
       int64_t at = place.start + unit * UNIT;
       if constexpr (!NARROW) {
         chunk.keys[unit] = cache.keys ? cache.keys_at(at) : nullptr, chunk.values[unit] = cache.values_at(at);
@@ -230,7 +245,7 @@ class Attention {
 
   // Cleans the values of units that the task sees a part of, and turns values to keys where they are both.
   void make_ready(Chunk& chunk) {
-    for (int unit = 0; unit < SEGMENTS; ++unit) {
+    for (int unit = 0; unit * UNIT < chunk_size; ++unit) {
       int64_t at = chunk.start + unit * UNIT;
       Range known = seen.within(at, at + UNIT);
       if (known.empty()) continue;
@@ -248,7 +263,7 @@ class Attention {
 
   // Rows [first, last) against a chunk.
   void attend_tile(const Chunk& chunk, int64_t first, int64_t last, State& state) {
-    Range any = rows.seen(first, last, options).within(chunk.start, chunk.start + CHUNK);
+    Range any = rows.seen(first, last, options).within(chunk.start, chunk.start + chunk_size);
     if (any.empty()) return;
 #ifdef __AMX_TILE__
     if (Type::TILES && shaped != last - first) shape_tiles(shaped = last - first);
@@ -257,11 +272,12 @@ class Attention {
     if (cache.keys) {
       score<Type>(chunk.keys, NARROW ? UNIT * Type::GROUP : cache.step(), first, last, begin, end);
     } else {
-      const Input* keys[SEGMENTS] = {turned(0), turned(1), turned(2), turned(3)};
+      const Input* keys[SEGMENTS];
+      for (int unit = begin; unit < end; ++unit) keys[unit] = turned(unit);
       score<Wide>(keys, UNIT * Wide::GROUP, first, last, begin, end);
     }
     for (int64_t row = first; row < last; ++row) {
-      Range own = rows.seen(row, options).within(chunk.start, chunk.start + CHUNK);
+      Range own = rows.seen(row, options).within(chunk.start, chunk.start + chunk_size);
       soften({own.begin - chunk.start, own.end - chunk.start}, row, row - first, begin * UNIT, end * UNIT, state);
     }
     add_values(chunk, first, last, begin, end, state);
@@ -270,8 +286,8 @@ class Attention {
   // The tile's scores against units [begin, end), which lie `stride` values between steps.
   template <class Keys>
   void score(const typename Keys::Stored* const* keys, int64_t stride, int64_t first, int64_t last, int begin, int end) {
-    Product<Keys> product{query + first * cache.dim, cache.dim, {}, 1, cache.dim / Keys::GROUP, stride, nullptr, CHUNK, true,
-                          &memory.wanted};
+    Product<Keys> product{query + first * cache.dim, cache.dim, {}, 1, {cache.dim / Keys::GROUP}, stride, nullptr, MOST_CHUNK,
+                          true, &memory.wanted};
     for (int at = begin * UNIT, count; at < end * UNIT; at += count * LANES) {
       count = most_vectors<Keys>(last - first, (end * UNIT - at) / LANES);
       for (int v = 0; v < count; ++v) {
@@ -285,46 +301,62 @@ class Attention {
 
   // From a row's scores in places [begin, end) of the chunk to weights, of which it sees those in `own`. What it summed
   // before is scaled to the new maximum.
-  void soften(Range own, int64_t row, int64_t tile_row, int begin, int end, State& state) {
-    float* scores = memory.scores + tile_row * CHUNK;
-    auto* weights = (Input*)memory.weights + tile_row * CHUNK;
-    if (own.empty()) {
-      for (int i = begin; i < end; i += LANES) store(weights + i, zero());
-      return;
-    }
-    Floats lowest = all(-std::numeric_limits<float>::infinity()), highest = lowest;
-    bool masked = own.begin > begin || own.end < end;
-    for (int i = begin; i < end; i += LANES) {
-      Floats score = load(scores + i) * all(options.scale);
-      if (options.softcap > 0) score = cap_scores(score, options.softcap);
-      if (masked) score = select(between(own.begin - i, own.end - i), score, lowest);
-      highest = most(highest, score);
-      store(scores + i, score);
-    }
-    float greatest = std::max(state.most[row], quire::greatest(highest));
-    if (greatest > state.most[row]) {
-      state.scale(row, all(std::exp(state.most[row] - greatest)));
-      state.most[row] = greatest;
-    }
-    Floats total = load(state.total + row * LANES);
-    for (int i = begin; i < end; i += LANES) {
-      Floats weight = exponential(load(scores + i) - all(greatest));
-      if (masked) weight = select(between(own.begin - i, own.end - i), weight, zero());
+  void soften(Range own, int64_t row, int64_t tile_row, int64_t begin, int64_t end, State& state) {
+    float* scores = memory.scores + tile_row * MOST_CHUNK;
+    auto* weights = (Input*)memory.weights + tile_row * MOST_CHUNK;
+    if (own.empty()) own = {end, end};
+    int64_t first = own.begin / LANES * LANES, last = (own.end + LANES - 1) / LANES * LANES;
+    for (int64_t i = begin; i < first; i += LANES) store(weights + i, zero());
+    for (int64_t i = last; i < end; i += LANES) store(weights + i, zero());
+    if (own.empty()) return;
+    float greatest = raise(scale_scores(scores, own, first, last), row, state);
+    // A power of two takes fewer steps than one of e.
+    Floats factor = all(1.44269504f), least = all(-greatest), total = load(state.total + row * LANES);
+    for (int64_t i = first; i < last; i += LANES) {
+      Floats weight = power_of_two((load(scores + i) + least) * factor);
+      if (i < own.begin || i + LANES > own.end) weight = select(between(own.begin - i, own.end - i), weight, zero());
       total = total + weight;
       store(weights + i, weight);
     }
     store(state.total + row * LANES, total);
   }
 
+  // Scores in places [first, last) as they count. Returns the greatest of those that are the row's own.
+  float scale_scores(float* scores, Range own, int64_t first, int64_t last) {
+    Floats lowest = all(-std::numeric_limits<float>::infinity()), highest = lowest, scale = all(options.scale);
+    for (int64_t i = first; i < last; i += LANES) {
+      Floats score = load(scores + i) * scale;
+      if (options.softcap > 0) score = cap_scores(score, options.softcap);
+      store(scores + i, score);
+      if (i < own.begin || i + LANES > own.end) score = select(between(own.begin - i, own.end - i), score, lowest);
+      highest = most(highest, score);
+    }
+    return quire::greatest(highest);
+  }
+
+  // The greatest score of a row so far, another one counted.
+  float raise(float score, int64_t row, State& state) {
+    float before = state.most[row];
+    if (!(score > before)) return before;
+    if (before > -std::numeric_limits<float>::infinity()) state.scale(row, all(std::exp(before - score)));
+    return state.most[row] = score;
+  }
+
   // The values of units [begin, end) by the tile's weights.
   void add_values(const Chunk& chunk, int64_t first, int64_t last, int begin, int end, State& state) {
-    Product<Type> product{(Input*)memory.weights + begin * UNIT, CHUNK, {}, end - begin, UNIT / Type::GROUP,
-                          cache.dim * Type::GROUP, nullptr, cache.dim, false, &memory.wanted};
+    Product<Type> product{(Input*)memory.weights + begin * UNIT, MOST_CHUNK, {}, 0, {}, cache.dim * Type::GROUP, nullptr,
+                          cache.dim, false, &memory.wanted};
+    int starts[SEGMENTS];  // units that do not lie behind the one before
+    for (int unit = begin; unit < end; ++unit) {
+      bool follows = unit > begin && chunk.values[unit] == chunk.values[unit - 1] + UNIT * cache.dim;
+      if (!follows) starts[product.segments++] = unit;
+      product.steps[product.segments - 1] += UNIT / Type::GROUP;
+    }
     for (int64_t at = 0, count; at < cache.dim; at += count * LANES) {
       count = most_vectors<Type>(last - first, (cache.dim - at) / LANES);
-      for (int unit = begin; unit < end; ++unit)
+      for (int i = 0; i < product.segments; ++i)
         for (int v = 0; v < count; ++v)
-          product.from[unit - begin][v] = chunk.values[unit] + (at + v * LANES) * Type::GROUP;
+          product.from[i][v] = chunk.values[starts[i]] + (at + v * LANES) * Type::GROUP;
       product.output = state.output + first * cache.dim + at;
       multiply(product, last - first, count);
     }

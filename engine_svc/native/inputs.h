@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <type_traits>
 
 #include "coded.h"
@@ -95,15 +97,28 @@ void arrange_strip(Input* rows, int64_t count, int64_t size) {
   }
 }
 
+struct Freed {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Memory that begins with a line: matrix registers take five times as long to load what lies across two. Not set to
+// anything: malloc keeps such pieces for the next call.
+template <class Value>
+std::unique_ptr<Value[], Freed> whole_lines(int64_t count) {
+  void* memory = std::aligned_alloc(LINE, (count * sizeof(Value) + LINE - 1) / LINE * LINE);
+  if (!memory) throw std::bad_alloc();
+  return std::unique_ptr<Value[], Freed>((Value*)memory);
+}
+
 // Rows that stand in memory of their own.
 template <class Type>
 struct Inputs {
   int64_t stride;
-  std::unique_ptr<typename Type::Input[]> values;  // not set to anything: malloc keeps such pieces for the next call
+  std::unique_ptr<typename Type::Input[], Freed> values;
   std::unique_ptr<float[]> scale;
 
   Inputs(int64_t rows, int64_t size)
-      : stride(stride_of<Type>(size)), values(new typename Type::Input[rows * stride]),
+      : stride(stride_of<Type>(size)), values(whole_lines<typename Type::Input>(rows * stride)),
         scale(new float[rows]) {}
 
   // In another order, if one is given: its i-th value is that of input order[i].

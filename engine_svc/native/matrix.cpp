@@ -10,17 +10,23 @@ using namespace quire;
 namespace {
 
 constexpr int64_t ROWS_AT_ONCE = 1024;  // bounds the memory of inputs that do not stay as they came
+constexpr int64_t ROWS_BYTES = 3 << 19;  // of inputs that stay in a second-level cache
 constexpr int64_t WORTH_A_THREAD = 1 << 18;            // multiplications
 constexpr int64_t WORTH_A_THREAD_TO_PREPARE = 1 << 15;  // values
 
-// In pieces of some rows by some panels. The rows change first, so that a panel is still in a cache for all of them.
+// In pieces of some rows by some panels. Of rows that fit a second-level cache together all are taken with one panel, which
+// is still in a cache for them; of others as many as fit with all panels.
 template <class Type, class Out>
 void run(const Operands<Type>& call, const Result& result, int64_t rows) {
   Pieces pieces(result.outputs, call.panel_bytes);
   Chunks<Type> chunks{rows};
+  int64_t bytes = chunks.height * call.stride * int64_t(sizeof(typename Type::Input));
+  int64_t side_by_side = std::clamp<int64_t>(bytes ? ROWS_BYTES / bytes : 1, 1, std::max<int64_t>(1, chunks.count));
   bool worth = rows * result.outputs * call.steps * Type::GROUP > WORTH_A_THREAD;
   parallel_for_in_parts(pieces.count() * chunks.count, worth, [&](int64_t task) {
-    int64_t chunk = task % chunks.count, piece = task / chunks.count;
+    int64_t first = task / (pieces.count() * side_by_side) * side_by_side;
+    int64_t width = std::min(side_by_side, chunks.count - first), within = task - first * pieces.count();
+    int64_t chunk = first + within % width, piece = within / width;
     multiply_panels<Type, Out>(call, result, chunks.begin(chunk), chunks.end(chunk), pieces.begin(piece),
                                pieces.end(piece));
   });

@@ -1,7 +1,7 @@
 // The two products of attention, of a few rows with what lies in the cache: scores, queries times keys, and the sums of
 // values by their weights.
 //
-// What is multiplied lies in up to SEGMENTS places, `steps` steps of each along k, `stride` apart; a step has a group
+// What is multiplied lies in up to SEGMENTS places, some steps of each along k, `stride` apart; a step has a group
 // for each output. Every output is one sum, in order, whatever is computed beside it.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace quire {
 
-constexpr int SEGMENTS = 4;
+constexpr int SEGMENTS = 16;
 constexpr int MOST_VECTORS = 4;  // of LANES outputs, at once
 constexpr int TILE_ROWS = 16;    // of matrix registers
 constexpr int FULL_ROWS = 6;     // whose sums fit in the others
@@ -59,7 +59,7 @@ struct Product {
   int64_t input_stride;                        // between rows, in values
   const Stored* from[SEGMENTS][MOST_VECTORS];  // of each vector of outputs
   int segments;
-  int64_t steps, stride;  // stride in values
+  int64_t steps[SEGMENTS], stride;  // stride in values
   float* output;          // its vectors of outputs stand side by side
   int64_t output_stride;  // between rows
   bool fresh;             // not added to what is there
@@ -94,7 +94,7 @@ void multiply(const Product<Type>& product) {
   int64_t input_stride = product.input_stride;
   for (int s = 0; s < product.segments; ++s) {
     const auto* const* from = product.from[s];
-    int64_t fetched = 0, end = product.steps * product.stride, stride = product.stride;
+    int64_t fetched = 0, end = product.steps[s] * product.stride, stride = product.stride;
     for (int64_t at = 0; at < end; at += stride) {
       if (at == fetched) product.wanted->fetch(W * FEW_STEPS * STEP_BYTES / 64), fetched += FEW_STEPS * stride;
 #pragma GCC unroll 2
@@ -152,8 +152,8 @@ void multiply_tiles(const Product<Type>& product, int64_t vectors) {
   }
   for (int s = 0; s < product.segments; ++s) {
     const auto* const* from = product.from[s];
-    for (int64_t k = 0, at = 0; k < product.steps;) {
-      int64_t count = product.steps - k >= 16 ? 16 : 8;
+    for (int64_t k = 0, at = 0; k < product.steps[s];) {
+      int64_t count = product.steps[s] - k >= 16 ? 16 : 8;
       product.wanted->fetch(count * vectors);
       if (count == 16) {
         _tile_loadd(4, input, input_bytes);

@@ -67,6 +67,20 @@ struct e5m2 {
 
 namespace quire {
 
+// 2 to the x, for x up to 127, to 2 units in the last place: by a polynomial (Cephes' exp2f) for what is between whole
+// numbers. Of what is no number it is none: most gives its second operand then.
+inline Floats power_of_two(Floats x) {
+  x = most(all(-127.0f), x);
+  Floats n = nearest(x), r = x - n;
+  Floats y = all(1.535336188e-4f);
+  y = fma(y, r, all(1.339887440e-3f));
+  y = fma(y, r, all(9.618437358e-3f));
+  y = fma(y, r, all(5.550332471e-2f));
+  y = fma(y, r, all(2.402264791e-1f));
+  y = fma(y, r, all(6.931472029e-1f));
+  return times_power(fma(y, r, all(1.0f)), n);
+}
+
 // e to the x, to 2 units in the last place: 2^n times a polynomial (Cody and Waite's reduction). Of what is no number it
 // is none: least and most give their second operand then.
 inline Floats exponential(Floats x) {

@@ -16,6 +16,7 @@ import torch
 
 from engine_svc.attention.base import AttentionMetadata
 from engine_svc.executor.device import choose_device
+from engine_svc.memory import keep_freed_memory
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.encoder import Encoder
 from engine_svc.plan import KvCacheSpec
@@ -60,6 +61,7 @@ class PoolingRunner:
         blocks = -(-most // shape.block_size) + min(options.scheduler.max_num_seqs, most)
         (cache,) = self._loaded.attention.allocate(blocks, 1)
         self._cache = cache
+        keep_freed_memory()  # not what loading took
         self._warm_up()
 
     @property
@@ -116,7 +118,11 @@ class PoolingRunner:
 
     def _pool(self, hidden: HiddenStates, sequences: Sequence[PooledSequence]) -> list[PooledOutput | str]:
         values = self._loaded.pooler.pool(hidden, sequences)
-        return [_output(each, len(sequence.token_ids)) for each, sequence in zip(values, sequences, strict=True)]
+        are_finite = bool(torch.cat([each.flatten() for each in values]).isfinite().all())
+        return [
+            _output(each, len(sequence.token_ids)) if are_finite or bool(each.isfinite().all()) else _OVERFLOWED
+            for each, sequence in zip(values, sequences, strict=True)
+        ]
 
     def _forward(self, sequences: Sequence[PooledSequence]) -> HiddenStates:
         metadata, positions = self._metadata([len(sequence.token_ids) for sequence in sequences])
@@ -161,8 +167,6 @@ class PoolingRunner:
             self.run(PoolingPlan(0, [PooledSequence(tokens, [], task, 0, True, True)]))
 
 
-def _output(values: torch.Tensor, num_tokens: int) -> PooledOutput | str:
-    if not bool(values.isfinite().all()):
-        return _OVERFLOWED
+def _output(values: torch.Tensor, num_tokens: int) -> PooledOutput:
     array = values.cpu().contiguous().numpy().astype("<f4", copy=False)
     return PooledOutput(array.tobytes(), tuple(array.shape), num_tokens)

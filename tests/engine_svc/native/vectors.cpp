@@ -134,6 +134,8 @@ void arithmetic() {
     float value = 0.6875f * float(power), exact = std::exp(std::fmin(std::fmax(value, -87.0f), 88.0f));
     float found = Lanes(exponential(all(value)))[LANES - 1];
     check(std::fabs(found - exact) <= 4e-7f * exact, "exponential", found, exact);
+    exact = std::exp2(std::fmin(value, 127.0f)), found = Lanes(power_of_two(all(std::fmin(value, 127.0f))))[LANES - 1];
+    check(value < -127 ? found < 1e-38f : std::fabs(found - exact) <= 4e-7f * exact, "power_of_two", found, exact);
   }
   int32_t ints[LANES];
   uint8_t bytes[LANES + 1] = {};
