@@ -129,6 +129,7 @@ class SessionLink(Generic[Out, In]):
         self._outbox: Outbox[Out] | None = None
         self._last_frame = 0.0
         self._fault = ""  # for which the connection is given up
+        self._beat: asyncio.Future[None] | None = None  # ends with the beat that is under way
 
     @property
     def connected(self) -> bool:
@@ -141,11 +142,9 @@ class SessionLink(Generic[Out, In]):
         return self._heartbeats and time.monotonic() - self._last_frame > LATE_SECONDS
 
     def give_up(self, fault: str = "answers and does nothing") -> None:
-        """Breaks the connection off, as if it were lost, and connects anew: the peer is no good though it answers.
-
-        It happens with the next beat.
-        """
+        """Breaks the connection off, as if it were lost, and connects anew: the peer is no good though it answers."""
         self._fault = fault
+        self._end_beat()
 
     def post(self, items: int = 1, num_bytes: int = 0) -> Out:
         """The frame that goes out next, to be added to; see Outbox.
@@ -233,13 +232,26 @@ class SessionLink(Generic[Out, In]):
                 await asyncio.sleep(CONNECT_SECONDS)
                 return Unavailable(f"{self.name} ended the session.")
 
+    async def _next_beat(self) -> None:
+        """Waits for it, or for who gives the connection up: as asyncio.sleep, without a task for each beat."""
+        loop = asyncio.get_running_loop()
+        self._beat, timer = loop.create_future(), loop.call_later(HEARTBEAT_SECONDS, self._end_beat)
+        try:
+            await self._beat
+        finally:
+            timer.cancel()
+
+    def _end_beat(self) -> None:
+        if self._beat is not None and not self._beat.done():
+            self._beat.set_result(None)
+
     async def _watch(self) -> QuireError:
         """Counts beats rather than time: while this process itself stood still, nobody could be heard."""
         self._fault = ""
         silence = 0.0
         while silence < self._lost_seconds:
             heard = self._last_frame
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await self._next_beat()
             if self._fault:
                 return Unavailable(f"{self.name} {self._fault}.")
             silence = silence + HEARTBEAT_SECONDS if self._heartbeats and self._last_frame == heard else 0.0
