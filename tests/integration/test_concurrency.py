@@ -68,7 +68,7 @@ async def test_streams_survive_the_death_of_the_tokenizer_service(stack: Stack) 
     undisturbed = await asyncio.gather(*(run(index) for index in range(40)))
     begun.clear()
     streams = [asyncio.create_task(run(index)) for index in range(40)]
-    while len(begun) < 40:
+    while not begun:  # the client reads all of them, and may be behind: long before any has ended
         await asyncio.sleep(0.01)
     os.kill(stack.children()["tokenizer"], signal.SIGKILL)
     assert await asyncio.gather(*streams) == undisturbed
