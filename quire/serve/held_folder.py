@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 _PREFIX = "quire-gateways-"
@@ -36,15 +36,12 @@ def _remove(folder: Path, held: int) -> None:
 def _lock(folder: Path) -> int | None:
     """A descriptor by which a folder is locked until it is closed, however its process ends; None where it is not ours,
     or locked, or gone."""
-    descriptor = -1
-    try:
+    with suppress(OSError), ExitStack() as failed:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        failed.callback(os.close, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.fstat(descriptor)
         if found.st_uid == os.geteuid() and os.path.samestat(found, folder.stat()):
+            failed.pop_all()
             return descriptor
-    except OSError:
-        pass
-    if descriptor >= 0:
-        os.close(descriptor)
     return None
