@@ -81,7 +81,7 @@ def loads(scale: float) -> list[Load]:
         Load("1 sentence, 1 stream", count(200, 1), (5, 20), 1, 1),
         Load("1 sentence, 32 streams", count(2000, 1), (5, 20), 1, 32),
         Load("64 sentences, 4 streams", count(4096, 64), (5, 20), 64, 4),
-        Load("16 passages, 4 streams", count(512, 16), (100, 180), 16, 4),
+        Load("16 passages, 4 streams", count(2048, 16), (100, 180), 16, 4),
         Load("64 texts of all lengths, 4 streams", count(1024, 64), (3, 180), 64, 4),
     ]
 

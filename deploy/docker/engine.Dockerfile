@@ -23,7 +23,8 @@ FROM python:3.12-slim
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --no-create-home quire
 COPY --from=build /opt/quire /opt/quire
-ENV PATH=/opt/quire/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
+# malloc asks for huge pages, as `quire serve` has it do in its engines: prompts take a tenth less time on a CPU.
+ENV PATH=/opt/quire/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 USER 10001
 EXPOSE 50053
 STOPSIGNAL SIGTERM

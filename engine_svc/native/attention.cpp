@@ -165,9 +165,10 @@ class Work {
     for (int64_t row = 0; row < whole.rows; ++row) {
       float sums = sum(load(whole.total + row * LANES));
       if (call.lse) call.lse[offset(row, call.heads * call.dim) / call.dim] = whole.most[row] + std::log(sums);
-      Floats total = all(std::max(sums, std::numeric_limits<float>::min()));  // of a row that sees nothing here: 0
+      // Of a row that sees nothing here: 0.
+      Floats factor = all(1.0f / std::max(sums, std::numeric_limits<float>::min()));
       auto* to = (Value*)call.output + offset(row, call.heads * call.dim);
-      for (int64_t i = 0; i < call.dim; i += LANES) store(to + i, load(whole.output + row * call.dim + i) / total);
+      for (int64_t i = 0; i < call.dim; i += LANES) store(to + i, load(whole.output + row * call.dim + i) * factor);
     }
   }
 };

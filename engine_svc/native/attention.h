@@ -16,16 +16,20 @@
 namespace quire {
 
 constexpr int64_t LEAST_CHUNK = 64, MOST_CHUNK = SEGMENTS * UNIT;
-constexpr int64_t CHUNK_BYTES = 16 << 10;  // of keys, which stay in the first-level cache for all rows
+// Of a chunk's keys, which are read again for every few rows: matrix registers take more of them, and their time is as
+// well spent if these come from the second-level cache.
+template <class Type>
+constexpr int64_t CHUNK_BYTES = (Type::TILES ? 64 : 16) << 10;
 constexpr int64_t PARTITION = 1024;        // a multiple of each chunk
 constexpr int64_t MOST_ROWS_DIM = 1 << 15;  // of a task: its queries and sums stay in the second-level cache
 constexpr int64_t MOST_TASK_ROWS = 256;
+constexpr float LOG2_E = 1.44269504f;
 
 // How many positions a chunk has: by the head's size alone.
 template <class Stored>
 inline int64_t chunk_of(int64_t dim) {
   int64_t chunk = MOST_CHUNK;
-  while (chunk > LEAST_CHUNK && chunk * dim * int64_t(sizeof(Stored)) > CHUNK_BYTES) chunk /= 2;
+  while (chunk > LEAST_CHUNK && chunk * dim * int64_t(sizeof(Stored)) > CHUNK_BYTES<Groups<Stored>>) chunk /= 2;
   return chunk;
 }
 
@@ -309,11 +313,13 @@ class Attention {
     for (int64_t i = begin; i < first; i += LANES) store(weights + i, zero());
     for (int64_t i = last; i < end; i += LANES) store(weights + i, zero());
     if (own.empty()) return;
-    float greatest = raise(scale_scores(scores, own, first, last), row, state);
+    if (options.softcap > 0) cap(scores, first, last);
+    float unit = options.softcap > 0 ? 1.0f : options.scale;
+    float highest = raise(unit * greatest(scores, own, first, last), row, state);
     // A power of two takes fewer steps than one of e.
-    Floats factor = all(1.44269504f), least = all(-greatest), total = load(state.total + row * LANES);
+    Floats factor = all(unit * LOG2_E), least = all(-highest * LOG2_E), total = load(state.total + row * LANES);
     for (int64_t i = first; i < last; i += LANES) {
-      Floats weight = power_of_two((load(scores + i) + least) * factor);
+      Floats weight = power_of_two(fma(load(scores + i), factor, least));
       if (i < own.begin || i + LANES > own.end) weight = select(between(own.begin - i, own.end - i), weight, zero());
       total = total + weight;
       store(weights + i, weight);
@@ -321,13 +327,17 @@ class Attention {
     store(state.total + row * LANES, total);
   }
 
-  // Scores in places [first, last) as they count. Returns the greatest of those that are the row's own.
-  float scale_scores(float* scores, Range own, int64_t first, int64_t last) {
-    Floats lowest = all(-std::numeric_limits<float>::infinity()), highest = lowest, scale = all(options.scale);
+  // Scores in places [first, last), scaled and capped.
+  void cap(float* scores, int64_t first, int64_t last) {
+    Floats scale = all(options.scale);
+    for (int64_t i = first; i < last; i += LANES) store(scores + i, cap_scores(load(scores + i) * scale, options.softcap));
+  }
+
+  // The greatest of the scores in places [first, last) that are the row's own.
+  float greatest(const float* scores, Range own, int64_t first, int64_t last) {
+    Floats lowest = all(-std::numeric_limits<float>::infinity()), highest = lowest;
     for (int64_t i = first; i < last; i += LANES) {
-      Floats score = load(scores + i) * scale;
-      if (options.softcap > 0) score = cap_scores(score, options.softcap);
-      store(scores + i, score);
+      Floats score = load(scores + i);
       if (i < own.begin || i + LANES > own.end) score = select(between(own.begin - i, own.end - i), score, lowest);
       highest = most(highest, score);
     }

@@ -8,6 +8,8 @@
 
 namespace quire {
 
+constexpr int64_t PIECES_A_THREAD = 16;
+
 // The threads that share the work, the calling one among them.
 int threads();
 
@@ -25,11 +27,14 @@ void parallel_for(int64_t count, const Task& task) {
   run_pieces(count, piece, &task);
 }
 
-// The same in one thread where the whole is not `worth` waking the others.
+// The same of what is small each: some in a row make a piece, for a piece costs its thread a look at a line that the
+// others write. In one thread where the whole is not `worth` waking them.
 template <class Task>
 void parallel_for(int64_t count, bool worth, const Task& task) {
-  if (worth) return parallel_for(count, task);
-  for (int64_t i = 0; i < count; ++i) task(i);
+  int64_t pieces = worth ? std::min<int64_t>(count, PIECES_A_THREAD * threads()) : 1;
+  parallel_for(pieces, [&](int64_t piece) {
+    for (int64_t i = piece * count / pieces, end = (piece + 1) * count / pieces; i < end; ++i) task(i);
+  });
 }
 
 // The same for what thread after thread reads in order, fetching what comes next: each has a part of its own to go through,

@@ -24,6 +24,9 @@ from quire.serve.supervisor import ProcessSpec
 # Of the services beside an engine. One that takes a core from a thread of the engine's makes the other threads wait for
 # what that one has in hand; in between the engine leaves the cores idle often enough.
 _NICENESS = 5
+# glibc's malloc asks for huge pages: a step's hidden states are megabytes, which products go through row by row, and a
+# page of 4 KiB holds one or two of them.
+_TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _ELSEWHERE = (RAY, "external_launcher")  # executors whose ranks are not this machine's alone
 
 
@@ -116,6 +119,8 @@ def _devices(options: StackOptions, engines: Collection[str]) -> dict[str, Mappi
 def _spec(name: str, command: str, *groups: Any, environment: Mapping[str, str] = MappingProxyType({})) -> ProcessSpec:
     arguments = [sys.executable, "-m", "quire", command]
     environment = {**_neutral_environment(), **environment}
+    if command == "engine":
+        environment = {**_TUNABLES, **environment}
     for group in groups:
         more_arguments, more_environment = to_arguments(group)
         arguments += more_arguments

@@ -30,11 +30,13 @@ void fill_and_check(int64_t count, int64_t start) {
   std::vector<int64_t> values(count, 0);
   parallel_for(count, [&](int64_t i) { values[i] += start + i; });
   parallel_for_in_parts(count, true, [&](int64_t i) { values[i] -= 2 * i; });
-  for (int64_t i = 0; i < count; ++i) expect(values[i] == start - i, "a piece was left out or done twice");
+  parallel_for(count, true, [&](int64_t i) { values[i] *= 2; });  // several make a piece, where there are many
+  parallel_for(count, false, [&](int64_t i) { values[i] += 1; });
+  for (int64_t i = 0; i < count; ++i) expect(values[i] == 2 * (start - i) + 1, "a piece was left out or done twice");
 }
 
 void many_regions() {
-  for (int64_t region = 0; region < 20000; ++region) fill_and_check(region % 67, region);
+  for (int64_t region = 0; region < 20000; ++region) fill_and_check(region % 167, region);
 }
 
 void workers_that_slept() {

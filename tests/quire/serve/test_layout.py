@@ -161,3 +161,12 @@ def test_engines_share_the_processors() -> None:
 def test_services_let_the_engines_run_first() -> None:
     specs = specs_of(stack_options(2))
     assert {name for name, spec in specs.items() if spec.niceness} == {"router", "tokenizer", "gateway"}
+
+
+def test_engines_ask_for_huge_pages_unless_the_user_has_tunables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    specs = specs_of(stack_options())
+    assert specs["engine"].environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert "GLIBC_TUNABLES" not in specs["gateway"].environment
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=7")
+    assert specs_of(stack_options())["engine"].environment["GLIBC_TUNABLES"] == "glibc.malloc.tcache_count=7"
