@@ -38,3 +38,15 @@ class RankDrafter(Drafter):
 
     def fail(self, reason: str) -> None:
         self.failures.append(reason)
+
+
+class NotedGuesses(RankDrafter):
+    """Knows what was guessed behind which tokens."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.guesses: dict[tuple[int, ...], list[int]] = {}
+
+    def take(self, sequence: Sequence, token_ids: list[int]) -> None:
+        super().take(sequence, token_ids)
+        self.guesses[tuple(sequence.token_ids)] = token_ids

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from engine_svc.adapters.adapter import read_adapter
 from engine_svc.kv_cache.sizing import size_kv_cache
+from engine_svc.requests.request import GenerationRequest
 from engine_svc.speculative.registry import make_speculation
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
+from tests.engine_svc.models.test_prompt_embeds import looked_up
+from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
-from tests.support.rank_drafter import RankDrafter
-from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.heads import add_multi_token_layer, make_eagle, make_eagle3
+from tests.support.rank_drafter import NotedGuesses, RankDrafter
+from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tensor_executor import TensorExecutor
-from tests.support.tiny_models import check_greedy
+from tests.support.tiny_models import check_greedy, make_model
 
 PROMPTS = random_prompts(1, 5, 33, 70)
 SHORT = replace(GREEDY, max_tokens=16)
@@ -103,9 +109,18 @@ def test_all_that_sampling_keeps(model_folder: ModelFolder) -> None:
             assert mine.logprobs == pytest.approx(yours.logprobs, abs=1e-4)
 
 
-def test_guessed_tokens(model_folder: ModelFolder) -> None:
+def test_prompts_of_embeddings(model_folder: ModelFolder) -> None:
     folder = model_folder("llama", **ONE_HEAD)
-    options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+    requests = [GenerationRequest("r", [], SHORT, prompt_embeds=each) for each in looked_up(folder, PROMPTS[1:])]
+    with running_engine(folder, **shared(max_num_batched_tokens=19)) as engine:
+        found = tokens(run_requests(engine, requests))
+    check_greedy(folder, PROMPTS[1:], found, 16)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_guessed_tokens(model_folder: ModelFolder, method: str) -> None:
+    folder = model_folder("llama", **ONE_HEAD)
+    options = {"speculative_config": {"method": method, "num_speculative_tokens": 3}}
     prompts = [prompt * 3 for prompt in random_prompts(6, 9, 14, 11)]
     config = engine_options(**options).speculative.chosen()
     assert config is not None
@@ -123,6 +138,47 @@ def test_a_draft_model_caches_all_tokens_on_each_of_its_ranks(model_folder: Mode
         found = tokens(run(engine, PROMPTS[1:], SHORT))
     check_greedy(folder, PROMPTS[1:], found, 16)
     assert drafter.drafts["right"] == drafter.drafts["all"] > 20
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+def test_heads_cache_all_tokens_on_each_rank(model_folder: ModelFolder, method: str, tmp_path: Path) -> None:
+    """They guess what they do beside one rank, behind prompts in chunks and from the prefix cache."""
+    head = {} if method == "mtp" else {"model": str(tmp_path)}
+    if method == "mtp":
+        folder = make_model(tmp_path, "deepseek-v3")
+        add_multi_token_layer(folder)
+    else:
+        folder = model_folder("llama", tie_word_embeddings=False, num_hidden_layers=7, **ONE_HEAD)
+        (make_eagle if method == "eagle" else make_eagle3)(tmp_path, folder)
+    config, found = {"method": method, "num_speculative_tokens": 3} | head, []
+    for given in ({"block_size": 32}, shared()):
+        drafter = NotedGuesses(3)
+        options = {"speculative_config": config, "max_num_batched_tokens": 40} | given
+        with running_engine(folder, drafter=drafter, **options) as engine:  # type: ignore[arg-type]
+            outputs = [tokens(run(engine, prompts, SHORT)) for prompts in (PROMPTS[2:], PROMPTS[3:])]
+            found.append((outputs, drafter.guesses))
+    assert found[0] == found[1]
+    assert len(found[0][1]) > 20
+
+
+def test_adapters(model_folder: ModelFolder, tmp_path: Path) -> None:
+    """Of queries, keys and outputs, two beside the plain model in one batch."""
+    folder = model_folder("llama", **ONE_HEAD)
+    sizes = {"q_proj": (64, 64), "k_proj": (16, 64), "o_proj": (64, 64)}
+    modules = {f"model.layers.{index}.self_attn.{name}": size for index in (0, 2) for name, size in sizes.items()}
+    adapters = []
+    for number in (1, 2):
+        path = write_adapter(tmp_path / str(number), low_rank(modules, seed=number))
+        adapters.append(read_adapter(f"a{number}", str(path), "", number, path, 16, modules))
+    requests = [
+        GenerationRequest("r", PROMPTS[2], SHORT, each.name if each else "", each) for each in (None, *adapters)
+    ]
+    found = []
+    for given in ({}, shared()):
+        with running_engine(folder, enable_lora=True, max_loras=2, **given) as engine:
+            found.append(tokens(run_requests(engine, requests)))
+    assert found[0] == found[1]
+    assert len(set(map(tuple, found[0]))) == 3
 
 
 def test_as_much_memory_holds_as_many_times_the_tokens(model_folder: ModelFolder) -> None:

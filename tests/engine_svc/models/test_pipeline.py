@@ -25,7 +25,6 @@ from engine_svc.plan import KvCacheSpec
 from engine_svc.quantization.source import HeldTensor
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.requests.request import GenerationRequest
-from engine_svc.requests.sequence import Sequence
 from engine_svc.speculative.registry import make_speculation
 from quire.errors import StartupError
 from quire.sampling import SamplingParameters
@@ -35,7 +34,7 @@ from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
 from tests.support.grammars import EOS, PERSON, VOCABULARY_SIZE, following, is_person, make_grammars, spell, text_of
 from tests.support.heads import add_multi_token_layer, make_eagle
-from tests.support.rank_drafter import RankDrafter
+from tests.support.rank_drafter import NotedGuesses, RankDrafter
 from tests.support.run_engine import GREEDY, Output, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.staged_executor import StagedExecutor
 from tests.support.tiny_models import check_greedy, make_model
@@ -199,18 +198,6 @@ def test_heads_share_an_embedding_that_the_last_stage_has_for_them(
             found.append((tokens(run(engine, PROMPTS[3:5], SHORT)), drafter.guesses))
     assert found[0] == found[1]
     assert len(found[0][1]) > 40
-
-
-class NotedGuesses(RankDrafter):
-    """Knows what was guessed behind which tokens."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__(most)
-        self.guesses: dict[tuple[int, ...], list[int]] = {}
-
-    def take(self, sequence: Sequence, token_ids: list[int]) -> None:
-        super().take(sequence, token_ids)
-        self.guesses[tuple(sequence.token_ids)] = token_ids
 
 
 def test_heads_that_read_other_stages_are_refused(model_folder: ModelFolder) -> None:
