@@ -40,15 +40,18 @@ def build_pooling(
     tokens = _token_ids(form, model)
     # Late: torch takes a second or two to import, and the worker answers by then.
     with without_collection():
+        from engine_svc.executor.device import choose_device
+        from engine_svc.pooling.rank import PoolingRank
         from engine_svc.pooling.runner import PoolingRunner
 
-    runner = PoolingRunner(folder, form, tokens, options)
-    spec = runner.spec()
-    facts = _facts(form, runner.pooling)
+    device = choose_device(options.kernels.device, 0)
+    rank = PoolingRank(lambda: PoolingRunner(folder, form, tokens, options, device), device)
+    spec = rank.runner.spec()
+    facts = _facts(form, rank.runner.pooling)
     size = KvCacheSize(0, spec.max_model_len)
     info = make_model_info(folder, model, options, spec, size, GenerationDefaults({}, frozenset()))
     info = replace(info, runner=POOLING, pooling=facts)
-    return PoolingEngine(runner, facts, options.scheduler, spec.max_num_batched_tokens), info
+    return PoolingEngine(rank, facts, options.scheduler, spec.max_num_batched_tokens), info
 
 
 def _check(options: EngineOptions) -> None:

@@ -13,7 +13,7 @@ from engine_svc.adapters.adapter import Adapter
 from engine_svc.core.constraints import ConstrainedRequests
 from engine_svc.core.live_requests import LiveRequests
 from engine_svc.core.processor import StepProcessor
-from engine_svc.core.rest import Rest
+from engine_svc.core.rest import Rest, ScheduledWork
 from engine_svc.core.statistics import EngineStatistics
 from engine_svc.executor.base import Executor, ExecutorDead
 from engine_svc.kv_cache.connectors.base import KvConnector
@@ -101,7 +101,9 @@ class Engine:
         self._failures = 0
         self._in_flight: deque[Batch] = deque()
         self._is_waiting = False
-        self.rest = Rest(executor, self._scheduler, self._kv_cache, self._collect_all, self._advance)
+        self.rest = Rest(
+            executor.upkeep, ScheduledWork(self._scheduler, self._kv_cache, self._collect_all, self._advance)
+        )
         self._max_in_flight = executor.max_in_flight if options.scheduler.async_scheduling else facts.num_stages
 
     @property

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Protocol
 
 from engine_svc.adapters.adapter import Adapter
 from engine_svc.core.engine import MAX_CONSECUTIVE_FAILURES
 from engine_svc.core.pooling_queue import LivePooling, PoolingQueue
+from engine_svc.core.rest import Rest
 from engine_svc.core.statistics import EngineStatistics
 from engine_svc.executor.base import ExecutorDead
 from engine_svc.kv_cache.events import CacheContents, Changes, Digest, Tier
@@ -27,13 +28,11 @@ from quire.errors import (
     QUEUE_FULL,
     REQUEST_FAULT,
     DeadlineExceeded,
-    FailedPrecondition,
     Internal,
     Overloaded,
     QuireError,
 )
 from quire.options.scheduler import SchedulerOptions
-from quire.sleep import SleepLevel
 
 logger = logging.getLogger(__name__)
 
@@ -45,40 +44,31 @@ class PoolingSteps(Protocol):
         """See PoolingRunner.run."""
         ...
 
+    def upkeep(self, command: Upkeep) -> list[str]:
+        """See Executor.upkeep."""
+        ...
 
-class PoolingRest:
-    """See Rest. There is no cache to give back, and weights stay."""
+    def close(self) -> None:
+        """Ends what runs beside the steps."""
+        ...
 
-    def __init__(self) -> None:
-        self.level: SleepLevel | None = None
-        self.is_paused = False
 
-    def pause(self) -> None:
-        """See Rest.pause."""
-        self.is_paused = True
+class QueuedWork:
+    """See HeldWork. Steps run to their end in the engine's thread, and nothing of them is kept."""
 
-    def resume(self) -> None:
-        """See Rest.resume."""
-        self.is_paused, self.level = False, None
+    is_paused = False
+
+    def settle(self) -> None:
+        """Nothing is under way."""
+
+    def let_go(self) -> None:
+        """What waits has no memory."""
+
+    def forget_weights(self) -> None:
+        """There are none beside the model's."""
 
     def reset_prefix_cache(self, preempts: bool) -> None:
-        """Nothing is kept."""
-
-    def sleep(self, level: SleepLevel) -> None:
-        """
-        Raises:
-            FailedPrecondition: the weights are to go.
-        """
-        if level > SleepLevel.PAUSED:
-            raise FailedPrecondition(
-                f"level is {level:d}, and a model that is served for pooling keeps its weights; 0 pauses it.",
-                parameter="level",
-            )
-        self.is_paused, self.level = True, level
-
-    def wake_up(self, parts: Collection[str]) -> None:
-        """See Rest.wake_up."""
-        self.resume()
+        """There is none."""
 
 
 class PoolingEngine:
@@ -107,7 +97,7 @@ class PoolingEngine:
         self._deltas: list[SequenceDelta] = []
         self._statistics = EngineStatistics()
         self._num_steps = self._num_running = self._failures = 0
-        self.rest = PoolingRest()
+        self.rest = Rest(steps.upkeep, QueuedWork())
 
     @property
     def has_work(self) -> bool:
@@ -150,11 +140,8 @@ class PoolingEngine:
             self._end(live, FinishReason.ABORT)
 
     def upkeep(self, command: Upkeep) -> list[str]:
-        """
-        Raises:
-            FailedPrecondition: there is none.
-        """
-        raise FailedPrecondition(f"{type(command).__name__} is not built for models that are served for pooling.")
+        """See Engine.upkeep."""
+        return self._steps.upkeep(command)
 
     def stop(self, key: int, choice_index: int, num_output_tokens: int) -> None:
         """There are no texts, and so nothing to stop at."""
@@ -184,7 +171,8 @@ class PoolingEngine:
         return deltas
 
     def close(self) -> None:
-        """Nothing runs beside the steps."""
+        """See Engine.close."""
+        self._steps.close()
 
     def load(self) -> EngineLoad:
         """Load now."""
@@ -200,7 +188,9 @@ class PoolingEngine:
             total_kv_blocks=0, swapped_sequences=0, used_host_blocks=0, total_host_blocks=0,
             waiting_prefill_tokens=self._queue.num_tokens, step=self._num_steps,
             busy=bool(self._live) and not self.rest.is_paused, counters=counters,
-            status=EngineStatus(is_paused=self.rest.is_paused, sleep_level=self.rest.level),
+            status=EngineStatus(
+                is_paused=self.rest.is_paused, sleep_level=self.rest.level, asleep=tuple(sorted(self.rest.asleep))
+            ),
         )  # fmt: skip
 
     def take_cache_changes(self) -> Changes | None:

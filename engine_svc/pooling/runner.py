@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from engine_svc.attention.base import AttentionMetadata
-from engine_svc.executor.device import choose_device
 from engine_svc.memory import keep_freed_memory
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.encoder import Encoder
@@ -38,9 +37,11 @@ _OVERFLOWED = "its values overflowed; try another --dtype"
 
 
 class PoolingRunner:
-    """One rank, in this process and thread."""
+    """One rank, in this process and thread. `allocate` comes before the first step."""
 
-    def __init__(self, folder: Path, form: PoolingForm, tokens: Sequence[int], options: EngineOptions) -> None:
+    def __init__(
+        self, folder: Path, form: PoolingForm, tokens: Sequence[int], options: EngineOptions, device: torch.device
+    ) -> None:
         """
         Args:
             tokens: ids of `form.classifier_tokens`.
@@ -48,7 +49,7 @@ class PoolingRunner:
         Raises:
             StartupError: the model cannot be found, read or supported.
         """
-        self._device = choose_device(options.kernels.device, 0)
+        self._device = device
         if self._device.type == "cpu":
             bind_threads(options.kernels, 0, 1)
         try:
@@ -58,11 +59,22 @@ class PoolingRunner:
         given, shape = options.scheduler.max_num_batched_tokens, self._loaded.attention.shape
         self._budget = given or max(_LEAST_BUDGET, token_budget(self._device))
         most = max(self._budget, self._loaded.max_model_len)
-        blocks = -(-most // shape.block_size) + min(options.scheduler.max_num_seqs, most)
-        (cache,) = self._loaded.attention.allocate(blocks, 1)
-        self._cache = cache
+        self._num_blocks = -(-most // shape.block_size) + min(options.scheduler.max_num_seqs, most)
+        self._cache: torch.Tensor | None = None
         keep_freed_memory()  # not what loading took
-        self._warm_up()
+
+    def allocate(self) -> None:
+        """The blocks, unless they are there, and a first step: before any other."""
+        if self._cache is None:
+            (self._cache,) = self._loaded.attention.allocate(self._num_blocks, 1)
+            self._warm_up()
+
+    def release_caches(self) -> None:
+        """Gives back all but the weights."""
+        self._cache = None
+
+    def close(self) -> None:
+        """Nothing runs beside the steps."""
 
     @property
     def pooling(self) -> PoolingSpec:
@@ -128,6 +140,7 @@ class PoolingRunner:
         metadata, positions = self._metadata([len(sequence.token_ids) for sequence in sequences])
         token_ids = self._flat([sequence.token_ids for sequence in sequences])
         model = self._loaded.model
+        assert self._cache is not None
         cache = LayerCache(self._cache, self._loaded.attention.prepare(metadata))
         caches = [cache] * model.config.num_layers
         starts = np.concatenate(([0], np.cumsum(metadata.seq_lens_host))).tolist()

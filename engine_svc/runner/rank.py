@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 from collections.abc import Callable
 
 import torch
 
 from engine_svc.plan import StepPlan, TokenMasks
-from engine_svc.runner.offload import OffloadedTensors
 from engine_svc.runner.pending import BegunStep, PendingStep
 from engine_svc.runner.profiler import RankProfiler
 from engine_svc.runner.runner import Runner
+from engine_svc.runner.sleeping import SleepingModel
 from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights, StartProfile, StopProfile, Upkeep
 
 
 class RankModel:
-    """Owner of a rank's runner. Called from the one thread that runs its steps.
-
-    On a GPU the weights of one that sleeps lie in host memory, or nowhere. On a CPU they stay where they are, or are
-    nowhere: then the runner goes, and another one is made of the same files.
-    """
+    """Owner of a rank's runner. Called from the one thread that runs its steps."""
 
     def __init__(self, make: Callable[[], Runner], device: torch.device, rank: int = 0) -> None:
         """
@@ -30,11 +24,8 @@ class RankModel:
 
         Raises: what that does.
         """
-        self._make = make
-        self._device = device
-        self._runner: Runner | None = make()
+        self._model = SleepingModel(make, device)
         self._num_blocks, self._num_host_blocks = 0, 0
-        self._offloaded: OffloadedTensors | None = None
         self._profiler = RankProfiler(rank, device, self._settle)
 
     @property
@@ -44,9 +35,7 @@ class RankModel:
         Raises:
             RuntimeError: it sleeps.
         """
-        if self._runner is None:
-            raise RuntimeError("the model sleeps, and its weights were given back")
-        return self._runner
+        return self._model.awake
 
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
         """See Executor.allocate."""
@@ -72,9 +61,9 @@ class RankModel:
         """
         match command:
             case ReleaseMemory():
-                self._release(command.forgets_weights)
+                self._model.release(command.forgets_weights)
             case RestoreWeights():
-                self._restore_weights()
+                self._model.restore_weights()
             case RestoreCache():
                 self.runner.allocate(self._num_blocks, self._num_host_blocks)
             case StartProfile():
@@ -84,39 +73,11 @@ class RankModel:
         return []
 
     def _settle(self) -> None:
-        if self._runner is not None:
-            self._runner.settle()
+        if self._model.loaded is not None:
+            self._model.loaded.settle()
 
     def close(self) -> None:
         """Ends what runs beside the steps."""
         self._profiler.stop()
-        if self._runner is not None:
-            self._runner.close()
-
-    def _release(self, forgets_weights: bool) -> None:
-        """More than was given back before, or as much."""
-        if self._runner is not None:
-            self._runner.release_caches()
-        if forgets_weights and self._runner is not None:
-            self._runner.close()
-            self._runner = self._offloaded = None
-        gc.collect()  # what is recorded and what it was recorded from refer to each other
-        if self._runner is not None and self._offloaded is None and self._device.type == "cuda":
-            self._offloaded = OffloadedTensors.of_device(self._device)
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        _trim()
-
-    def _restore_weights(self) -> None:
-        if self._offloaded is not None:
-            self._offloaded.restore()
-            self._offloaded = None
-        elif self._runner is None:
-            self._runner = self._make()
-
-
-def _trim() -> None:
-    """What the C library keeps for reuse goes back to the system, where it is glibc."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+        if self._model.loaded is not None:
+            self._model.loaded.close()

@@ -15,6 +15,7 @@ import pytest
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
+from tests.support.engine_process import free_port
 from tests.support.minilm import make_cross_encoder, minilm_folder
 from tests.support.stack import Stack, quire, start_stack, stop_stack
 
@@ -44,9 +45,19 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def admin() -> Iterator[httpx.Client]:
+    """A client of the cross-encoder's admin port, which is free until that is started."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{free_port()}", timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(admin: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("models")
-    yield from running(make_cross_encoder(folder / "cross"), folder / "log")
+    yield from running(
+        make_cross_encoder(folder / "cross"), folder / "log", "--enable-sleep-mode", "--admin-port",
+        str(admin.base_url.port), "--profiler-config.torch_profiler_dir", str(folder / "traces"),
+    )  # fmt: skip
 
 
 def post(stack: Stack, path: str, body: dict[str, Any]) -> Any:
@@ -113,6 +124,20 @@ def test_a_cross_encoder_scores_as_sentence_transformers_has_it(cross_encoder: S
     cut = {"model": "pooled", "text_1": QUERY, "text_2": TEXTS, "truncate_prompt_tokens": 20}
     scored = post(cross_encoder, "/score", cut)
     assert [each["score"] for each in scored["data"]] == pytest.approx(short, abs=1e-4)
+
+
+def test_the_same_scores_after_a_sleep_and_profiled(cross_encoder: Stack, admin: httpx.Client) -> None:
+    body = {"model": "pooled", "text_1": QUERY, "text_2": TEXTS}
+    before = post(cross_encoder, "/score", body)["data"]
+    for level in (1, 2):
+        admin.post("/sleep", params={"level": level}).raise_for_status()
+        assert httpx.get(f"{cross_encoder.url}/health").status_code == 503
+        admin.post("/wake_up").raise_for_status()
+        assert post(cross_encoder, "/score", body)["data"] == before
+    admin.post("/start_profile").raise_for_status()
+    post(cross_encoder, "/score", body)
+    (worker,) = admin.post("/stop_profile").raise_for_status().json()["workers"]
+    assert [Path(file).exists() for file in worker["files"]] == [True]
 
 
 def test_what_generates_is_refused(minilm: Stack) -> None:

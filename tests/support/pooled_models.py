@@ -97,7 +97,9 @@ def runner_of(folder: Path, tokens: Sequence[int] = (), **options: Any) -> Pooli
     """A loaded model, in float32 unless the options say otherwise."""
     chosen = engine_options(**({"dtype": "float32"} | options))
     form = pooling_form(read_model_config(folder, chosen.form), folder, chosen.pooling)
-    return PoolingRunner(folder, form, tokens, chosen)
+    runner = PoolingRunner(folder, form, tokens, chosen, torch.device("cpu"))
+    runner.allocate()
+    return runner
 
 
 def sequence(token_ids: Sequence[int], task: str, types: Sequence[int] = (), **changes: Any) -> PooledSequence:

@@ -12,9 +12,10 @@ from engine_svc.pooling_plan import PooledOutput, PoolingPlan, PoolingResult
 from engine_svc.requests import pooling
 from engine_svc.requests.outputs import FinishReason, SequenceDelta
 from engine_svc.requests.pooling import PoolingFacts, PoolingInput, PoolingRequest
-from quire.errors import DeadlineExceeded, FailedPrecondition, Internal, Overloaded, Unavailable
+from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights, Upkeep
+from quire.errors import Conflict, DeadlineExceeded, Internal, Overloaded, Unavailable
 from quire.options.scheduler import SchedulerOptions
-from quire.sleep import SleepLevel
+from quire.sleep import KV_CACHE, WEIGHTS, SleepLevel
 
 FACTS = PoolingFacts(tasks=("embed", "token_embed"), embedding_size=4, token_embedding_size=4)
 Broken = Callable[[PoolingPlan], None]
@@ -26,6 +27,7 @@ class FakeSteps:
     def __init__(self, breaks: Broken | None = None) -> None:
         self.plans: list[PoolingPlan] = []
         self.breaks = breaks
+        self.commands: list[Upkeep] = []
 
     def run(self, plan: PoolingPlan) -> PoolingResult:
         self.plans.append(plan)
@@ -33,6 +35,13 @@ class FakeSteps:
             self.breaks(plan)
         outputs = [_output(each.token_ids) for each in plan.sequences]
         return PoolingResult(outputs, 1.0, 2.0)
+
+    def upkeep(self, command: Upkeep) -> list[str]:
+        self.commands.append(command)
+        return []
+
+    def close(self) -> None:
+        """Nothing to end."""
 
     @property
     def firsts(self) -> list[list[int]]:
@@ -217,8 +226,23 @@ def test_a_paused_engine_stands_still() -> None:
     assert delta.key == 2
     engine.rest.wake_up(())
     assert run_all(engine)[1].pooled
-    with pytest.raises(FailedPrecondition, match="keeps its weights"):
-        engine.rest.sleep(SleepLevel(1))
+
+
+def test_one_that_sleeps_gives_its_memory_back_and_gets_on_with_what_waited() -> None:
+    steps = FakeSteps()
+    engine = make_engine(steps)
+    engine.rest.sleep(SleepLevel.WEIGHTS_FORGOTTEN)
+    engine.add(1, request(1, timeout_seconds=None))
+    assert not engine.has_work
+    assert engine.load().status.asleep == (KV_CACHE, WEIGHTS)
+    with pytest.raises(Conflict, match="not there"):
+        engine.rest.resume()
+    engine.rest.wake_up((WEIGHTS,))
+    assert engine.load().status.asleep == (KV_CACHE,)
+    assert not engine.has_work
+    engine.rest.wake_up((WEIGHTS, KV_CACHE))
+    assert run_all(engine)[1].pooled
+    assert steps.commands == [ReleaseMemory(True), RestoreWeights(), RestoreCache()]
 
 
 def test_all_requests_are_aborted_at_once() -> None:
