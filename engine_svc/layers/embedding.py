@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 
 from engine_svc.layers.context import AddToEmbeddings, LayerContext, PackedLayer
 from engine_svc.layers.split import Part, Split, bias_of, hold, split_parameter
@@ -46,18 +45,16 @@ class VocabParallelEmbedding(PackedLayer):
         super().__init__()
         self._context = context
         self._group = context.groups.tensor
-        self._vocab_size = vocab_size
-        self._share = -(-vocab_size // self._group.world_size)
-        self._first = self._group.rank * self._share
-        self._count = min(self._share, vocab_size - self._first)
-        if self._count < 1:
+        self._part = VocabularyPart(vocab_size, self._group)
+        if self._part.count < 1:
             raise ValueError(f"a vocabulary of {vocab_size} tokens cannot be divided by {self._group.world_size}")
         self._is_input, self._is_output = is_input, is_output
         self._scale = scale
         self._product: Product | None = None
         self._rows: Rows | None = None
         self._add: AddToEmbeddings | None = None
-        self._split = Split({"": Part(self._first, self._count, vocab_size)}, Part(0, hidden_size, hidden_size))
+        own = Part(self._part.first, self._part.count, vocab_size)
+        self._split = Split({"": own}, Part(0, hidden_size, hidden_size))
         self._held = hold(self, self, self._split, "head" if context.path == "lm_head" else "embedding", context)
         self.bias = split_parameter(bias_of(context.dtype), self._split, context.device) if bias else None
 
@@ -87,7 +84,7 @@ class VocabParallelEmbedding(PackedLayer):
     def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Zeros where the token is another rank's."""
         assert self._rows is not None
-        first = None if self._count == self._vocab_size else self._first
+        first = None if self._part.count == self._part.size else self._part.first
         return self._rows(token_ids, self._context.dtype, self._scale, first)
 
     def _rows_of(self, weight: Weight) -> Rows:
@@ -106,7 +103,7 @@ class VocabParallelEmbedding(PackedLayer):
     @property
     def part(self) -> VocabularyPart | None:
         """Which tokens `own_logits` has; None for one that has all."""
-        return VocabularyPart(self._first, self._count, self._group) if self._group.world_size > 1 else None
+        return self._part if self._group.world_size > 1 else None
 
     def own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] → float32 [rows, tokens of this rank]."""
@@ -115,7 +112,4 @@ class VocabParallelEmbedding(PackedLayer):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] → float32 [rows, vocab_size]: the matrix as output layer."""
-        mine = self.own_logits(hidden)
-        if self._count < self._share:
-            mine = F.pad(mine, (0, self._share - self._count))
-        return self._group.all_gather_last(mine)[:, : self._vocab_size]
+        return self._part.whole(self.own_logits(hidden))

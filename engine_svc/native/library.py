@@ -67,7 +67,9 @@ _SIGNATURES = {
     "activate": (_INT, _POINTER, _LONG, _LONG, _INT),
     "sample": (_POINTER, _LONG, _LONG, _LONG, *(_POINTER,) * 5),
     "sample_part": (_POINTER, *(_LONG,) * 4, *(_POINTER,) * 6),
-    "score": (_POINTER, _LONG, _LONG, _LONG, _INT, *(_POINTER,) * 3, _LONG, *(_POINTER,) * 3),
+    "candidates": (_POINTER, *(_LONG,) * 4, *(_POINTER,) * 3, _LONG, *(_POINTER,) * 3),
+    "sample_candidates": (*(_POINTER,) * 3, *(_LONG,) * 3, *(_POINTER,) * 6),
+    "score": (_POINTER, _LONG, _LONG, _LONG, _INT, *(_POINTER,) * 3, _LONG, _POINTER, _POINTER),
     "write_cache": (_INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, *(_LONG,) * 5),
     "attend": (
         _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER,

@@ -21,6 +21,7 @@ constexpr int64_t PIECE = 64 * COLUMNS;  // logits
 constexpr int64_t SPAN = 16;             // pieces that one thread looks at
 constexpr int64_t TOGETHER = 64;         // tokens whose noise is made at a time
 constexpr int64_t FIRST_LOOK = 64;       // columns whose greatest logits top-p is sought below first
+constexpr double ROUNDING = 0x1p-17;  // of a mass, at most: two sums of float32, 64 at a time
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 // As engine_svc/sampling/native.py lays them out, one for each slot.
@@ -47,6 +48,7 @@ struct Row {
   int64_t first_token = 0;  // of the first logit, where these are some of a row's
   float greatest;
   float above;  // what weights are of e to the power of the distance from: the greatest, of all of the row's
+  bool has_numbers_only;
   bool is_broken;  // infinite, or not a number
 
   Row(const float* logits, int64_t size, float temperature, bool weighs)
@@ -96,10 +98,11 @@ struct Row {
   // Puts together what the pieces have; their masses are of e to the (logit - the row's greatest) / temperature then.
   void merge() {
     greatest = NEVER;
-    bool numbers = true;
-    for (const Piece& each : pieces) greatest = std::max(greatest, each.greatest), numbers &= each.has_numbers_only;
+    has_numbers_only = true;
+    for (const Piece& each : pieces)
+      greatest = std::max(greatest, each.greatest), has_numbers_only &= each.has_numbers_only;
     above = greatest;
-    is_broken = !numbers || !std::isfinite(greatest);
+    is_broken = !has_numbers_only || !std::isfinite(greatest);
     if (weighs && !is_broken)
       for (Piece& each : pieces) each.mass *= std::exp(double(each.greatest - greatest) * inverse_temperature);
   }
@@ -208,6 +211,13 @@ Race draw_from(const Candidates& some, int64_t first, Noise noise) {
   return race;
 }
 
+void drop_unlikely(Candidates& some, const Wanted& wanted) {
+  if (wanted.min_p > 0) some.keep_if([&](uint32_t, float weight) { return weight >= wanted.min_p; });
+}
+
+// Top-p alone goes by the mass of all tokens.
+bool weighs_all(const Wanted& wanted) { return wanted.top_p < 1 && wanted.top_k == 0 && wanted.min_p == 0; }
+
 // Those that may be drawn, with what min-p drops already dropped. Of top-p alone, enough of them.
 void gather_candidates(const Row& row, const Wanted& wanted, Candidates& some) {
   float floor = -FLT_MAX;
@@ -215,7 +225,7 @@ void gather_candidates(const Row& row, const Wanted& wanted, Candidates& some) {
     float margin = 1e-5f * (1 + std::fabs(row.above));  // for roundings; what is below min-p goes below
     floor = std::max(float(row.above + wanted.temperature * (std::log(wanted.min_p) - 1e-3)) - margin, -FLT_MAX);
   }
-  bool needs_mass = wanted.top_k == 0 && wanted.min_p == 0;
+  bool needs_mass = weighs_all(wanted);
   double needed = needs_mass ? wanted.top_p * row.mass() : 0;
   int64_t columns = wanted.top_k > 0 ? wanted.top_k : needs_mass ? FIRST_LOOK : row.size;
   for (float least = FLT_MAX; least > NEVER; columns *= 8) {
@@ -223,7 +233,13 @@ void gather_candidates(const Row& row, const Wanted& wanted, Candidates& some) {
     row.gather(std::max(least, floor), some);
     if (!needs_mass || some.mass() >= needed) break;
   }
-  if (wanted.min_p > 0) some.keep_if([&](uint32_t, float weight) { return weight >= wanted.min_p; });
+  drop_unlikely(some, wanted);
+}
+
+// mass: of all tokens, where that counts.
+void truncate(Candidates& some, const Wanted& wanted, double mass) {
+  if (wanted.top_k > 0) some.keep(some.reach(wanted.top_k, false));
+  if (wanted.top_p < 1) some.keep(some.reach(wanted.top_p * (weighs_all(wanted) ? mass : some.mass()), true));
 }
 
 Race draw(const Row& row, const Wanted& wanted, Noise noise) {
@@ -231,13 +247,35 @@ Race draw(const Row& row, const Wanted& wanted, Noise noise) {
   bool is_ordered = wanted.top_k > 0 || wanted.top_p < 1;
   if (!is_ordered && wanted.min_p == 0) return draw_from_all(row, noise);
   gather_candidates(row, wanted, some);
-  if (wanted.top_k > 0) some.keep(some.reach(wanted.top_k, false));
-  if (wanted.top_p < 1) some.keep(some.reach(wanted.top_p * (row.weighs ? row.mass() : some.mass()), true));
+  truncate(some, wanted, row.weighs ? row.mass() : 0);
   return draw_from(some, row.first_token, noise);
 }
 
-// The `most` likeliest tokens, no more than there are, and their scores.
-void rank(const Row& row, double offset, int64_t most, float* scores, int64_t* tokens) {
+// What one rank has of a row: the `most` likeliest tokens in the order of their ids, of the same the smallest ids.
+void gather_likeliest(const Row& row, int64_t first, int64_t most, float* logits, int32_t* tokens) {
+  thread_local Candidates some;
+  row.gather(std::max(row.least_of(most), -FLT_MAX), some);
+  if (int64_t(some.ids.size()) > most) some.keep(some.reach(most, false));
+  std::copy(some.logits.begin(), some.logits.end(), logits);
+  for (size_t i = 0; i < some.ids.size(); ++i) tokens[i] = int32_t(first + some.ids[i]);
+}
+
+// Whether no token can be kept of which nothing is known but that its logit is `least` or less. By how much sums of
+// mass by parts may differ from that of a whole row must not matter either.
+bool is_enough(const Candidates& some, const Wanted& wanted, double mass, float least, float above) {
+  if (wanted.top_k > 0) return true;
+  if (!weighs_all(wanted)) {
+    float weights[LANES];
+    store(weights, weights_of(all(least), above, 1.0f / float(wanted.temperature)));
+    return weights[0] < wanted.min_p;
+  }
+  Depth from = some.reach(wanted.top_p * mass * (1 - ROUNDING), true);
+  Depth to = some.reach(wanted.top_p * mass * (1 + ROUNDING), true);
+  return from.key == to.key && from.ties == to.ties && (least == NEVER || to.key > key_of(least));
+}
+
+// The `most` likeliest tokens, no more than there are, and their logits.
+void rank(const Row& row, int64_t most, float* logits, int64_t* tokens) {
   thread_local Candidates some;
   row.gather(row.least_of(most), some);
   std::vector<int64_t> order(some.ids.size());
@@ -246,7 +284,7 @@ void rank(const Row& row, double offset, int64_t most, float* scores, int64_t* t
   std::partial_sort(order.begin(), order.begin() + most, order.end(), is_before);
   for (int64_t i = 0; i < most; ++i) {
     tokens[i] = some.ids[order[i]];
-    scores[i] = float(some.logits[order[i]] - offset);
+    logits[i] = some.logits[order[i]];
   }
 }
 
@@ -269,8 +307,7 @@ void for_rows(std::vector<Row>& rows, const Finish& finish) {
 // What draws a token, or is to find the likeliest; it has nothing to weigh but for top-p alone.
 Row row_of(const float* logits, int64_t size, const Wanted& wanted) {
   bool draws = wanted.temperature > 0;
-  bool weighs = draws && wanted.top_p < 1 && wanted.top_k == 0 && wanted.min_p == 0;
-  return Row(logits, size, draws ? float(wanted.temperature) : 1.0f, weighs);
+  return Row(logits, size, draws ? float(wanted.temperature) : 1.0f, draws && weighs_all(wanted));
 }
 
 }  // namespace
@@ -313,24 +350,70 @@ void quire_sample_part(const float* logits, int64_t stride, int64_t count, int64
   });
 }
 
-// The log-probability (normalised; else the logit itself) of one token of each row, its rank from 1 on, and the `most`
-// likeliest tokens, of the same the smallest ids first, with theirs: [count, most]. offsets: what was taken off a row's
-// logits. A row that is no distribution gets zeros.
-void quire_score(const float* logits, int64_t stride, int64_t count, int64_t size, int is_normalised,
-                 const int64_t* tokens, float* scores, int64_t* ranks, int64_t most, float* best_scores,
-                 int64_t* best_tokens, double* offsets) {
+// Of rows that draw by top-k or top-p, and of whose logits those from token `first` on are here: the `most` likeliest
+// tokens [count, most] in the order of their ids, with logits of minus infinity behind where there are fewer; and the
+// mass of all that are here where it counts. above: the greatest logit of each whole row.
+void quire_candidates(const float* logits, int64_t stride, int64_t count, int64_t size, int64_t first,
+                      const float* above, const Wanted* wanted, const int64_t* slots, int64_t most, float* found,
+                      int32_t* tokens, double* masses) {
   std::vector<Row> rows;
   rows.reserve(count);
-  for (int64_t i = 0; i < count; ++i) rows.emplace_back(logits + i * stride, size, 1.0f, is_normalised);
+  for (int64_t i = 0; i < count; ++i) rows.push_back(row_of(logits + i * stride, size, wanted[slots[i]]));
+  for_rows(rows, [&](int64_t i) {
+    Row& row = rows[i];
+    masses[i] = 0;
+    std::fill_n(found + i * most, most, NEVER), std::fill_n(tokens + i * most, most, 0);
+    if (row.is_broken || !std::isfinite(above[i])) return;
+    row.above = above[i];
+    if (row.weighs) masses[i] = row.mass() * std::exp(double(row.greatest - row.above) * row.inverse_temperature);
+    gather_likeliest(row, first, most, found + i * most, tokens + i * most);
+  });
+}
+
+// As quire_sample, of what all ranks have found by quire_candidates: logits and tokens [count, ranks, most], and the
+// mass of each whole row. enough: a byte each, 0 where a token depends on others than these.
+void quire_sample_candidates(const float* found, const int32_t* ids, const double* masses, int64_t count, int64_t ranks,
+                             int64_t most, const float* above, const Wanted* wanted, const int64_t* slots,
+                             const int64_t* positions, int64_t* tokens, uint8_t* enough) {
+  parallel_for(count, count * ranks * most > PIECE, [&](int64_t i) {
+    thread_local Candidates some;
+    const Wanted& each = wanted[slots[i]];
+    tokens[i] = 0, enough[i] = 1;
+    if (!std::isfinite(above[i])) return;
+    some.clear();
+    float least = NEVER;  // of those that a rank has named, all others of that rank being no greater
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const float* own = found + (i * ranks + rank) * most;
+      for (int64_t at = 0; at < most; ++at)
+        if (own[at] > NEVER) some.add(ids[(i * ranks + rank) * most + at], own[at]);
+      least = std::max(least, *std::min_element(own, own + most));
+    }
+    some.weigh(above[i], 1.0f / float(each.temperature));
+    drop_unlikely(some, each);
+    enough[i] = is_enough(some, each, masses[i], least, above[i]);
+    truncate(some, each, masses[i]);
+    tokens[i] = draw_from(some, 0, Noise(each.seed, positions[i])).token;
+  });
+}
+
+// What the log-probabilities of rows go by: the logarithm of the sum of e to the logits, or, where that is not asked
+// for or a row is no distribution, the greatest logit; how many logits are greater than one of each row; and the `most`
+// likeliest tokens, of the same the smallest ids first, with their logits: [count, most]. A row with something that is
+// no number has no number either.
+void quire_score(const float* logits, int64_t stride, int64_t count, int64_t size, int sums, const float* own,
+                 double* totals, int64_t* greater, int64_t most, float* best_logits, int64_t* best_tokens) {
+  std::vector<Row> rows;
+  rows.reserve(count);
+  for (int64_t i = 0; i < count; ++i) rows.emplace_back(logits + i * stride, size, 1.0f, sums);
   for_rows(rows, [&](int64_t i) {
     const Row& row = rows[i];
-    offsets[i] = scores[i] = 0, ranks[i] = 1;
-    std::fill_n(best_scores + i * most, most, 0.0f), std::fill_n(best_tokens + i * most, most, 0);
-    if (row.is_broken) return;
-    if (is_normalised) offsets[i] = row.greatest + std::log(row.mass());
-    scores[i] = float(logits[i * stride + tokens[i]] - offsets[i]);
-    ranks[i] = row.count_above(logits[i * stride + tokens[i]]) + 1;
-    if (most) rank(row, offsets[i], most, best_scores + i * most, best_tokens + i * most);
+    totals[i] = row.greatest, greater[i] = 0;
+    std::fill_n(best_logits + i * most, most, 0.0f), std::fill_n(best_tokens + i * most, most, 0);
+    if (!row.has_numbers_only) totals[i] = std::numeric_limits<double>::quiet_NaN();
+    if (row.has_numbers_only && sums && !row.is_broken) totals[i] += std::log(row.mass());
+    if (!row.has_numbers_only) return;
+    greater[i] = row.count_above(own[i]);
+    if (most) rank(row, most, best_logits + i * most, best_tokens + i * most);
   });
 }
 }

@@ -7,6 +7,7 @@ import logging
 import torch
 
 from engine_svc.loader.model import Model
+from engine_svc.parallel.vocabulary import VocabularyPart
 from engine_svc.plan import NewSequence, TokenMasks
 from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
@@ -105,19 +106,19 @@ class Answers:
         self, hidden: torch.Tensor, at: list[int], rows: SampledRows, failed: dict[int, str], masks: TokenMasks | None
     ) -> list[SampleOutput]:
         index = None if len(at) == len(hidden) else to_device(at, hidden.device)
-        part = self._model.vocabulary
-        if part is not None and not (part.is_worth(len(rows)) and self._sampler.samples_parts(rows)):
-            part = None
+        part = self._part(len(rows), self._sampler.takes_parts(rows))
         with self._adapters.head_rows(rows.slots):
             logits = self._model.logits(hidden, index) if part is None else self._model.own_logits(hidden, index)
-        if part is None:
-            outputs, alone = sample_runs(self._sampler, logits, rows, masks)
-            failed |= alone
-        else:
-            outputs = [self._sampler.sample_part(logits, part, rows)]
+        outputs, alone = sample_runs(self._sampler, logits, rows, masks, part)
+        failed |= alone
         for output in outputs:
             self._buffers.record(output.rows, output.on_device)
         return outputs
+
+    def _part(self, rows: int, takes_parts: bool) -> VocabularyPart | None:
+        """The tokens whose logits are computed here and stay here; None where so many rows' are gathered."""
+        part = self._model.vocabulary
+        return part if part is not None and takes_parts and part.is_worth(rows) else None
 
     def _find_broken(self, batch: FlatBatch, hidden: torch.Tensor, indices: list[int]) -> BrokenRows:
         """Which of the sequences that sample nothing have overflowed: their last token has seen all the others."""
@@ -152,10 +153,11 @@ class Answers:
         """
         found = []
         for start in range(0, len(targets), _SCORED_ROWS):
-            part = hidden[start : start + _SCORED_ROWS]
-            with self._adapters.head_rows([slot] * len(part)):
-                logits = self._model.logits(part)
+            some = hidden[start : start + _SCORED_ROWS]
+            part = self._part(len(some), self._sampler.scores_prompt_parts(count))
+            with self._adapters.head_rows([slot] * len(some)):
+                logits = self._model.logits(some) if part is None else self._model.own_logits(some)
             before = list(range(known + start, known + start + len(logits)))
             tokens = targets[start : start + _SCORED_ROWS]
-            found.append(self._sampler.score_prompt(slot, logits, tokens, before, count))
+            found.append(self._sampler.score_prompt(slot, logits, tokens, before, count, part))
         return found

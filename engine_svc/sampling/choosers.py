@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine_svc.parallel.vocabulary import VocabularyPart
-from engine_svc.sampling.logprobs import Alternatives, ScoredPositions, score_positions
+from engine_svc.sampling.logprobs import Alternatives, ScoredPositions, Survey, own_and_named
 from engine_svc.sampling.noise import row_keys
 from engine_svc.sampling.truncation import DrawMethod, draw_method, draw_rows
 from engine_svc.transfer import to_device
@@ -55,14 +55,40 @@ class Chooser(ABC):
         would that had all logits."""
 
     @abstractmethod
+    def survey(self, logits: torch.Tensor, own: torch.Tensor, most: int, sums: bool) -> Survey:
+        """What scores go by.
+
+        Args:
+            logits: float32 [rows, tokens]
+            own: float32 [rows], the logit of each row's token, which is among them or not.
+            most: alternatives wanted, no more than there are tokens.
+            sums: the totals are to be logarithms of sums.
+        """
+
     def score(
-        self, logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Alternatives], is_normalised: bool
-    ) -> ScoredPositions:
-        """See score_positions.
+        self, logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Alternatives], is_normalised: bool,
+        part: VocabularyPart | None = None,
+    ) -> ScoredPositions:  # fmt: skip
+        """What stands at each position, and its alternatives. A row that is no distribution has zeros.
+
+        Args:
+            logits: float32 [rows, vocabulary], or the tokens of this rank.
+            token_ids: int64 [rows], the token at each position.
+            wanted: for each row.
+            is_normalised: see Scoring.
+            part: those tokens, where ranks share the logits. Each calls this.
 
         Raises:
-            ValueError, RuntimeError: more alternatives are wanted than there are tokens.
+            ValueError: more alternatives are wanted than there are tokens.
         """
+        size, most = part.size if part else logits.shape[-1], max(each.count for each in wanted)
+        if most > size:
+            raise ValueError(f"{most} alternatives in a vocabulary of {size}")
+        own, named = own_and_named(logits, token_ids, wanted, part)
+        found = self.survey(logits, own, min(most, logits.shape[-1]), is_normalised)
+        if part is not None:
+            found = found.of_all(part, most, is_normalised)
+        return found.scored(token_ids, own, named, wanted, is_normalised)
 
 
 class TorchChooser(Chooser):
@@ -113,8 +139,8 @@ class TorchChooser(Chooser):
         broken = ~torch.isfinite(greatest)
         return token_ids.masked_fill_(broken, 0), broken
 
-    def score(
-        self, logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Alternatives], is_normalised: bool
-    ) -> ScoredPositions:
-        """See Chooser.score."""
-        return score_positions(logits, token_ids, wanted, is_normalised)
+    def survey(self, logits: torch.Tensor, own: torch.Tensor, most: int, sums: bool) -> Survey:
+        """See Chooser.survey."""
+        totals = logits.logsumexp(-1) if sums else logits.amax(-1)
+        best = logits.topk(most, dim=-1)
+        return Survey(totals.double(), (logits > own[:, None]).sum(-1), best.values, best.indices)

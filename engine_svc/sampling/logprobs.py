@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
+from engine_svc.parallel.vocabulary import VocabularyPart
 from engine_svc.plan import PositionLogprobs
 from engine_svc.transfer import to_device, to_host
 
@@ -43,15 +46,15 @@ class ScoredPositions:
     token_ids: torch.Tensor  # int64 [rows]
     logprobs: torch.Tensor  # float32 [rows], of these tokens
     ranks: torch.Tensor  # int64 [rows]
-    best: tuple[torch.Tensor, torch.Tensor] | None  # float32 and int64 [rows, most]: the most likely tokens
-    named: torch.Tensor | None  # float32, of the named tokens, those of one row after the other
+    best: tuple[torch.Tensor, torch.Tensor]  # float32 and int64 [rows, most]: the most likely tokens
+    named: torch.Tensor  # float32, of the named tokens, those of one row after the other
     wanted: Sequence[Alternatives]
 
     def read(self) -> list[PositionLogprobs]:
         """One entry for each row, once the step is done."""
         own, ranks, ids = self.logprobs.tolist(), self.ranks.tolist(), self.token_ids.tolist()
-        values, indices = (part.tolist() for part in self.best) if self.best else ([[]] * len(ids),) * 2
-        named = iter(() if self.named is None else self.named.tolist())
+        values, indices = (part.tolist() for part in self.best)
+        named = iter(self.named.tolist())
         return [
             PositionLogprobs(
                 [ids[row], *indices[row][: wanted.count], *wanted.token_ids],
@@ -62,35 +65,78 @@ class ScoredPositions:
         ]
 
 
-def score_positions(
-    logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Alternatives], is_normalised: bool = True
-) -> ScoredPositions:
-    """What stands at each position, and its alternatives.
+@dataclass(frozen=True)
+class Survey:
+    """What the scores of rows go by: of all their logits, or of those that a rank has."""
+
+    totals: torch.Tensor  # float64 [rows]: log-sum-exp, or the greatest logit; not finite: no distribution
+    greater: torch.Tensor  # int64 [rows], how many logits are greater than that of the row's token
+    best_logits: torch.Tensor  # float32 [rows, most], of the most likely tokens
+    best_ids: torch.Tensor  # int64 [rows, most], counted from the first that is surveyed
+
+    def of_all(self, part: VocabularyPart, most: int, sums: bool) -> Survey:
+        """What all ranks have found, put together. Each sends two numbers for each row and for each alternative."""
+        width = min(most, part.share)
+        missing = width - self.best_ids.shape[1]  # the last rank may have fewer tokens
+        sent = (
+            self.totals[:, None], self.greater[:, None].double(),
+            F.pad(self.best_logits.double(), (0, missing), value=-torch.inf),
+            F.pad(self.best_ids + part.first, (0, missing), value=part.size).double(),
+        )  # fmt: skip
+        found = part.gather(torch.cat(sent, dim=-1))  # exact for all of them
+        totals = found[:, :, 0].logsumexp(-1) if sums else found[:, :, 0].amax(-1)
+        logits, ids = found[:, :, 2 : 2 + width].flatten(1), found[:, :, 2 + width :].flatten(1)
+        logits, order = logits.sort(dim=-1, descending=True, stable=True)  # of the same the smallest ids first
+        best = logits[:, :most].float(), ids.gather(1, order[:, :most]).long()
+        return Survey(totals, found[:, :, 1].sum(-1).long(), *best)
+
+    def scored(
+        self, token_ids: torch.Tensor, own: torch.Tensor, named: torch.Tensor, wanted: Sequence[Alternatives],
+        is_normalised: bool,
+    ) -> ScoredPositions:  # fmt: skip
+        """
+        Args:
+            token_ids: int64 [rows], of each row's token.
+            own: float32 [rows], the logits of these.
+            named: float32, those of named tokens, of one row after the other.
+            is_normalised: see Scoring.
+        """
+        broken = ~self.totals.isfinite()
+        offsets = self.totals if is_normalised else torch.zeros_like(self.totals)
+
+        def score(logits: torch.Tensor, offsets: torch.Tensor, broken: torch.Tensor) -> torch.Tensor:
+            return to_host((logits.double() - offsets).float().masked_fill(broken, 0.0))
+
+        owners = to_device(_owners(wanted), named.device)
+        return ScoredPositions(
+            to_host(token_ids),
+            score(own, offsets, broken),
+            to_host((self.greater + 1).masked_fill(broken, 1)),
+            (
+                score(self.best_logits, offsets[:, None], broken[:, None]),
+                to_host(self.best_ids.masked_fill(broken[:, None], 0)),
+            ),
+            score(named, offsets[owners], broken[owners]),
+            wanted,
+        )
+
+
+def own_and_named(
+    logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Alternatives], part: VocabularyPart | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits of each row's token, and of those that rows name, of one row after the other.
 
     Args:
-        logits: float32 [rows, vocabulary]
-        token_ids: int64 [rows], the token at each position.
-        wanted: for each row.
-        is_normalised: see Scoring.
+        logits, part: see Chooser.score.
+        token_ids: int64 [rows]
     """
-    logprobs = logits.log_softmax(-1) if is_normalised else logits
-    own = logprobs.gather(-1, token_ids[:, None])
-    ranks = (logprobs > own).sum(-1) + 1
-    most = max(each.count for each in wanted)
-    best = logprobs.topk(most, dim=-1) if most else None
-    return ScoredPositions(
-        to_host(token_ids),
-        to_host(own[:, 0]),
-        to_host(ranks),
-        (to_host(best.values), to_host(best.indices)) if best else None,
-        _named(logprobs, wanted),
-        wanted,
-    )
+    rows = np.concatenate((np.arange(len(wanted)), _owners(wanted)))
+    named = to_device(np.array([each for row in wanted for each in row.token_ids], np.int64), logits.device)
+    at, ids = to_device(rows, logits.device), torch.cat((token_ids, named))
+    found = logits[at, ids] if part is None else part.at(logits, at, ids)
+    return found[: len(wanted)], found[len(wanted) :]
 
 
-def _named(logprobs: torch.Tensor, wanted: Sequence[Alternatives]) -> torch.Tensor | None:
-    lists = [each.token_ids for each in wanted]
-    if not any(lists):
-        return None
-    rows = to_device(np.repeat(np.arange(len(lists)), [len(ids) for ids in lists]), logprobs.device)
-    return to_host(logprobs[rows, to_device(np.concatenate([np.array(ids, np.int64) for ids in lists]), rows.device)])
+def _owners(wanted: Sequence[Alternatives]) -> npt.NDArray[np.int64]:
+    """Which row has named each of the named tokens."""
+    return np.repeat(np.arange(len(wanted)), [len(each.token_ids) for each in wanted])

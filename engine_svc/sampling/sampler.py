@@ -22,7 +22,10 @@ from engine_svc.sampling.stages.edits import LogitEdits
 from engine_svc.sampling.truncation import processed_logits
 from engine_svc.transfer import to_device, to_host
 from quire.logits_processor import LogitsProcessor
+from quire.sampling import SamplingParameters
 
+# More of them are as soon found in gathered logits.
+_MOST_ALTERNATIVES = 1024
 OVERFLOW = "the model's values overflowed, or no token is left to sample"
 
 
@@ -106,56 +109,71 @@ class Sampler:
         """Whether a slot's rows must come one at a time, for its stages go by the tokens that it has sampled."""
         return self._stages.is_sequential(slot)
 
-    def sample(self, logits: torch.Tensor, rows: SampledRows, masks: TokenMasks | None = None) -> SampleOutput:
+    def sample(
+        self, logits: torch.Tensor, rows: SampledRows, masks: TokenMasks | None = None,
+        part: VocabularyPart | None = None,
+    ) -> SampleOutput:  # fmt: skip
         """Samples. What raises leaves the logits and the slots' state as they were.
 
         Args:
             logits: float32 [rows, vocabulary]; overwritten in part.
             rows: one at most of a slot that is sequential.
             masks: what the sequences that follow a grammar may sample; more of them than these may be there.
+            part: the tokens that the logits are of, where ranks share them: each calls this, with its own.
         """
-        edits = LogitEdits(logits)
+        edits = LogitEdits(logits, part)
         try:
-            return self._sample(logits, edits, rows, masks)
+            return self._sample(edits, rows, masks, part)
         except Exception:
             edits.undo()
             raise
 
-    def samples_parts(self, rows: SampledRows) -> bool:
-        """Whether `sample_part` can be asked for these rows: nothing that they want takes all of their logits."""
-        return (self._acceptance is None or not rows.drafts) and all(map(self._is_plain, set(rows.slots)))
+    def takes_parts(self, rows: SampledRows) -> bool:
+        """Whether `sample` takes parts of these rows' logits: nothing that they want takes all of them."""
+        return (self._acceptance is None or not rows.drafts) and all(map(self._takes_part, set(rows.slots)))
 
-    def _is_plain(self, slot: int) -> bool:
-        parameters = self._states[slot].parameters
-        return parameters.logprobs is None and not self._stages.changes(slot) and self._chooser.takes_parts(parameters)
+    def _takes_part(self, slot: int) -> bool:
+        state = self._states[slot]
+        return (
+            self._chooser.takes_parts(state.parameters)
+            and self._stages.takes_parts(slot)
+            and (state.parameters.logprobs is None or self._scores_parts(state.parameters, state.alternatives.count))
+        )
 
-    def sample_part(self, logits: torch.Tensor, part: VocabularyPart, rows: SampledRows) -> SampleOutput:
-        """As `sample`, of logits that ranks share: each calls it with its own. What raises loses the other ranks.
+    def _scores_parts(self, parameters: SamplingParameters, count: int) -> bool:
+        """Not where scores go by what top-k and top-p have left."""
+        return not (parameters.processed_logprobs or self._scoring.is_processed) and count <= _MOST_ALTERNATIVES
 
-        Args:
-            logits: float32 [rows, tokens of this rank]
-        """
-        token_ids, broken = self._chooser.choose_part(logits, part, rows.slots, rows.num_tokens)
-        return SampleOutput(rows, token_ids, to_host(token_ids), BrokenRows(rows.slots, to_host(broken)), [])
+    def scores_prompt_parts(self, count: int) -> bool:
+        """Whether `score_prompt` takes parts of the logits, where so many alternatives are wanted."""
+        return not self._scoring.is_processed and count <= _MOST_ALTERNATIVES
 
     def _sample(
-        self, logits: torch.Tensor, edits: LogitEdits, rows: SampledRows, masks: TokenMasks | None
+        self, edits: LogitEdits, rows: SampledRows, masks: TokenMasks | None, part: VocabularyPart | None
     ) -> SampleOutput:
         states = [self._states[slot] for slot in rows.slots]
         wanting = self._wanting(states)
-        raw = {scoring: logits[self._index(some)] for scoring, some in wanting.items() if not scoring.is_processed}
+        given = edits.logits
+        raw = {scoring: given[self._index(some)] for scoring, some in wanting.items() if not scoring.is_processed}
         recorders = self._stages.apply(edits, rows, masks)
         logits = edits.logits
-        token_ids, broken = self._chooser.choose(logits, rows.slots, rows.num_tokens)
+        token_ids, broken = self._choose(logits, rows, part)
         if self._acceptance is not None and rows.drafts:
             token_ids = self._acceptance.accept(logits, token_ids, rows, [state.parameters for state in states])
         scores = [
-            (some, self._score(scoring, raw.get(scoring), logits, token_ids, states, some))
+            (some, self._score(scoring, raw.get(scoring), logits, token_ids, states, some, part))
             for scoring, some in wanting.items()
         ]
         for recorder in recorders:  # the last thing, for it cannot be taken back
             recorder.record(token_ids)
         return SampleOutput(rows, token_ids, to_host(token_ids), BrokenRows(rows.slots, to_host(broken)), scores)
+
+    def _choose(
+        self, logits: torch.Tensor, rows: SampledRows, part: VocabularyPart | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if part is None:
+            return self._chooser.choose(logits, rows.slots, rows.num_tokens)
+        return self._chooser.choose_part(logits, part, rows.slots, rows.num_tokens)
 
     def guess(self, logits: torch.Tensor, slots: list[int], num_tokens: list[int]) -> torch.Tensor:
         """What a draft model's logits say of these positions, by the noise that is used to sample there: the more alike
@@ -180,8 +198,9 @@ class Sampler:
         return found
 
     def score_prompt(
-        self, slot: int, logits: torch.Tensor, token_ids: torch.Tensor, num_tokens: list[int], count: int
-    ) -> ScoredPositions:
+        self, slot: int, logits: torch.Tensor, token_ids: torch.Tensor, num_tokens: list[int], count: int,
+        part: VocabularyPart | None = None,
+    ) -> ScoredPositions:  # fmt: skip
         """Scores tokens of a slot's prompt.
 
         Args:
@@ -189,12 +208,14 @@ class Sampler:
             token_ids: int64 [rows], what stands there.
             num_tokens: before each of them.
             count: alternatives wanted.
+            part: see `sample`.
         """
         if self._scoring.is_processed:
             edits = LogitEdits(logits)
             self._stages.apply_to_prompt(edits, slot, num_tokens)
             logits = processed_logits(edits.logits, [self._states[slot].parameters] * len(logits))
-        return self._chooser.score(logits, token_ids, [Alternatives(count)] * len(logits), self._scoring.is_normalised)
+        wanted = [Alternatives(count)] * len(logits)
+        return self._chooser.score(logits, token_ids, wanted, self._scoring.is_normalised, part)
 
     def _score(
         self,
@@ -204,17 +225,18 @@ class Sampler:
         token_ids: torch.Tensor,
         states: list[SlotState],
         rows: list[int],
+        part: VocabularyPart | None,
     ) -> ScoredPositions:
         """Scores the tokens sampled from some rows.
 
         Args:
-            raw: their logits as the model gave them; None to take them as they are now.
+            raw: their logits as the model gave them; None to take them as they are now, which are whole.
         """
         index, wanted = self._index(rows), [states[row] for row in rows]
         if raw is None:
             raw = processed_logits(logits[index], [state.parameters for state in wanted])
         alternatives = [state.alternatives for state in wanted]
-        return self._chooser.score(raw, token_ids[index], alternatives, scoring.is_normalised)
+        return self._chooser.score(raw, token_ids[index], alternatives, scoring.is_normalised, part)
 
     def _index(self, rows: list[int]) -> torch.Tensor:
         return to_device(rows, self._device)

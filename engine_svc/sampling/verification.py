@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine_svc.parallel.vocabulary import VocabularyPart
 from engine_svc.plan import PositionLogprobs, TokenMasks
 from engine_svc.sampling.isolation import sample_rows
 from engine_svc.sampling.rows import NO_DRAFT, SampledRows
@@ -22,8 +23,9 @@ from engine_svc.transfer import to_device
 
 
 def sample_runs(
-    sampler: Sampler, logits: torch.Tensor, rows: SampledRows, masks: TokenMasks | None = None
-) -> tuple[list[SampleOutput], dict[int, str]]:
+    sampler: Sampler, logits: torch.Tensor, rows: SampledRows, masks: TokenMasks | None = None,
+    part: VocabularyPart | None = None,
+) -> tuple[list[SampleOutput], dict[int, str]]:  # fmt: skip
     """As sample_rows, with drafts.
 
     Where nothing that changes a sequence's logits goes by the tokens before, all its rows are sampled at once, and the
@@ -33,16 +35,17 @@ def sample_runs(
     Args:
         logits: float32 [rows, vocabulary]; overwritten in part.
         rows: those of a sequence stand side by side.
+        part: see Sampler.sample.
     """
     if not rows.drafts:
-        return sample_rows(sampler, logits, rows, masks)
+        return sample_rows(sampler, logits, rows, masks, part)
     waiting = {slot for slot in set(rows.slots) if sampler.is_sequential(slot)}
     chosen = [row for row, slot in enumerate(rows.slots) if slot not in waiting or not rows.offsets[row]]
     outputs: list[SampleOutput] = []
     failed: dict[int, str] = {}
     while chosen:
         some = logits if len(chosen) == len(rows) else logits[to_device(chosen, logits.device)]
-        found, alone = sample_rows(sampler, some, rows.take(chosen), masks)
+        found, alone = sample_rows(sampler, some, rows.take(chosen), masks, part)
         outputs += found
         failed |= alone
         right = {slot for output in found for slot in _right(output, waiting)}

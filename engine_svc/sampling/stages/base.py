@@ -54,6 +54,8 @@ class LogitsStage(ABC):
     # Whether it goes by what `record` has told it of the tokens before. Then it sees one row of a sequence at a time:
     # the next once that one's token is recorded. Others may see some at once, as if their drafts were right.
     is_sequential: ClassVar[bool] = False
+    # Whether it takes logits that ranks share, each of them changing its own tokens'.
+    takes_parts: ClassVar[bool] = True
 
     @abstractmethod
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:

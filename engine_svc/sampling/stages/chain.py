@@ -30,6 +30,7 @@ class StageChain:
         Args:
             processors: the operator's.
         """
+        self._on_cpu = device.type == "cpu"
         makers = [partial(make, classes=processors) if make is CustomProcessors else make for make in STAGES]
         # Each with the slots of the sequences that it has to see.
         self._stages = [(make(max_num_seqs, vocab_size, device), set[int]()) for make in makers]
@@ -45,9 +46,10 @@ class StageChain:
         for members in [members for stage, members in self._stages if stage.add(slot, sequence)]:
             members.add(slot)
 
-    def changes(self, slot: int) -> bool:
-        """Whether anything is done to a slot's logits."""
-        return any(slot in members for _, members in self._stages)
+    def takes_parts(self, slot: int) -> bool:
+        """Whether a slot's logits can be changed where they are; see LogitsStage. On a GPU, where it takes the host's
+        waiting for the device to tell whose tokens are whose, only if nothing is."""
+        return all(stage.takes_parts and self._on_cpu for stage, members in self._stages if slot in members)
 
     def is_sequential(self, slot: int) -> bool:
         """Whether a slot's rows must come one at a time; see LogitsStage."""

@@ -45,6 +45,7 @@ class CustomProcessors(LogitsStage):
     """For each sequence, the processors that its request names, behind those that the operator has for it."""
 
     is_sequential = True
+    takes_parts = False  # processors are given whole rows
 
     def __init__(
         self,

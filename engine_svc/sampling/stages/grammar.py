@@ -42,14 +42,17 @@ class GrammarMask(LogitsStage):
             return
         width = -(-self._vocab_size // 32) * 4
         given = np.frombuffer(rows.masks.bits, np.uint8).reshape(len(rows.masks.slots), width)
-        packed = np.full((len(edits.logits), width), 0xFF, np.uint8)
-        packed[[row for row, _ in masked]] = given[[index for _, index in masked]]
-        edits.limit(self._unpack(to_device(packed, edits.device)))
+        tokens = edits.tokens
+        own = slice(tokens.start // 8, -(-tokens.stop // 8))
+        packed = np.full((len(edits.logits), own.stop - own.start), 0xFF, np.uint8)
+        packed[[row for row, _ in masked]] = given[[index for _, index in masked], own]
+        skipped = tokens.start % 8
+        edits.limit(self._unpack(to_device(packed, edits.device))[:, skipped : skipped + len(tokens)])
 
     def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        """From uint8 [rows, bytes] to float32 [rows, vocabulary], until the next call."""
+        """From uint8 [rows, bytes] to float32 [rows, 8 for each byte], until the next call."""
         count = packed.numel()
         if count > len(self._room):
             self._room = self._limits.new_empty((count, 8))
         limits = torch.index_select(self._limits, 0, packed.flatten().int(), out=self._room[:count])
-        return limits.view(len(packed), -1)[:, : self._vocab_size]
+        return limits.view(len(packed), -1)

@@ -267,8 +267,12 @@ def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
 def test_tensor_parallel_ranks_draw_what_one_draws(tmp_path: Path) -> None:
     """So many sequences that ranks do not gather their logits; and one at the end that wants all of its own."""
     build("tiny-llama", tmp_path)
-    plain = [{"temperature": 0.0}, {"seed": 1}, {"temperature": 0.6, "min_p": 0.05, "seed": 2}]
-    wanted = [*(64 * plain)[:64], {"top_k": 9, "seed": 3, "max_tokens": 8}]
+    plain = [
+        {"temperature": 0.0}, {"seed": 1}, {"temperature": 0.6, "min_p": 0.05, "seed": 2}, {"top_k": 9, "seed": 3},
+        {"temperature": 0.05, "top_p": 0.8, "seed": 4}, {"presence_penalty": 2.0, "temperature": 0.1, "seed": 5},
+        {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1}, {"top_p": 0.5, "seed": 6},
+    ]  # fmt: skip
+    wanted = [*(64 * plain)[:64], {"top_k": 5000, "seed": 3, "max_tokens": 8}]
     asked = [
         GenerationRequest("r", prompt, SamplingParameters(**cast("Any", {"max_tokens": 4, "ignore_eos": True} | some)))
         for prompt, some in zip(random_prompts(*[5] * 65), wanted, strict=True)

@@ -16,7 +16,8 @@ SIZE = 40
 # What packs weights, samples, and is asked outside of forward passes.
 OUTSIDE = {
     "panel", "packed_values", "pack", "quantize_rows", "quantize_groups", "pack_int8", "packed_coded_bytes",
-    "pack_coded", "set_threads", "softcap", "scale", "sample", "sample_part", "score", "replay",
+    "pack_coded", "set_threads", "softcap", "scale", "sample", "sample_part", "candidates",
+    "sample_candidates", "score", "replay",
 }  # fmt: skip
 
 

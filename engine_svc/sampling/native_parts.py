@@ -1,0 +1,150 @@
+"""Drawing by the C++ kernels from logits that ranks share: each rank sends what it can say of its own tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_svc.native.library import Kernels
+from engine_svc.parallel.vocabulary import VocabularyPart
+
+# As sampling.cpp has it.
+WANTED = np.dtype([("seed", "u8"), ("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8")])
+# The likeliest tokens of each rank that are sent for a row with top-p, which are nearly always enough.
+_CANDIDATES = 256
+# For one with top-k they are k of them, no more than these.
+MOST_CANDIDATES = 1024
+
+
+@dataclass(frozen=True)
+class PartRows:
+    """Rows that are sampled, of which a rank has a part of the logits."""
+
+    logits: torch.Tensor  # float32 [rows, tokens of this rank]
+    greatest: torch.Tensor  # float32 [rows], of all ranks
+    wanted: npt.NDArray[np.void]  # of each slot
+    slots: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]  # of the rows' noise
+
+    @property
+    def own_wanted(self) -> npt.NDArray[np.void]:
+        """Of each row."""
+        return self.wanted[self.slots]
+
+    @property
+    def racing(self) -> torch.Tensor:
+        """int64: those that are drawn from all tokens, but for min-p."""
+        return torch.from_numpy(self._draws & ~self._truncates).nonzero()[:, 0]
+
+    @property
+    def truncated(self) -> torch.Tensor:
+        """int64: those with top-k or top-p."""
+        return torch.from_numpy(self._draws & self._truncates).nonzero()[:, 0]
+
+    @property
+    def _draws(self) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = self.own_wanted["temperature"] > 0
+        return found
+
+    @property
+    def _truncates(self) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = (self.own_wanted["top_k"] > 0) | (self.own_wanted["top_p"] < 1)
+        return found
+
+    def take(self, rows: torch.Tensor) -> PartRows:
+        """Some of them."""
+        if len(rows) == len(self.logits):
+            return self
+        at = rows.numpy()
+        return replace(
+            self, logits=self.logits[rows], greatest=self.greatest[rows], slots=self.slots[at],
+            positions=self.positions[at],
+        )  # fmt: skip
+
+
+def draw_by_race(kernels: Kernels, part: VocabularyPart, some: PartRows) -> torch.Tensor:
+    """Tokens, int64 [rows]: of each rank's own winner by min-p and temperature, the one with the best score."""
+    rows, size = some.logits.shape
+    token_ids, scores = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float64)
+    kernels.sample_part(
+        some.logits.data_ptr(), some.logits.stride(0), rows, size, part.first, some.greatest.data_ptr(),
+        some.wanted.ctypes.data, some.slots.ctypes.data, some.positions.ctypes.data, token_ids.data_ptr(),
+        scores.data_ptr(),
+    )  # fmt: skip
+    return part.best(scores, token_ids)[1]
+
+
+def draw_from_candidates(kernels: Kernels, part: VocabularyPart, some: PartRows) -> torch.Tensor:
+    """Tokens, int64 [rows], by top-k or top-p from the likeliest ones of each rank. Logits are gathered of those rows
+    alone where others than these may be kept."""
+    token_ids, enough = _draw_from(kernels, part, some, _gather(kernels, part, some))
+    rows = (~enough).nonzero()[:, 0]
+    if len(rows):
+        token_ids[rows] = _draw_whole(kernels, part, some.take(rows))
+    return token_ids
+
+
+def _gather(
+    kernels: Kernels, part: VocabularyPart, some: PartRows
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Candidates of all ranks.
+
+    Returns:
+        Their logits, float32, and ids, int32, [rows, ranks, candidates]; the mass of each whole row, float64 [rows].
+    """
+    rows, size = some.logits.shape
+    top_k = some.own_wanted["top_k"]
+    most = min(part.share, int(np.where(top_k > 0, top_k, _CANDIDATES).max()))
+    own = torch.empty((rows, 2 + 2 * most), dtype=torch.int32)  # what is sent: of each row mass, logits, ids
+    mass, logits, ids = torch.empty(rows, dtype=torch.float64), torch.empty(rows, most), own.new_empty(rows, most)
+    kernels.candidates(
+        some.logits.data_ptr(), some.logits.stride(0), rows, size, part.first, some.greatest.data_ptr(),
+        some.wanted.ctypes.data, some.slots.ctypes.data, most, logits.data_ptr(), ids.data_ptr(), mass.data_ptr(),
+    )  # fmt: skip
+    own[:, :2], own[:, 2 : 2 + most] = mass[:, None].view(torch.int32), logits.view(torch.int32)
+    own[:, 2 + most :] = ids
+    found = part.gather(own)
+    masses = found[:, :, :2].contiguous().view(torch.float64)[:, :, 0]
+    all_logits, all_ids = found[:, :, 2 : 2 + most], found[:, :, 2 + most :]
+    return all_logits.contiguous().view(torch.float32), all_ids.contiguous(), masses.sum(-1)
+
+
+def _draw_from(
+    kernels: Kernels, part: VocabularyPart, some: PartRows, found: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, int64 [rows], and where those found are enough for it, bool [rows]."""
+    logits, ids, masses = found
+    rows, ranks, most = logits.shape
+    token_ids, enough = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
+    kernels.sample_candidates(
+        logits.data_ptr(), ids.data_ptr(), masses.data_ptr(), rows, ranks, most, some.greatest.data_ptr(),
+        some.wanted.ctypes.data, some.slots.ctypes.data, some.positions.ctypes.data, token_ids.data_ptr(),
+        enough.data_ptr(),
+    )  # fmt: skip
+    return token_ids, enough
+
+
+def _draw_whole(kernels: Kernels, part: VocabularyPart, some: PartRows) -> torch.Tensor:
+    whole = part.whole(some.logits)
+    return sample(kernels, whole, some.wanted, some.slots, some.positions)[0]
+
+
+def sample(
+    kernels: Kernels, logits: torch.Tensor, wanted: npt.NDArray[np.void], slots: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """From whole logits, as Chooser.choose.
+
+    Args:
+        wanted: of each slot.
+    """
+    rows, size = logits.shape
+    token_ids, broken = np.empty(rows, np.int64), np.empty(rows, np.bool_)
+    kernels.sample(
+        logits.data_ptr(), logits.stride(0), rows, size, wanted.ctypes.data, slots.ctypes.data, positions.ctypes.data,
+        token_ids.ctypes.data, broken.ctypes.data,
+    )  # fmt: skip
+    return torch.from_numpy(token_ids), torch.from_numpy(broken)
