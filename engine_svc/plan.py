@@ -182,6 +182,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     draft_failure: str = ""
     draft_milliseconds: float = 0.0  # of the step's, in the draft model
     read_adapters: dict[int, str] = {}  # key -> empty, or why it could not be read; since the last step, on all ranks
+    is_dual_batch: bool = False  # it ran as two halves: see parallel/dual_batch.py
     stages: list[StageTimes] = []  # of a rank the stage that it is in, of all of them each; empty where there is one
 
 

@@ -39,6 +39,7 @@ class Counters:
         "Tokens of sequences in the steps in which guessed tokens of theirs were verified."
     )
     draft_failures: int = _count("Times that what guesses tokens failed; its worker goes on without it.")
+    dual_batch_steps: int = _count("Steps that ran as two halves, to communicate beside computing (--enable-dbo).")
     draft_accepted_tokens: HistogramSnapshot = _histogram("First tokens of a guess that were right.")
     iteration_tokens: HistogramSnapshot = _histogram(
         "Prompt and generated tokens of a step; a prompt counts, whole, in the step that completes it."

@@ -362,6 +362,7 @@ class Engine:
             host_cache_queries=scheduler.host_queries if self._kv_cache.num_host_blocks else 0,
             host_cache_hits=scheduler.host_hits,
             computed_tokens=statistics.computed_tokens,
+            dual_batch_steps=statistics.dual_batch_steps,
             **(self._drafter.counters() if self._drafter is not None else {}),
             iteration_tokens=statistics.iteration_tokens.snapshot(),
             model_forward_milliseconds=statistics.forward_milliseconds.snapshot(),

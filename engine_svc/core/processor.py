@@ -80,6 +80,7 @@ class StepProcessor:
             if sequence := holders.get(slot):
                 self._finish_prompt_only(sequence, now)
         self._statistics.computed_tokens += batch.num_tokens
+        self._statistics.dual_batch_steps += result.is_dual_batch
         if tokens := self._statistics.prompt_tokens + self._statistics.generation_tokens - before:
             self._statistics.iteration_tokens.observe(tokens)
         self._statistics.forward_milliseconds.observe(result.forward_milliseconds)

@@ -15,6 +15,7 @@ class EngineStatistics:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.computed_tokens = 0
+        self.dual_batch_steps = 0
         self.iteration_tokens = Histogram(ITERATION_TOKEN_BOUNDS)
         self.forward_milliseconds = Histogram(MILLISECOND_BOUNDS)
         self.execute_milliseconds = Histogram(MILLISECOND_BOUNDS)

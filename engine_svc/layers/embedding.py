@@ -24,6 +24,11 @@ class EmbeddedRows:
         """The embeddings [tokens, hidden_size] of a batch with these among them, times a factor."""
         return hidden.index_copy(0, self.rows, self.values if scale == 1.0 else self.values * scale)
 
+    def part(self, first: int, last: int) -> EmbeddedRows:
+        """Those of the batch's rows from `first` to before `last`, counted from there."""
+        in_it = (self.rows >= first) & (self.rows < last)
+        return EmbeddedRows(self.rows[in_it] - first, self.values[in_it])
+
 
 class VocabParallelEmbedding(PackedLayer):
     """Rows of the embedding matrix, an equal range on each rank; the last rank may have fewer."""

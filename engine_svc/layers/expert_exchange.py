@@ -91,9 +91,7 @@ class AllToAll(ExpertExchange):
         wanted = (routes.data[None] == ranks[:, None, None]).any(-1)  # [ranks, tokens]
         target, token = wanted.nonzero(as_tuple=True)  # by rank, then by token
         slots = torch.where(routes.data[token] == target[:, None], routes.slots[token], -1)
-        sending = wanted.sum(1)
-        sent, received = torch.stack((sending, data.exchange_counts(sending))).tolist()
-        rows = data.exchange_rows(_pack(hidden[token], weights[token], slots), sent, received)
+        rows, sent, received = data.send_rows(_pack(hidden[token], weights[token], slots), wanted.sum(1))
         results = compute(*_unpack(rows, hidden, weights.shape[1]))
         returned = data.exchange_rows(results, received, sent)
         total = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
@@ -111,7 +109,7 @@ def exchange_for(name: str, groups: ParallelGroups, routes: ExpertRoutes | None)
 
 def _counts(groups: ParallelGroups) -> list[int]:
     assert groups.lockstep is not None
-    return groups.lockstep.counts
+    return [groups.dual_batch.share(count) for count in groups.lockstep.counts]
 
 
 def _pack(hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

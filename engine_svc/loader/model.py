@@ -19,11 +19,11 @@ from engine_svc.attention.registry import create_backend
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import EmbeddedRows
-from engine_svc.layers.host_weights import HostWeights, copies_to
 from engine_svc.layers.linear import qkv_parts
 from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.safetensors_files import Safetensors
+from engine_svc.loader.host_weights import host_weights_of
 from engine_svc.loader.names import parameter_of_module
 from engine_svc.lora.layers import AdapterLayers
 from engine_svc.lora.settings import AdapterSettings
@@ -144,28 +144,11 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
     if options.form.model_impl == "transformers" or (options.form.model_impl == "auto" and not is_ours(config)):
         return _load_from_transformers(folder, config, options, groups, device)
     loaded = _build_ours(config, options, groups, device)
-    host_weights = loaded.model.host_weights = _host_weights(loaded.model, options, device)
+    host_weights = loaded.model.host_weights = host_weights_of(loaded.model, options, device)
     create_format(folder, options.load).load(loaded.model, groups, options.generation.seed or 0)
     if host_weights is not None:
         host_weights.start(device)
     return loaded
-
-
-def _host_weights(model: Decoder, options: EngineOptions, device: torch.device) -> HostWeights | None:
-    """
-    Raises:
-        StartupError: the weights are moved among ranks.
-    """
-    if not options.cache.cpu_offload_gb:
-        return None
-    if (copies := copies_to(device)) is None:
-        logger.warning("--cpu-offload-gb has no effect: on a CPU, weights are in host memory as they are")
-        return None
-    if options.parallel.experts.enable_eplb:
-        raise StartupError(
-            "--cpu-offload-gb does not go with --enable-eplb, which moves experts among ranks: leave one of them out."
-        )
-    return HostWeights(list(model.layers.values()), int(options.cache.cpu_offload_gb * 2**30), copies)
 
 
 def build_model(folder: Path, options: EngineOptions, groups: ParallelGroups, device: torch.device) -> BuiltModel:
@@ -352,6 +335,7 @@ def _load_from_transformers(
         f"--cpu-kernels {options.kernels.cpu_kernels}": options.kernels.cpu_kernels in CPU_LEVELS,
         "--batch-invariant": options.kernels.batch_invariant is True, "--enable-lora": options.lora.enable_lora,
         "--cpu-offload-gb": options.cache.cpu_offload_gb > 0 and device.type != "cpu",
+        "--enable-dbo": options.parallel.dual_batch.enable_dbo,
     }  # fmt: skip
     if wrong := [name for name, given in refused.items() if given]:
         names = ", ".join(config.get("architectures") or ["the model"])

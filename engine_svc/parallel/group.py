@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from urllib.parse import urlsplit
 
@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from engine_svc.native.library import Kernels
+from engine_svc.parallel.dual_batch import DualBatch
 from engine_svc.parallel.layout import ParallelLayout, Purpose
 from engine_svc.parallel.lockstep import Lockstep
 from engine_svc.parallel.shared_memory import SharedMemory, share_memory
@@ -39,11 +40,15 @@ class ParallelGroup:
     process_group: dist.ProcessGroup | None = None
     sums_in_order: bool = False  # whatever a tensor's size, and a value's place in it
     shared: SharedMemory | None = None  # of ranks on one machine's CPU: always in order
+    dual_batch: DualBatch = field(default_factory=DualBatch)  # whose other half computes during a pass's collectives
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks, in place."""
         if self.process_group is None:
             return tensor
+        return self.dual_batch.communicate(lambda: self._all_reduce(tensor))
+
+    def _all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.shared is not None and self.shared.sums(tensor):
             return self.shared.all_reduce(tensor)
         if self.sums_in_order and self.world_size > 2:  # of two, either order is the same
@@ -70,6 +75,9 @@ class ParallelGroup:
         """The ranks' tensors side by side along the last dimension."""
         if self.process_group is None:
             return tensor
+        return self.dual_batch.communicate(lambda: self._all_gather_last(tensor))
+
+    def _all_gather_last(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.shared is not None:
             return self.shared.all_gather_last(tensor.contiguous())
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
@@ -103,6 +111,9 @@ class ParallelGroup:
         """
         if self.process_group is None:
             return rows
+        return self.dual_batch.communicate(lambda: self._exchange_rows(rows, sent, received))
+
+    def _exchange_rows(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
         flat = _bytes_of(rows)
         found = flat.new_empty((sum(received), flat.shape[1]))
         dist.all_to_all_single(found, flat, list(received), list(sent), group=self.process_group)
@@ -114,11 +125,24 @@ class ParallelGroup:
             dist.broadcast(tensor, group=self.process_group, group_src=0)
         return tensor
 
-    def exchange_counts(self, sent: torch.Tensor) -> torch.Tensor:
-        """int64 [ranks], one number for each rank → the one that each has for this one."""
-        found = torch.empty_like(sent)
-        dist.all_to_all_single(found, sent, group=self.process_group)
-        return found
+    def send_rows(self, rows: torch.Tensor, sent: torch.Tensor) -> tuple[torch.Tensor, list[int], list[int]]:
+        """As `exchange_rows`, where ranks do not know what they receive.
+
+        Args:
+            sent: int64 [ranks]
+
+        Returns:
+            What is received, and how many rows are sent to each rank and received from each.
+        """
+        counts: list[list[int]] = []
+
+        def exchange() -> torch.Tensor:
+            received = torch.empty_like(sent)
+            dist.all_to_all_single(received, sent, group=self.process_group)
+            counts.extend(torch.stack((sent, received)).tolist())
+            return self._exchange_rows(rows, *counts)
+
+        return self.dual_batch.communicate(exchange), counts[0], counts[1]
 
     def send(self, tensor: torch.Tensor, rank: int) -> dist.Work:
         """Begins to send a tensor to a rank of the group; it is not to change until that is done."""
@@ -150,6 +174,7 @@ class ParallelGroups:
     Attributes:
         tensor, expert, pipeline, data, decode_context: see Purpose.
         lockstep: with other data ranks, where there are any.
+        dual_batch: that of all groups.
     """
 
     layout: ParallelLayout = ParallelLayout()
@@ -160,6 +185,7 @@ class ParallelGroups:
     data: ParallelGroup = ParallelGroup()
     decode_context: ParallelGroup = ParallelGroup()
     lockstep: Lockstep | None = None
+    dual_batch: DualBatch = field(default_factory=DualBatch)
 
     def of_replica(self) -> ParallelGroups:
         """Those of a model that data ranks do not share: each runs it by itself, when it likes."""
@@ -206,14 +232,15 @@ def join_groups(
             if len(ranks) > 1 and ranks not in made:
                 made[ranks] = _new_group(ranks, None)
     shared = _share(layout, rank, made, kernels) if device.type == "cpu" else {}
+    dual_batch = DualBatch(device)
 
     def join(purpose: Purpose) -> ParallelGroup:
         own = layout.group_of(rank, purpose)
-        return ParallelGroup(own.index(rank), len(own), made.get(own), sums_in_order, shared.get(own))
+        return ParallelGroup(own.index(rank), len(own), made.get(own), sums_in_order, shared.get(own), dual_batch)
 
     return ParallelGroups(
         layout, rank, join(Purpose.TENSOR), join(Purpose.EXPERT), join(Purpose.PIPELINE), join(Purpose.DATA),
-        join(Purpose.DECODE_CONTEXT), _join_lockstep(layout, rank, made, host, backend),
+        join(Purpose.DECODE_CONTEXT), _join_lockstep(layout, rank, made, host, backend), dual_batch,
     )  # fmt: skip
 
 

@@ -47,6 +47,7 @@ class Lockstep:
     Attributes:
         counts: of each data rank, the tokens of the present pass.
         is_running: whether a wave is under way here.
+        is_cut: whether the present pass runs as two halves, on all ranks: see dual_batch.py.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Lockstep:
         self._layout, self._ranks, self._index, self._group = layout, ranks, ranks.index(rank), group
         self._data_rank = layout.coordinates(rank).data
         self.counts = [0] * layout.data
-        self.is_running = False
+        self.is_running = self.is_cut = False
         self._wave = 0
         self._called = 0
         self._all_ready, self._any_lost = threading.Event(), threading.Event()
@@ -118,30 +119,36 @@ class Lockstep:
         self._wave, self.is_running = self._called, True
         return True
 
-    def take_turn(self, num_tokens: int, run_empty: Callable[[], None]) -> None:
-        """Returns when the next pass is this rank's, of so many tokens; until then it runs empty ones."""
+    def take_turn(self, num_tokens: int, run_empty: Callable[[], None], *, cuts: bool = False) -> None:
+        """Returns when the next pass is this rank's, of so many tokens; until then it runs empty ones.
+
+        Args:
+            cuts: it is to be cut, if those of all others that have tokens are, too.
+        """
         if not self.is_running and not self.is_called():
             self._wave += 1
             self.is_running = True
             self._line.say(Kind.WAVE, self._wave)
-        while not self._exchange(num_tokens)[self._data_rank]:
+        while not self._exchange(num_tokens, cuts)[self._data_rank]:
             if any(self.counts):
                 run_empty()
 
     def stand_by(self, run_empty: Callable[[], None]) -> None:
         """One exchange of a wave, in which this rank has no tokens, and the empty pass behind it if there is any."""
-        self._exchange(0)
+        self._exchange(0, cuts=True)
         if any(self.counts):
             run_empty()
 
-    def _exchange(self, num_tokens: int) -> list[int]:
+    def _exchange(self, num_tokens: int, cuts: bool) -> list[int]:
         """The tokens of each data rank's next pass."""
-        mine = torch.tensor([num_tokens])
+        mine = torch.tensor([num_tokens, int(cuts)])
         gathered = [torch.empty_like(mine) for _ in self._ranks]
         dist.all_gather(gathered, mine, group=self._group)
-        found = torch.cat(gathered)
-        self.is_running = bool(found.any())
-        self.counts = found.view(self._layout.data, self._layout.tensor).amin(1).tolist()
+        found = torch.stack(gathered)
+        self.is_running = bool(found[:, 0].any())
+        of_ranks = found.view(self._layout.data, self._layout.tensor, 2).amin(1)
+        self.counts = of_ranks[:, 0].tolist()
+        self.is_cut = all(cut for count, cut in of_ranks.tolist() if count)
         return self.counts
 
     def _hear(self, kind: Kind, number: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class FlatBatch:
     lengths: list[int]  # and after it
     embedded: EmbeddedRows | None  # rows whose embeddings came with the prompt
     received: torch.Tensor | None = None  # [tokens, hidden_size] of the stage before; None in the first
+    halves: tuple[FlatBatch, FlatBatch] | None = None  # as which it runs; None: as a whole
 
     def sampled(self, plan: StepPlan) -> tuple[list[int], SampledRows]:
         """Which rows of the plan's batch tokens are sampled from, and what the sampler has to know of them."""
@@ -167,6 +168,23 @@ class SlotBuffers:
             metadata, states, slots.tolist(), start.tolist(), computed.tolist(), shared["seq_lens_host"],
             embedded,
         )  # fmt: skip
+
+    def cut(self, batch: FlatBatch) -> FlatBatch:
+        """The batch with its halves: the first half of its tokens, and one more if they are odd, then the others.
+
+        A sequence may be in both: in the second, its tokens of the first are computed.
+        """
+        start, computed = np.array(batch.query_start), np.array(batch.computed)
+        slots, middle = np.array(batch.slots), -(-int(start[-1]) // 2)
+
+        def part(first: int, last: int) -> FlatBatch:
+            begins, ends = start[:-1].clip(first, last), start[1:].clip(first, last)
+            in_it = ends > begins
+            embedded = None if batch.embedded is None else batch.embedded.part(first, last)
+            found = self.rows(slots[in_it], (computed + begins - start[:-1])[in_it], (ends - begins)[in_it], embedded)
+            return replace(found, received=None if batch.received is None else batch.received[first:last])
+
+        return replace(batch, halves=(part(0, middle), part(middle, int(start[-1]))))
 
     def token_ids_behind(self, batch: FlatBatch) -> torch.Tensor:
         """int64 [tokens]: of each row of a batch, the token at the next position."""

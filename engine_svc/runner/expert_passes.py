@@ -22,7 +22,7 @@ class ExpertPasses:
             StartupError: see ExpertBalancing.
         """
         self._experts = experts_of(model)
-        self._lockstep = groups.lockstep
+        self._lockstep, self._dual_batch = groups.lockstep, groups.dual_batch
         self._balancing = make_balancing(self._experts, groups, balancing)
 
     @property
@@ -32,10 +32,19 @@ class ExpertPasses:
             return "how many tokens other data ranks send is known only in each step"
         return "rows that only fill one up would count as tokens of experts" if self._balancing is not None else ""
 
-    def begin(self, num_tokens: int) -> None:
-        """Waits until the next pass is one of this rank, with so many tokens."""
-        if self._lockstep is not None:
-            self._lockstep.take_turn(num_tokens, self.run_empty)
+    def begin(self, num_tokens: int, *, cuts: bool = False) -> bool:
+        """Waits until the next pass is one of this rank, with so many tokens.
+
+        Args:
+            cuts: it is to run as two halves.
+
+        Returns:
+            Whether it is to, with the passes of all data ranks.
+        """
+        if self._lockstep is None:
+            return cuts
+        self._lockstep.take_turn(num_tokens, self.run_empty, cuts=cuts)
+        return self._lockstep.is_cut
 
     def end(self) -> None:
         """To be called after each."""
@@ -45,6 +54,12 @@ class ExpertPasses:
     @torch.inference_mode()
     def run_empty(self) -> None:
         """Takes part in a pass of other data ranks, without tokens of its own."""
+        if self._lockstep is not None and self._lockstep.is_cut:
+            self._dual_batch.run(self._help_others, self._help_others)
+        else:
+            self._help_others()
+        self.end()
+
+    def _help_others(self) -> None:
         for layer in self._experts:
             layer.help_others()
-        self.end()

@@ -90,6 +90,7 @@ class PendingStep:
         """
         self._timer, self._failed, self._ended, self._waited = step.timer, step.failed, step.ended, step.waited
         self._outputs = outputs
+        self._is_dual_batch = step.batch is not None and step.batch.halves is not None
         self._prompt_scores = prompt_scores
         self._broken = broken
         self._guesses = guesses
@@ -116,6 +117,7 @@ class PendingStep:
             draft_token_ids={} if self._guesses is None else self._guesses.read(),
             draft_failure="" if self._guesses is None else self._guesses.failure,
             draft_milliseconds=0.0 if self._guesses is None else self._guessing_milliseconds(),
+            is_dual_batch=self._is_dual_batch,
             stages=[] if self._waited is None else [self._stage_times(self._waited)],
         )
 

@@ -47,6 +47,7 @@ from engine_svc.runner.pending import BegunStep, Ended, PendingStep, StepTimer
 from engine_svc.runner.recorded import Capture, Forward, RecordedSteps, Shapes
 from engine_svc.runner.stage_link import StageLink
 from engine_svc.runner.states import StateCache
+from engine_svc.runner.step_halves import StepHalves
 from engine_svc.runner.threads import bind_threads
 from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.custom import load_processors
@@ -87,6 +88,8 @@ class Runner:
         processors = load_processors(options.generation.logits_processors)  # before the weights, which take long
         loaded = load_model(weights_folder(model, options.load), options, groups, device)
         self.passes = ExpertPasses(loaded.model, groups, options.parallel.experts.balancing())
+        self._halves = StepHalves(options.parallel.dual_batch, groups)
+        self._dual_batch = groups.dual_batch
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._batch_invariant = loaded.batch_invariant
@@ -166,6 +169,7 @@ class Runner:
     def close(self) -> None:
         """Ends what runs beside the steps."""
         self._adapters.close()
+        self._dual_batch.close()
 
     def spec(self) -> KvCacheSpec:
         """What the control side must know."""
@@ -304,8 +308,12 @@ class Runner:
         for sequence in plan.new_sequences:
             self._add(sequence, failed)
         batch = self._buffers.flatten(plan)
-        self.passes.begin(plan.num_tokens)
+        is_cut = self.passes.begin(
+            plan.num_tokens, cuts=self._halves.wants(plan, has_adapters=self._adapters.is_used(batch))
+        )
         batch = dataclasses.replace(batch, received=self._link.receive(len(batch.token_ids)))
+        if is_cut:
+            batch = self._buffers.cut(batch)
         hidden = self._compute_rows(plan, batch, failed)
         self.passes.end()
         timer.mark()
@@ -376,6 +384,9 @@ class Runner:
 
     def _compute(self, batch: FlatBatch) -> torch.Tensor:
         """[tokens, hidden_size]; what was replayed is there only until the next step."""
+        if batch.halves is not None:
+            first, second = batch.halves
+            return torch.cat(self._dual_batch.run(lambda: self._run(first), lambda: self._run(second)))
         hidden = self._recorded.run(batch, self._adapters) if self._recorded and batch.embedded is None else None
         return self._run(batch) if hidden is None else hidden
 

@@ -65,6 +65,7 @@ _COUNTERS: Mapping[str, str] = MappingProxyType(
         "prompt_tokens": "prompt_tokens",
         "generation_tokens": "generation_tokens",
         "num_preemptions": "preemptions",
+        "num_dual_batch_steps": "dual_batch_steps",
         "prefix_cache_queries": "prefix_cache_queries",
         "prefix_cache_hits": "prefix_cache_hits",
         "gpu_prefix_cache_queries": "prefix_cache_queries",

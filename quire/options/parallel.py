@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.options.base import option
+from quire.options.dual_batch import DualBatchOptions
 from quire.options.executor import EXECUTOR_NAMES, ExecutorOptions
 from quire.options.experts import ExpertOptions
 
@@ -56,6 +57,7 @@ class ParallelOptions:
         variables=("VLLM_DP_MASTER_PORT",), minimum=0, maximum=65535,
     )  # fmt: skip
     experts: ExpertOptions = ExpertOptions()
+    dual_batch: DualBatchOptions = DualBatchOptions()
     executor: ExecutorOptions = ExecutorOptions()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import engine_svc.loader.model
+import engine_svc.loader.host_weights
 from engine_svc.layers.host_weights import Copies
 
 _SPOILT = 0xFF  # of floating-point numbers, none
@@ -58,5 +58,5 @@ def late_copies(monkeypatch: pytest.MonkeyPatch) -> list[LateCopies]:
         made.append(LateCopies())
         return made[-1]
 
-    monkeypatch.setattr(engine_svc.loader.model, "copies_to", copies_to)
+    monkeypatch.setattr(engine_svc.loader.host_weights, "copies_to", copies_to)
     return made

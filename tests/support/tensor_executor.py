@@ -13,6 +13,7 @@ import torch
 
 from engine_svc.executor.agreement import agree, joint_spec
 from engine_svc.executor.base import Executor
+from engine_svc.parallel.dual_batch import DualBatch
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.layout import ParallelLayout, Purpose, layout_of
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
@@ -53,15 +54,19 @@ class ThreadGroup(ParallelGroup):
     meeting: Meeting = Meeting(1)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.copy_(torch.stack(self.meeting.show(self.rank, tensor)).sum(0))
+        return self.dual_batch.communicate(
+            lambda: tensor.copy_(torch.stack(self.meeting.show(self.rank, tensor)).sum(0))
+        )
 
     def all_gather_last(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self.meeting.show(self.rank, tensor), dim=-1)
+        return self.dual_batch.communicate(lambda: torch.cat(self.meeting.show(self.rank, tensor), dim=-1))
 
     def exchange_rows(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
         """Each gives all others as much."""
         assert len({*sent, *received}) == 1
-        return torch.cat([each.split(list(sent))[self.rank] for each in self.meeting.show(self.rank, rows)])
+        return self.dual_batch.communicate(
+            lambda: torch.cat([each.split(list(sent))[self.rank] for each in self.meeting.show(self.rank, rows)])
+        )
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.copy_(self.meeting.show(self.rank, tensor)[0])
@@ -120,6 +125,8 @@ class TensorExecutor(Executor):
         raise NotImplementedError
 
     def close(self) -> None:
+        for runner in self.runners:
+            runner.close()
         self.runners = []
         self._threads.shutdown()
 
@@ -128,14 +135,17 @@ def groups_of(layout: ParallelLayout) -> list[ParallelGroups]:
     """Those of every rank."""
     made: dict[tuple[int, ...], Meeting] = {}
 
+    halves = [DualBatch() for _ in range(layout.num_ranks)]
+
     def join(rank: int, purpose: Purpose) -> ThreadGroup:
         own = layout.group_of(rank, purpose)
-        return ThreadGroup(own.index(rank), len(own), meeting=made.setdefault(own, Meeting(len(own))))
+        meeting = made.setdefault(own, Meeting(len(own)))
+        return ThreadGroup(own.index(rank), len(own), dual_batch=halves[rank], meeting=meeting)
 
     return [
         ParallelGroups(
             layout, rank, tensor=join(rank, Purpose.TENSOR), expert=join(rank, Purpose.EXPERT),
-            decode_context=join(rank, Purpose.DECODE_CONTEXT),
+            decode_context=join(rank, Purpose.DECODE_CONTEXT), dual_batch=halves[rank],
         )
         for rank in range(layout.num_ranks)
     ]  # fmt: skip

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from quire.options.vllm.answer import Answer, acts_as, no_effect, not_built, refused
 
 _NO_CODE = "The code of a repository is never run here"
-_BATCHES = "overlap of two batches (DBO)"
 _MEDIA = "input of images, audio and video"
 _NO_MEDIA = "Models are served for text alone; leave it out."
 _ADAPTERS = "Prompt adapters are gone from there as well. --enable-lora and --lora-modules NAME=PATH serve adapters."
@@ -74,9 +73,6 @@ _PARALLEL: Mapping[str, Answer] = {
     "eplb-window-size": acts_as("--eplb-config.window_size"),
     "eplb-step-interval": acts_as("--eplb-config.step_interval"),
     "eplb-log-balancedness": acts_as("--eplb-config.log_balancedness", fixed="true", switch=True),
-    "enable-dbo": not_built(_BATCHES),
-    "dbo-decode-token-threshold": not_built(_BATCHES),
-    "dbo-prefill-token-threshold": not_built(_BATCHES),
     "worker-use-ray": acts_as("--distributed-executor-backend", fixed="ray", switch=True),
     "disable-custom-all-reduce": no_effect(
         "Sums over ranks on GPUs are NCCL's; there are no others.", switch=True

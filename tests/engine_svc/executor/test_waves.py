@@ -43,15 +43,19 @@ def receive():
     return command
 
 passes, own = [], 0
-stepping = LockstepCommands(receive, lockstep, lambda: passes.append(list(lockstep.counts)))
+
+def note():
+    passes.append((list(lockstep.counts), lockstep.is_cut))
+
+stepping = LockstepCommands(receive, lockstep, note)
 lockstep.watch(stepping.wake, lambda who: sys.exit(who))
 threading.Thread(target=arrive, daemon=True).start()
 try:
     while True:
         plan = stepping.receive().plan
-        lockstep.take_turn(plan.step, lambda: passes.append(list(lockstep.counts)))
+        lockstep.take_turn(plan.step, note, cuts=plan.step > 3)
         assert lockstep.counts[rank // 2] == plan.step
-        passes.append(list(lockstep.counts))
+        note()
         own += 1
 except EOFError:
     pass
@@ -72,5 +76,8 @@ def test_all_ranks_run_the_same_passes(tmp_path: Path) -> None:
     assert all(each["own"] == 60 for each in ranks)
     assert all(each["passes"] == ranks[0]["passes"] for each in ranks)
     passes = ranks[0]["passes"]
-    assert all(any(counts) for counts in passes)
-    assert [sum(counts[data] > 0 for counts in passes) for data in range(2)] == [60, 60]
+    assert all(any(counts) for counts, _ in passes)
+    assert [sum(counts[data] > 0 for counts, _ in passes) for data in range(2)] == [60, 60]
+    # One runs as two halves if all say so that have tokens.
+    assert all(is_cut == all(count > 3 for count in counts if count) for counts, is_cut in passes)
+    assert {is_cut for _, is_cut in passes} == {False, True}

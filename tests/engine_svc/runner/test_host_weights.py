@@ -174,7 +174,10 @@ def test_a_cpu_says_that_it_has_no_effect(folder: Path, caplog: pytest.LogCaptur
     assert "--cpu-offload-gb has no effect: on a CPU" in caplog.text
 
 
-def test_experts_that_move_are_refused(folder: Path, late_copies: list[LateCopies]) -> None:
-    options = engine_options(cpu_offload_gb=1.0, enable_eplb=True, enable_expert_parallel=True)
-    with pytest.raises(StartupError, match="--cpu-offload-gb does not go with --enable-eplb"):
+@pytest.mark.parametrize("flag", ["--enable-eplb", "--enable-dbo"])
+def test_what_copies_do_not_go_with_is_refused(folder: Path, late_copies: list[LateCopies], flag: str) -> None:
+    """Experts that move, and passes that run as two halves."""
+    given = {"enable_eplb": flag == "--enable-eplb", "enable_dbo": flag == "--enable-dbo"}
+    options = engine_options(cpu_offload_gb=1.0, enable_expert_parallel=True, **given)
+    with pytest.raises(StartupError, match=f"--cpu-offload-gb does not go with {flag}"):
         load_model(folder, options, ParallelGroups(), CPU)

@@ -1,0 +1,39 @@
+"""Which steps of a rank run as two halves: see parallel/dual_batch.py."""
+
+from __future__ import annotations
+
+import logging
+
+from engine_svc.parallel.group import ParallelGroups
+from engine_svc.plan import StepPlan
+from quire.options.dual_batch import DualBatchOptions
+
+logger = logging.getLogger(__name__)
+
+
+class StepHalves:
+    """What a rank says of its own steps; of those of data ranks that share experts, all of them say it."""
+
+    def __init__(self, options: DualBatchOptions, groups: ParallelGroups) -> None:
+        self._options = options
+        self._is_on = options.enable_dbo and (groups.layout.tensor > 1 or groups.lockstep is not None)
+        if options.enable_dbo and groups.rank == 0:
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._is_on:
+            logger.warning(
+                "--enable-dbo has no effect: ranks send each other nothing within a pass, with neither "
+                "--tensor-parallel-size nor experts that data ranks share"
+            )
+            return
+        logger.info(
+            "dual batch overlap: steps that decode more than %d tokens, and those with prompts of more than %d, run as "
+            "two halves",
+            self._options.dbo_decode_token_threshold, self._options.dbo_prefill_token_threshold,
+        )  # fmt: skip
+
+    def wants(self, plan: StepPlan, *, has_adapters: bool) -> bool:
+        """Whether a step is to be cut. One that has rows with adapters is not: layers know these of one batch alone."""
+        decodes_only = all(each.num_new_tokens == each.num_sampled_positions for each in plan.scheduled)
+        return self._is_on and not has_adapters and self._options.cuts(plan.num_tokens, decodes_only=decodes_only)
