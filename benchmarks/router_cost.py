@@ -106,7 +106,7 @@ class SilentWorker(Worker):
 def main() -> None:
     rows = [
         *index_rows(), *queue_rows(), *asyncio.run(core_rows()), *asyncio.run(fleet_rows()),
-        *asyncio.run(warm_restart_rows()),
+        *asyncio.run(warm_restart_rows()), *asyncio.run(leaving_rows()),
     ]  # fmt: skip
     print(heading())
     print("| what | figure | goal |\n|---|---|---|")
@@ -316,6 +316,47 @@ async def warm_restart_rows() -> list[tuple[str, str, str]]:
         ("a million blocks from 64 snapshots, s", f"{taken:.2f}", "≤ 5"),
         ("longest hold-up of the event loop meanwhile, ms", f"{longest * 1e3:.0f}", ""),
     ]
+
+
+async def leaving_rows() -> list[tuple[str, str, str]]:
+    """A worker leaves that holds a million of 2.5 million blocks, while others are looked up and told of; and an index
+    of a million blocks fills up. How long the loop's longest turn takes, by the processor's time."""
+    source = random.Random(3)
+    index = PrefixIndex(4_000_000, time.monotonic)
+    workers = [index.join() for _ in range(_WORKERS)]
+    prompts = [[source.getrandbits(64) for _ in range(500)] for _ in range(5000)]
+    for number, prompt in enumerate(prompts):
+        index.store(workers[0 if number < 2000 else 1 + number % (_WORKERS - 1)], prompt, on_host=False)
+    calm_collector()
+    turns: list[float] = []
+    load = asyncio.create_task(_look_up_and_tell(index, workers[1:], prompts, turns))
+    index.leave(workers[0])
+    while index.clean():
+        await asyncio.sleep(0.01)
+    load.cancel()
+    small = PrefixIndex(1_000_000, time.monotonic)
+    filling = []
+    for prompt in prompts:
+        start = time.thread_time()
+        small.store(workers[0], prompt, on_host=False)
+        filling.append(time.thread_time() - start)
+    return [
+        ("a worker leaves with a million blocks: longest turn, ms of CPU", f"{max(turns) * 1e3:.1f}", "< 5"),
+        ("500 blocks for a full index: at longest, ms of CPU", f"{max(filling) * 1e3:.1f}", "< 5"),
+    ]  # fmt: skip
+
+
+async def _look_up_and_tell(
+    index: PrefixIndex, workers: Sequence[WorkerBlocks], prompts: Sequence[Sequence[int]], turns: list[float]
+) -> None:
+    """Until cancelled; `turns` gets the processor's time from each of its turns to the next one."""
+    source, everyone = random.Random(4), Members.of([worker.bit for worker in workers])
+    while True:
+        start = time.thread_time()
+        index.cover(source.choice(prompts), everyone)
+        index.store(source.choice(workers), [source.getrandbits(64) for _ in range(24)], on_host=False)
+        await asyncio.sleep(0)
+        turns.append(time.thread_time() - start)
 
 
 if __name__ == "__main__":

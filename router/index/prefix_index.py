@@ -11,6 +11,8 @@ from router.index.members import Blocks, Members
 
 # A placement's blocks are counted on for so long after its first token: by then the worker has told of them.
 _CONFIRM_SECONDS = 2.0
+# So many keys of them are forgotten at once.
+_SLICE = 4096
 # Where less than this share of the room is taken, more blocks are kept again; seconds between two such changes.
 _ROOMY = 0.25
 _REFINE_SECONDS = 30.0
@@ -96,13 +98,13 @@ class PrefixIndex:
 
     def clean(self) -> bool:
         """A slice of the housekeeping; returns whether there is more to do."""
-        self._forget_confirmed()
+        more = self._forget_confirmed()
         self._refine()
         if self._cleaner is None and self._left:
             self._cleaner = self._clean_of(self._left)
         if self._cleaner is not None and next(self._cleaner, self) is self:
             self._cleaner = None
-        return self._cleaner is not None or self._left > 0
+        return more or self._cleaner is not None or self._left > 0
 
     def expect(self, worker: WorkerBlocks, keys: Sequence[int], known: int) -> ExpectedBlocks:
         """A request was placed there, of whose blocks the worker holds the first `known`, or will by then."""
@@ -133,8 +135,8 @@ class PrefixIndex:
         device = workers.spread(match(keys, workers.mask, holders, sampling))
         if not len(self._host):
             return device, None
-        in_host, sampling = self._host.holders.get, max(sampling, self._host.sampling)
-        both = match(keys, workers.mask, lambda key: (holders(key) or 0) | in_host(key, 0), sampling)
+        in_host, sampling = self._host.holders, max(sampling, self._host.sampling)
+        both = match(keys, workers.mask, lambda key: holders(key) | in_host(key), sampling)
         return device, workers.spread(both) - device
 
     def computing(self, keys: Sequence[int], workers: Members, device: Blocks) -> tuple[int, int]:
@@ -149,7 +151,7 @@ class PrefixIndex:
         if not self.expected:
             return 0, 0
         stop = int(device.max(initial=0))
-        known = self.device.holders.get
+        known = self.device.holders
         if not stop or known(keys[stop - 1]):
             return 0, 0
         stored = match(keys, workers.mask, known, self.device.sampling, stop)
@@ -170,20 +172,26 @@ class PrefixIndex:
             return
         self._refined = now
         for tier in roomy:
-            tier.sampling //= 2
+            tier.refine()
         for ask in list(self.on_refined):
             ask()
 
     def _device_holders(self) -> Holders:
         if not self.expected:
-            return self.device.holders.get
-        expected, device = self.expected.get, self.device.holders.get
-        return lambda key: device(key, 0) | expected(key, 0)
+            return self.device.holders
+        expected, device = self.expected.get, self.device.holders
+        return lambda key: device(key) | expected(key, 0)
 
-    def _forget_confirmed(self) -> None:
-        now = self._clock()
+    def _forget_confirmed(self) -> bool:
+        """A slice of those that are due; whether there may be more."""
+        now, forgotten = self._clock(), 0
         while self._confirming and self._confirming[0][0] <= now:
-            self._unexpect(self._confirming.popleft()[1])
+            if forgotten >= _SLICE:
+                return True
+            placed = self._confirming.popleft()[1]
+            self._unexpect(placed)
+            forgotten += len(placed.keys)
+        return False
 
     def _unexpect(self, placed: ExpectedBlocks) -> None:
         expected, bit = self.expected, placed.bit

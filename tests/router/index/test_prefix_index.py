@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import settings
@@ -29,9 +30,12 @@ def cover(index: PrefixIndex, keys: list[int], *workers: WorkerBlocks) -> tuple[
 class IndexMachine(RuleBasedStateMachine):
     """Workers come, store and lose the ends of chains, begin anew and leave."""
 
+    max_blocks = 1_000_000
+
     def __init__(self) -> None:
         super().__init__()
-        self.index = PrefixIndex(1_000_000, lambda: 0.0)
+        self.now = 0.0
+        self.index = PrefixIndex(self.max_blocks, lambda: self.now)
         self.workers: list[tuple[WorkerBlocks, set[int], set[int]]] = []
 
     @rule()
@@ -75,22 +79,55 @@ class IndexMachine(RuleBasedStateMachine):
         for keys in CHAINS:
             on_device, on_host = cover(self.index, keys, *(blocks for blocks, _, _ in self.workers))
             for (blocks, device, host), known, behind in zip(self.workers, on_device, on_host, strict=True):
-                first = prefix_length(device, keys)
-                assert known == first
-                assert behind == prefix_length(device | host, keys) - first
+                self.check((known, behind), prefix_length(device, keys), prefix_length(device | host, keys))
                 assert (blocks.num_blocks, blocks.num_host_blocks) == (len(device), len(host))
+
+    def check(self, found: tuple[float, float], on_device: int, anywhere: int) -> None:
+        assert found == (on_device, anywhere - on_device)
 
     def teardown(self) -> None:
         """When all have left and everything is cleaned, nothing is held."""
-        for blocks, _, _ in self.workers:
-            self.index.leave(blocks)
+        while self.workers:
+            self.index.leave(self.workers.pop()[0])
         while self.index.clean():
             pass
         assert len(self.index) == 0
 
 
+class SmallIndexMachine(IndexMachine):
+    """There is room for fewer blocks than workers hold, and sometimes for more again."""
+
+    max_blocks = 40
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index.on_refined.append(self.tell_anew)
+
+    def tell_anew(self) -> None:
+        """As feeds do, which ask for snapshots."""
+        told = []
+        for blocks, device, host in self.workers:
+            self.index.leave(blocks)
+            told.append((self.index.join(), device, host))
+            self.index.store(told[-1][0], sorted(device), on_host=False)
+            self.index.store(told[-1][0], sorted(host), on_host=True)
+        self.workers = told
+
+    @rule(seconds=st.integers(1, 40))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+
+    def check(self, found: tuple[float, float], on_device: int, anywhere: int) -> None:
+        assert found[0] <= on_device
+        assert sum(found) <= anywhere
+        assert len(self.index) <= 2 * self.max_blocks
+
+
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSmallIndexMachine = SmallIndexMachine.TestCase
+TestIndexMachine.settings = TestSmallIndexMachine.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None
+)
 
 
 def test_what_a_thousand_workers_hold_is_told_of_each() -> None:
@@ -115,7 +152,7 @@ def test_a_search_reads_few_blocks() -> None:
 
     def get(key: int) -> int:
         reads.append(key)
-        return index.holders.get(key, 0)
+        return index.holders(key)
 
     found = match(keys, (1 << 64) - 1, get)
     assert found == [(64 * worker + 1, 1 << worker) for worker in range(64)]
@@ -142,6 +179,39 @@ def test_memory_is_bounded_and_matches_are_known_to_within_the_sampling(cap: int
     for chain in chains:
         index.remove(worker, chain, on_host=False)
     assert len(index) == 0
+
+
+def test_room_is_made_and_a_worker_cleaned_of_a_little_at_a_time() -> None:
+    """No step goes through all blocks, however many there are."""
+    source = random.Random(2)
+    index = PrefixIndex(100_000, lambda: 0.0)
+    worker, other = index.join(), index.join()
+    keys = [source.getrandbits(64) for _ in range(100_000)]
+    index.store(worker, keys, on_host=False)
+    index.store(other, keys[:500], on_host=False)
+    index.store(worker, [source.getrandbits(64) for _ in range(10)], on_host=False)
+    assert 85_000 < len(index) <= 100_000
+    index.leave(worker)
+    sizes = [len(index)]
+    while index.clean():
+        sizes.append(len(index))
+    assert max(before - after for before, after in pairwise(sizes)) <= 4096
+    assert 0 < len(index) <= 500
+
+
+def test_what_was_expected_of_long_prompts_is_forgotten_a_little_at_a_time() -> None:
+    now = 0.0
+    index = PrefixIndex(1_000_000, lambda: now)
+    worker = index.join()
+    for prompt in range(20):
+        keys = range(1000 * prompt, 1000 * prompt + 1000)
+        index.settle(index.expect(worker, keys, 0), computed=True)
+    now = 10.0
+    sizes = [len(index.expected)]
+    while index.clean():
+        sizes.append(len(index.expected))
+    assert sizes == [20_000, 15_000, 10_000, 5000]
+    assert not index.expected
 
 
 def test_placed_requests_are_counted_on_until_the_worker_has_told() -> None:
