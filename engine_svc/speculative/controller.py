@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine_svc.speculative.step_costs import StepCosts
+from engine_svc.speculative.step_costs import StepCosts, magnitude
 
 # Guessing has to promise so much more than not guessing, for neither is known exactly.
 _MARGIN = 1.1
@@ -26,7 +26,7 @@ _NEIGHBOUR_EVERY = 16
 _FIRST_PROBE, _LONGEST_PROBE = 128, 16
 # Where so many steps in a row have drafted nothing, guesses are not even looked for in the next ones: first so many,
 # then twice as many each time, up to a bound. Few sequences are looked at always: that costs nothing worth saving.
-_AWAKE = 64
+_AWAKE = 32
 _FIRST_SLEEP, _LONGEST_SLEEP = 64, 1024
 _FEW_SEQUENCES = 3
 _FEW_ROWS = 6
@@ -38,6 +38,18 @@ class Offer(NamedTuple):
     first: float  # probability that the first token is right
     following: float  # and that a further one is, if those before it are
     most: int  # tokens
+
+
+class _Regime:
+    """What has come of deciding for steps of one magnitude: many sequences say nothing of few, nor these of many."""
+
+    __slots__ = ("asleep", "idle", "next_sleep", "probe_every", "probe_in")
+
+    def __init__(self, first_probe: int) -> None:
+        self.idle = 0  # steps in a row that were not worth drafting
+        self.asleep = 0  # steps for which nothing need be offered
+        self.next_sleep = _FIRST_SLEEP
+        self.probe_every = self.probe_in = first_probe
 
 
 class Controller:
@@ -55,32 +67,36 @@ class Controller:
         self._since_plain: dict[int, int] = {}  # number of sequences → steps with drafts since the last without
         self._prices: dict[int, tuple[int, float]] = {}  # number of sequences → steps that a row's price holds for, it
         self._drafting = 0  # steps that were worth drafting
-        self._idle = 0  # steps in a row that were not worth drafting
         self._probe_steps = probe_steps
-        self._probe_every = self._first_probe = _FIRST_PROBE * probe_steps
-        self._probe_in = self._probe_every
-        self._asleep = 0  # steps for which nothing need be offered
-        self._asleep_with = 0  # as many sequences as there were when it fell asleep
-        self._next_sleep = _FIRST_SLEEP
+        self._first_probe = _FIRST_PROBE * probe_steps
+        self._regimes: dict[int, _Regime] = {}  # by magnitude
+
+    def _regime(self, num_sequences: int) -> _Regime:
+        key = magnitude(num_sequences)
+        if key not in self._regimes:
+            self._regimes[key] = _Regime(self._first_probe)
+        return self._regimes[key]
 
     def is_asleep(self, num_sequences: int) -> bool:
         """Whether nothing will be guessed for the next step, whatever is offered. Called once for each step."""
-        if not self._asleep:
-            return False
-        self._asleep -= 1
-        if num_sequences <= max(_FEW_SEQUENCES, self._asleep_with // 2):
-            self._asleep = 0
-        return self._asleep > 0
+        regime = self._regime(num_sequences)
+        if regime.asleep:
+            regime.asleep -= 1
+        elif regime.probe_in > 1 and self._price(num_sequences) >= 1.0:  # no token is worth it, however likely
+            regime.probe_in -= 1
+            return True
+        return regime.asleep > 0
 
     def lengths(self, num_sequences: int, offers: Sequence[Offer]) -> list[int]:
         """How many tokens to guess for each offer, in a step that decodes so many sequences."""
+        regime = self._regime(num_sequences)
         is_hopeless = max((offer.first for offer in offers), default=0.0) <= self._price(num_sequences)
-        ranked = [] if is_hopeless and self._probe_in > 1 else _ranked(offers)
+        ranked = [] if is_hopeless and regime.probe_in > 1 else _ranked(offers)
         count = self._best(num_sequences, ranked) if ranked else 0
         if count and self._is_to_be_plain(num_sequences):
             return [0] * len(offers)
-        self._note_idle(num_sequences, count > 0)
-        if offers and not count and self._is_to_be_probed():
+        self._note_idle(regime, num_sequences, count > 0)
+        if offers and not count and self._is_to_be_probed(regime):
             count = min(len(ranked), num_sequences)
         lengths = [0] * len(offers)
         for _, index in ranked[:count]:
@@ -137,25 +153,25 @@ class Controller:
         self._plain_left -= 1
         return True
 
-    def _is_to_be_probed(self) -> bool:
+    def _is_to_be_probed(self, regime: _Regime) -> bool:
         """Whether drafts are tried though they are not worth it; called for each such step."""
-        self._probe_in -= 1
-        if self._probe_in > 0:
+        regime.probe_in -= 1
+        if regime.probe_in > 0:
             return False
-        if self._probe_in <= 1 - self._probe_steps:  # it is the last of this time
-            self._probe_every = min(2 * self._probe_every, _LONGEST_PROBE * self._first_probe)
-            self._probe_in = self._probe_every
+        if regime.probe_in <= 1 - self._probe_steps:  # it is the last of this time
+            regime.probe_every = min(2 * regime.probe_every, _LONGEST_PROBE * self._first_probe)
+            regime.probe_in = regime.probe_every
         return True
 
-    def _note_idle(self, num_sequences: int, drafts: bool) -> None:
+    def _note_idle(self, regime: _Regime, num_sequences: int, drafts: bool) -> None:
         if drafts:
-            self._idle, self._next_sleep = 0, _FIRST_SLEEP
-            self._probe_in = self._probe_every = self._first_probe
+            regime.idle, regime.next_sleep = 0, _FIRST_SLEEP
+            regime.probe_in = regime.probe_every = self._first_probe
             return
-        self._idle += 1
-        if self._idle % _AWAKE == 0 and num_sequences > _FEW_SEQUENCES:
-            self._asleep, self._asleep_with = self._next_sleep, num_sequences
-            self._next_sleep = min(2 * self._next_sleep, _LONGEST_SLEEP)
+        regime.idle += 1
+        if regime.idle % _AWAKE == 0 and num_sequences > _FEW_SEQUENCES:
+            regime.asleep = regime.next_sleep
+            regime.next_sleep = min(2 * regime.next_sleep, _LONGEST_SLEEP)
 
 
 def _ranked(offers: Sequence[Offer]) -> list[tuple[float, int]]:

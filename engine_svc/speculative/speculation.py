@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 _NO_TOKENS: tuple[int, ...] = ()
 _REPORT_SECONDS = 60.0
-_REPAID = 1 / 16  # of what is owed, by each step that verifies and guesses
 _MOST_STARTS = 2  # for each sequence that decoded last
 # Steps in a row without drafts, to see what they cost: the first one finds other weights in the processor's caches.
 _PLAIN, _PLAIN_OVERLAPPING = 3, 4
@@ -72,9 +71,8 @@ class Speculation(Drafter):
         self._usual = config.most_tokens  # for sequences that start: as for those that decoded last
         self._usual_starts = _MOST_STARTS  # what was worth it for a few says nothing of many that come at once
         self._starts = 0  # sequences that start in the step that is planned
-        self._owed_seconds = 0.0
         self._last_end = clock()
-        self._was_plain = False  # the last step that ended
+        self._was_plain = False  # nothing was drafted in the last step that ended, nor was to be
         self._reported = self._last_end
         self.statistics = SpeculationStatistics()
 
@@ -196,18 +194,14 @@ class Speculation(Drafter):
         """See Drafter."""
         now, num_sequences = self._clock(), len(batch.sampling)
         seconds = now - max(self._last_end, batch.began)
-        is_decode = num_sequences > 0 and batch.num_tokens == num_sequences + batch.num_drafts
-        is_plain = is_decode and not batch.num_drafts and not batch.num_wanted
-        is_whole = is_decode and batch.num_drafts and (self._guesser or batch.num_wanted)  # it verifies and guesses
-        if is_whole:
-            # They have to earn what prompts, and what it has missed, take of a draft model's time.
-            paid = self._owed_seconds * _REPAID
-            self._owed_seconds -= paid
-            self._costs.note(num_sequences, batch.num_drafts, seconds + paid)
-        else:
-            self._owed_seconds += draft_seconds
-        if is_plain and self._was_plain:  # nothing of the time is another kind of step's
-            self._costs.note(num_sequences, 0, seconds)
+        is_plain = not batch.num_drafts and not batch.num_wanted
+        is_whole = batch.num_drafts > 0 and (self._guesser is not None or batch.num_wanted > 0)  # verifies and guesses
+        is_noted = False
+        if num_sequences and (is_whole or (is_plain and self._was_plain)):  # nothing of it is another kind of step's
+            prompts = batch.num_tokens - num_sequences - batch.num_drafts
+            is_noted = self._costs.note(num_sequences, batch.num_drafts, seconds, prompts)
+        if draft_seconds and not is_noted:
+            self._costs.owe(num_sequences, draft_seconds)
         self._last_end, self._was_plain = now, is_plain
         if now - self._reported >= _REPORT_SECONDS:
             self._reported = now

@@ -1,4 +1,4 @@
-"""What a step costs by the sequences in it and by the rows that drafts add, as measured."""
+"""What a step costs by the sequences in it, by the prompts beside them and by the rows that drafts add, as measured."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ _FEW = 4
 _PRIOR_SHARE = 0.1
 # Numbers that are so close together are one kind of step: steps of a quarter of a power of two, and of a half.
 _SEQUENCES_PER_OCTAVE, _ROWS_PER_OCTAVE = 4, 2
+# Of what drafts cost before the first step that tells, what is owed, so much is paid by each one that does.
+_REPAID = 1 / 16
+
+
+def magnitude(num_sequences: int) -> int:
+    """Which steps are alike: those of the nearest power of two, so that a few that have just ended change nothing."""
+    return round(math.log2(max(1, num_sequences)))
 
 
 class _Point:
@@ -79,27 +86,65 @@ class _Curve:
         return max(0.0, low + (high - low) * (number - left) / (right - left)) if right > left else high
 
 
+class _Drafts:
+    """What drafts cost in steps of one magnitude."""
+
+    def __init__(self) -> None:
+        self.extra = _Curve(_ROWS_PER_OCTAVE, ((0.0, 0.0),))  # seconds over drafted rows
+        self._owed = 0.0
+
+    def owe(self, seconds: float) -> None:
+        self._owed += seconds
+
+    def note(self, num_rows: int, seconds: float) -> None:
+        paid = self._owed * _REPAID
+        self._owed -= paid
+        self.extra.note(num_rows, seconds + paid)
+
+
 class StepCosts:
-    """Seconds of steps that decode: of those without drafts, by their sequences; and what drafted rows add to them."""
+    """Seconds of steps in which sequences decode: of those without drafts, by their sequences; what prompts add to
+    them, by their tokens; and what drafted rows add.
+    """
 
     def __init__(self) -> None:
         self._plain = _Curve(_SEQUENCES_PER_OCTAVE)
-        self._extra: dict[int, _Curve] = {}  # magnitude of the number of sequences → seconds over drafted rows
+        self._prompts = _Curve(_ROWS_PER_OCTAVE, ((0.0, 0.0),))
+        self._drafts: dict[int, _Drafts] = {}  # by magnitude
 
-    def note(self, num_sequences: int, num_rows: int, seconds: float) -> None:
+    def note(self, num_sequences: int, num_rows: int, seconds: float, num_prompt_tokens: int = 0) -> bool:
         """A step took so long.
 
         Args:
-            num_sequences: that sampled; at least one, and nothing else was computed.
+            num_sequences: that sampled; at least one.
             num_rows: drafted tokens that it verified.
+            num_prompt_tokens: all else that it computed.
+
+        Returns:
+            Whether anything follows from it: of drafts nothing does beside prompts whose own price is not known, or
+            which take more than all sequences do.
         """
-        if not num_rows:
+        plain = self._plain.at(num_sequences)
+        if not num_rows and not num_prompt_tokens:
             self._plain.note(num_sequences, seconds)
-        elif (plain := self._plain.at(num_sequences)) is not None:
-            magnitude = num_sequences.bit_length()
-            if magnitude not in self._extra:
-                self._extra[magnitude] = _Curve(_ROWS_PER_OCTAVE, ((0.0, 0.0),))
-            self._extra[magnitude].note(num_rows, seconds - plain)
+            return True
+        if plain is None:
+            return False
+        if not num_rows:
+            self._prompts.note(num_prompt_tokens, seconds - plain)
+            return True
+        prompts = self._prompts.at(num_prompt_tokens) if num_prompt_tokens else 0.0
+        if prompts is None or prompts > plain:
+            return False
+        self._of(num_sequences).note(num_rows, seconds - plain - prompts)
+        return True
+
+    def owe(self, num_sequences: int, seconds: float) -> None:
+        """What drafts of about so many sequences took in a step that told nothing else: it has to be earned."""
+        self._of(num_sequences).owe(seconds)
+
+    def _of(self, num_sequences: int) -> _Drafts:
+        return self._drafts.setdefault(magnitude(num_sequences), _Drafts())
 
     def is_known(self, num_sequences: int) -> bool:
         """Whether steps of about so many sequences without drafts have been measured."""
@@ -110,8 +155,8 @@ class StepCosts:
         plain = self._plain.at(num_sequences) or 0.0
         if not num_rows:
             return plain
-        known = [magnitude for magnitude, curve in self._extra.items() if curve.is_known]
+        known = [each for each, drafts in self._drafts.items() if drafts.extra.is_known]
         if not known:
             return plain * (1 + _PRIOR_SHARE * num_rows / num_sequences)
-        nearest = min(known, key=lambda magnitude: abs(magnitude - num_sequences.bit_length()))
-        return plain + (self._extra[nearest].at(num_rows) or 0.0)
+        nearest = min(known, key=lambda each: abs(each - magnitude(num_sequences)))
+        return plain + (self._drafts[nearest].extra.at(num_rows) or 0.0)

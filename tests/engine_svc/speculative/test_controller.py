@@ -9,7 +9,7 @@ import pytest
 
 from engine_svc.speculative.acceptance import Acceptance, sequence_rate
 from engine_svc.speculative.controller import Controller, Offer
-from engine_svc.speculative.step_costs import StepCosts
+from engine_svc.speculative.step_costs import StepCosts, magnitude
 
 Price = Callable[[int, int], float]  # sequences, drafted rows → seconds
 
@@ -116,6 +116,39 @@ def test_many_sequences_for_which_nothing_is_guessed_are_not_even_looked_at() ->
         assert not controller.is_asleep(2)  # few are left: it looks at once
 
 
+def test_few_that_are_guessed_for_in_between_do_not_wake_many() -> None:
+    """A batch that runs down drafts for its last sequences: that says nothing of the next one."""
+    costs = StepCosts()
+    for sequences in (1, 32):
+        for _ in range(4):
+            costs.note(sequences, 0, memory_bound(sequences, 0))
+            costs.note(sequences, sequences, memory_bound(sequences, sequences))
+    controller, looked, drafted = Controller(costs, plain_steps=1), 0, 0
+    for _ in range(50):
+        for _ in range(100):
+            if not controller.is_asleep(32):
+                looked += 1
+                controller.lengths(32, [])
+        for _ in range(5):
+            assert not controller.is_asleep(1)
+            drafted += sum(controller.lengths(1, [Offer(0.9, 0.9, 4)]))
+    assert drafted > 200
+    assert looked < 600
+
+
+def test_where_no_row_is_worth_its_price_nothing_is_looked_for_but_to_try_it_again() -> None:
+    costs = StepCosts()
+    for rows, seconds in [(0, 0.010)] * 4 + [(32, 0.040)] * 4:
+        costs.note(32, rows, seconds)
+    controller, looked, drafted = Controller(costs, plain_steps=1), 0, 0
+    for _ in range(1000):
+        if not controller.is_asleep(32):
+            looked += 1
+            drafted += any(controller.lengths(32, [Offer(1.0, 1.0, 4)] * 32))
+    assert looked <= 3
+    assert drafted == looked
+
+
 def test_steps_that_overlap_are_measured_in_a_row() -> None:
     costs = StepCosts()
     controller = Controller(costs, plain_steps=4)
@@ -142,6 +175,43 @@ def test_costs_are_those_of_steps_like_it() -> None:
             costs.note(4, rows, 0.009 + 0.0005 * rows)
     assert costs.seconds(4, 10) == pytest.approx(0.014)
     assert costs.seconds(4, 2) == pytest.approx(0.010)
+
+
+def test_drafts_are_priced_beside_prompts_too() -> None:
+    """With many short answers there is a prompt in nearly every step."""
+    costs = StepCosts()
+    assert not costs.note(32, 8, 0.030, 40)
+    for _ in range(4):
+        assert costs.note(32, 0, 0.010)
+    assert not costs.note(32, 8, 0.030, 40)  # what the prompts take is not known yet
+    for _ in range(4):
+        assert costs.note(32, 0, 0.015, 40)
+    for _ in range(4):
+        assert costs.note(32, 8, 0.023, 40)
+    assert costs.seconds(32, 0) == pytest.approx(0.010)
+    assert costs.seconds(32, 8) == pytest.approx(0.018)
+    for _ in range(4):
+        assert costs.note(32, 0, 0.500, 4000)
+    assert not costs.note(32, 8, 0.700, 4000)  # a long prompt's time differs by more than drafts take
+    assert costs.seconds(32, 8) == pytest.approx(0.018)
+
+
+def test_a_batch_that_loses_a_few_sequences_is_what_it_was() -> None:
+    assert {magnitude(number) for number in range(24, 46)} == {5}
+    assert [magnitude(number) for number in (0, 1, 2, 3, 4, 8, 16)] == [0, 0, 1, 2, 2, 3, 4]
+
+
+def test_what_drafts_of_many_owe_few_do_not_pay() -> None:
+    costs = StepCosts()
+    for _ in range(4):
+        costs.note(1, 0, 0.001)
+        costs.note(32, 0, 0.010)
+    costs.owe(32, 5.0)
+    for _ in range(4):
+        costs.note(1, 4, 0.002)
+        costs.note(32, 4, 0.011)
+    assert costs.seconds(1, 4) == pytest.approx(0.002)
+    assert costs.seconds(32, 4) > 0.05
 
 
 def test_a_pause_of_the_machine_is_no_price() -> None:

@@ -119,6 +119,21 @@ def test_a_step_without_guesses_behind_one_with_them_is_not_what_such_steps_cost
     assert sum(map(bool, late)) < 0.05 * len(late)
 
 
+def test_what_guesses_cost_is_learnt_where_each_step_has_a_prompt() -> None:
+    """Rows are dear; the first guesses that seem worth it come once prompts do."""
+    machine = Machine(lambda plan: 0.002 + 0.001 * plan.num_tokens)
+    guesser = FakeGuesser(VOCABULARY, lambda sequence: int(len(sequence.token_ids) > 30))
+    engine, _ = make(guesser, machine, max_num_seqs=16, max_model_len=400)
+    for key in range(8):
+        engine.add(key, request([key, 1, 2], max_tokens=300))
+    collected = Collected()
+    for number in range(250):
+        if number > 40:
+            engine.add(8 + number, request([number, 1, 2, 3], max_tokens=1))
+        collected.take(engine.step())
+    assert 0 < sum(map(bool, machine.drafts)) < 25
+
+
 def test_what_was_not_verified_is_compared_as_well() -> None:
     """A method that starts to hit is noticed though nothing of it was being verified."""
     machine = Machine()
