@@ -52,6 +52,15 @@ struct Coded {
 template <class Value>
 using CodedGroups = Coded<typename Groups<Value>::Wide>;
 
+// What comes as far behind `bytes` that are read now: from memory in time, and out of the second-level cache before it is
+// read, for a tile's product fills what a processor looks ahead.
+constexpr int64_t NEAR_BYTES = 1 << 10;
+
+inline void prefetch_coded(const char* from, int64_t bytes) {
+  for (int64_t line = 0; line < bytes; line += LINE)
+    prefetch_far(from + AHEAD_BYTES + line), prefetch(from + NEAR_BYTES + line);
+}
+
 // A chunk's scales and offsets in float32.
 struct Scales {
   alignas(LINE) float scale[MOST_SPANS][PANEL], offset[MOST_SPANS][PANEL];
@@ -64,6 +73,7 @@ struct Scales {
   }
   // Returns where the codes begin.
   const char* read(const char* chunk) {
+    prefetch_coded(chunk, bytes);
     widen(chunk, scale_type, scale[0]);
     if (offset_type >= 0) widen(chunk + scale_bytes, offset_type, offset[0]);
     if (raised)
@@ -92,10 +102,6 @@ inline void store_two(typename Wide::Stored* to, Floats first, Floats second) {
     store_pairs(to, first, second);
 }
 
-inline void prefetch_codes(const char* from, int64_t bytes) {
-  for (int64_t line = 0; line < bytes; line += LINE) prefetch_far(from + AHEAD_BYTES + line);
-}
-
 // Inputs [begin, end) of a chunk, multiples of 8, as a panel of Wide.
 template <class Wide>
 void widen_nibbles(const char* codes, const Scales& scales, const CodedForm& form, int64_t begin, int64_t end,
@@ -104,7 +110,7 @@ void widen_nibbles(const char* codes, const Scales& scales, const CodedForm& for
   for (int64_t k = begin; k < end; k += 8, to += 8 * PANEL) {
     int64_t span = k / form.span;
     auto from = (const int32_t*)codes + k / 8 * PANEL;
-    prefetch_codes((const char*)from, PANEL * sizeof(int32_t));
+    prefetch_coded((const char*)from, PANEL * sizeof(int32_t));
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
       Ints eight = load_ints(from + v * LANES);
@@ -126,7 +132,7 @@ void widen_bytes(const char* codes, const Scales& scales, const CodedForm& form,
   for (int64_t k = begin; k < end; k += 2, to += 2 * PANEL) {
     int64_t span = k / form.span;
     auto from = (const Code*)codes + k * PANEL;
-    prefetch_codes((const char*)from, 2 * PANEL);
+    prefetch_coded((const char*)from, 2 * PANEL);
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
       Floats scale = load(scales.scale[span] + v * LANES), offset = load(scales.offset[span] + v * LANES);

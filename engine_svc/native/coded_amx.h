@@ -35,7 +35,7 @@ struct NibbleRows {
     Ints high_half = _mm512_inserti64x4(all_ints(0), _mm256_set1_epi16(16), 1);
 #pragma GCC unroll 4
     for (int64_t n = first; n < first + LINES; ++n) {
-      prefetch_far(codes + n * LINE + AHEAD_BYTES);
+      prefetch_coded(codes + n * LINE, LINE);
       Ints places = _mm512_loadu_si512(codes + n * LINE), tables{};
 #pragma GCC unroll 4
       for (int i = 0; i < CHUNK_TILES; ++i, places = _mm512_srli_epi16(places, 4)) {
@@ -59,7 +59,7 @@ struct ByteRows {
 #pragma GCC unroll 4
     for (int64_t n = first; n < first + LINES; ++n) {
       auto from = (const Code*)codes + n * CHUNK;
-      prefetch_far((const char*)from + AHEAD_BYTES), prefetch_far((const char*)from + AHEAD_BYTES + LINE);
+      prefetch_coded((const char*)from, 2 * LINE);
       auto half = [&](int64_t k) {
         return fma(load(from + k), all(scales.scale[k / SPAN][n]), all(scales.offset[k / SPAN][n]));
       };
@@ -113,7 +113,7 @@ struct E4m3Rows {
     Ints nibbles = _mm512_set1_epi8(15), upper = _mm512_set1_epi16(int16_t(0xff00)), exponent = _mm512_set1_epi8(0x78);
     Ints powers = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 2, 2, 4, 4, 6, 6, -128, -128, -126, -126, -124, -124, -122, -122));
     for (int64_t n = first; n < first + LINES; ++n) {
-      prefetch_far(codes + n * CHUNK + AHEAD_BYTES), prefetch_far(codes + n * CHUNK + AHEAD_BYTES + LINE);
+      prefetch_coded(codes + n * CHUNK, 2 * LINE);
       Tables tables(scales, n, 0);
 #pragma GCC unroll 2
       for (int64_t k = 0; k < CHUNK; k += 2 * TILE_INPUTS) {
@@ -229,26 +229,43 @@ void add_strip_and_widen(const bf16* input, int64_t count, const bf16* wide, con
   }
 }
 
-// Up to a strip of rows.
-template <class Rows>
-void sum_strip(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t count, int64_t index, float* sums) {
+// Sums of a strip in tiles 0 to 3, as [STRIP, PANEL]; those of one row lie side by side as they are.
+inline void store_strip(int64_t count, float* sums) {
+  int64_t step = count == 1 ? STRIP : SQUARE;
+  store_sums(sums, sums + step, sums + 2 * step, sums + 3 * step, count == 1 ? int64_t(sizeof(float)) : LINE);
+  tile_fence();
+  if (count > 1) turn_sums(sums);
+}
+
+// Up to a strip of rows with panels [begin, end), which lie one behind the other: while the last chunk of one is multiplied,
+// the first of the next is widened. take(index, sums [rows, PANEL]) is called for each.
+template <class Rows, class Take>
+void sum_strip(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t count, int64_t begin, int64_t end,
+               const Take& take) {
   alignas(LINE) bf16 wide[2][WIDE_CHUNK];
+  alignas(LINE) float sums[STRIP * PANEL];
   Table grid = table(call.form->grid);
   Scales scales(*call.form);
-  const bf16* input = call.input + first * call.stride;
-  const char* chunk = call.panel(index);
-  widen_chunk<Rows>(chunk, scales, grid, wide[0]);
+  const char* chunk = call.panel(begin);
+  int64_t chunks = call.steps / CHUNK, left = (end - begin) * chunks, bytes = call.form->chunk_bytes();
+  widen_chunk<Rows>(chunk, scales, grid, wide[left % 2]);
   shape_strips(count, 0);
-  load_sums(sums, sums, sums, sums, LINE, true);
-  int64_t last = call.steps / CHUNK - 1, bytes = call.form->chunk_bytes();
-  for (int64_t i = 0; i < last; ++i, input += CHUNK * count) {
-    chunk += bytes;
-    tile_fence();
-    add_strip_and_widen<Rows>(input, count, wide[i % 2], scales.read(chunk), scales, grid, wide[1 - i % 2]);
+  for (int64_t index = begin; index < end; ++index) {
+    load_sums(sums, sums, sums, sums, LINE, true);
+    const bf16* input = call.input + first * call.stride;
+    for (int64_t i = 0; i < chunks; ++i, --left, input += CHUNK * count) {
+      const bf16* now = wide[left % 2];
+      chunk += bytes;
+      tile_fence();
+      if (left > 1)
+        add_strip_and_widen<Rows>(input, count, now, scales.read(chunk), scales, grid, wide[1 - left % 2]);
+      else
+        add_strip(input, count, now, CHUNK_TILES);
+    }
+    store_strip(count, sums);
+    take(index, sums);
   }
-  tile_fence();
-  add_strip(input, count, wide[last % 2], CHUNK_TILES);
-  store_sums(sums, sums + SQUARE, sums + 2 * SQUARE, sums + 3 * SQUARE, LINE);
+  _tile_release();
 }
 
 // The same of half a panel with two strips, the first of which is whole.
@@ -337,19 +354,25 @@ void sum_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t 
   }
 }
 
-// See the others' in coded.h. Rows stand in strips.
-inline void sum_panel_of_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t last, int64_t index,
-                                float* sums) {
-  tile_fence();
+// Rows [first, last), which stand in strips, with panels [begin, end). take(index, sums [rows, PANEL]) is called for each.
+template <class Take>
+void sum_panels_of_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t last, int64_t begin, int64_t end,
+                          const Take& take) {
   with_rows(*call.form, [&](auto rows) {
     using Rows = decltype(rows);
-    if (last - first <= STRIP) return sum_strip<Rows>(call, first, last - first, index, sums);
-    if (last - first <= 2 * STRIP) return sum_two_strips<Rows>(call, first, last - first - STRIP, index, sums);
-    sum_strips<Rows>(call, first, last, index, sums);
+    int64_t count = last - first;
+    if (count <= STRIP) return sum_strip<Rows>(call, first, count, begin, end, take);
+    alignas(LINE) float sums[ROWS<Coded<Bf16Groups>> * PANEL];
+    for (int64_t index = begin; index < end; ++index) {
+      tile_fence();
+      count <= 2 * STRIP ? sum_two_strips<Rows>(call, first, count - STRIP, index, sums)
+                         : sum_strips<Rows>(call, first, last, index, sums);
+      _tile_release();
+      tile_fence();
+      for (int64_t row = 0; row < count; row += STRIP) turn_sums(sums + row * PANEL);
+      take(index, sums);
+    }
   });
-  _tile_release();
-  tile_fence();
-  for (int64_t row = 0; row < last - first; row += STRIP) turn_sums(sums + row * PANEL);
 }
 
 }  // namespace quire

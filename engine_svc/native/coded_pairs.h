@@ -165,11 +165,10 @@ void sum_pair_panel(const Operands<Coded<Bf16Groups>>& call, int64_t first, int6
   sum_pairs_or_widened<EXACT>(call, first, last, index, sums);
 }
 
-// See the others' in coded.h.
+// See the others' in coded.h. Rows do not stand in strips.
 template <class Wide, std::enable_if_t<Wide::TILES, int> = 0>
 void sum_panel(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
   const CodedForm& form = *call.form;
-  if (in_strips<Coded<Wide>>(form)) return sum_panel_of_strips(call, first, last, index, sums);
   bool exact = form.offset_type < 0 && form.scale_type != 0;
   exact ? sum_pair_panel<true>(call, first, last, index, sums) : sum_pair_panel<false>(call, first, last, index, sums);
 }
