@@ -61,10 +61,10 @@ class CacheOptions:
     )
     swap_space: float = option(
         0.0, "GiB of host memory, of each rank, for KV blocks that the device's cache has to forget; they are copied "
-        "back when a prompt or a preempted request wants them.", minimum=0,
+        "back when a prompt or a preempted request wants them.", minimum=0, maximum=1 << 20,
     )  # fmt: skip
     cpu_offload_gb: float = option(
         0.0, "GiB of weights, of each GPU, that lie in host memory: those of as many whole layers as there is room "
         "for, which are copied to the GPU in each forward pass, each while the one before computes. Of no effect on a "
-        "CPU.", minimum=0,
+        "CPU.", minimum=0, maximum=1 << 20,
     )  # fmt: skip

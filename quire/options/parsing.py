@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,16 @@ class SizedInt(click.ParamType[Any]):
         if (self.minimum is not None and exact < self.minimum) or (self.maximum is not None and exact > self.maximum):
             self.fail(f"{value} is out of range: {_range(self.minimum, self.maximum)}.", param, ctx)
         return exact
+
+
+class Number(click.FloatRange):
+    """A number within bounds, which what is none is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 class Choice(click.Choice[str]):
@@ -100,7 +111,7 @@ def click_type(field: OptionField) -> click.ParamType[Any] | type:
     if field.type is int:
         return SizedInt(metadata["minimum"], metadata["maximum"], may_be_auto=field.default is None)
     if field.type is float:
-        return click.FloatRange(metadata["minimum"], metadata["maximum"])
+        return Number(metadata["minimum"], metadata["maximum"])
     return field.type
 
 

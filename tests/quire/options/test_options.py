@@ -234,6 +234,7 @@ def test_a_missing_config_file_is_named() -> None:
         (("--count", "-6"), ("at least -5",)),
         (("--limit", "0"), ("at least 1",)),
         (("--share", "1.5"), ("1.5",)),
+        (("--share", "nan"), ("'nan' is not a number",)),
         (("--mode", "medium"), ("fast", "slow", "Nothing between.")),
         (("--overrides", "{"), ("not JSON",)),
         (("--overrides", "[1]"), ("not a JSON object",)),
