@@ -94,7 +94,7 @@ class ChildPool:
             work: what it is, such as "conversations to render".
             timeout_seconds: longest time for one message.
             max_waiting: messages beside those that processes work on.
-            num_processes: at most, each started once there is work for it, or by `start`.
+            num_processes: at most, each started once there is work for it; `start` starts the first.
         """
         self._module = module
         self._setup = dataclasses.replace(setup, fields={**setup.fields, "timeout_seconds": timeout_seconds})
@@ -111,14 +111,13 @@ class ChildPool:
         self._replacing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Starts all processes and waits until they are ready.
+        """Starts one process and waits until it is ready: what starts beside it has little of the processor then.
 
         Raises:
-            Unavailable: they do not start.
+            Unavailable: it does not start.
         """
-        empty = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
-        for child in await asyncio.gather(*(self._start_ready() for _ in empty)):
-            self._idle.put_nowait(child)
+        self._idle.get_nowait()
+        self._idle.put_nowait(await self._start_ready())
 
     async def close(self) -> None:
         """Ends the processes."""
@@ -172,7 +171,7 @@ class ChildPool:
         """A child of one's own, new if it must be. It goes back to the others only after a complete exchange."""
         self._waiting += 1
         try:
-            child = await self._idle.get()
+            child = await self._take()
         finally:
             self._waiting -= 1
         clean = False
@@ -189,8 +188,16 @@ class ChildPool:
             else:
                 self._replace(child)
 
+    async def _take(self) -> _Child | None:
+        """One that is ready; None where one is to be started first."""
+        child = await self._idle.get()
+        if child is None and self._children:  # of which one may be done before another has started
+            self._replace(None)
+            child = await self._idle.get()
+        return child
+
     def _replace(self, child: _Child | None) -> None:
-        """Kills a child that is of no use any more and starts another, before anybody has to wait for it."""
+        """Kills a child that is of no use any more, if there was one, and starts another meanwhile."""
         if child is not None:
             child.kill()
         task = asyncio.create_task(self._refill())

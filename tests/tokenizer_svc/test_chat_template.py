@@ -126,12 +126,33 @@ def render_processes() -> list[int]:
 
 async def test_a_killed_process_is_replaced(chatml: ChatRenderer) -> None:
     children = render_processes()
-    assert len(children) == 2
+    assert len(children) == 1  # the other comes with the work
     for pid in children:
         os.kill(pid, signal.SIGKILL)
     while set(children) & set(render_processes()):
         await asyncio.sleep(0.01)
-    assert [await render(chatml, template="back") for _ in children] == ["back", "back"]
+    assert [await render(chatml, template="back") for _ in range(2)] == ["back", "back"]
+
+
+async def test_a_second_process_is_started_for_what_would_wait() -> None:
+    running = renderer({"default": "held"}, timeout_seconds=60.0)
+    await running.start()
+    (first,) = render_processes()
+    os.kill(first, signal.SIGSTOP)  # what it has in hand takes long
+    held = asyncio.create_task(render(running))
+    await asyncio.sleep(0)  # it has the first process
+    assert await render(running, template="meanwhile") == "meanwhile"
+    assert not held.done()
+    os.kill(first, signal.SIGCONT)
+    assert await held == "held"
+    await running.close()
+
+
+async def test_what_comes_at_once_waits_for_no_start(chatml: ChatRenderer) -> None:
+    (first,) = render_processes()
+    assert await asyncio.gather(*(render(chatml, template="at once") for _ in range(20))) == ["at once"] * 20
+    assert first in render_processes()
+    assert len(render_processes()) <= 2
 
 
 async def test_continuing_a_message_that_the_template_hides(chatml: ChatRenderer) -> None:
