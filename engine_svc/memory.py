@@ -6,28 +6,63 @@ import contextlib
 import ctypes
 import math
 import mmap
+import os
+import threading
+from collections.abc import Iterable, Sequence
 
 import torch
 
 _HUGE_PAGE = 2 << 20
+_MADV_COLLAPSE = 25  # of Linux 6.1 on
+_LOWEST_PRIORITY = 19
 # Of glibc's malloc.h, and what they are set to: as much as it takes for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _MOST_BYTES = 512 << 20, 32 << 20
 
 
-def zeros_when_touched(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def zeros_when_touched(size: tuple[int, ...], dtype: torch.dtype, *, in_huge_pages: bool = True) -> torch.Tensor:
     """Zeros that the system provides when they are first touched: torch would write gigabytes now.
 
     In huge pages where there are any: a fault for each 4 KiB costs a prompt as much as its attention does, and weights
     are read by a third faster.
+
+    Args:
+        in_huge_pages: from the first touch on; otherwise once `use_huge_pages` says so.
     """
     num_bytes = math.prod(size) * dtype.itemsize
     if num_bytes < _HUGE_PAGE:
         return torch.zeros(size, dtype=dtype)
     memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # what is shared gets small pages
     with contextlib.suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        if in_huge_pages:
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(size)
+
+
+def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
+    """From now on, for what `zeros_when_touched` has made without; what was touched moves there little by little.
+
+    A layer's KV cache has a part for each head. Warming up touches a little of every part: in huge pages that was a
+    gigabyte of zeros for a model of 28 layers and 8 heads, a tenth of its start.
+    """
+    places = [(each.data_ptr(), each.nbytes) for each in tensors if each.is_cpu and each.nbytes >= _HUGE_PAGE]
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    for address, num_bytes in places:
+        _advise(address, num_bytes, mmap.MADV_HUGEPAGE)
+    threading.Thread(target=_collapse, args=(places,), name="huge pages", daemon=True).start()
+
+
+def _collapse(places: Sequence[tuple[int, int]]) -> None:
+    """Has no tensor in hand: one that goes meanwhile is free, and what is there then keeps its values too."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)  # of this thread alone
+    for address, num_bytes in places:
+        _advise(address, num_bytes, _MADV_COLLAPSE)
+
+
+def _advise(address: int, num_bytes: int, advice: int) -> None:
+    """Where the system does not take it, nothing happens."""
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), advice)
 
 
 def keep_freed_memory() -> None:

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TextIO, cast
 
-import yaml
-
 from quire.errors import StartupError
 from quire.options.log import LogOptions
 from quire.rpc.context import current_request_id
@@ -135,6 +133,8 @@ def _read_config(path: str) -> dict[str, Any]:
     Raises:
         StartupError: there is no such file, or something else is in it.
     """
+    import yaml  # slow, and most have no file
+
     try:
         text = Path(path).read_text(encoding="utf-8")
         config = yaml.safe_load(text) if Path(path).suffix in (".yaml", ".yml") else json.loads(text)

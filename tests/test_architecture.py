@@ -189,6 +189,12 @@ def test_no_torch_is_loaded(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
 
 
+def test_services_start_before_what_calls_them_is_loaded() -> None:
+    slow = {"grpc", "google.protobuf", "yaml"}
+    code = f"import sys, quire.cli, quire.serve.stack; sys.exit(bool({slow} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+
+
 def test_nothing_received_is_unpickled() -> None:
     for module, names in all_imports().items():
         assert not [name for name in names if under(name, "pickle", "cloudpickle", "marshal", "dill", "shelve")], module

@@ -65,7 +65,7 @@ class CpuBackend(AttentionBackend):
         """Per layer [planes, num_kv_heads, num_blocks + 1, block_size * head_dim]."""
         shape, count = self.shape, num_blocks + 1
         size = (shape.planes, shape.num_kv_heads, count, shape.block_size * shape.head_dim)
-        return [zeros_when_touched(size, shape.stored) for _ in range(num_layers)]
+        return [zeros_when_touched(size, shape.stored, in_huge_pages=False) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> CpuPrepared:
         """Tells the sequences that decode from those that prefill."""

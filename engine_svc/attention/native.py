@@ -55,7 +55,7 @@ class NativeBackend(AttentionBackend):
         """Per layer [planes, num_kv_heads, num_blocks, block_size * head_dim]."""
         shape = self.shape
         size = (shape.planes, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim)
-        return [zeros_when_touched(size, shape.stored) for _ in range(num_layers)]
+        return [zeros_when_touched(size, shape.stored, in_huge_pages=False) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """Nothing to prepare."""

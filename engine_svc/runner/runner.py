@@ -19,6 +19,7 @@ from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.draft import Target, load_draft
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import load_model
+from engine_svc.memory import use_huge_pages
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.decoder import Decoder
 from engine_svc.parallel.group import ParallelGroups
@@ -213,6 +214,7 @@ class Runner:
         self._warm_up(num_blocks)
         if isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager:
             self._record_steps()
+        use_huge_pages(self._all_caches)
         # What layers have done to states cannot be undone: a step with them is not run again.
         self._isolates = self._num_ranks == 1 and not self._state_form.shapes
         if self._answers is not None:
@@ -220,7 +222,12 @@ class Runner:
 
     def connect(self, make_store: Callable[[AttentionBackend, Sequence[torch.Tensor]], BlockStore]) -> None:
         """Gives the allocated caches to the store of a connector, which moves blocks from now on."""
-        self._store = make_store(self._attention, [*self._caches, *(self._drafting.caches if self._drafting else ())])
+        self._store = make_store(self._attention, self._all_caches)
+
+    @property
+    def _all_caches(self) -> list[torch.Tensor]:
+        """The draft model's too."""
+        return [*self._caches, *(self._drafting.caches if self._drafting else ())]
 
     def _allocate(self, num_blocks: int, num_states: int) -> None:
         self._caches = self._attention.allocate(num_blocks, self._group_size)

@@ -17,19 +17,14 @@ import quire
 from quire.errors import StartupError
 from quire.log import setup_logging
 from quire.model_folder import check_path
-from quire.rpc.channel import call_metadata, open_channel
-from quire.rpc.settings import CALL_SECONDS
 from quire.serve.console import Console
 from quire.serve.control import control_socket
-from quire.serve.elastic import ElasticStack
 from quire.serve.layout import Layout, StackOptions, choose_layout, with_derived
 from quire.serve.log_file import LogFile, choose_log_file
-from quire.serve.ports import HeldPorts, api_url
+from quire.serve.ports import HeldPorts
 from quire.serve.processes import process_specs
-from quire.serve.summary import format_summary
 from quire.serve.supervisor import Supervisor
 from quire.supervised import Report, Stage
-from quire.v1 import router_pb2, router_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
 
 _REFRESH_SECONDS = 0.2
 
@@ -93,7 +88,7 @@ class _Stack:
         setup_logging("serve", options.log, terminal=self._console)
         advice = "See what it wrote above." if log_file is None else f"See {log_file.path}."
         self._supervisor = Supervisor(lambda line: self._console.write(f"{line}\n"), self._heed, advice)
-        self._elastic = ElasticStack(options, layout, ports, self._supervisor)
+        self._ports = ports
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -119,7 +114,10 @@ class _Stack:
         keeping = asyncio.create_task(self._keep_house())
         try:
             if await self._start():
-                async with control_socket(self._supervisor.control_path, self._elastic.answer):
+                from quire.serve.elastic import ElasticStack  # late: what calls services is slow to import
+
+                elastic = ElasticStack(self._options, self._layout, self._ports, self._supervisor)
+                async with control_socket(self._supervisor.control_path, elastic.answer):
                     is_done = await self._carry_out(work) if work else await self._until(self._stop)
         except StartupError:
             self._hurry.set()
@@ -167,8 +165,10 @@ class _Stack:
             return False
         self._supervisor.settle()
         self._console.close()
-        summary = _node_summary if self._layout.ranks.headless else _summary
-        click.echo(await summary(self._options, self._layout, time.monotonic() - start))
+        from quire.serve.ready import node_summary, summary  # late, as elastic is
+
+        say = node_summary if self._layout.ranks.headless else summary
+        click.echo(await say(self._options, self._layout, time.monotonic() - start))
         return True
 
     async def _until(self, event: asyncio.Event) -> bool:
@@ -204,49 +204,3 @@ def _stack_name(options: StackOptions, layout: Layout) -> str:
     if layout.ranks.headless:
         return f"rank-{layout.ranks.ranks[0]}"
     return Path(options.gateway.uds).name if options.gateway.uds else str(options.gateway.port)
-
-
-async def _node_summary(options: StackOptions, layout: Layout, seconds: float) -> str:
-    """Of a node without an API."""
-    ranks, routers = layout.ranks, options.engine.registration.register_with or (layout.ranks.router,)
-    return (
-        f"Quire {quire.__version__} is ready after {seconds:.1f} s: data-parallel ranks {ranks.ranks[0]} to "
-        f"{ranks.ranks[-1]} of {ranks.size} register with the router at {', '.join(routers)}"
-    )
-
-
-async def _summary(options: StackOptions, layout: Layout, seconds: float) -> str:
-    """Asks services that are ready; on a machine that is busy starting others, they may answer late."""
-    metadata = call_metadata(options.security)
-    async with open_channel(layout.router[0], options.security) as channel:
-        router = router_pb2_grpc.RouterServiceStub(channel)
-        answer = await router.ListWorkers(
-            router_pb2.ListWorkersRequest(), metadata=metadata, timeout=CALL_SECONDS, wait_for_ready=True
-        )
-    tokenizer = await _tokenizer_info(layout.tokenizer[0], options) if layout.tokenizer else None
-    ready = [worker for worker in answer.workers if worker.state == router_pb2.WORKER_STATE_READY]
-    return format_summary(
-        ready[0].model_info,
-        workers=len(answer.workers),
-        seconds=seconds,
-        url=api_url(options.gateway),
-        router=layout.router[0],
-        services={name: (address, layout.metrics[name]) for name, address in layout.own.items()},
-        tokenizer=tokenizer,
-        api_key=bool(options.gateway.api_key),
-        log=options.log.log_file or "",
-        parsers={
-            "reasoning": options.gateway.reasoning.parser,
-            "tool calls": options.gateway.tools.tool_call_parser,
-        },
-    )
-
-
-async def _tokenizer_info(address: str, options: StackOptions) -> tokenizer_pb2.GetTokenizerInfoResponse:
-    async with open_channel(address, options.security) as channel:
-        tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
-        answer: tokenizer_pb2.GetTokenizerInfoResponse = await tokenizer.GetTokenizerInfo(
-            tokenizer_pb2.GetTokenizerInfoRequest(), metadata=call_metadata(options.security), timeout=CALL_SECONDS,
-            wait_for_ready=True,
-        )  # fmt: skip
-    return answer

@@ -1,10 +1,18 @@
-"""What the C library does with memory that is freed."""
+"""Memory in pages of the size that was asked for, and what the C library does with memory that is freed."""
 
+import mmap
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+
+from engine_svc.memory import use_huge_pages, zeros_when_touched
+
+_HUGE_PAGE = 2 << 20
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 _PROGRAM = """
 import ctypes, resource
@@ -34,3 +42,40 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_freed_memory_is_there_for_what_comes_next() -> None:
     ran = subprocess.run([sys.executable, "-c", _PROGRAM], check=True, capture_output=True, text=True, timeout=120)
     assert int(ran.stdout) < 100  # faults; of 4,096 pages
+
+
+def huge_bytes(tensor: torch.Tensor) -> int:
+    """How much of the memory that it lies in is in huge pages."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if not first.endswith(":"):
+            begin, end = (int(address, 16) for address in first.split("-"))
+            inside = begin < tensor.data_ptr() + tensor.nbytes and tensor.data_ptr() < end
+        elif inside and first == "AnonHugePages:":
+            found += int(rest.split()[0]) * 1024
+    return found
+
+
+@pytest.mark.skipif(
+    not hasattr(mmap, "MADV_HUGEPAGE") or not _HUGE_PAGES.exists() or "[never]" in _HUGE_PAGES.read_text(),
+    reason="there are no huge pages here",
+)
+def test_what_was_touched_moves_to_huge_pages_later() -> None:
+    if not huge_bytes(zeros_when_touched((4 * _HUGE_PAGE,), torch.uint8).fill_(1)):
+        pytest.skip("free memory lies too scattered")
+    cache = zeros_when_touched((4, 2 * _HUGE_PAGE), torch.uint8, in_huge_pages=False)
+    cache[:, :2] = 7  # a little of each part
+    assert huge_bytes(cache) == 0
+    use_huge_pages([cache])
+    cache[0] = 5  # what is touched from now on needs no move
+    assert huge_bytes(cache) > 0
+    assert cache[0].eq(5).all()
+    assert cache[1:, :2].eq(7).all()
+    assert not cache[1:, 2:].any()
+
+
+def test_small_tensors_stay_as_they_are() -> None:
+    small = zeros_when_touched((3, 5), torch.float32, in_huge_pages=False)
+    use_huge_pages([small])
+    assert not small.any()
