@@ -1,0 +1,110 @@
+"""Ranks that have imported everything when they begin: forks of a process that has done so, and does nothing else.
+
+To import what a rank needs takes longer than most tests of ranks. In all else they are as those that a worker starts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine_svc.executor import multiproc
+from engine_svc.executor.channel import Channel
+from engine_svc.executor.child import Child, begin_child
+from engine_svc.executor.slots import SlotsPlace
+
+MODULE = "engine_svc.executor.rank"
+PRELOADED = (MODULE, "engine_svc.runner.runner")
+STANDARD_STREAMS = (1, 2)
+_ABOVE_ALL = 512  # descriptors that a new process has
+
+start_by_command = multiproc.start_child
+
+
+class ForkedProcess:
+    """What a worker wants of a Popen."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self.pid: int = process.pid
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(MODULE, timeout or 0.0)
+        return int(self._process.exitcode)
+
+    def send_signal(self, number: int) -> None:
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class Descriptor:
+    """A file that a fork gets too; there, its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _detach, (DupFd(self.number),)
+
+
+def _detach(duplicate: Any) -> int:
+    return int(duplicate.detach())
+
+
+def run_rank(child: Child, numbers: Sequence[int], came: Sequence[int], environment: dict[str, str]) -> None:
+    """In the fork: does what a rank's command line has it do, with the same files under the same numbers."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    # What has come may stand in the place of others of them.
+    apart = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _ABOVE_ALL) for descriptor in came]
+    for descriptor, number in zip(apart, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    for descriptor in set(came) - set(numbers):
+        os.close(descriptor)
+
+    from engine_svc.executor.rank import RankProcess
+
+    told = msgspec.structs.replace(child, parent=os.getppid())
+    RankProcess(*begin_child(msgspec.json.encode(told).decode())).serve()
+
+
+def start_forked(module: str, slots: SlotsPlace | None, inherited: list[int]) -> tuple[Channel, Any]:
+    """See start_child."""
+    if module != MODULE:
+        return start_by_command(module, slots, inherited)
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = socket.socketpair()
+    with theirs:
+        numbers = [theirs.fileno(), *([slots.descriptor] if slots else []), *inherited, *STANDARD_STREAMS]
+        arguments = (
+            Child(theirs.fileno(), 0, slots), numbers, [Descriptor(number) for number in numbers], dict(os.environ),
+        )  # fmt: skip
+        process = context.Process(target=run_rank, args=arguments, daemon=True)
+        process.start()
+    return Channel(ours), ForkedProcess(process)
+
+
+@contextmanager
+def forked_ranks() -> Iterator[None]:
+    """Meanwhile, workers of `mp` in this process start them so."""
+    multiprocessing.set_forkserver_preload(list(PRELOADED))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multiproc, "start_child", start_forked)
+        yield
