@@ -6,6 +6,7 @@ import ast
 import functools
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ COMPUTE_ORDER = ("kernels", "native", "ops", "recurrence", "quantization", "laye
                  "runner")  # fmt: skip
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     """Dotted name → file of every module of ours, generated code left out."""
     found = {}
@@ -55,18 +57,29 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """The whole tree of a file, from its top."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """Each is made once, and they are large."""
+    yield
+    nodes_of.cache_clear()
+
+
 def imports_of(module: str, path: Path) -> set[str]:
     """Absolute names that the module imports anywhere, inside functions too."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level], (
-        f"{module}: relative import"
-    )
-    return imports_in(tree)
+    nodes = nodes_of(path)
+    assert not [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level], f"{module}: relative import"
+    return imports_in(nodes)
 
 
-def imports_in(tree: ast.Module) -> set[str]:
+def imports_in(nodes: Iterable[ast.AST]) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -138,7 +151,7 @@ def test_a_sequence_alone_writes_its_tokens_and_counters() -> None:
     for module, path in modules().items():
         if not under(module, "engine_svc") or under(module, "engine_svc.requests.sequence"):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in owned:
                 assert isinstance(node.value, ast.Name), f"{module}:{node.lineno}"
                 assert node.value.id == "self", f"{module}:{node.lineno}"
@@ -153,15 +166,16 @@ def test_the_compute_side_is_built_from_the_kernels_up() -> None:
 
 def imports_when_run(path: Path) -> set[str]:
     """As `imports_of`, without those that only a type checker sees."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    tree.body = [node for node in tree.body if node not in typing_only]
-    return imports_in(tree)
+    (top, *nodes) = nodes_of(path)
+    assert isinstance(top, ast.Module)
+    typing_only = [node for node in top.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    left_out = {node for block in typing_only for node in ast.walk(block)}
+    return imports_in(node for node in nodes if node not in left_out)
 
 
 def writes_in(path: Path) -> list[str]:
     """Calls of the methods that only messages have, and that change one."""
-    calls = (node.func for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+    calls = (node.func for node in nodes_of(path) if isinstance(node, ast.Call))
     names = [call.attr for call in calls if isinstance(call, ast.Attribute)]
     return [name for name in names if name in ("CopyFrom", "MergeFrom", "MergeFromString", "ClearField")]
 
@@ -202,11 +216,10 @@ def test_nothing_received_is_unpickled() -> None:
 
 def test_functions_and_files_stay_small() -> None:
     for module, path in modules().items():
-        text = path.read_text(encoding="utf-8")
         if under(module, "engine_svc.kernels"):
             continue
-        assert text.count("\n") <= 500, module
-        for node in ast.walk(ast.parse(text)):
+        assert path.read_text(encoding="utf-8").count("\n") <= 500, module
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert (node.end_lineno or 0) - node.lineno < 80, f"{module}:{node.name}"
 
@@ -220,7 +233,7 @@ def test_tests_mirror_the_packages() -> None:
 def test_every_interface_has_its_suite() -> None:
     """Of each `base.py` with an abstract class, one in `tests/conformance` that imports from its package."""
     files = (ROOT / "tests" / "conformance").glob("test_*.py")
-    suites = [imports_in(ast.parse(path.read_text(encoding="utf-8"))) for path in files]
+    suites = [imports_in(nodes_of(path)) for path in files]
     for module, path in modules().items():
         if path.name == "base.py" and "ABC" in path.read_text(encoding="utf-8"):
             assert any(under_any(names, module.removesuffix(".base")) for names in suites), module
