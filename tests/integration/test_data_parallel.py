@@ -86,12 +86,7 @@ def figure(stack: Stack, name: str) -> float:
 
 def processes(stack: Stack, command: str) -> list[int]:
     """Ids of the stack's processes of one kind."""
-    found = []
-    for pid in Path(f"/proc/{stack.process.pid}/task/{stack.process.pid}/children").read_text().split():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"quire" in words and words[words.index(b"quire") + 1].decode() == command:
-            found.append(int(pid))
-    return found
+    return [pid for pid, kind in stack.processes() if kind == command]
 
 
 def test_a_headless_node_has_engines_alone(nodes: tuple[Stack, Stack]) -> None:
@@ -139,8 +134,8 @@ def test_an_engine_of_another_node_that_is_lost_takes_no_stream_with_it(nodes: t
     """The engine of the second node is killed; its supervisor starts another one, which registers again."""
     first, second = nodes
     api = client(first)
-    expected = [complete(api, number, 200) for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
+        expected = list(pool.map(lambda number: complete(api, number, 200), range(8)))
         answers = [pool.submit(complete, api, number, 200) for number in range(8)]
         wait_for(lambda: running_at(first, 1))
         for pid in processes(second, "engine"):

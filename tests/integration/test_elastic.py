@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,8 @@ def complete(stack: Stack, number: int, max_tokens: int = 300) -> str:
 
 def test_engines_come_and_go_under_load(one: Stack) -> None:
     """Those that are taken have too little time for what they do: it goes on at the one that stays."""
-    expected = [complete(one, number) for number in range(12)]
     with ThreadPoolExecutor(12) as pool:
+        expected = list(pool.map(partial(complete, one), range(12)))
         during = [pool.submit(complete, one, number) for number in range(12)]
         assert scale(one, 3) == ScaleAnswer(3)
         assert [answer.result(SECONDS) for answer in during] == expected
@@ -134,8 +135,8 @@ def test_ranks_that_compute_experts_together_start_anew(tiny_llama: Path, tmp_pa
     try:
         running.wait_healthy()
         wait_for_ready(running, [0, 1])
-        expected = [complete(running, number, 900) for number in range(4)]
         with ThreadPoolExecutor(4) as pool:
+            expected = list(pool.map(lambda number: complete(running, number, 900), range(4)))
             during = [pool.submit(complete, running, number, 900) for number in range(4)]
             assert scale(running, 3, drain_seconds=1.0) == ScaleAnswer(3)
             assert [answer.result(SECONDS) for answer in during] == expected

@@ -15,6 +15,8 @@ import pytest
 from tests.support import logits_processors
 from tests.support.stack import start_stack, stop_stack
 
+pytestmark = pytest.mark.slow
+
 OWN = logits_processors.__name__
 PROMPT = [101, 7, 45, 300, 12, 9]
 SAMPLED = {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "max_tokens": 24}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -34,11 +35,16 @@ class Stack:
 
     def children(self) -> dict[str, int]:
         """Name of the sub-command (engine, router, ...) → process id; the last engine stands for all."""
-        found = {}
+        return {command: pid for pid, command in self.processes()}
+
+    def processes(self) -> list[tuple[int, str]]:
+        """Process ids of its children, and their sub-commands."""
+        found = []
         for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"quire" in command:  # not one that is just being started or has just died
-                found[command[command.index(b"quire") + 1].decode()] = int(pid)
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if b"quire" in words:  # not one that is just being started or has just died
+                    found.append((int(pid), words[words.index(b"quire") + 1].decode()))
         return found
 
     def wait_ready(self) -> None:
