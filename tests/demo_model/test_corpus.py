@@ -16,7 +16,7 @@ from demo_model.corpus.flags import options
 from demo_model.corpus.mix import examples
 from demo_model.dataset import MAX_TOKENS, Encoder
 from demo_model.evaluate import probes
-from demo_model.tokenizer import VOCAB_SIZE, train_tokenizer
+from demo_model.tokenizer import VOCAB_SIZE
 
 pytestmark = pytest.mark.slow
 
@@ -24,11 +24,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def corpus() -> list[Example]:
     return list(itertools.islice(examples(7), 10_000))
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    return train_tokenizer(0)
 
 
 @pytest.fixture(scope="module")
