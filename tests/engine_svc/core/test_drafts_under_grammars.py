@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from engine_svc.core.engine import Engine, EngineFacts
@@ -15,6 +17,7 @@ from engine_svc.structured.grammars import Grammars
 from quire.reasoning import ReasoningMarks
 from quire.sampling import SamplingParameters
 from quire.structured.base import Constraint, ConstraintRequest, Form
+from quire.structured.guidance import GuidanceMatcher
 from quire.structured.registry import make_backend
 from tests.engine_svc.core.test_engine import Collected
 from tests.support.engine_options import engine_options
@@ -102,3 +105,33 @@ def test_tokens_are_those_without_drafts(grammars: Grammars, in_flight: int, rig
     assert verified > 300
     for delta in found.deltas:
         assert delta.logprobs is None or [each.token_ids[0] for each in delta.logprobs] == delta.token_ids
+
+
+def test_a_mask_is_filled_for_each_position_that_is_sampled_and_for_no_other(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None behind what the grammar does not take, though much is guessed wrong; and none twice."""
+    filled = 0
+    fill = GuidanceMatcher.fill
+
+    def count(self: GuidanceMatcher, row: npt.NDArray[np.int32]) -> None:
+        nonlocal filled
+        filled += 1
+        fill(self, row)
+
+    asked = [
+        GenerationRequest(f"r{key}", spell("Count"), SamplingParameters(seed=key, max_tokens=30), constraint=constraint)
+        for key, constraint in enumerate([matching("[0-9]{40}"), matching("(ab|cd){30}"), None])
+    ]
+    expected = run(engine_of(grammars), asked)
+    plans: list[StepPlan] = []
+    drafter = ReplayingDrafter(VOCABULARY_SIZE, right=0.5)
+    drafter.know(asked, [[expected.tokens[key, 0]] for key in range(len(asked))])
+    engine = engine_of(grammars, drafter=drafter, plans=plans)
+    monkeypatch.setattr(GuidanceMatcher, "fill", count)
+    assert told(run(engine, asked)) == told(expected)
+    free = {new.slot for plan in plans for new in plan.new_sequences if not new.sampling.follows_grammar}
+    scheduled = [each for plan in plans for each in plan.scheduled if each.slot not in free]
+    drafts = sum(len(each.draft_token_ids) for each in scheduled)
+    assert drafts > 10
+    assert filled == sum(each.num_sampled_positions for each in scheduled)

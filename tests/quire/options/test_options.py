@@ -363,7 +363,7 @@ def test_no_two_options_of_a_command_share_a_name() -> None:
     [
         ('{"temprature": 1}', ("temprature is not known", "Did you mean temperature?")),
         ('{"zebra": 1}', ("zebra is not known. It takes temperature, ", "max_new_tokens, eos_token_id.")),
-        ('{"top_k": "many"}', ("float | null", "$.top_k")),
+        ('{"top_k": "many"}', ("float | null", 'top_k is "many"')),
     ],
 )
 def test_an_object_of_known_keys_is_checked(tmp_path: Path, text: str, words: Sequence[str]) -> None:

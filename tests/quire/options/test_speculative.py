@@ -94,9 +94,15 @@ def test_the_method_by_its_names_or_the_models(config: dict[str, Any], method: s
         ({"num_speculative_tokens": 3}, "method is missing: one of ngram"),
         ({"method": "eagle3"}, "eagle3 needs model"),
         ({"method": "suffix", "model": "m"}, "suffix runs no model"),
-        ({"method": "ngram", "num_speculative_tokens": 0}, ">= 1 - at `$.num_speculative_tokens`"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 0},
+            "tokens: Expected `int` >= 1, and num_speculative_tokens is 0.",
+        ),
         ({"method": "ngram", "num_speculative_tokens": 65}, "<= 64"),
-        ({"method": "ngram", "num_speculative_tokens": "3"}, "Expected `int | null`"),
+        (
+            {"method": "ngram", "num_speculative_tokens": "3"},
+            'num_speculative_tokens: Expected `int | null`, got `str`, and num_speculative_tokens is "3".',
+        ),
         ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "is more than prompt_lookup_max"),
         ({"method": "ngram", "acceptance_method": "typical_acceptance"}, "Did you mean typical_acceptance_sampler?"),
         *(
