@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -121,4 +122,57 @@ def test_the_second_half_runs_as_the_first(batch: DualBatch) -> None:
             first, second = batch.run(facts, facts)
         assert first == second
         assert first[0] is mode
+    batch.close()
+
+
+class Stream:
+    """Of a GPU that is not there: keeps what it is given to do."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name, self.device = log, name, torch.device("cpu")
+
+    def record_event(self) -> str:
+        self.log.append(f"{self.name}: event")
+        return f"event {len(self.log)}"
+
+    def wait_event(self, event: str) -> None:
+        self.log.append(f"{self.name}: behind {event}")
+
+
+class Sent(torch.Tensor):
+    """Says who uses it."""
+
+    log: list[str]
+
+    def record_stream(self, stream: Stream) -> None:  # type: ignore[override]
+        self.log.append(f"kept for {stream.name}")
+
+
+def test_collectives_on_a_gpu_are_in_a_stream_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind what was computed before, and before what is computed from it. No GPU: streams are made up."""
+    log: list[str] = []
+    computing, beside = Stream(log, "computing"), Stream(log, "beside")
+    current = [computing]
+
+    @contextlib.contextmanager
+    def entered(stream: Stream | None) -> Iterator[None]:
+        current.append(stream or current[-1])
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: beside)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    batch, found = DualBatch(torch.device("cuda")), torch.zeros(1).as_subclass(Sent)
+    found.log = log
+
+    def collective() -> torch.Tensor:
+        log.append(f"{current[-1].name}: sent")
+        return found
+
+    batch.run(lambda: batch.communicate(collective), lambda: NOTHING)
+    assert log == [
+        "computing: event", "beside: behind event 1", "beside: sent", "beside: event", "computing: behind event 4",
+        "kept for computing",
+    ]  # fmt: skip
     batch.close()

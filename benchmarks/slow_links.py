@@ -1,0 +1,36 @@
+"""A runner whose ranks send each other what a pass needs as if over a slow network, on one machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from engine_svc.parallel.group import ParallelGroups
+from engine_svc.runner.runner import Runner
+from quire.options.engine import EngineOptions
+from quire.options.model import ModelOptions
+
+BYTES_PER_SECOND = 125e6  # Ethernet of 1 Gb/s
+
+
+class SlowLinks(Runner):
+    """For `--worker-cls`: each collective within a pass takes as long, beside itself, as what it brings takes on such a
+    network, and no processor meanwhile."""
+
+    def __init__(
+        self, model: ModelOptions, options: EngineOptions, groups: ParallelGroups, device: torch.device
+    ) -> None:
+        communicate = groups.dual_batch.communicate
+
+        def slowly(call: Callable[[], torch.Tensor]) -> torch.Tensor:
+            def sent() -> torch.Tensor:
+                found = call()
+                time.sleep(found.nbytes / BYTES_PER_SECOND)
+                return found
+
+            return communicate(sent)
+
+        setattr(groups.dual_batch, "communicate", slowly)  # noqa: B010 - a method's place
+        super().__init__(model, options, groups, device)
