@@ -17,8 +17,11 @@ from router.placement.policies.base import Candidates, Counts, Policy
 from router.placement.routed_request import RoutedRequest
 from router.workers.assignment import Assignment
 from router.workers.base import Worker
-from router.workers.ready_set import Places, ReadySet
+from router.workers.ready_set import Naming, Places, ReadySet, naming_of
 from router.workers.ready_workers import ReadyWorkers
+
+# Blocks of a prompt that are hashed here, where its caller has not: a few milliseconds.
+_MOST_HASHED = 4096
 
 Request = TypeVar("Request", bound=RoutedRequest)
 
@@ -138,35 +141,34 @@ class PlacementTable(Generic[Request]):
     def _coverage(self, stream: RoutedRequest, ready: ReadySet) -> tuple[Counts, Counts | None, Counts | None]:
         """Of the ready workers' caches: tokens on the device, in host memory, and such as they would compute though
         another one is about to."""
-        first = ready.workers[0]
-        block_size = first.model_info.block_size if self._policy.uses_cache and first.model_info is not None else 0
-        keys = self._keys(stream, block_size, first.adapters.get(stream.request.model, "")) if block_size else ()
-        if not keys:
-            return np.zeros(len(ready.workers)), None, None
-        members = ready.members(self._index)
-        device, host = self._index.cover(keys, members)
-        start, stop = self._index.computing(keys, members, device)
-        # The last token is computed in any case: its logits are wanted.
-        most = (stream.request.known_tokens - 1) // block_size
-        known = device = np.minimum(device, most)
-        if host is not None:
-            host = np.minimum(host, most - device)
-            known = device + host
-        duplicates = np.maximum(stop - np.maximum(known, start), 0) * block_size if stop else None
-        return device * block_size, None if host is None else host * block_size, duplicates
+        device, host = np.zeros(len(ready.workers)), np.zeros(len(ready.workers))
+        # Of the prompt's tokens, those that are about to be computed somewhere, and are cached nowhere yet.
+        start = stop = 0
+        for caches in ready.caches(self._index) if self._policy.uses_cache else ():
+            block_size, _ = caches.naming
+            keys = self._keys(stream, caches.naming)
+            if not keys:
+                continue
+            on_device, in_host = self._index.cover(keys, caches.members)
+            stored, expected = self._index.computing(keys, caches.members, on_device)
+            stored = stored if expected else int(on_device.max())
+            start, stop = max(start, stored * block_size), max(stop, expected * block_size)
+            # The last token is computed in any case: its logits are wanted.
+            most = (stream.request.known_tokens - 1) // block_size
+            on_device = np.minimum(on_device, most)
+            device[caches.places] = on_device * block_size
+            if in_host is not None:
+                host[caches.places] = np.minimum(in_host, most - on_device) * block_size
+        duplicates = np.maximum(stop - np.maximum(device + host, start), 0) if stop > start else None
+        return device, host if host.any() else None, duplicates
 
-    def _keys(self, stream: RoutedRequest, block_size: int, adapter: str) -> Sequence[int]:
-        """Of the full blocks of prompt and output; none for a request that may not use the cache.
-
-        Args:
-            adapter: revision of the one that it names; empty for none.
-        """
-        if stream.keys is None:
-            if not block_size or stream.assignment.generation.sampling.HasField("prompt_logprobs"):
-                stream.keys = ()
-            else:
-                stream.keys = _block_keys(stream.assignment, stream.request.prompt_tokens, block_size, adapter)
-        return stream.keys
+    def _keys(self, stream: RoutedRequest, naming: Naming) -> Sequence[int]:
+        """Of the full blocks of prompt and output; none for a request that may not use the cache."""
+        if stream.assignment.generation.sampling.HasField("prompt_logprobs"):
+            return ()
+        if naming not in stream.keys:
+            stream.keys[naming] = _block_keys(stream.assignment, stream.request.prompt_tokens, *naming)
+        return stream.keys[naming]
 
     def _start(self, stream: Request, worker: Worker, known: int) -> None:
         """
@@ -183,10 +185,10 @@ class PlacementTable(Generic[Request]):
         worker.load.placed(stream.request.sequences, stream.prompt_tokens, stream.prefill_tokens, adapter, stream_id)
         self._streams[stream_id] = stream
         stream.make = worker.make_for(stream.request.model)
-        if self._policy.uses_cache and stream.keys:
-            block_size = worker.model_info.block_size if worker.model_info else 1
+        naming = naming_of(worker, stream.request.model)
+        if keys := stream.keys.get(naming):
             stream.predicted_tokens = min(known, stream.request.prompt_tokens)
-            stream.expected = self._index.expect(worker.blocks, stream.keys, known // block_size)
+            stream.expected = self._index.expect(worker.blocks, keys, known // naming[0])
 
     def _settle(self, stream: RoutedRequest, computed: bool) -> None:
         """The prompt is computed, or never will be."""
@@ -195,7 +197,8 @@ class PlacementTable(Generic[Request]):
             stream.prefill_tokens = 0
         if stream.expected is not None:
             self._index.settle(stream.expected, computed)
-            stream.expected = stream.keys = None
+            stream.expected = None
+            stream.keys.clear()
 
     def _timeout_ms(self, stream: RoutedRequest) -> int:
         """What is left of the request's time, in milliseconds; 0 when it has no deadline."""
@@ -208,12 +211,22 @@ def _block_keys(assignment: Assignment, prompt_tokens: int, block_size: int, ada
     """The caller's keys of the prompt's blocks if they fit, and those of the output that a single sequence has."""
     generation = assignment.generation
     progress = generation.progress if assignment.progress is None else assignment.progress
-    prompt, given = generation.prompt_token_ids, generation.prompt_block_keys
-    fits = generation.prompt_block_size == block_size and len(given) == prompt_tokens // block_size
+    given = generation.prompt_block_keys
+    fits = len(given) == prompt_tokens // block_size and _are_named(assignment, block_size, adapter)
     output = progress[0].token_ids if len(progress) == 1 else ()
     if fits and not output:
         return given
     if generation.HasField("prompt_embeds"):  # megabytes: their caller hashes them, or nobody does
         return given if fits else ()
-    found = block_keys([*prompt, *output], block_size, generation.cache_salt, adapter=adapter)
+    tokens = [*generation.prompt_token_ids, *output][: _MOST_HASHED * block_size]
+    found = block_keys(tokens, block_size, generation.cache_salt, adapter=adapter)
     return [*given, *found[len(given) :]] if fits else found
+
+
+def _are_named(assignment: Assignment, block_size: int, adapter: str) -> bool:
+    """Whether the caller's keys are of such blocks. It may have those of another revision of an adapter."""
+    generation = assignment.generation
+    if generation.prompt_block_size != block_size or not adapter or generation.HasField("prompt_embeds"):
+        return generation.prompt_block_size == block_size
+    first = block_keys(generation.prompt_token_ids[:block_size], block_size, generation.cache_salt, adapter=adapter)
+    return list(generation.prompt_block_keys[:1]) == first

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.index.prefix_index import ExpectedBlocks
 from router.placement.policies.base import RouteRequest
 from router.workers.assignment import Assignment
 from router.workers.base import Worker
+from router.workers.ready_set import Naming
 
 
 @dataclass(eq=False, slots=True)
@@ -20,8 +21,8 @@ class RoutedRequest:
     # Clock time at which it came, and at which it is out of time; None without a deadline.
     arrived: float
     deadline: float | None
-    # Keys of the full blocks of all that is known of it, once they were needed.
-    keys: Sequence[int] | None = None
+    # Keys of the full blocks of all that is known of it, as some workers name them, once they were needed.
+    keys: dict[Naming, Sequence[int]] = field(default_factory=dict)
     # Where it runs.
     worker: Worker | None = None
     # Our number for it on the worker's session. Another attempt gets another number, so that nothing of the first

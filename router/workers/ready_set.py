@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,24 @@ from router.workers.base import Worker
 from router.workers.load_table import MOST_SEQUENCES, MOST_TOKENS, PREFILL_TOKENS, SEQUENCES, Figures, LoadTable
 
 Places = NDArray[np.intp]  # of some of the workers
+Naming = tuple[int, str]  # tokens of a block, and the revision of the adapter that computes it; empty for none
+
+# A prompt's blocks are named for no more kinds of caches than this.
+MOST_NAMINGS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AlikeCaches:
+    """Workers which name the same blocks alike."""
+
+    naming: Naming
+    places: Places
+    members: Members
+
+
+def naming_of(worker: Worker, model: str) -> Naming:
+    """How the worker names the blocks of the model's requests."""
+    return worker.model_info.block_size if worker.model_info else 0, worker.adapters.get(model, "")
 
 
 class ReadySet:
@@ -31,7 +51,13 @@ class ReadySet:
         self.homes = np.array([worker.home for worker in workers], np.uint64)
         self._is_adapter = any(model in worker.adapters for worker in workers)
         self._makes: dict[str, NDArray[np.bool_]] = {}
-        self._members: tuple[int, Members] | None = None
+        places: dict[Naming, list[int]] = defaultdict(list)
+        for place, worker in enumerate(workers):
+            places[naming_of(worker, model)].append(place)
+        # The most usual ones first; empty where no worker has told how it names blocks.
+        self.namings = sorted((naming for naming in places if naming[0]), key=lambda each: -len(places[each]))
+        self._places = [places[naming] for naming in self.namings[:MOST_NAMINGS]]
+        self._caches: tuple[int, list[AlikeCaches]] | None = None
 
     def is_outdated(self, table: LoadTable) -> bool:
         """Whether workers have got other columns."""
@@ -62,8 +88,18 @@ class ReadySet:
         model = self._model
         return np.array([model in each.adapters and not each.load.has_at_hand(model) for each in self.workers])
 
-    def members(self, index: PrefixIndex) -> Members:
-        """As the index knows them."""
-        if self._members is None or self._members[0] != index.joins:
-            self._members = index.joins, Members.of([worker.blocks.bit for worker in self.workers])
-        return self._members[1]
+    def caches(self, index: PrefixIndex) -> Sequence[AlikeCaches]:
+        """Those that are looked up, as the index knows them."""
+        if self._caches is None or self._caches[0] != index.joins:
+            self._caches = (
+                index.joins,
+                [
+                    AlikeCaches(
+                        naming,
+                        np.array(places, np.intp),
+                        Members.of(self.workers[place].blocks.bit for place in places),
+                    )
+                    for naming, places in zip(self.namings, self._places, strict=False)
+                ],
+            )
+        return self._caches[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 
@@ -10,8 +11,10 @@ from quire.runners import GENERATE
 from router.workers.base import Worker
 from router.workers.eligible import eligible
 from router.workers.load_table import LoadTable
-from router.workers.ready_set import ReadySet
+from router.workers.ready_set import MOST_NAMINGS, Naming, ReadySet
 from router.workers.speed import StepLine
+
+logger = logging.getLogger(__name__)
 
 _MOST_MAKES = 256
 _MOST_MODELS = 4096
@@ -47,6 +50,7 @@ class ReadyWorkers:
         self._live: Sequence[Worker] | None = None  # all ready ones, of whatever model
         self._ready: dict[str, ReadySet] = {}
         self._lines: dict[str, StepLine] = {}
+        self._namings: dict[str, Sequence[Naming]] = {}  # model → what the log was told of
 
     def gather(self, model: str) -> ReadySet:
         """The ready workers that serve the model, looked for once until something changes: they learn from each other
@@ -72,7 +76,21 @@ class ReadyWorkers:
             self._seen[model] = self._clock()
         self._share_speeds(found)
         self._table.seat([worker.load for worker in workers])
-        return ReadySet(model, found, self._table)
+        ready = ReadySet(model, found, self._table)
+        self._tell_of_namings(model, sorted(ready.namings))
+        return ready
+
+    def _tell_of_namings(self, model: str, namings: Sequence[Naming]) -> None:
+        if len(namings) < 2 or self._namings.get(model) == namings:
+            return
+        if len(self._namings) > _MOST_MODELS:
+            self._namings.clear()
+        self._namings[model] = namings
+        logger.warning(
+            "workers of model %r name their cached blocks in %d ways, by blocks of %s tokens, of which the %d most "
+            "usual are looked up; give all of them the same --block-size, and adapters of a name the same weights",
+            model, len(namings), ", ".join(str(size) for size, _ in namings), min(len(namings), MOST_NAMINGS),
+        )  # fmt: skip
 
     def patience(self, model: str) -> float:
         """Seconds that a new request may wait for a worker for the model, of which none is ready."""

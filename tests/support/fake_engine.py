@@ -52,6 +52,7 @@ class FakeOptions:
     # Every request ends with this before its first token.
     start_error: QuireError | None = None
     total_kv_blocks: int = 1000
+    block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 1 << 20
     fingerprint: str = "fake"
@@ -227,7 +228,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.record.metadata.append(dict(context.invocation_metadata()))
         info = common_pb2.ModelInfo(
             served_model_names=self.options.models, model=self.options.models[0], max_model_len=4096,
-            vocab_size=VOCAB_SIZE, block_size=16, num_kv_blocks=self.options.total_kv_blocks,
+            vocab_size=VOCAB_SIZE, block_size=self.options.block_size, num_kv_blocks=self.options.total_kv_blocks,
             max_num_seqs=self.options.max_num_seqs, max_num_batched_tokens=self.options.max_num_batched_tokens,
             max_logprobs=20, fingerprint=self.options.fingerprint,
             prompt_embeds_size=self.options.prompt_embeds_size,
@@ -310,9 +311,10 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         limit = sampling.max_tokens if sampling.HasField("max_tokens") else self.options.default_max_tokens
         request = Request(stream_id, generation, outbox, limit)
         revision = adapter.revision if adapter else ""
-        keys = block_keys(list(generation.prompt_token_ids), 16, generation.cache_salt, adapter=revision)
+        size = self.options.block_size
+        keys = block_keys(list(generation.prompt_token_ids), size, generation.cache_salt, adapter=revision)
         # As in an engine, the last token is computed in any case.
-        request.cached_tokens = min(self.cache.covered(keys), (len(generation.prompt_token_ids) - 1) // 16) * 16
+        request.cached_tokens = min(self.cache.covered(keys), (len(generation.prompt_token_ids) - 1) // size) * size
         self.cache.store(keys)
         self.live.add(request)
 

@@ -174,6 +174,50 @@ async def test_prompts_with_and_without_keys_are_the_same_to_the_router(
     assert sorted(len(engine.record.started) for engine in engines) == [0, 0, 4]
 
 
+async def test_workers_with_other_block_sizes_are_known_by_what_they_hold(
+    start_engine: StartEngine, start_router: StartRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of five sizes, of which four are looked up; whatever size the caller's keys are of."""
+    engines = [await start_engine(block_size=size) for size in (16, 16, 32, 32, 48, 48, 64, 80)]
+    running = await start_router(*(engine.address for engine in engines))
+    prompts = [[chat * 1000 + place for place in range(200)] for chat in range(6)]
+    for chat, prompt in enumerate(prompts):
+        size = engines[chat].options.block_size
+        engines[chat].cache.store(block_keys(prompt, size))
+        held = block_keys(prompt, size)
+        await eventually(lambda chat=chat, held=held: coverage(running, engines[chat], held) == (len(held), 0))
+    async with running.client.session() as session:
+        for chat, prompt in enumerate(prompts):
+            given = (16, 32)[chat % 2]
+            fields = {"prompt_block_keys": block_keys(prompt, given), "prompt_block_size": given}
+            request = generation(prompt, 2, request_id=f"chat{chat}", **fields)
+            output = await (await session.start(chat, request)).wait_ended()
+            size = engines[chat].options.block_size
+            assert output.usage.cached_prompt_tokens == 199 // size * size
+            explained = await running.client.explain(f"chat{chat}")
+            known = {candidate.address: candidate.cached_tokens for candidate in explained.candidates}
+            assert known == {each.address: 199 // size * size * (each is engines[chat]) for each in engines}
+    errors = running.router.metrics.get_sample_value("quire_router_prediction_error_blocks_bucket", {"le": "0.0"})
+    assert errors == len(prompts)
+    assert "in 5 ways, by blocks of 16, 32, 48, 64, 80 tokens, of which the 4 most usual are looked up" in caplog.text
+
+
+async def test_a_cold_prefix_is_shared_with_workers_of_another_block_size(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """What one is about to compute is known in tokens, so that siblings do not make the other compute it too."""
+    engines = [await start_engine(silent=True, block_size=size) for size in (16, 16, 16, 24, 24, 24)]
+    running = await start_router(*(engine.address for engine in engines))
+    prefix = list(range(4000))
+    async with running.client.session() as session:
+        for number in range(64):
+            await session.start(number, generation([*prefix, number], 3))
+        await eventually(lambda: sum(len(engine.live) for engine in engines) == 64)
+        assert sum(bool(engine.record.started) for engine in engines) <= 2
+        await session.abort(*range(64))
+        await eventually(lambda: not len(running.router.table))
+
+
 async def test_tenants_do_not_share(start_engine: StartEngine, start_router: StartRouter) -> None:
     engines = [await start_engine() for _ in range(2)]
     running = await start_router(*(engine.address for engine in engines))
