@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 _DECISION_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 2e-2)
+_QUEUE_BUCKETS = (0.0, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60)
 _OUTCOMES = ("finished", "failed", "aborted", "refused")
 
 
@@ -18,6 +19,12 @@ class RouterMetrics:
         self.migrations = Counter(
             "quire_router_migrations", "Requests that went on at another worker.", registry=registry
         )
+        retries = Counter(
+            "quire_router_retries",
+            "Requests that a worker refused, or failed before a token: those that went elsewhere, and those for "
+            "which too many others did.", ["result"], registry=registry,
+        )  # fmt: skip
+        self.retried, self.over_budget = retries.labels("retried"), retries.labels("over_budget")
         self.prompt_tokens = Counter(
             "quire_router_prompt_tokens", "Prompt tokens of ended requests.", registry=registry
         )
@@ -30,6 +37,10 @@ class RouterMetrics:
         self.out_of_step = Counter(
             "quire_router_index_resyncs", "Times that a worker's cache was taken in anew, as its events did not fit.",
             registry=registry,
+        )  # fmt: skip
+        self._queue = Histogram(
+            "quire_router_queue_seconds", "Time that a request waited in the router for workers, over its whole life.",
+            buckets=_QUEUE_BUCKETS, registry=registry,
         )  # fmt: skip
         self._decision = Histogram(
             "quire_router_decision_seconds", "Time to pick a worker.", buckets=_DECISION_BUCKETS, registry=registry
@@ -47,6 +58,7 @@ class RouterMetrics:
         """So many cached tokens were expected, and so many the worker found."""
         self._error.observe(abs(predicted - found) / max(1, block_size))
 
-    def count(self, outcome: str) -> None:
-        """A request has ended: finished, failed, aborted or refused."""
+    def count(self, outcome: str, waited: float) -> None:
+        """A request has ended (finished, failed, aborted or refused), and has waited for so many seconds."""
         self._requests[outcome].inc()
+        self._queue.observe(waited)

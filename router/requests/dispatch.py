@@ -131,7 +131,7 @@ class Dispatcher:
             self._crash_suspects.check(assignment)
             stream = self._new_stream(session, stream_id, assignment)
         except QuireError as error:
-            self._metrics.count("refused")
+            self._metrics.count("refused", 0.0)
             if span is not None:
                 span.end(error.message)
             session.deliver_error(stream_id, error)
@@ -295,8 +295,10 @@ class Dispatcher:
         if not stream.started and not stream.retrying:
             # A worker that refuses is no worker that dies: when many do, the requests must not multiply.
             if not self._retry_budget.take(len(self._table)):
+                self._metrics.over_budget.inc()
                 return False
             stream.retrying = True
+            self._metrics.retried.inc()
         if crashed and worker is not None and stream in self._suspects(worker):
             stream.suspicions += 1
             if self._record_crash(stream):
@@ -432,7 +434,7 @@ class Dispatcher:
         for timer in (stream.timer, stream.pause):
             if timer is not None:
                 timer.cancel()
-        self._metrics.count(outcome)
+        self._metrics.count(outcome, stream.waited)
         if not any(session.streams for session in self.sessions):
             self._idle.set()
 

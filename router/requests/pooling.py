@@ -126,7 +126,7 @@ class PoolDispatcher:
         try:
             call = self._admit(message, seconds)
         except QuireError:
-            self._metrics.count("refused")
+            self._metrics.count("refused", 0.0)
             raise
         outcome = "aborted"
         try:
@@ -284,8 +284,10 @@ class PoolDispatcher:
         if not (isinstance(error, Unavailable) or call.retrying):
             # A worker that refuses is no worker that dies: when many do, the requests must not multiply.
             if not self._retry_budget.take(len(self._calls)):
+                self._metrics.over_budget.inc()
                 raise error
             call.retrying = True
+            self._metrics.retried.inc()
         logger.info("request %s goes on elsewhere: %s", call.request.request_id, error.message)
         self._metrics.migrations.inc()
         call.avoid, call.avoid_until = worker, self._clock.time() + _AVOID_SECONDS
@@ -306,7 +308,7 @@ class PoolDispatcher:
         if call.retrying:
             self._retry_budget.give_back()
         self._calls.discard(call)
-        self._metrics.count(outcome)
+        self._metrics.count(outcome, call.waited)
         if not self._calls:
             self._idle.set()
 

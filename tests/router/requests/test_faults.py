@@ -258,6 +258,8 @@ async def test_refusals_do_not_multiply_beyond_the_retry_budget(
         rescue.options = FakeOptions()
         failed = [output for output in outputs if (await output.wait_ended()).error]
     assert len(failed) == 5
+    told = running.router.metrics.get_sample_value
+    assert [told("quire_router_retries_total", {"result": each}) for each in ("retried", "over_budget")] == [3, 5]
 
 
 async def test_other_errors_are_not_retried(start_engine: StartEngine, start_router: StartRouter) -> None:

@@ -47,6 +47,9 @@ async def test_the_queue_and_the_time_in_it_are_told(start_engine: StartEngine, 
         assert waited[:served] == [0.0] * served
         assert all(0 < seconds < 60 for seconds in waited[served:])
         assert len(waited[served:]) == 6 - served > 0
+        told = running.router.metrics.get_sample_value
+        assert told("quire_router_queue_seconds_bucket", {"le": "0.0"}) == served
+        assert told("quire_router_queue_seconds_sum") == pytest.approx(sum(waited))
         await eventually(lambda: not session.queues)
 
 
