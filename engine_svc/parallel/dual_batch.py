@@ -54,7 +54,7 @@ class DualBatch:
         for each in self._may_compute:
             each.acquire()
         self._has_ended, self._failure = [False, False], None
-        found: list[_Result | None] = [None, None]
+        found: dict[int, _Result] = {}
 
         def half(number: int, call: Callable[[], _Result]) -> None:
             try:
@@ -73,7 +73,7 @@ class DualBatch:
         self._turn = None
         if self._failure is not None:
             raise self._failure
-        return found[0], found[1]  # type: ignore[return-value]
+        return found[0], found[1]
 
     def communicate(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What a collective brings; while it is under way, the other half computes, if there is one."""
