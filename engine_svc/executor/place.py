@@ -34,22 +34,17 @@ def place_of(command: LoadModel) -> RankPlace:
     data_rank = options.data_parallel_rank
     if data_rank is None:
         raise StartupError("--data-parallel-rank is missing: which one of the ranks that share the experts is this?")
-    _check_shared(command.options, layout)
+    _check_shared(command.options)
     wider = replace(layout, data=size, expert=layout.tensor * size if options.experts.enable_expert_parallel else 1)
     rank = data_rank * layout.num_ranks + command.rank
     return RankPlace(wider, rank, f"tcp://{options.data_parallel_meeting}")
 
 
-def _check_shared(options: EngineOptions, layout: ParallelLayout) -> None:
+def _check_shared(options: EngineOptions) -> None:
     """
     Raises:
         StartupError: something does not go with data ranks that compute together.
     """
-    if layout.pipeline > 1:
-        raise StartupError(
-            "--pipeline-parallel-size does not go with --data-parallel-size of a model with experts: data ranks "
-            "compute each layer together, and stages would have to do so with different steps. Take tensor ranks."
-        )
     if options.upkeep.enable_sleep_mode:
         raise StartupError(
             "--enable-sleep-mode does not go with --data-parallel-size of a model with experts: the others need those "

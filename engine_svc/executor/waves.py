@@ -28,6 +28,7 @@ class LockstepCommands:
         self._lockstep, self._run_empty = lockstep, run_empty
         self._received: queue.SimpleQueue[Command | EOFError | None] = queue.SimpleQueue()  # None: look at the lockstep
         self._had_step = False
+        self._gone: EOFError | None = None  # the control side
         threading.Thread(target=self._read, args=(receive,), name="commands", daemon=True).start()
 
     def wake(self) -> None:
@@ -43,11 +44,15 @@ class LockstepCommands:
         while True:
             command = self._look()
             if isinstance(command, EOFError):
+                self._gone = command
                 self._lockstep.leave()
             elif command is not None:
                 self._had_step = isinstance(command, Step)
                 return command
-            if self._lockstep.is_running or self._lockstep.is_called():
+            if self._lockstep.is_awaited:
+                if self._gone is not None:  # the plan that all wait for will not come
+                    raise self._gone
+            elif self._lockstep.is_running or self._lockstep.is_called():
                 self._had_step = False
                 self._stand_by()
             elif self._lockstep.is_over:
@@ -77,13 +82,20 @@ class LockstepCommands:
         return command
 
     def _look(self) -> Command | EOFError | None:
-        """What there is; waits for something to come only if no other rank waits for this one."""
+        """What there is; waits for something to come only if there is nothing else to do."""
         try:
-            if self._lockstep.is_running:
-                return self._received.get(timeout=_NEXT_PLAN_SECONDS if self._had_step else 0)
-            return self._received.get()
+            return self._received.get(timeout=self._patience())
         except queue.Empty:
             return None
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for a command; None: until there is one, or a call. Those that came already, and were taken
+        out while there was something else to do, call no more."""
+        if self._lockstep.is_awaited:
+            return None
+        if self._lockstep.is_running or self._lockstep.is_called():
+            return _NEXT_PLAN_SECONDS if self._had_step and self._lockstep.is_first_stage else 0
+        return 0 if self._lockstep.is_over else None
 
     def _read(self, receive: Callable[[], Command]) -> None:
         try:

@@ -225,11 +225,6 @@ def _build_ours(
     longest = longest_sequence(config, options.form)
     config = without_windows(config) if options.form.disable_sliding_window else config
     stage = None
-    if groups.layout.pipeline > 1 and groups.lockstep is not None:
-        raise StartupError(
-            "--pipeline-parallel-size does not go with experts that --data-parallel-size ranks share: they compute "
-            "steps together, and stages several at once. Leave one of them out."
-        )
     if groups.layout.pipeline > 1:
         stage = stages_of(config.num_layers, options.parallel)[groups.layout.coordinates(groups.rank).pipeline]
         speculation = options.speculative.chosen()

@@ -17,6 +17,7 @@ from engine_svc.native.library import Kernels
 from engine_svc.parallel.dual_batch import DualBatch
 from engine_svc.parallel.layout import ParallelLayout, Purpose
 from engine_svc.parallel.lockstep import Lockstep
+from engine_svc.parallel.pass_counts import PassCounts
 from engine_svc.parallel.shared_memory import SharedMemory, share_memory
 
 _JOIN_SECONDS = 120
@@ -260,15 +261,20 @@ def _share(
 def _join_lockstep(
     layout: ParallelLayout, rank: int, made: Mapping[tuple[int, ...], dist.ProcessGroup | None], host: str, backend: str
 ) -> Lockstep | None:
-    """By a group for tensors on the host, which is the one that there is where those of the model are there too."""
+    """By groups for tensors on the host, which are those that there are where those of the model are there too."""
     if layout.data == 1:
         return None
-    ranks = layout.group_of(rank, Purpose.EXPERT)
-    if backend != "gloo":
-        made = {group: _new_group(group, "gloo") for group in layout.groups(Purpose.EXPERT)}
-    group = made[ranks]
-    assert group is not None
-    return Lockstep(layout, ranks, rank, group, host)
+    groups = dict(made) if backend == "gloo" else {}
+    everyone = tuple(range(layout.num_ranks))
+    for ranks in (everyone, *layout.groups(Purpose.EXPERT), *layout.groups(Purpose.PIPELINE)):
+        if len(ranks) > 1 and ranks not in groups:
+            groups[ranks] = _new_group(ranks, "gloo")
+    all_ranks, stage = groups[everyone], groups[layout.group_of(rank, Purpose.EXPERT)]
+    assert all_ranks is not None
+    assert stage is not None
+    stages = groups.get(layout.group_of(rank, Purpose.PIPELINE))
+    passes = PassCounts(layout, layout.coordinates(rank), stage, stages)
+    return Lockstep(layout, rank, all_ranks, passes, host)
 
 
 def _new_group(ranks: tuple[int, ...], backend: str | None) -> dist.ProcessGroup | None:

@@ -21,6 +21,26 @@ So all ranks take part in the same exchanges, in the same order, and between two
 
 The ranks of one tensor group get their plans one after the other, and an exchange may find some with a plan and some
 without. Tokens count only once all ranks of the group have them; until then there is another exchange.
+
+Where layers are in stages, those of the first one exchange, and each stage hands what they find on to the next
+(`pass_counts.py`), which runs the same passes and ends the same waves, later: a rank that is told of a pass of its own
+has its plan or will have it. The passes of a stage are in the order of the first one's, so nobody waits for good.
+Number them through all waves, and take whatever a rank waits for in the pass `k` of stage `s`:
+
+* the stage before, for its counts or hidden states: pass k of stage s - 1;
+* the other ranks of the stage, for their parts of a sum or their tokens: pass k of stage s, which they come to when
+  they are through with pass k - 1, and the stages before with pass k;
+* in the first stage, tokens that the last has sampled, and anywhere masks and plans, which are made of such tokens:
+  some pass before k, of the last stage at most;
+* the stage behind, which is to take what was sent some passes ago: a pass before k.
+
+All of these come before (k, s) in the order of passes first and stages then, so of the ranks that wait the first one
+in that order waits for nobody. A stage of its own order, whose ranks exchanged for themselves, could wait in a circle:
+a rank for its own hidden states within a pass, and those for another data rank, which waits for a token that it is kept
+from computing by that same pass.
+
+A wave may be over in the first stage, and another one called, while stages behind are in the one before: they enter
+waves one by one.
 """
 
 from __future__ import annotations
@@ -33,6 +53,7 @@ import torch.distributed as dist
 
 from engine_svc.parallel.layout import ParallelLayout
 from engine_svc.parallel.lifeline import Kind, Lifeline, Switchboard
+from engine_svc.parallel.pass_counts import PassCounts
 
 _HEAR_SECONDS = 2.0
 
@@ -48,21 +69,21 @@ class Lockstep:
         counts: of each data rank, the tokens of the present pass.
         is_running: whether a wave is under way here.
         is_cut: whether the present pass runs as two halves, on all ranks: see dual_batch.py.
+        is_awaited: whether the next pass is this rank's, and the stage before has begun it: its plan is on its way.
     """
 
     def __init__(
-        self, layout: ParallelLayout, ranks: tuple[int, ...], rank: int, group: dist.ProcessGroup, host: str
+        self, layout: ParallelLayout, rank: int, group: dist.ProcessGroup, passes: PassCounts, host: str
     ) -> None:
         """
         Args:
-            ranks: that share experts, of which `rank` is this one.
-            group: of these, for tensors on the host.
-            host: of the first of them, as the others reach it.
+            group: of all ranks, for tensors on the host.
+            host: of the first rank, as the others reach it.
         """
-        self._layout, self._ranks, self._index, self._group = layout, ranks, ranks.index(rank), group
+        self._layout, self._index, self._passes = layout, rank, passes
         self._data_rank = layout.coordinates(rank).data
         self.counts = [0] * layout.data
-        self.is_running = self.is_cut = False
+        self.is_running = self.is_cut = self.is_awaited = False
         self._wave = 0
         self._called = 0
         self._all_ready, self._any_lost = threading.Event(), threading.Event()
@@ -70,9 +91,9 @@ class Lockstep:
         self._lost = ""
         self._on_call: Callable[[], None] = lambda: None
         self._on_loss: Callable[[str], None] = lambda who: None
-        self._switchboard = None if self._index else Switchboard(host, len(ranks))
+        self._switchboard = None if self._index else Switchboard(host, layout.num_ranks)
         port = torch.tensor([self._switchboard.port if self._switchboard else 0])
-        dist.broadcast(port, ranks[0], group=group)
+        dist.broadcast(port, 0, group=group)
         self._line = Lifeline((host, int(port)), self._index, self._hear)
 
     def watch(self, on_call: Callable[[], None], on_loss: Callable[[str], None]) -> None:
@@ -104,10 +125,16 @@ class Lockstep:
     @property
     def is_over(self) -> bool:
         """Whether no rank will have tokens any more."""
-        return len(self._leaving) == len(self._ranks)
+        return len(self._leaving) == self._layout.num_ranks
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank says what there is to do, and is not told."""
+        return self._passes.is_first
 
     def close(self) -> None:
         """Ends the line; to be called once it is over."""
+        self._passes.settle()
         self._line.close()
         if self._switchboard is not None:
             self._switchboard.close()
@@ -116,8 +143,12 @@ class Lockstep:
         """Whether there is a wave to enter that this rank is not in; enters it."""
         if self._called <= self._wave:
             return False
-        self._wave, self.is_running = self._called, True
+        self._enter()
         return True
+
+    def _enter(self) -> None:
+        self._wave += 1
+        self.is_running = True
 
     def take_turn(self, num_tokens: int, run_empty: Callable[[], None], *, cuts: bool = False) -> None:
         """Returns when the next pass is this rank's, of so many tokens; until then it runs empty ones.
@@ -125,30 +156,31 @@ class Lockstep:
         Args:
             cuts: it is to be cut, if those of all others that have tokens are, too.
         """
-        if not self.is_running and not self.is_called():
-            self._wave += 1
-            self.is_running = True
-            self._line.say(Kind.WAVE, self._wave)
-        while not self._exchange(num_tokens, cuts)[self._data_rank]:
+        while True:
+            if not self.is_running and not self.is_called():
+                self._enter()
+                if self.is_first_stage:  # whose plan will come, too: stages behind need only wait for its wave
+                    self._line.say(Kind.WAVE, self._wave)
+            if self._next(num_tokens, cuts)[self._data_rank]:
+                return
             if any(self.counts):
                 run_empty()
 
     def stand_by(self, run_empty: Callable[[], None]) -> None:
-        """One exchange of a wave, in which this rank has no tokens, and the empty pass behind it if there is any."""
-        self._exchange(0, cuts=True)
-        if any(self.counts):
+        """One pass of a wave, for which this rank has no plan: an empty one. If it should have one, see `is_awaited`;
+        and there may be none yet, or the wave be over."""
+        counts = self._next(0, cuts=True)
+        self.is_awaited = bool(counts[self._data_rank])
+        if any(counts) and not self.is_awaited:
             run_empty()
 
-    def _exchange(self, num_tokens: int, cuts: bool) -> list[int]:
+    def _next(self, num_tokens: int, cuts: bool) -> list[int]:
         """The tokens of each data rank's next pass."""
-        mine = torch.tensor([num_tokens, int(cuts)])
-        gathered = [torch.empty_like(mine) for _ in self._ranks]
-        dist.all_gather(gathered, mine, group=self._group)
-        found = torch.stack(gathered)
-        self.is_running = bool(found[:, 0].any())
-        of_ranks = found.view(self._layout.data, self._layout.tensor, 2).amin(1)
-        self.counts = of_ranks[:, 0].tolist()
-        self.is_cut = all(cut for count, cut in of_ranks.tolist() if count)
+        if self.is_awaited:
+            self.is_awaited = False
+            return self.counts
+        found = self._passes.next(num_tokens, cuts)
+        self.counts, self.is_cut, self.is_running = found.counts, found.is_cut, not found.is_over
         return self.counts
 
     def _hear(self, kind: Kind, number: int) -> None:
@@ -167,9 +199,9 @@ class Lockstep:
     def _lose(self, index: int) -> None:
         if index == self._index or self._lost or self.is_over:
             return
-        at = self._layout.coordinates(self._ranks[index])
+        at = self._layout.coordinates(index)
         what = "has left" if index in self._leaving else "is lost"
-        self._lost = f"data-parallel rank {at.data} {what} (rank {self._ranks[index]} of {self._layout.num_ranks})"
+        self._lost = f"data-parallel rank {at.data} {what} (rank {index} of {self._layout.num_ranks})"
         self._any_lost.set()
         self._all_ready.set()
         self._on_loss(self._lost)

@@ -149,7 +149,8 @@ def requests_now_and_then(number: int, engine: Engine) -> Answered:
 @pytest.mark.parametrize(
     ("family", "count", "options"),
     [
-        ("llama4", 2, {"num_blocks": 16, "max_num_batched_tokens": 24}),  # preempted, in chunks, parts of all experts
+        # Parts of all experts, in two stages; preempted, in chunks.
+        ("llama4", 2, {"num_blocks": 16, "max_num_batched_tokens": 24, "pipeline_parallel_size": 2}),
         ("glm-moe", 2, TENSOR | {"expert_placement_strategy": "round_robin"}),
         ("gpt-oss", 3, {"enable_expert_parallel": True, "all2all_backend": "allgather_reducescatter"}),
     ],
