@@ -8,14 +8,15 @@ modules exchange by our groups what their style says.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightTransform
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
 from engine_svc.models.transformers_stages import is_elsewhere
@@ -34,7 +35,7 @@ class TensorSharing:
 
     def __init__(self, group: ParallelGroup, device: torch.device) -> None:
         self._group, self._device = group, device
-        self._heads: dict[str, slice] = {}  # of parameters that are read whole: the rows that are kept
+        self._rows: dict[str, slice] = {}  # of parameters that are read whole: the rows that are kept
 
     def begin(self, model: Any) -> None:
         """Makes parameters the rank's part.
@@ -58,10 +59,15 @@ class TensorSharing:
                 )
         assert self._group.process_group is not None
         mesh = DeviceMesh.from_group(self._group.process_group, self._device.type)
+        made_of_others = _made_of_others(get_model_conversion_mapping(model))
         for name, style in _planned(model.tp_plan, [name for name, _ in model.named_parameters()], of_modules=True):
             path, _, parameter = name.rpartition(".")
-            if (rows := self._repeated_head(model, path, style)) is not None:
-                self._heads[name] = rows
+            rows = self._repeated_head(model, path, style)
+            if rows is None and style == "colwise" and f".{name}".endswith(made_of_others):
+                share = _share(self._group, len(model.get_parameter(name)))
+                rows = slice(self._group.rank * share, (self._group.rank + 1) * share)
+            if rows is not None:
+                self._rows[name] = rows
             else:
                 ALL_PARALLEL_STYLES[style].shard_param(model.get_submodule(path), parameter, mesh)
 
@@ -85,14 +91,14 @@ class TensorSharing:
         """Makes parameters plain tensors again, and has modules exchange what their style says.
 
         Raises:
-            StartupError: the checkpoint has several parameters in one tensor, of which no rank's part can be read.
+            StartupError: the checkpoint has parameters in a form of which no rank's part can be read.
         """
         _check_conversions(model)
         made: dict[int, torch.nn.Parameter] = {}  # some modules have the same one
         for path, module in model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 own = parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
-                own = own[self._heads.get(f"{path}.{name}", slice(None))]
+                own = own[self._rows.get(f"{path}.{name}", slice(None))]
                 plain = made.setdefault(id(parameter), torch.nn.Parameter(own, requires_grad=False))
                 module.register_parameter(name, plain)
         for path, style in _planned(model.tp_plan, [path for path, _ in model.named_modules()], of_modules=False):
@@ -101,14 +107,34 @@ class TensorSharing:
                 module.forward = _STYLES[style](module, self._group, module.forward)
 
 
+def _made_of_others(conversions: Iterable[WeightTransform]) -> tuple[str, ...]:
+    """How names of parameters end that the library takes out of a checkpoint's tensors, or arranges anew. Of what it
+    reads, it would cut a rank's part before that: right where experts are put together, and not here."""
+    return tuple(
+        f".{target.removeprefix('.')}"
+        for conversion in conversions
+        if isinstance(conversion, WeightConverter) and not _puts_together(conversion)
+        for target in conversion.target_patterns
+    )
+
+
+def _puts_together(conversion: WeightConverter) -> bool:
+    kinds = {type(operation) for operation in conversion.operations}
+    return MergeModulelist in kinds and kinds <= {MergeModulelist, Concatenate}
+
+
 def _check_conversions(model: Any) -> None:
-    """Of what was read, a rank's part was cut before it was made a parameter: right where experts are put together, and
-    not where a tensor is taken apart, or its features change places."""
+    """
+    Raises:
+        StartupError: a part of a parameter was cut out of what it is made of.
+    """
+    cut = [f".{name}" for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
+    known = [f".{name}" for name, _ in model.named_parameters()]
     for conversion in model._weight_conversions:
-        if not isinstance(conversion, WeightConverter):
+        names = _made_of_others([conversion])
+        if not names:
             continue
-        kinds = {type(operation) for operation in conversion.operations}
-        if MergeModulelist not in kinds or not kinds <= {MergeModulelist, Concatenate}:
+        if any(name.endswith(names) for name in cut) or not any(name.endswith(names) for name in known):
             raise StartupError(
                 f"{type(model).__name__}: the checkpoint has {', '.join(conversion.source_patterns)} in a form of "
                 "which ranks cannot read their parts. Leave --tensor-parallel-size out."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +103,13 @@ Path(folder, f"{rank}.json").write_text(json.dumps(found))
 
 @pytest.mark.slow
 def test_tensor_ranks(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """With a head of keys that both have, and a vocabulary that does not come out even; biases; windows; outputs of all
-    heads on both; experts."""
-    biased = tmp_path / "starcoder2"
-    _save(tiny_configuration("starcoder2"), biased)
+    """With a head of keys that both have, and a vocabulary that does not come out even; biases; several parameters in a
+    tensor of the checkpoint; windows; outputs of all heads on both; experts."""
+    saved = [tmp_path / "starcoder2", tmp_path / "hrm_text"]
+    for folder in saved:
+        _save(tiny_configuration(folder.name), folder)
     others = [model_folder(family) for family in ("gemma3", "olmo2", "qwen3-moe")]
-    folders = [model_folder("llama", num_key_value_heads=1, vocab_size=161), biased, *others]
+    folders = [model_folder("llama", num_key_value_heads=1, vocab_size=161), *saved, *others]
     given = [json.dumps(each) for each in ([str(folder) for folder in folders], PROMPTS[1:], 6)]
     command = [sys.executable, "-c", CODE]
     processes = [
@@ -146,10 +147,19 @@ def fake_group() -> Iterator[ParallelGroup]:
 def read_share(folder: Path, groups: ParallelGroups, **options: Any) -> dict[str, float]:
     """By tensor, how much of it a rank reads of those that it reads."""
     held = {name: Counted(tensor) for name, tensor in load_file(folder / "model.safetensors").items()}
-    config = json.loads((folder / "config.json").read_text())
-    division = _division(groups, engine_options(**options), torch.device("cpu"))
-    TransformersModel(folder, config, torch.float32, torch.device("cpu"), False, lambda: held, division)
+    load_share(folder, groups, lambda: held, **options)
     return {name: tensor.read / tensor[...].numel() for name, tensor in held.items() if tensor.read}
+
+
+def load_share(folder: Path, groups: ParallelGroups, read: Callable[[], Any], **options: Any) -> TransformersModel:
+    """What a rank has of a model.
+
+    Args:
+        read: gives the checkpoint's tensors; None for the library to read them.
+    """
+    config, device = json.loads((folder / "config.json").read_text()), torch.device("cpu")
+    division = _division(groups, engine_options(**options), device)
+    return TransformersModel(folder, config, torch.float32, device, False, read, division)
 
 
 def test_a_tensor_rank_reads_its_slices_alone(model_folder: ModelFolder, fake_group: ParallelGroup) -> None:
@@ -233,9 +243,28 @@ def refused(
         read_share(folder, groups, pipeline_parallel_size=groups.layout.pipeline)
 
 
-def test_parameters_that_stand_in_one_tensor_are_refused(fake_group: ParallelGroup, tmp_path: Path) -> None:
-    """Transformers cuts a rank's part out of it before it takes it apart."""
+def test_parameters_that_stand_in_one_tensor_are_cut_when_they_are_apart(
+    fake_group: ParallelGroup, tmp_path: Path
+) -> None:
+    """Transformers would cut a rank's part out of the tensor, which has others' rows there."""
     _save(tiny_configuration("hrm_text"), tmp_path)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    groups = ParallelGroups(ParallelLayout(tensor=2), 0, tensor=fake_group)
+    parts = dict(load_share(tmp_path, groups, lambda: None)._decoder.named_parameters())
+    for name, part in parts.items():
+        assert part.equal(whole[f"model.{name}"][tuple(map(slice, part.shape))]), name
+    for name in ("self_attn.gate_proj", "self_attn.v_proj", "mlp.up_proj"):
+        assert parts[f"H_module.layers.0.{name}.weight"].shape == (32, 64)
+
+
+def test_parameters_that_stand_in_one_tensor_are_refused_in_other_styles(
+    fake_group: ParallelGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _save(tiny_configuration("hrm_text"), tmp_path)
+    plan = {
+        f"{stack}_module.layers.*.mlp.{name}_proj": "colwise_gather_output" for stack in "LH" for name in ("gate", "up")
+    }
+    monkeypatch.setattr(transformers.HrmTextConfig, "base_model_tp_plan", plan)
     groups = ParallelGroups(ParallelLayout(tensor=2), 0, tensor=fake_group)
     with pytest.raises(StartupError, match=r"has .*gate_up_proj.* in a form of which ranks cannot read their parts"):
         read_share(tmp_path, groups)
