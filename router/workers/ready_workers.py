@@ -86,10 +86,11 @@ class ReadyWorkers:
         if len(self._namings) > _MOST_MODELS:
             self._namings.clear()
         self._namings[model] = namings
+        sizes = ", ".join(map(str, sorted({size for size, _ in namings})))
         logger.warning(
             "workers of model %r name their cached blocks in %d ways, by blocks of %s tokens, of which the %d most "
             "usual are looked up; give all of them the same --block-size, and adapters of a name the same weights",
-            model, len(namings), ", ".join(str(size) for size, _ in namings), min(len(namings), MOST_NAMINGS),
+            model, len(namings), sizes, min(len(namings), MOST_NAMINGS),
         )  # fmt: skip
 
     def patience(self, model: str) -> float:

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from benchmarks.router_cost import SilentWorker
+from quire.block_hash import block_keys
 from quire.errors import Unavailable
 from quire.options.router import PlacementCostOptions, RouterOptions
 from quire.v1 import common_pb2
@@ -136,3 +137,31 @@ async def test_one_that_moves_goes_to_another_of_the_same_make_while_there_is_on
         assert stream.worker is not None and stream.worker is not left
         assert stream.worker.make == left.make
         assert stream.worker.address in with_room
+
+
+@pytest.mark.parametrize("held", [0, 1])
+async def test_an_adapter_has_other_blocks_where_its_weights_are_others(held: int) -> None:
+    """Whichever revision the caller's keys are of."""
+    fleet = Fleet(2, seed=1)
+    prompt = list(range(_BLOCK_SIZE * 20))
+    keys = [block_keys(prompt, _BLOCK_SIZE, adapter=revision) for revision in ("old", "new")]
+    for worker, revision in zip(fleet.workers, ("old", "new"), strict=True):
+        info = common_pb2.ModelInfo(
+            served_model_names=["bench"], block_size=_BLOCK_SIZE, max_num_seqs=8, max_num_batched_tokens=512,
+            adapters=[common_pb2.AdapterInfo(name="tuned", revision=revision)],
+        )  # fmt: skip
+        worker.learn(info)
+        worker.load.heartbeat(common_pb2.EngineLoad(total_kv_blocks=100), 0.0)
+    fleet.core.index.store(fleet.workers[held].blocks, keys[held], on_host=False)
+    fleet.core.on_change()
+    for number, given in enumerate(keys):
+        request = common_pb2.Generation(
+            request_id=str(number), model="tuned", prompt_token_ids=prompt, prompt_block_size=_BLOCK_SIZE,
+            prompt_block_keys=given,
+        )  # fmt: skip
+        fleet.core.dispatcher.start(fleet.session, number, request)
+        decision = fleet.core.table.decisions.find(str(number))
+        assert decision is not None and decision.chosen == fleet.workers[held].address
+        known = dict(zip(decision.addresses, decision.candidates.cached_tokens, strict=True))
+        assert known == {worker.address: 19 * _BLOCK_SIZE * (worker is fleet.workers[held]) for worker in fleet.workers}
+        fleet.core.dispatcher.abort(fleet.session, number)
