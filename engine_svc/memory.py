@@ -8,7 +8,8 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import torch
 
@@ -48,21 +49,27 @@ def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
     places = [(each.data_ptr(), each.nbytes) for each in tensors if each.is_cpu and each.nbytes >= _HUGE_PAGE]
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return
+    madvise = _madvise()
     for address, num_bytes in places:
-        _advise(address, num_bytes, mmap.MADV_HUGEPAGE)
+        madvise(address, num_bytes, mmap.MADV_HUGEPAGE)
     threading.Thread(target=_collapse, args=(places,), name="huge pages", daemon=True).start()
 
 
 def _collapse(places: Sequence[tuple[int, int]]) -> None:
     """Has no tensor in hand: one that goes meanwhile is free, and what is there then keeps its values too."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)  # of this thread alone
+    madvise = _madvise()
     for address, num_bytes in places:
-        _advise(address, num_bytes, _MADV_COLLAPSE)
+        first = -(-address // _HUGE_PAGE) * _HUGE_PAGE
+        for page in range(first, address + num_bytes - _HUGE_PAGE + 1, _HUGE_PAGE):
+            madvise(page, _HUGE_PAGE, _MADV_COLLAPSE)  # one at a time: it ends at one of which nothing was touched
 
 
-def _advise(address: int, num_bytes: int, advice: int) -> None:
-    """Where the system does not take it, nothing happens."""
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), advice)
+def _madvise() -> Callable[[int, int, int], int]:
+    """The system's call for (address, bytes, advice): where it does not take it, nothing happens."""
+    call = ctypes.CDLL(None).madvise
+    call.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return cast("Callable[[int, int, int], int]", call)
 
 
 def keep_freed_memory() -> None:
