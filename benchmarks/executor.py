@@ -1,8 +1,9 @@
-"""How long a step's plan is on its way to the ranks of `mp`: by sockets alone, and as it goes.
+"""How long a step's plan is on its way to the ranks of `mp`.
 
 `python -m benchmarks.executor` prints the table of benchmarks/results/executor.md. Times are from before the plan is
-encoded to when the last rank has it before it and knows how long it is; making Python's objects of it comes on top, the
-same either way, and is a column of its own.
+encoded to when it is written for all ranks, to when the last rank has it before it and knows how long it is, and to when
+the last rank has made Python's objects of it. Ranks note the time and tell it when they are asked: so telling takes no
+processor from those that have not read yet.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -25,6 +26,19 @@ _SECONDS = 30.0
 
 class Announced(msgspec.Struct, tag="Step"):
     """A step whose plan is walked over, and not made."""
+
+
+class Tell(msgspec.Struct, tag=True):
+    """Say what was noted of the last plan; then, whether plans are to be made from now on."""
+
+    makes: bool
+
+
+class Noted(msgspec.Struct):
+    """What a rank has noted, nanoseconds."""
+
+    at: int = 0
+    processor: int = 0  # that it has spent since the plan before
 
 
 _PAUSE_SECONDS = 0.002  # between steps, in which ranks fall asleep
@@ -56,18 +70,26 @@ PLANS = {
 
 
 class Group:
-    """Ranks that tell when they have read a plan."""
+    """Ranks that note when they have read a plan."""
 
-    def __init__(self, ranks: int, shares_memory: bool) -> None:
-        self._processes = RankProcesses(ranks, "benchmarks.executor", shares_memory=shares_memory)
+    def __init__(self, ranks: int) -> None:
+        self._processes = RankProcesses(ranks, "benchmarks.executor")
 
-    def microseconds(self, plan: StepPlan) -> float:
-        """From before it is encoded to when the last rank has read it."""
+    def microseconds(self, plan: StepPlan, makes: bool) -> tuple[float, float, float]:
+        """Until it is written, until the last rank has read it, and the processor's time that a rank spends on it."""
+        self._tell(makes)
         time.sleep(_PAUSE_SECONDS)
         began = time.monotonic_ns()
         self._processes.broadcast.to_all(Step(plan), _SECONDS)
-        read: list[int] = [channel.receive(int, _SECONDS) for channel in self._processes.channels]
-        return (max(read) - began) / 1000
+        written = time.monotonic_ns()
+        time.sleep(_PAUSE_SECONDS)
+        noted = self._tell(makes)
+        spent = statistics.median(each.processor for each in noted)
+        return (written - began) / 1000, (max(each.at for each in noted) - began) / 1000, spent / 1000
+
+    def _tell(self, makes: bool) -> list[Noted]:
+        self._processes.broadcast.to_all(Tell(makes), _SECONDS)  # type: ignore[arg-type]  # ours alone
+        return [channel.receive(Noted, _SECONDS) for channel in self._processes.channels]
 
     def close(self) -> None:
         self._processes.broadcast.close()
@@ -77,30 +99,34 @@ class Group:
 def serve(argument: str) -> None:
     """As a rank."""
     channel, inbox = begin_child(argument)
+    noted, kind = Noted(), Announced | Tell
     while True:
+        spent = time.thread_time_ns()
         try:
-            inbox.receive_as(Announced)
+            found = inbox.receive_as(kind)
         except EOFError:
             return
-        channel.send(time.monotonic_ns())
+        at = time.monotonic_ns()
+        if not isinstance(found, Tell):
+            noted = Noted(at, time.thread_time_ns() - spent)
+            continue
+        kind = (Step if found.makes else Announced) | Tell
+        channel.send(noted)
 
 
 def measure(ranks: int, rounds: int) -> Iterable[str]:
-    groups = [Group(ranks, shares_memory) for shares_memory in (False, True)]
+    group = Group(ranks)
     for name, plan in PLANS.items():
-        times: Sequence[list[float]] = ([], [])
+        walked, made = [], []
         for _ in range(rounds):
-            for group, found in zip(groups, times, strict=True):
-                found.append(group.microseconds(plan))
-        sockets, memory = map(statistics.median, times)
-        quick = [statistics.quantiles(found, n=10)[0] for found in times]
+            walked.append(group.microseconds(plan, makes=False))
+            made.append(group.microseconds(plan, makes=True))
+        written, read, spent = zip(*walked, strict=True)
+        objects = [each[1] for each in made]
         size = len(msgspec.msgpack.encode(Step(plan)))
-        yield (
-            f"| {name} | {size:,} | {ranks} | {sockets:.0f} | {memory:.0f} | {memory / sockets:.2f} "
-            f"| {quick[0]:.0f} | {quick[1]:.0f} |"
-        )
-    for group in groups:
-        group.close()
+        cells = [*map(statistics.median, (written, read, objects, spent)), statistics.quantiles(read, n=10)[0]]
+        yield f"| {name} | {size:,} | {ranks} | " + " | ".join(f"{cell:.0f}" for cell in cells) + " |"
+    group.close()
 
 
 def main() -> None:
@@ -108,7 +134,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--rounds", type=int, default=300)
     options = parser.parse_args()
-    print("| plan | bytes | ranks | sockets, µs | shared memory, µs | ratio | best tenth: sockets | shared memory |")
+    print("| plan | bytes | ranks | written, µs | read | and made | a rank's own time | best tenth: read |")
     print("|---|---|---|---|---|---|---|---|")
     for ranks in options.ranks:
         for line in measure(ranks, options.rounds):

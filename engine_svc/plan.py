@@ -44,8 +44,8 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     adapter_slot: int = 0  # of the device, whose adapter it runs with: see AdapterChanges; 0 for none
 
 
-class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True):
-    """What one sequence computes in this step."""
+class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one sequence computes in this step. There are many, and none can be part of a cycle."""
 
     slot: int
     num_computed_tokens: int  # before the step

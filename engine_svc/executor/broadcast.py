@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,11 @@ class InSlot(msgspec.Struct, tag=True):
 
     number: int
     length: int
+
+
+@functools.cache
+def _or_in_slot(kind: Any) -> Any:
+    return kind | InSlot
 
 
 class RankUnreachable(Exception):
@@ -92,7 +98,7 @@ class Inbox:
 
     def receive_as(self, kind: Any) -> Any:
         """As `receive`, of messages of another kind."""
-        received = self._channel.receive(kind | InSlot)
+        received = self._channel.receive(_or_in_slot(kind))
         if not isinstance(received, InSlot):
             return received
         if self._slots is None:

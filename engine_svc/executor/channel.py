@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import struct
 from typing import Any
@@ -21,7 +22,13 @@ def encode(message: Any) -> bytes:
 
 def decode(payload: Buffer, kind: Any) -> Any:
     """The message; structs are of the type that is named."""
-    return msgspec.msgpack.decode(payload, type=kind)
+    return _decoder(kind).decode(payload)
+
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Made once: for all that ranks are told, making it takes as long as reading the plan of 256 sequences."""
+    return msgspec.msgpack.Decoder(kind)
 
 
 class Channel:
