@@ -1,9 +1,9 @@
 """How long a step's plan is on its way to the ranks of `mp`.
 
 `python -m benchmarks.executor` prints the table of benchmarks/results/executor.md. Times are from before the plan is
-encoded to when it is written for all ranks, to when the last rank has it before it and knows how long it is, and to when
-the last rank has made Python's objects of it. Ranks note the time and tell it when they are asked: so telling takes no
-processor from those that have not read yet.
+encoded: to when it is written for all ranks, to when the last rank has it before it and knows how long it is, and to
+when the last rank has made Python's objects of it. Ranks note the time and tell it when they are asked: so telling
+takes no processor from those that have not read yet.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -99,7 +100,8 @@ class Group:
 def serve(argument: str) -> None:
     """As a rank."""
     channel, inbox = begin_child(argument)
-    noted, kind = Noted(), Announced | Tell
+    noted = Noted()
+    kind: Any = Announced | Tell
     while True:
         spent = time.thread_time_ns()
         try:

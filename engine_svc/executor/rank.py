@@ -128,9 +128,11 @@ class RankProcess:
         in_order = device.type == "cpu" or options.kernels.batch_invariant is True
         place = place_of(command)
         kernels = choose_kernels(options.kernels.cpu_kernels, device)
-        groups = join_groups(place.layout, place.rank, place.rendezvous, device, in_order, kernels)
+        executor = options.parallel.executor
+        custom = not executor.disable_custom_all_reduce
+        groups = join_groups(place.layout, place.rank, place.rendezvous, device, in_order, kernels, custom)
         self._wait_for_turn(command)
-        made = runner_class(options.parallel.executor)
+        made = runner_class(executor)
         rank = self._rank = RankModel(lambda: made(command.model, options, groups, device), device, command.rank)
         self._wait_for_turn(command)
         if groups.lockstep is not None:

@@ -18,6 +18,7 @@ from engine_svc.parallel.dual_batch import DualBatch
 from engine_svc.parallel.layout import ParallelLayout, Purpose
 from engine_svc.parallel.lockstep import Lockstep
 from engine_svc.parallel.pass_counts import PassCounts
+from engine_svc.parallel.peer_memory import PeerMemory, share_peers
 from engine_svc.parallel.shared_memory import SharedMemory, share_memory
 
 _JOIN_SECONDS = 120
@@ -41,17 +42,19 @@ class ParallelGroup:
     process_group: dist.ProcessGroup | None = None
     sums_in_order: bool = False  # whatever a tensor's size, and a value's place in it
     shared: SharedMemory | None = None  # of ranks on one machine's CPU: always in order
+    peers: PeerMemory | None = None  # of ranks on GPUs that reach each other's memory
     dual_batch: DualBatch = field(default_factory=DualBatch)  # whose other half computes during a pass's collectives
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks, in place."""
+        """The sum over the ranks, in place or not: only what is returned may be used."""
         if self.process_group is None:
             return tensor
         return self.dual_batch.communicate(lambda: self._all_reduce(tensor))
 
     def _all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self.shared is not None and self.shared.sums(tensor):
-            return self.shared.all_reduce(tensor)
+        for memory in (self.shared, self.peers):
+            if memory is not None and memory.sums(tensor):
+                return memory.all_reduce(tensor)
         if self.sums_in_order and self.world_size > 2:  # of two, either order is the same
             return tensor.copy_(self._sum_in_order(tensor))
         dist.all_reduce(tensor, group=self.process_group)
@@ -206,7 +209,7 @@ class ParallelGroups:
 
 def join_groups(
     layout: ParallelLayout, rank: int, rendezvous: str, device: torch.device, sums_in_order: bool = False,
-    kernels: Kernels | None = None,
+    kernels: Kernels | None = None, custom: bool = True,
 ) -> ParallelGroups:  # fmt: skip
     """Meets the other ranks.
 
@@ -214,6 +217,7 @@ def join_groups(
         rendezvous: where they meet: a file that all ranks see, fresh for each worker, or `tcp://<host>:<port>`.
         sums_in_order: see ParallelGroup.
         kernels: of the rank's CPU.
+        custom: ranks may sum and gather through memory that they share, and not by NCCL or Gloo alone.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     meeting = rendezvous if "://" in rendezvous else f"file://{rendezvous}"
@@ -232,12 +236,19 @@ def join_groups(
         for ranks in layout.groups(purpose):
             if len(ranks) > 1 and ranks not in made:
                 made[ranks] = _new_group(ranks, None)
-    shared = _share(layout, rank, made, kernels) if device.type == "cpu" else {}
+    shared = _share(layout, rank, made, kernels) if custom and device.type == "cpu" else {}
+    tensor = made.get(layout.group_of(rank, Purpose.TENSOR))
+    peers = None
+    if tensor is not None and custom and device.type == "cuda" and not sums_in_order:
+        peers = share_peers(tensor, device)
     dual_batch = DualBatch(device)
 
     def join(purpose: Purpose) -> ParallelGroup:
         own = layout.group_of(rank, purpose)
-        return ParallelGroup(own.index(rank), len(own), made.get(own), sums_in_order, shared.get(own), dual_batch)
+        return ParallelGroup(
+            own.index(rank), len(own), made.get(own), sums_in_order, shared.get(own),
+            peers if purpose is Purpose.TENSOR else None, dual_batch,
+        )  # fmt: skip
 
     return ParallelGroups(
         layout, rank, join(Purpose.TENSOR), join(Purpose.EXPERT), join(Purpose.PIPELINE), join(Purpose.DATA),

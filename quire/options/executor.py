@@ -20,6 +20,11 @@ class ExecutorOptions:
         None, "Ranks of a worker that read their weights at the same time, where reading takes host memory beside "
         "them. Default: all.", minimum=1, maximum=1024,
     )  # fmt: skip
+    disable_custom_all_reduce: bool = option(
+        False, "Ranks sum by NCCL alone, or Gloo on a CPU, and never through memory that they share: on GPUs that "
+        "reach each other's, small tensors are summed by one kernel otherwise; on a CPU all are, by ours.",
+        affects_output=True,
+    )  # fmt: skip
     worker_cls: str = option(
         "auto", "Class that runs the model on each rank, as package.module.Class: derived from "
         "engine_svc.runner.runner.Runner, see docs/scaling.md. auto: that one.", metavar="CLASS", affects_output=True,

@@ -74,9 +74,6 @@ _PARALLEL: Mapping[str, Answer] = {
     "eplb-step-interval": acts_as("--eplb-config.step_interval"),
     "eplb-log-balancedness": acts_as("--eplb-config.log_balancedness", fixed="true", switch=True),
     "worker-use-ray": acts_as("--distributed-executor-backend", fixed="ray", switch=True),
-    "disable-custom-all-reduce": no_effect(
-        "Sums over ranks on GPUs are NCCL's; there are no others.", switch=True
-    ),
 }  # fmt: skip
 
 _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
