@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from engine_svc.attention.base import AttentionMetadata
-from engine_svc.memory import keep_freed_memory
+from engine_svc.memory import keep_freed_memory, use_huge_pages
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.encoder import Encoder
 from engine_svc.plan import KvCacheSpec
@@ -67,6 +67,7 @@ class PoolingRunner:
         """The blocks, unless they are there, and a first step: before any other."""
         if self._cache is None:
             (self._cache,) = self._loaded.attention.allocate(self._num_blocks, 1)
+            use_huge_pages([self._cache])
             self._warm_up()
 
     def release_caches(self) -> None:

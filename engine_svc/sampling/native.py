@@ -18,6 +18,7 @@ from engine_svc.sampling.native_parts import (
     draw_by_race,
     draw_from_candidates,
     sample,
+    wanted,
 )
 from quire.sampling import SamplingParameters
 
@@ -31,8 +32,7 @@ class NativeChooser(Chooser):
 
     def add(self, slot: int, parameters: SamplingParameters, seed: int) -> None:
         """See Chooser.add."""
-        temperature = 0.0 if parameters.is_greedy else parameters.temperature
-        self._wanted[slot] = seed, temperature, parameters.top_p, parameters.min_p, parameters.top_k
+        self._wanted[slot] = wanted(parameters, seed)
 
     def choose(
         self, logits: torch.Tensor, slots: Sequence[int], num_tokens: Sequence[int]

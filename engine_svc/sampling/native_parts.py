@@ -10,6 +10,7 @@ import torch
 
 from engine_svc.native.library import Kernels
 from engine_svc.parallel.vocabulary import VocabularyPart
+from quire.sampling import SamplingParameters
 
 # As sampling.cpp has it.
 WANTED = np.dtype([("seed", "u8"), ("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8")])
@@ -17,6 +18,12 @@ WANTED = np.dtype([("seed", "u8"), ("temperature", "f8"), ("top_p", "f8"), ("min
 _CANDIDATES = 256
 # For one with top-k they are k of them, no more than these.
 MOST_CANDIDATES = 1024
+
+
+def wanted(parameters: SamplingParameters, seed: int) -> tuple[float, ...]:
+    """A row of WANTED."""
+    temperature = 0.0 if parameters.is_greedy else parameters.temperature
+    return seed, temperature, parameters.top_p, parameters.min_p, parameters.top_k
 
 
 @dataclass(frozen=True)

@@ -118,9 +118,9 @@ def test_rows_come_together_unless_a_stage_goes_by_tokens(monkeypatch: pytest.Mo
     passes: list[int] = []
     sample = Sampler.sample
 
-    def note(self: Sampler, logits: torch.Tensor, rows: SampledRows, step: TokenMasks | None = None) -> Any:
+    def note(self: Sampler, logits: torch.Tensor, rows: SampledRows, *others: Any) -> Any:
         passes.append(len(rows))
-        return sample(self, logits, rows, step)
+        return sample(self, logits, rows, *others)
 
     monkeypatch.setattr(Sampler, "sample", note)
     logits = torch.zeros(11, SIZE)
@@ -155,10 +155,10 @@ def test_what_raises_behind_a_wrong_draft_fails_nobody(monkeypatch: pytest.Monke
     """Row by row, each sequence goes as far as its drafts are right; where it raises there, it fails alone."""
     sample = Sampler.sample
 
-    def refuse(self: Sampler, logits: torch.Tensor, rows: SampledRows, step: TokenMasks | None = None) -> Any:
+    def refuse(self: Sampler, logits: torch.Tensor, rows: SampledRows, *others: Any) -> Any:
         if len(rows) > 1 or rows.num_tokens[0] == 3:
             raise ValueError("row")
-        return sample(self, logits, rows, step)
+        return sample(self, logits, rows, *others)
 
     monkeypatch.setattr(Sampler, "sample", refuse)
     logits = torch.zeros(9, SIZE)
