@@ -8,6 +8,7 @@
 
 namespace quire {
 
+// Of small work: so many that a thread which comes late leaves little, so few that taking them costs nothing.
 constexpr int64_t PIECES_A_THREAD = 16;
 
 // The threads that share the work, the calling one among them.
