@@ -6,8 +6,8 @@ import contextlib
 import ctypes
 import math
 import mmap
-import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
@@ -15,7 +15,7 @@ import torch
 
 _HUGE_PAGE = 2 << 20
 _MADV_COLLAPSE = 25  # of Linux 6.1 on
-_LOWEST_PRIORITY = 19
+_PAUSE = 9  # times as long as a page's move took
 # Of glibc's malloc.h, and what they are set to: as much as it takes for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _MOST_BYTES = 512 << 20, 32 << 20
@@ -56,13 +56,19 @@ def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _collapse(places: Sequence[tuple[int, int]]) -> None:
-    """Has no tensor in hand: one that goes meanwhile is free, and what is there then keeps its values too."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)  # of this thread alone
+    """Has no tensor in hand: one that goes meanwhile is free, and what is there then keeps its values too.
+
+    A page's move locks out whoever touches memory anew, and takes milliseconds where a virtual machine first has to get
+    it from its host. So most of the time is left to the steps. A low priority would not do: who has the lock must not
+    wait for those that it locks out.
+    """
     madvise = _madvise()
     for address, num_bytes in places:
         first = -(-address // _HUGE_PAGE) * _HUGE_PAGE
         for page in range(first, address + num_bytes - _HUGE_PAGE + 1, _HUGE_PAGE):
+            begin = time.perf_counter()
             madvise(page, _HUGE_PAGE, _MADV_COLLAPSE)  # one at a time: it ends at one of which nothing was touched
+            time.sleep(_PAUSE * (time.perf_counter() - begin))
 
 
 def _madvise() -> Callable[[int, int, int], int]:
