@@ -82,15 +82,20 @@ class JsonObject(click.ParamType[Any]):
         try:
             parsed = value if isinstance(value, dict) else json.loads(value)
         except ValueError as error:
-            self.fail(f"{value!r} is not JSON: {error}.", param, ctx)
+            self.fail(f"{value!r} is not JSON: {error}. {self._how_to_write(param)}", param, ctx)
         if not isinstance(parsed, dict):
-            self.fail(f"{value!r} is not a JSON object.", param, ctx)
+            self.fail(f"{value!r} is not a JSON object. {self._how_to_write(param)}", param, ctx)
         if parsed and self._schema:  # an empty one says nothing
             try:
                 check_object(parsed, self._schema)
             except ValueError as error:
                 self.fail(str(error), param, ctx)
         return parsed
+
+    def _how_to_write(self, param: click.Parameter | None) -> str:
+        key = self._schema.__struct_fields__[0] if self._schema else "KEY"
+        flag = param.opts[0] if param else "--OPTION"
+        return f"""Write '{{"{key}": …}}', or each key by itself: {flag}.{key} …"""
 
 
 def _range(minimum: float | None, maximum: float | None) -> str:

@@ -122,6 +122,10 @@ def test_what_is_wrong_is_said_at_the_start(config: dict[str, Any], words: str) 
         (("--speculative-config.method",), "--speculative-config.method needs a value"),
         (("--speculative-config.model.", "3"), "ends with a dot"),
         (("--speculative-config", "[1]"), "not a JSON object"),
+        (
+            ("--speculative-config", "ngram"),
+            "Write '{\"method\": …}', or each key by itself: --speculative-config.method",
+        ),
         (("--speculative-config", "[1]", "--speculative-config.method", "ngram"), "not a JSON object"),
         (("--speculative-config.model", "m", "--speculative-config.model.x", "n"), "model is no object"),
         (("--num-lookahead-slots", "-1"), "at least 0"),
