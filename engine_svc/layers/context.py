@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from engine_svc.layers.part import Part
+from engine_svc.layers.part import Layout, Part
 from engine_svc.ops.base import ExpertAdapters, Ops, Product
 from engine_svc.parallel.group import ParallelGroups
 from engine_svc.parallel.placement import ExpertSharing
@@ -44,12 +44,15 @@ class HeadAdapters(Protocol):
 class Adapters(Protocol):
     """What adds low-rank adapters to layers, each of which asks for it as it packs; see lora/layers.py."""
 
-    def matrix(self, path: str, outputs: Mapping[str, Part], inputs: Part, product: Product) -> Product:
+    def matrix(
+        self, path: str, outputs: Mapping[str, Part], inputs: Part, product: Product, layout: Layout = Layout()
+    ) -> Product:
         """A product that adds what adapters change of it.
 
         Args:
             path: of the layer.
             outputs: of its matrices by their names, which stand below each other.
+            layout: of adapters that hold them as one.
         """
         ...
 
@@ -92,11 +95,13 @@ class LayerContext:
     adapters: Adapters | None = None  # None: none are served
     sharing: ExpertSharing = ExpertSharing()
 
-    def adapted(self, product: Product, outputs: Mapping[str, Part], inputs: Part) -> Product:
+    def adapted(
+        self, product: Product, outputs: Mapping[str, Part], inputs: Part, layout: Layout = Layout()
+    ) -> Product:
         """The product of the layer at this path, with what adapters change of it."""
         if self.adapters is None:
             return product
-        return self.adapters.matrix(self.path, outputs, inputs, product)
+        return self.adapters.matrix(self.path, outputs, inputs, product, layout)
 
     def at(self, name: str) -> LayerContext:
         """That of a module inside."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engine_svc.layers.context import LayerContext, PackedLayer
-from engine_svc.layers.split import Part, Split, bias_of, hold, split_parameter, take_all
+from engine_svc.layers.split import Layout, Part, Split, bias_of, hold, split_parameter, take_all
 from engine_svc.ops.base import MatrixProduct, Ops, Product
 from engine_svc.ops.weights import Weight, wide
 from engine_svc.parallel.group import ParallelGroup
@@ -29,7 +29,8 @@ class _SplitLinear(PackedLayer):
         bias = self.bias if self._adds_bias() else None
         product = product_of(self._context.ops, take_all(self._held), bias)
         self._weights = product.held
-        self._product = self._context.adapted(product, self._split.outputs, self._split.inputs)
+        split = self._split
+        self._product = self._context.adapted(product, split.outputs, split.inputs, split.layout)
         del self.bias, self._held
 
     def weights(self) -> Sequence[torch.Tensor]:
@@ -48,14 +49,14 @@ class ColumnParallelLinear(_SplitLinear):
 
     def __init__(
         self, input_size: int, parts: Mapping[str, Part], *, bias: bool, context: LayerContext,
-        among: Sequence[str] = (),
+        layout: Layout = Layout(),
     ) -> None:  # fmt: skip
         """
         Args:
-            parts: by name, in the order in which a checkpoint that holds them as one matrix has them.
-            among: that order, where it is another.
+            parts: by name.
+            layout: of checkpoints that hold them as one matrix.
         """
-        super().__init__(Split(dict(parts), Part(0, input_size, input_size), tuple(among)), bias=bias, context=context)
+        super().__init__(Split(dict(parts), Part(0, input_size, input_size), layout), bias=bias, context=context)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, input_size] → [tokens, rows of this rank]."""

@@ -21,7 +21,7 @@ OTHERWISE = (
     (".shared_expert.", ".shared_experts."), (".shared_expert.", ".shared_mlp."),
     (".gate.", ".router.layer."), (".gate.", ".router."), (".gate.", ".gate.wg."), (".gate.", ".moe_statics."),
     (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),  # MiniMax
-    (".mixer.", ".mamba."), (".mixer.", ".linear_attn."),
+    (".mixer.", ".mamba."), (".mixer.", ".linear_attn."), (".self_attn.", ".attn.attention."),  # GPT-Neo
 )  # fmt: skip
 
 

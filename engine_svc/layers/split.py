@@ -12,6 +12,7 @@ import torch
 from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.module_names import names_in_checkpoints
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice, take
+from engine_svc.layers.part import Layout as Layout
 from engine_svc.layers.part import Part as Part
 from engine_svc.ops.weights import Weight, side_by_side
 from engine_svc.quantization.base import OUTPUTS, Axis, LayerMethod, ParameterSpec, Place, PlaceKind
@@ -25,7 +26,8 @@ class _Place:
 
     held: Index  # in the parameter
     alone: Index  # in a checkpoint's tensor of this matrix
-    among: Index | None  # in a checkpoint's tensor of all matrices; None: it cannot be cut out of one
+    # In the parameter, and in a checkpoint's tensor of all matrices; None: it cannot be cut out of one.
+    among: Sequence[tuple[Index, Index]] | None
     alone_shape: Sequence[int]  # of these tensors
     among_shape: Sequence[int]
 
@@ -34,9 +36,9 @@ class _Place:
 class Split:
     """What a rank holds of one or more matrices below each other, which share their inputs."""
 
-    outputs: Mapping[str, Part]  # by name, in the order in which a checkpoint that holds them as one has them
+    outputs: Mapping[str, Part]  # by name
     inputs: Part
-    order: tuple[str, ...] = ()  # that order, where it is another
+    layout: Layout = Layout()  # of such checkpoints
     above: int = 0  # outputs of matrices before these, in a checkpoint that holds them as one with others
     below: int = 0  # and of those behind
 
@@ -51,19 +53,11 @@ class Split:
         """Each matrix by itself."""
         total = sum(part.total for part in self.outputs.values())
         found = {}
-        for name, above in self._above().items():
+        for name, above in self.layout.above(self.outputs).items():
             part = self.outputs[name]
-            below = total - above - part.total
-            found[name] = replace(self, outputs={name: part}, order=(), above=above, below=below)
+            below, layout = total - above - part.total, replace(self.layout, order=())
+            found[name] = replace(self, outputs={name: part}, layout=layout, above=above, below=below)
         return {name: found[name] for name in self.outputs}
-
-    def _above(self) -> dict[str, int]:
-        """Outputs before each of the matrices, in a checkpoint that holds them as one."""
-        found, above = {}, self.above
-        for name in self.order or self.outputs:
-            found[name] = above
-            above += self.outputs[name].total
-        return found
 
     def places(self, axes: Sequence[Axis]) -> dict[str, _Place]:
         """By the matrices' names.
@@ -71,7 +65,7 @@ class Split:
         Raises:
             ValueError: entries would have to be cut in two.
         """
-        found, held, above = {}, 0, self._above()
+        found, held, above = {}, 0, self.layout.above(self.outputs)
         inputs = self.inputs
         outputs = sum(part.total for part in self.outputs.values()) + self.above + self.below
         for name, part in self.outputs.items():
@@ -79,7 +73,7 @@ class Split:
             found[name] = _Place(
                 _index(axes, ((held, part.count), (0, inputs.count)), totals),
                 _index(axes, ((part.first, part.count), mine), totals),
-                self._among(axes, ((above[name] + part.first, part.count), mine), totals),
+                self._among(axes, part, held, self.above + above[name], outputs),
                 _shape(axes, totals),
                 _shape(axes, (outputs, inputs.total)),
             )
@@ -87,14 +81,20 @@ class Split:
         return found
 
     def _among(
-        self, axes: Sequence[Axis], ranges: tuple[tuple[int, int], ...], totals: tuple[int, int]
-    ) -> Index | None:
+        self, axes: Sequence[Axis], part: Part, held: int, above: int, outputs: int
+    ) -> Sequence[tuple[Index, Index]] | None:
+        inputs, totals = self.inputs, (part.total, self.inputs.total)
+        found = []
         try:
-            return _index(axes, ranges, totals)
+            for first, count in self.layout.pieces(part, above, outputs):
+                own = _index(axes, ((held, count), (0, inputs.count)), totals)
+                found.append((own, _index(axes, ((first, count), (inputs.first, inputs.count)), totals)))
+                held += count
         except ValueError:
             if len(self.outputs) > 1:
                 raise
             return None
+        return found
 
 
 def _index(axes: Sequence[Axis], ranges: tuple[tuple[int, int], ...], totals: tuple[int, int]) -> Index:
@@ -170,7 +170,8 @@ def split_parameter(
             elif place.among is None:
                 raise ValueError(f"the part {name} cannot be cut out of a tensor of all parts")
             else:
-                parameter.write(prefix + name, held, source, place.among, place.among_shape)
+                for own, among in place.among:
+                    parameter.write(prefix + name, target[own], source, among, place.among_shape)
 
     parameter.loader = load
     return parameter

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.layers.part import Part
+from engine_svc.layers.part import Layout, Part
 from engine_svc.lora.embedding import AdaptedEmbedding
 from engine_svc.lora.heads import AdaptedHeads
 from engine_svc.lora.matrices import AdapterMatrices, LowRank, LowRankStack, MatrixForm
@@ -55,9 +55,11 @@ class AdapterLayers:
         """What adapters may change, by the layers' paths."""
         return {path: layer.form for path, layer in self._layers.items()}
 
-    def matrix(self, path: str, outputs: Mapping[str, Part], inputs: Part, product: Product) -> Product:
+    def matrix(
+        self, path: str, outputs: Mapping[str, Part], inputs: Part, product: Product, layout: Layout = Layout()
+    ) -> Product:
         """See Adapters.matrix."""
-        stack, layer = self._add(path, MatrixForm(outputs, inputs))
+        stack, layer = self._add(path, MatrixForm(outputs, inputs, layout=layout))
 
         def adapted(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
             output = product(hidden, wide=wide)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_svc.layers.part import Part
+from engine_svc.layers.part import Layout, Part
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.memory import zeros_when_touched
 from engine_svc.ops.base import LowRankMatrices, Ops, RowTiles
@@ -30,6 +30,7 @@ class MatrixForm:
     inputs: Part
     count: int = 1  # of such layers side by side, such as experts
     is_looked_up: bool = False  # the inputs are tokens: an embedding
+    layout: Layout = Layout()  # of adapters that hold the matrices as one
 
     @property
     def vocabulary(self) -> Part:

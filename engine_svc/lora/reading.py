@@ -60,25 +60,24 @@ class AdapterReader:
         """Of each of the layer's matrices that the module is."""
         inputs = form.inputs
         down = _read(opened, part.a, 0, part.rank)[:, inputs.first : inputs.first + inputs.count]
-        for each, first, count in _rows(form, name):
-            up = _read(opened, part.b, first, count).T * part.scale
+        for each, ranges in _rows(form, name):
+            up = torch.cat([_read(opened, part.b, first, count) for first, count in ranges]).T * part.scale
             yield each, LowRank(self._kept(down), self._kept(up))
 
     def _kept(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self._settings.dtype).contiguous()
 
 
-def _rows(form: MatrixForm, name: str) -> Iterator[tuple[str, int, int]]:
-    """The matrices that a module is, and which of its outputs are this rank's: the first of them, and how many."""
+def _rows(form: MatrixForm, name: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """The matrices that a module is, and which of its outputs are this rank's: see Layout.pieces."""
     _, _, matrix = name.rpartition(".")
     if matrix in form.outputs:
         part = form.outputs[matrix]
-        yield name, part.first, part.count
+        yield name, [(part.first, part.count)]
         return
-    above = 0
+    above, total = form.layout.above(form.outputs), sum(part.total for part in form.outputs.values())
     for each, part in form.outputs.items():
-        yield each, above + part.first, part.count
-        above += part.total
+        yield each, list(form.layout.pieces(part, above[each], total))
 
 
 def _read(opened: BufferedReader, place: TensorPlace, first: int, count: int) -> torch.Tensor:

@@ -59,7 +59,7 @@ class Attention(torch.nn.Module):
         )  # fmt: skip
         self._rotates, self._interleaved = index not in config.no_rope_layers, config.rope_interleaved
         self.qkv_proj = ColumnParallelLinear(
-            config.hidden_size, parts, bias=config.qkv_bias, context=context.at("qkv_proj")
+            config.hidden_size, parts, bias=config.qkv_bias, context=context.at("qkv_proj"), layout=config.qkv_layout
         )
         self.o_proj = RowParallelLinear(
             config.num_heads * config.head_dim,

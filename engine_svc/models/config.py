@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine_svc.layers.fused_experts import FusedForm
+from engine_svc.layers.part import Layout
 from engine_svc.ops.base import Activation, Scoring
 from quire.errors import StartupError
 
@@ -151,6 +152,7 @@ class ModelConfig(ModelFacts):
     embedding_multiplier: float = 1.0  # on that, and on embeddings that are given
     logits_scale: float = 1.0
     qkv_bias: bool = False
+    qkv_layout: Layout = Layout()  # in tensors of a checkpoint that hold queries, keys and values as one
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
     mlp_gated: bool = True
@@ -168,6 +170,7 @@ class ModelConfig(ModelFacts):
     temperature: Temperature | None = None  # of layers that do not rotate
     rope_interleaved: bool = False  # neighbouring values are rotated with each other, not those half a head apart
     no_rope_layers: frozenset[int] = frozenset()  # that do not rotate
+    num_positions: int = 0  # that are learned, and added to embeddings; 0 for none
     # Of attention and feed-forward. Parallel: one norm before both, which then do not see each other. Alone: before the
     # first, and there is no second. Sums: of what they put out and what went in.
     norm_placement: Literal["before", "after", "around", "parallel", "alone", "sums"] = "before"
@@ -220,6 +223,15 @@ def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
     if "activation" not in family:
         fields["activation"] = activation(config.get("hidden_act", "silu"))
     return ModelConfig(**(fields | family))
+
+
+def by_common_names(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A configuration, with fields that it calls otherwise by the names that most families have, too.
+
+    Args:
+        names: the configuration's → the others.
+    """
+    return {ours: config[own] for own, ours in names.items() if config.get(own) is not None} | dict(config)
 
 
 def activation(name: str) -> Activation:

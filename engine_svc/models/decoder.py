@@ -13,6 +13,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import EmbeddedRows, VocabParallelEmbedding
 from engine_svc.layers.host_weights import HostWeights
 from engine_svc.layers.rotary import rotary_table
+from engine_svc.layers.row_table import RowTable
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder_layer import LAYERS, DecoderLayer, hidden_norm
@@ -22,6 +23,8 @@ from engine_svc.parallel.vocabulary import VocabularyPart
 from engine_svc.recurrence.base import StateShape
 
 logger = logging.getLogger(__name__)
+
+_OF_A_STAGE = ("embed_tokens", "positions", "norm", "lm_head")  # the first or the last one
 
 
 class Decoder(torch.nn.Module):
@@ -49,6 +52,9 @@ class Decoder(torch.nn.Module):
                 *size, context=context.at("embed_tokens"), is_input=stage.looks_up, is_output=tied and stage.is_last,
                 scale=scale,
             )  # fmt: skip
+        if stage.looks_up:
+            count = config.num_positions
+            self.positions = RowTable(count, config.hidden_size, context=context) if count else None
         layer = LAYERS[config.norm_placement]
         self.layers = torch.nn.ModuleDict(  # by their numbers in the whole model
             {str(index): layer(config, context.at(f"layers.{index}"), index) for index in stage.layers}
@@ -81,7 +87,7 @@ class Decoder(torch.nn.Module):
         module, _, rest = parameter.partition(".")
         if module == "layers":
             return rest.partition(".")[0] not in self.layers
-        return module in ("embed_tokens", "norm", "lm_head") and not hasattr(self, module)
+        return module in _OF_A_STAGE and not hasattr(self, module)
 
     def tap(self, layers: Collection[int]) -> None:
         """`forward` gives each token's sums before these layers behind its hidden state from now on."""
@@ -120,7 +126,7 @@ class Decoder(torch.nn.Module):
         rotary = self._ops.take_rows(self._rotary, positions)
         local = rotary if self._local_rotary is None else self._ops.take_rows(self._local_rotary, positions)
         step = StepInputs(rotary, local, self._attention, self._query_scales(positions))
-        hidden = self._embed(token_ids, embedded) if received is None else received
+        hidden = self._embed(token_ids, positions, embedded) if received is None else received
         residual = self._ops.zeros_like(hidden)
         tapped: list[torch.Tensor] = []
         for (index, layer), cache in zip(self._numbered_layers(), caches, strict=True):
@@ -132,9 +138,11 @@ class Decoder(torch.nn.Module):
         hidden = self.norm(hidden, residual)
         return self._ops.join([each[:, None] for each in (hidden, *tapped)]) if tapped else hidden
 
-    def _embed(self, token_ids: torch.Tensor, embedded: EmbeddedRows | None) -> torch.Tensor:
+    def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor, embedded: EmbeddedRows | None) -> torch.Tensor:
         hidden: torch.Tensor = self.embed_tokens(token_ids)
-        return hidden if embedded is None else embedded.put(hidden, self.config.embedding_multiplier)
+        if embedded is not None:
+            hidden = embedded.put(hidden, self.config.embedding_multiplier)
+        return hidden if self.positions is None else self._ops.add(hidden, self.positions(positions))
 
     def _query_scales(self, positions: torch.Tensor) -> torch.Tensor | None:
         temperature = self.config.temperature

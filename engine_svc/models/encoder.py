@@ -10,29 +10,12 @@ import torch
 from engine_svc.attention.base import AttentionBackend, CacheScales
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import VocabParallelEmbedding
-from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.rotary import rotary_table
+from engine_svc.layers.row_table import RowTable
 from engine_svc.models.attention import AnyLayerCache, StepInputs
 from engine_svc.models.decoder_layer import LAYERS, hidden_norm
 from engine_svc.models.encoder_config import EncoderConfig
 from engine_svc.ops.base import Ops
-
-
-class Rows(torch.nn.Module):
-    """A small matrix that every rank has whole, whose rows are looked up."""
-
-    def __init__(self, count: int, size: int, *, context: LayerContext) -> None:
-        super().__init__()
-        self._ops = context.ops
-        self.weight = LoadedParameter((count, size), context.dtype, context.device)
-        self.weight.loader = self._load
-
-    def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        """int64 [tokens] → [tokens, size]."""
-        return self._ops.take_rows(self.weight, indices)
-
-    def _load(self, source: TensorSlice, part: str) -> None:
-        self.weight.write(part, self.weight, source, (slice(None), slice(None)))
 
 
 class _NoNorm(torch.nn.Module):
@@ -60,8 +43,8 @@ class Encoder(torch.nn.Module):
         self._attention, self._ops = attention, context.ops
         size = config.hidden_size
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, size, context=context.at("embed_tokens"))
-        self.positions = Rows(config.num_positions, size, context=context) if config.num_positions else None
-        self.types = Rows(config.type_vocab_size, size, context=context) if config.type_vocab_size else None
+        self.positions = RowTable(config.num_positions, size, context=context) if config.num_positions else None
+        self.types = RowTable(config.type_vocab_size, size, context=context) if config.type_vocab_size else None
         self.embedding_norm = hidden_norm(config, context)
         layer = LAYERS[config.norm_placement]
         self.layers = torch.nn.ModuleList(

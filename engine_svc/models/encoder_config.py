@@ -20,8 +20,7 @@ HeadActivation = PlainActivation | Literal["tanh", "none"]
 class EncoderConfig(ModelConfig):
     """An encoder: all tokens see each other. Those without learned positions rotate."""
 
-    num_positions: int = 0  # that are learned; 0 for none
-    first_position: int = 0  # of them, that is the first token's
+    first_position: int = 0  # of those that are learned, that is the first token's
     type_vocab_size: int = 0
     norms_first_layer: bool = True  # before its attention
     has_norm: bool = False  # behind the last layer

@@ -6,6 +6,7 @@ import torch
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
+from engine_svc.layers.part import Layout
 from engine_svc.ops.base import Activation, ClampedSwish
 
 
@@ -26,7 +27,11 @@ class MLP(torch.nn.Module):
         self._activation = activation
         parts = even_parts(context.groups.tensor, {"gate": size, "up": size})
         self.gate_up_proj = ColumnParallelLinear(
-            hidden_size, parts, bias=bias, context=context.at("gate_up_proj"), among=("up", "gate") if up_first else ()
+            hidden_size,
+            parts,
+            bias=bias,
+            context=context.at("gate_up_proj"),
+            layout=Layout(("up", "gate") if up_first else ()),
         )
         output_bias = bias if output_bias is None else output_bias
         self.down_proj = RowParallelLinear(size, hidden_size, bias=output_bias, context=context.at("down_proj"))

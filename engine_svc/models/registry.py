@@ -13,6 +13,7 @@ from quire.errors import StartupError
 # Architecture of config.json → module with `config_of(config) -> ModelConfig`.
 ARCHITECTURES = {
     "BambaForCausalLM": "engine_svc.models.bamba",
+    "CodeGenForCausalLM": "engine_svc.models.gptj",
     "Cohere2ForCausalLM": "engine_svc.models.cohere",
     "CohereForCausalLM": "engine_svc.models.cohere",
     "DeepseekV2ForCausalLM": "engine_svc.models.deepseek",
@@ -24,6 +25,8 @@ ARCHITECTURES = {
     "Exaone4ForCausalLM": "engine_svc.models.exaone4",
     "FalconMambaForCausalLM": "engine_svc.models.pure_mamba",
     "FlexOlmoForCausalLM": "engine_svc.models.olmoe",
+    "GPTJForCausalLM": "engine_svc.models.gptj",
+    "GPTNeoForCausalLM": "engine_svc.models.gpt_neo",
     "Gemma2ForCausalLM": "engine_svc.models.gemma",
     "Gemma3ForCausalLM": "engine_svc.models.gemma",
     "GemmaForCausalLM": "engine_svc.models.gemma",

@@ -42,6 +42,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek-v3": ("DeepseekV3", _LATENT),
+    "codegen": ("CodeGen", {"rotary_dim": 8, "n_inner": 96}),
     "cohere": ("Cohere", {"logit_scale": 0.3}),
     "cohere-norms": ("Cohere", {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": False}),
     "cohere2": ("Cohere2", {"sliding_window": 16, "num_hidden_layers": 4}),
@@ -51,6 +52,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {"head_dim": 32}),
     "glm": ("Glm", {"head_dim": 16}),
     "glm4": ("Glm4", {"head_dim": 32, "attention_bias": False}),
+    "gpt-j": ("GPTJ", {"rotary_dim": 8, "n_inner": 96}),
+    "gpt-neo": ("GPTNeo", {"window_size": 16, "attention_types": [[["global", "local", "local"], 1]]}),
     "granite": (
         "Granite",
         {

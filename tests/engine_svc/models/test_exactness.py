@@ -257,7 +257,7 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
-    ["llama-untied", "qwen2-moe", "gemma3", "olmo2", "phi3", "cohere-norms"],  # each layer that is split
+    ["llama-untied", "qwen2-moe", "gemma3", "olmo2", "phi3", "cohere-norms", "codegen"],  # each layer that is split
 )
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), tensor_parallel_size=2, cpu_threads=1)

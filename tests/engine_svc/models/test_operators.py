@@ -81,6 +81,8 @@ def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         "cohere-norms",
         "cohere2",
         "hunyuan",
+        "codegen",
+        "gpt-neo",
     ],
 )
 def test_steps_run_what_is_listed(model_folder: ModelFolder, family: str, dtype: str) -> None:

@@ -1,0 +1,25 @@
+"""Small matrices of which rows are looked up: learned positions, types of tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_svc.layers.context import LayerContext
+from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+
+
+class RowTable(torch.nn.Module):
+    """One that every rank has whole."""
+
+    def __init__(self, count: int, size: int, *, context: LayerContext) -> None:
+        super().__init__()
+        self._ops = context.ops
+        self.weight = LoadedParameter((count, size), context.dtype, context.device)
+        self.weight.loader = self._load
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens] → [tokens, size]."""
+        return self._ops.take_rows(self.weight, indices)
+
+    def _load(self, source: TensorSlice, part: str) -> None:
+        self.weight.write(part, self.weight, source, (slice(None), slice(None)))
