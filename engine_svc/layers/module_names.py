@@ -6,6 +6,7 @@ from __future__ import annotations
 PARTS = {
     "q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
     "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
+    "w1": ("gate_up_proj", "gate"), "w3": ("gate_up_proj", "up"), "w2": ("down_proj", ""),
 }  # fmt: skip
 # Mixtral's names are those of Llama's first code.
 EXPERT_PARTS = {
@@ -21,6 +22,8 @@ OTHERWISE = (
     (".shared_expert.", ".shared_experts."), (".shared_expert.", ".shared_mlp."),
     (".gate.", ".router.layer."), (".gate.", ".router."), (".gate.", ".gate.wg."), (".gate.", ".moe_statics."),
     (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),  # MiniMax
+    (".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),  # LFM2
+    (".self_attn.o_proj.", ".self_attn.out_proj."), (".mixer.", ".conv."),  # the same
     (".mixer.", ".mamba."), (".mixer.", ".linear_attn."), (".self_attn.", ".attn.attention."),  # GPT-Neo
 )  # fmt: skip
 

@@ -104,7 +104,15 @@ class DeltaNetConfig:
     headwise: bool  # checkpoints have what goes with a key head side by side
 
 
-RecurrentConfig = MambaConfig | Mamba2Config | DeltaNetConfig
+@dataclass(frozen=True, kw_only=True)
+class ShortConvolutionConfig:
+    """A convolution between two gates."""
+
+    taps: int
+    bias: bool  # of the projections and the convolution
+
+
+RecurrentConfig = MambaConfig | Mamba2Config | DeltaNetConfig | ShortConvolutionConfig
 
 
 @dataclass(frozen=True, kw_only=True)

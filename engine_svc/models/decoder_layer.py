@@ -11,7 +11,7 @@ import torch
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import LayerNorm, RMSNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
-from engine_svc.models.config import Mamba2Config, MambaConfig, ModelConfig, RecurrentConfig
+from engine_svc.models.config import Mamba2Config, MambaConfig, ModelConfig, RecurrentConfig, ShortConvolutionConfig
 from engine_svc.models.delta_net import DeltaNet, HeadwiseDeltaNet
 from engine_svc.models.gated_attention import GatedAttention
 from engine_svc.models.latent_attention import LatentAttention
@@ -20,6 +20,7 @@ from engine_svc.models.mamba2 import Mamba2
 from engine_svc.models.mlp import MLP, PlainMLP
 from engine_svc.models.moe import SparseMLP
 from engine_svc.models.recurrent import RecurrentLayer
+from engine_svc.models.short_convolution import ShortConvolution
 from engine_svc.recurrence.base import StateShape
 
 
@@ -155,6 +156,8 @@ def _recurrent_layer(hidden_size: int, config: RecurrentConfig, context: LayerCo
         return Mamba(hidden_size, config, context)
     if isinstance(config, Mamba2Config):
         return Mamba2(hidden_size, config, context)
+    if isinstance(config, ShortConvolutionConfig):
+        return ShortConvolution(hidden_size, config, context)
     return (HeadwiseDeltaNet if config.headwise else DeltaNet)(hidden_size, config, context)
 
 

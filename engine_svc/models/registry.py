@@ -45,6 +45,8 @@ ARCHITECTURES = {
     "HunYuanMoEV1ForCausalLM": "engine_svc.models.hunyuan_moe",
     "InternLM3ForCausalLM": "engine_svc.models.internlm3",
     "JambaForCausalLM": "engine_svc.models.jamba",
+    "Lfm2ForCausalLM": "engine_svc.models.lfm2",
+    "Lfm2MoeForCausalLM": "engine_svc.models.lfm2",
     "Llama4ForCausalLM": "engine_svc.models.llama4",
     "LlamaForCausalLM": "engine_svc.models.llama",
     "Mamba2ForCausalLM": "engine_svc.models.pure_mamba",

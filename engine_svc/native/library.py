@@ -76,6 +76,7 @@ _SIGNATURES = {
         *(_LONG,) * 4, _FLOAT, _LONG, _INT, _INT, _FLOAT, _POINTER, _LONG, _LONG, _POINTER,
     ),
     "convolve": (_INT, _INT, *(_POINTER,) * 5, _LONG, _LONG, _POINTER),
+    "gated_convolve": (_INT, _INT, *(_POINTER,) * 5, _LONG, _LONG, _POINTER),
     "scan_channels": (_INT, _INT, *(_POINTER,) * 9, _LONG, _LONG, _POINTER),
     "scan_heads": (_INT, _INT, *(_POINTER,) * 7, _FLOAT, _FLOAT, *(_POINTER,) * 2, *(_LONG,) * 4, _POINTER),
     "delta_rule": (_INT, _INT, *(_POINTER,) * 9, *(_LONG,) * 4, _POINTER),

@@ -89,21 +89,35 @@ void with_types(int type, int stored, const Call& call) {
   with_type(type, [&](auto value) { with_type(stored, [&](auto state) { call(value, state); }); });
 }
 
-// LANES channels from `channel` on of one sequence. Places count its new tokens; those before them are negative.
-template <class Value, class Stored>
-void convolve(const Value* inputs, int64_t stride, int64_t tokens, const float* weight, const float* bias,
-              Stored* history, bool is_fresh, int64_t channels, int64_t taps, int64_t count, Value* output) {
-  auto seen = [=](int64_t place) {
-    if (place >= 0) return rounded<Stored>(load(inputs + place * stride, count));
+// LANES channels of one sequence, whose `tokens` new tokens come from `read(place)` as the state's type holds them, and of
+// which `put(place, sum)` takes what each comes to. Places before the first are in `history`.
+template <class Stored, class Read, class Put>
+void convolve(int64_t tokens, const float* weight, const float* bias, Stored* history, bool is_fresh, int64_t channels,
+              int64_t taps, int64_t count, const Read& read, const Put& put) {
+  auto seen = [&](int64_t place) {
+    if (place >= 0) return rounded<Stored>(read(place));
     return is_fresh ? zero() : load(history + (place + taps - 1) * channels, count);
   };
   for (int64_t t = 0; t < tokens; ++t) {
     Floats sum = bias ? load(bias, count) : zero();
     for (int64_t tap = 0; tap < taps; ++tap)
       sum = fma(seen(t - taps + 1 + tap), load(weight + tap * channels, count), sum);
-    store(output + t * channels, sum * sigmoid(sum), count);
+    put(t, sum);
   }
   for (int64_t i = 0; i < taps - 1; ++i) store(history + i * channels, seen(tokens - taps + 1 + i), count);
+}
+
+// work(sequence, its first token, how many, channel, state, how many channels are left) for LANES channels at a time;
+// states [slots, rows, channels].
+template <class Stored, class Work>
+void for_channels(const Sequences& sequences, Stored* states, int64_t rows, int64_t channels, const Work& work) {
+  int64_t pieces = (channels + CHANNELS - 1) / CHANNELS, tokens = sequences.starts[sequences.count];
+  parallel_for(sequences.count * pieces, tokens * channels > WORTH_A_THREAD, [&](int64_t piece) {
+    int64_t index = piece / pieces, first = piece % pieces * CHANNELS, start = sequences.starts[index];
+    Stored* held = states + sequences.slots[index] * rows * channels;
+    for (int64_t c = first; c < std::min(channels, first + CHANNELS); c += LANES)
+      work(index, start, sequences.starts[index + 1] - start, c, held + c, channels - c);
+  });
 }
 
 // A state [rows, size] fades by `decay` and gets `values` [size] times `write` [rows]; output [size] is read of it.
@@ -199,17 +213,33 @@ extern "C" {
 // [slots, taps - 1, channels].
 void quire_convolve(int type, int stored, const Rows* inputs, const float* weight, const float* bias, void* history,
                     const Sequences* sequences, int64_t channels, int64_t taps, void* output) {
-  int64_t pieces = (channels + CHANNELS - 1) / CHANNELS, tokens = sequences->starts[sequences->count];
   with_types(type, stored, [&](auto value, auto state) {
     using Value = decltype(value);
-    using Stored = decltype(state);
-    parallel_for(sequences->count * pieces, tokens * channels > WORTH_A_THREAD, [&](int64_t piece) {
-      int64_t index = piece / pieces, first = piece % pieces * CHANNELS, start = sequences->starts[index];
-      Stored* held = (Stored*)history + sequences->slots[index] * (taps - 1) * channels;
-      for (int64_t c = first; c < std::min(channels, first + CHANNELS); c += LANES)
-        convolve(inputs->row<Value>(start) + c, inputs->stride, sequences->starts[index + 1] - start, weight + c,
-                 bias ? bias + c : nullptr, held + c, sequences->is_fresh[index], channels, taps, channels - c,
-                 (Value*)output + start * channels + c);
+    for_channels(*sequences, (decltype(state)*)history, taps - 1, channels, [&](int64_t index, int64_t start,
+                 int64_t tokens, int64_t c, auto* held, int64_t left) {
+      const Value* from = inputs->row<Value>(start) + c;
+      Value* to = (Value*)output + start * channels + c;
+      convolve(tokens, weight + c, bias ? bias + c : nullptr, held, sequences->is_fresh[index], channels, taps, left,
+               [&](int64_t t) { return load(from + t * inputs->stride, left); },
+               [&](int64_t t, Floats sum) { store(to + t * channels, sum * sigmoid(sum), left); });
+    });
+  });
+}
+
+// The same of inputs [tokens, 3, channels]: the first times the third goes in, the second is what comes out times.
+void quire_gated_convolve(int type, int stored, const Rows* inputs, const float* weight, const float* bias, void* history,
+                          const Sequences* sequences, int64_t channels, int64_t taps, void* output) {
+  with_types(type, stored, [&](auto value, auto state) {
+    using Value = decltype(value);
+    for_channels(*sequences, (decltype(state)*)history, taps - 1, channels, [&](int64_t index, int64_t start,
+                 int64_t tokens, int64_t c, auto* held, int64_t left) {
+      auto part = [&](int64_t t, int which) {
+        return load(inputs->row<Value>(start + t) + which * channels + c, left);
+      };
+      Value* to = (Value*)output + start * channels + c;
+      convolve(tokens, weight + c, bias ? bias + c : nullptr, held, sequences->is_fresh[index], channels, taps, left,
+               [&](int64_t t) { return part(t, 0) * part(t, 2); },
+               [&](int64_t t, Floats sum) { store(to + t * channels, part(t, 1) * sum, left); });
     });
   });
 }
@@ -335,6 +365,7 @@ void quire_gated_norm(int type, const Rows* hidden, const Rows* gates, const voi
 }
 
 RECORDABLE(convolve)
+RECORDABLE(gated_convolve)
 RECORDABLE(scan_channels)
 RECORDABLE(scan_heads)
 RECORDABLE(delta_rule)

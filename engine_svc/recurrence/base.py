@@ -137,6 +137,17 @@ class Recurrence(ABC):
         """
 
     @abstractmethod
+    def gated_convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
+        """The short convolution of LFM2: what goes in is times a gate, and so is what comes out; no activation.
+
+        Args:
+            inputs: [tokens, 3 * channels]: gates before and behind the filters, and values; any stride between tokens.
+
+        Returns:
+            [tokens, channels]
+        """
+
+    @abstractmethod
     def scan_channels(
         self, inputs: ScanInputs, gates: torch.Tensor, parameters: ScanParameters, state: LayerState
     ) -> torch.Tensor:

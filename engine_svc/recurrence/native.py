@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,10 +58,19 @@ class NativeRecurrence(Recurrence):
 
     def convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
         """See Recurrence.convolve."""
+        return self._convolve(self._kernels.convolve, inputs, convolution, state)
+
+    def gated_convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
+        """See Recurrence.gated_convolve."""
+        return self._convolve(self._kernels.gated_convolve, inputs, convolution, state)
+
+    def _convolve(
+        self, kernel: Callable[..., None], inputs: torch.Tensor, convolution: Convolution, state: LayerState
+    ) -> torch.Tensor:
         held, bias = state.convolution, convolution.bias
         taps, channels = convolution.weight.shape
-        output = inputs.new_empty(inputs.shape)
-        self._kernels.convolve(
+        output = inputs.new_empty((len(inputs), channels))
+        kernel(
             TYPES[inputs.dtype], TYPES[held.dtype], _rows(inputs), convolution.weight.data_ptr(),
             None if bias is None else bias.data_ptr(), held.data_ptr(), _sequences(state), channels, taps,
             output.data_ptr(),

@@ -31,6 +31,15 @@ class PlainRecurrence(Recurrence):
 
     def convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
         """See Recurrence.convolve."""
+        return F.silu(self._filter(inputs, convolution, state)).to(inputs.dtype)
+
+    def gated_convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
+        """See Recurrence.gated_convolve."""
+        before, behind, values = inputs.float().chunk(3, dim=-1)
+        return (behind * self._filter(before * values, convolution, state)).to(inputs.dtype)
+
+    def _filter(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
+        """float32 [tokens, channels]."""
         held, sequences = state.convolution, state.sequences
         before, tokens = held.shape[1], len(inputs)
         # All sequences behind each other, and before each what is kept of it.
@@ -47,7 +56,7 @@ class PlainRecurrence(Recurrence):
         wide = seen.float()
         output = sum(wide[rows - before + tap] * weight for tap, weight in enumerate(convolution.weight))
         assert isinstance(output, torch.Tensor)
-        return F.silu(output if convolution.bias is None else output + convolution.bias).to(inputs.dtype)
+        return output if convolution.bias is None else output + convolution.bias
 
     def scan_channels(
         self, inputs: ScanInputs, gates: torch.Tensor, parameters: ScanParameters, state: LayerState

@@ -73,19 +73,26 @@ class Operation:
         return list(output.split(sequences.query_lens_host))
 
 
-def convolution(bias: bool) -> Operation:
+def convolution(bias: bool, is_gated: bool = False) -> Operation:
     channels, taps = 37, 4
     form = Convolution(normal(taps, channels, seed=1), normal(channels, seed=2) if bias else None)
 
-    def expected(tokens: torch.Tensor) -> torch.Tensor:
+    def run(recurrence: Recurrence, tokens: torch.Tensor, state: LayerState) -> torch.Tensor:
+        return (recurrence.gated_convolve if is_gated else recurrence.convolve)(tokens, form, state)
+
+    def filtered(tokens: torch.Tensor) -> torch.Tensor:
         padded = F.pad(tokens, (0, 0, taps - 1, 0))
         found = torch.stack([(padded[time : time + taps] * form.weight.double()).sum(0) for time in range(len(tokens))])
-        return F.silu(found if form.bias is None else found + form.bias.double())
+        return found if form.bias is None else found + form.bias.double()
 
-    return Operation(
-        f"convolution-{'with' if bias else 'without'}-bias", channels, (taps - 1, channels), (1,),
-        lambda recurrence, tokens, state: recurrence.convolve(tokens, form, state), expected,
-    )  # fmt: skip
+    def expected(tokens: torch.Tensor) -> torch.Tensor:
+        if not is_gated:
+            return F.silu(filtered(tokens))
+        before, behind, values = tokens.chunk(3, dim=-1)
+        return behind * filtered(before * values)
+
+    name = f"{'gated-' if is_gated else ''}convolution-{'with' if bias else 'without'}-bias"
+    return Operation(name, (3 if is_gated else 1) * channels, (taps - 1, channels), (1,), run, expected)
 
 
 def channels_scan() -> Operation:
@@ -164,6 +171,7 @@ def delta_rule() -> Operation:
 
 
 OPERATIONS = (
-    convolution(bias=True), convolution(bias=False), channels_scan(), heads_scan(), heads_scan(64, (0.2, 0.9)),
+    convolution(bias=True), convolution(bias=False), convolution(bias=True, is_gated=True), channels_scan(),
+    heads_scan(), heads_scan(64, (0.2, 0.9)),
     heads_scan(1, bias=False), delta_rule(),
 )  # fmt: skip

@@ -127,6 +127,7 @@ _DELTA_NET: dict[str, Any] = {
     "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 12, "linear_value_head_dim": 20,
 }  # fmt: skip
+_CONVOLUTIONS: dict[str, Any] = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}
 _GRANITE: dict[str, Any] = {
     "shared_intermediate_size": 48, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
     "attention_multiplier": 0.3,
@@ -155,6 +156,14 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5": ("Qwen3_5Text", _DELTA_NET),
     "qwen3.5-moe": ("Qwen3_5MoeText", _DELTA_NET | {
         "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+    }),
+    "lfm2": ("Lfm2", _CONVOLUTIONS),
+    "lfm2-bias": ("Lfm2", _CONVOLUTIONS | {
+        "conv_bias": True, "block_auto_adjust_ff_dim": False, "conv_L_cache": 4, "tie_word_embeddings": False,
+    }),
+    "lfm2-moe": ("Lfm2Moe", _CONVOLUTIONS | {
+        "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "routed_scaling_factor": 1.5,
     }),
     "mamba": ("Mamba", {"state_size": 8}),
     "falcon-mamba": ("FalconMamba", {"state_size": 8}),
@@ -197,7 +206,7 @@ def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **chan
         if parameter_name.endswith("bias") or "norm" in parameter_name:
             torch.nn.init.normal_(parameter, mean=float("norm" in parameter_name), std=0.2)
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, std=0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
