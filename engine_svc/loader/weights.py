@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _DEVIATION, _SCALE_DEVIATION, _SCALE_EXPONENT = 0.02, 1e-3, 118
 
 # Left out by some checkpoints and written by others; computed, not loaded.
-_IGNORED = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
+_IGNORED = ("rotary_emb.inv_freq", ".attn.bias", ".self_attn.bias", "attn.masked_bias")
 
 
 def load_weights(

@@ -179,9 +179,9 @@ class ModelConfig(ModelFacts):
     rope_interleaved: bool = False  # neighbouring values are rotated with each other, not those half a head apart
     no_rope_layers: frozenset[int] = frozenset()  # that do not rotate
     num_positions: int = 0  # that are learned, and added to embeddings; 0 for none
-    # Of attention and feed-forward. Parallel: one norm before both, which then do not see each other. Alone: before the
-    # first, and there is no second. Sums: of what they put out and what went in.
-    norm_placement: Literal["before", "after", "around", "parallel", "alone", "sums"] = "before"
+    # Of attention and feed-forward. Parallel: one norm before both, which then do not see each other, or one before
+    # each. Alone: before the first, and there is no second. Sums: of what they put out and what went in.
+    norm_placement: Literal["before", "after", "around", "parallel", "parallel norms", "alone", "sums"] = "before"
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     latent: LatentConfig | None = None
     # Parts of names in the family's checkpoints that nothing is loaded from: of a model for images, say.

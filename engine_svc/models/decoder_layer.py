@@ -83,6 +83,19 @@ class ParallelLayer(DecoderLayer):
         return self._ops.add(self._mix(normed, cache, step), self.mlp(normed))
 
 
+class ParallelNormsLayer(DecoderLayer):
+    """The same, each of a norm of its own (Falcon 40B)."""
+
+    norms = ("input_layernorm", "mlp_layernorm")
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
+    ) -> torch.Tensor:
+        """See DecoderLayer.forward."""
+        mixed = self._mix(self.input_layernorm(hidden, residual), cache, step)
+        return self._ops.add(mixed, self.mlp(self.mlp_layernorm(residual)))
+
+
 class PostNormLayer(DecoderLayer):
     """Norms behind attention and feed-forward (OLMo 2)."""
 
@@ -129,7 +142,7 @@ class SumNormLayer(DecoderLayer):
 
 LAYERS: dict[str, type[DecoderLayer]] = {
     "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "parallel": ParallelLayer,
-    "alone": MixerLayer, "sums": SumNormLayer,
+    "parallel norms": ParallelNormsLayer, "alone": MixerLayer, "sums": SumNormLayer,
 }  # fmt: skip
 
 

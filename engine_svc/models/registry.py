@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "Ernie4_5ForCausalLM": "engine_svc.models.ernie",
     "Ernie4_5_MoeForCausalLM": "engine_svc.models.ernie_moe",
     "Exaone4ForCausalLM": "engine_svc.models.exaone4",
+    "FalconForCausalLM": "engine_svc.models.falcon",
     "FalconMambaForCausalLM": "engine_svc.models.pure_mamba",
     "FlexOlmoForCausalLM": "engine_svc.models.olmoe",
     "GPTJForCausalLM": "engine_svc.models.gptj",
@@ -67,6 +68,7 @@ ARCHITECTURES = {
     "Qwen3NextForCausalLM": "engine_svc.models.qwen3_next",
     "Qwen3_5ForCausalLM": "engine_svc.models.qwen3_next",
     "Qwen3_5MoeForCausalLM": "engine_svc.models.qwen3_next",
+    "RWForCausalLM": "engine_svc.models.falcon",
     "SeedOssForCausalLM": "engine_svc.models.seed_oss",
     "SmolLM3ForCausalLM": "engine_svc.models.smollm3",
 }

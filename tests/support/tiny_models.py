@@ -25,6 +25,8 @@ _LATENT: dict[str, Any] = {
     "first_k_dense_replace": 1, "num_key_value_heads": 4,
 }  # fmt: skip
 
+_FALCON: dict[str, Any] = {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 96}
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2": ("DeepseekV2", _LATENT | {"topk_method": "greedy"}),
     "deepseek-v2-plain": (
@@ -49,6 +51,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie": ("Ernie4_5", {"head_dim": 16, "use_bias": True}),
     "exaone4": ("Exaone4", {"sliding_window": 16, "num_hidden_layers": 4}),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "falcon": ("Falcon", {"ffn_hidden_size": 96}),
+    "falcon-11b": ("Falcon", _FALCON | {"num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}),
+    "falcon-40b": ("Falcon", _FALCON),
+    "falcon-heads": ("Falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
     "gemma": ("Gemma", {"head_dim": 32}),
     "glm": ("Glm", {"head_dim": 16}),
     "glm4": ("Glm4", {"head_dim": 32, "attention_bias": False}),

@@ -82,6 +82,22 @@ def test_internlm3_by_the_names_of_its_own_code(model_folder: ModelFolder, tmp_p
     check(folder)
 
 
+@pytest.mark.parametrize(("family", "model_type"), [("falcon", "RefinedWebModel"), ("falcon-40b", "RefinedWeb")])
+def test_falcon_by_the_names_of_its_own_code(
+    model_folder: ModelFolder, family: str, model_type: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(model_folder(family), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    del config["new_decoder_architecture"]
+    names = {"n_head": "num_attention_heads", "n_layer": "num_hidden_layers", "n_head_kv": "num_kv_heads"}
+    own = {name: config.pop(ours) for name, ours in names.items()}
+    changes = {"architectures": ["RWForCausalLM"], "model_type": model_type}
+    (folder / "config.json").write_text(json.dumps(config | own | changes))
+    with running_engine(folder) as engine:
+        found = tokens(run(engine, PROMPTS))
+    check_greedy(model_folder(family), PROMPTS, found, GREEDY.max_tokens or 0)
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen3-moe"])
 def test_families_by_transformers(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), model_impl="transformers")
@@ -257,7 +273,16 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
-    ["llama-untied", "qwen2-moe", "gemma3", "olmo2", "phi3", "cohere-norms", "codegen"],  # each layer that is split
+    [
+        "llama-untied",
+        "qwen2-moe",
+        "gemma3",
+        "olmo2",
+        "phi3",
+        "cohere-norms",
+        "codegen",
+        "falcon-40b",
+    ],  # each layer that is split
 )
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), tensor_parallel_size=2, cpu_threads=1)
