@@ -39,7 +39,6 @@ _SIGNATURES = {
     "pack_int8": (_POINTER, _LONG, _LONG, _POINTER, _POINTER),
     "packed_coded_bytes": (_POINTER, _LONG, _LONG),
     "pack_coded": (_INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER),
-    "coded_rows": (_INT, _POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _FLOAT, _POINTER),
     "matrix": (_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _INT),
     "experts": (
         _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG,
@@ -52,6 +51,7 @@ _SIGNATURES = {
     "set_threads": (_INT,),
     "head_matrices": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *(_LONG,) * 6),
     "take_rows": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER),
+    "packed_rows": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER),
     "rms_norm": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _FLOAT),
     "layer_norm": (_INT, _POINTER, _LONG, *(_POINTER,) * 4, _LONG, _LONG, _LONG, _FLOAT),
     "add": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG),

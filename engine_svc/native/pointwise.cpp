@@ -1,4 +1,4 @@
-// What stands between the matrix products of a decoder: look-ups, norms with their residual, rotary positions, gated
+// What stands between the matrix products of a decoder: norms with their residual, rotary positions, gated
 // activations, sums. float, bfloat16 or float16 in memory, float32 in between.
 #include <algorithm>
 #include <cmath>
@@ -134,23 +134,6 @@ inline void rotate_pairs(const Value* from, const Value* table, Value* to, int64
 }  // namespace
 
 extern "C" {
-
-// Rows `indices` of a matrix [rows, size] whose first one has the number `first`, times a factor; zeros for those that
-// it does not have.
-void quire_take_rows(int type, const void* matrix, const int64_t* indices, int64_t count, int64_t first, int64_t rows,
-                     int64_t size, float scale, void* output) {
-  with_type(type, [=](auto value) {
-    using Value = decltype(value);
-    parallel_for(count, count * size > WORTH_A_THREAD, [=](int64_t row) {
-      int64_t index = indices[row] - first;
-      Value* to = (Value*)output + row * size;
-      if (index < 0 || index >= rows) return void(std::fill_n(to, size, Value{}));
-      const Value* from = (const Value*)matrix + index * size;
-      if (scale == 1.0f) return void(std::copy_n(from, size, to));
-      for (int64_t i = 0; i < size; i += LANES) store(to + i, load(from + i, size - i) * all(scale), size - i);
-    });
-  });
-}
 
 // See norm_rows.
 void quire_rms_norm(int type, const void* hidden, int64_t stride, void* residual, const void* weight, void* output,
@@ -300,7 +283,6 @@ void quire_clear(void* output, int64_t rows, int64_t bytes) {
 }
 }
 
-RECORDABLE(take_rows)
 RECORDABLE(rms_norm)
 RECORDABLE(layer_norm)
 RECORDABLE(add)

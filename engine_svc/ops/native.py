@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -32,7 +31,7 @@ from engine_svc.ops.packing import (
     pack_plain,
     pointer,
 )
-from engine_svc.ops.packing_coded import PackedCoded, coded_rows, pack_coded, packable
+from engine_svc.ops.packing_coded import pack_coded, packable
 from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
 
 
@@ -51,11 +50,7 @@ class NativeOps(Ops):
 
     def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """See Ops.matrix."""
-        packed = self._pack(weight)
-        product = matrix_product(self.kernels, packed, weight.shape, bias)
-        if not isinstance(packed, PackedCoded):
-            return product
-        return replace(product, rows=coded_rows(self.kernels, packed, weight.shape))
+        return matrix_product(self.kernels, self._pack(weight), weight.shape, bias)
 
     def _pack(self, weight: Weight) -> PackedWeight:
         """Of codes that the kernels do not take, what they stand for."""

@@ -19,6 +19,7 @@ from engine_svc.ops.base import (
     ExpertsProduct,
     LowRankMatrices,
     MatrixProduct,
+    Rows,
 )
 from engine_svc.ops.weights import Int8Weight
 
@@ -171,7 +172,24 @@ def matrix_product(
         )  # fmt: skip
         return output
 
-    return MatrixProduct(product, packed.held())
+    rows = None if form.input_order else _packed_rows(kernels, packed, shape)
+    return MatrixProduct(product, packed.held(), rows)
+
+
+def _packed_rows(kernels: Kernels, packed: PackedWeight, shape: torch.Size) -> Rows:
+    """Those of one matrix [outputs, size], whose inputs are in their order."""
+    form, (outputs, size) = packed.form(), shape
+
+    def rows(indices: torch.Tensor, dtype: torch.dtype, scale: float = 1.0, first: int | None = None) -> torch.Tensor:
+        assert packed.is_for(dtype)
+        output = torch.empty((len(indices), size), dtype=dtype)
+        kernels.packed_rows(
+            TYPES[dtype], ctypes.addressof(form), indices.data_ptr(), len(indices), first or 0, outputs, size, scale,
+            output.data_ptr(),
+        )  # fmt: skip
+        return output
+
+    return rows
 
 
 def experts_product(

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from engine_svc.memory import zeros_when_touched
 from engine_svc.native.library import CODES, KINDS, TYPES, Kernels, PackedForm
-from engine_svc.ops.base import Rows
 from engine_svc.ops.weights import CodedWeight
 
 _CHUNK = 128  # inputs, as coded.h has it
@@ -83,28 +82,6 @@ def pack_coded(kernels: Kernels, weight: CodedWeight, dtype: torch.dtype) -> Pac
         None if weight.order is None else weight.order.reshape(count, inputs).contiguous(),
     )  # fmt: skip
     return _fill(kernels, packed, codes, scale, offset)
-
-
-def coded_rows(kernels: Kernels, packed: PackedCoded, shape: torch.Size) -> Rows | None:
-    """Those of one matrix; None where inputs are in another order.
-
-    Args:
-        shape: [outputs, inputs]
-    """
-    if packed.order is not None or len(packed.weights) != 1:
-        return None
-    form, (outputs, inputs) = packed.form(), shape
-
-    def rows(indices: torch.Tensor, dtype: torch.dtype, scale: float = 1.0, first: int | None = None) -> torch.Tensor:
-        assert packed.is_for(dtype)
-        output = torch.empty((len(indices), inputs), dtype=dtype)
-        kernels.coded_rows(
-            TYPES[dtype], ctypes.addressof(form), outputs, inputs, indices.data_ptr(), len(indices), first or 0, scale,
-            output.data_ptr(),
-        )  # fmt: skip
-        return output
-
-    return rows
 
 
 def _kind(weight: CodedWeight, span: int) -> str:

@@ -112,11 +112,12 @@ def test_mixed_types(tmp_path: Path, family: str, changes: dict[str, Any]) -> No
 
 
 @needs_native
-def test_an_embedding_in_codes_is_held_once_and_its_steps_are_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["Q4_K", "F32"])
+def test_an_embedding_that_is_the_head_is_held_once_and_its_steps_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    written = write(tmp_path, lambda name: "Q4_K", tie_word_embeddings=True)
-    replayed, codes = [], []
+    written = write(tmp_path, lambda name: kind, tie_word_embeddings=True)
+    replayed, loaded = [], []
     run_recorded, packed = RecordedSteps.run, VocabParallelEmbedding.pack
 
     def note(self: RecordedSteps, *arguments: Any) -> torch.Tensor | None:
@@ -128,7 +129,7 @@ def test_an_embedding_in_codes_is_held_once_and_its_steps_are_recorded(
 
         def noted(self: Any, parameters: Any) -> Any:
             found = weight(self, parameters)
-            codes.append(weakref.ref(found.codes))
+            loaded.append(weakref.ref(found if isinstance(found, torch.Tensor) else found.codes))
             return found
 
         monkeypatch.setattr(type(method), "weight", noted)
@@ -139,7 +140,7 @@ def test_an_embedding_in_codes_is_held_once_and_its_steps_are_recorded(
     monkeypatch.setattr(VocabParallelEmbedding, "pack", pack)
     with running_engine(written.file) as engine:
         found = tokens(run(engine, PROMPTS, GREEDY))
-        assert [each() for each in codes] == [None]
+        assert [each() for each in loaded] == [None]
     check_greedy(written.reference, PROMPTS, found, GREEDY.max_tokens)
     assert [each for each in replayed if each is not None]
 

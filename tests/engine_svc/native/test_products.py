@@ -13,7 +13,7 @@ from engine_svc.ops.base import Product, Routing
 from engine_svc.ops.grids import E2M1
 from engine_svc.ops.native import NativeOps
 from engine_svc.ops.plain import PlainOps, quantize_rows
-from engine_svc.ops.weights import CodedWeight
+from engine_svc.ops.weights import CodedWeight, Int8Weight
 from tests.support.native import AVAILABLE, every_level, needs_native
 from tests.support.ops import FORMS, experts_by_definition, forms_of_experts
 
@@ -183,6 +183,30 @@ def test_choose_experts(level: str, routing: Routing, with_bias: bool) -> None:
     expected = PlainOps().choose_experts(logits, given, routing)
     assert ids.equal(expected[1])
     torch.testing.assert_close(weights, expected[0])
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize("quantized", [False, True], ids=["as they are", "int8"])
+@pytest.mark.parametrize(("outputs", "size"), SHAPES)
+def test_rows_are_looked_up_where_the_product_has_them(
+    level: str, dtype: torch.dtype, quantized: bool, outputs: int, size: int
+) -> None:
+    """Bit for bit, also those of a part of a vocabulary whose first row has a number of its own."""
+    loaded, plain = kernels(level), normal(outputs, size, dtype=dtype)
+    ops, first = NativeOps(loaded), 5
+    weight = ops.quantize_rows(plain) if quantized else plain
+    numbers = weight.wide(dtype) if isinstance(weight, Int8Weight) else weight
+    look_up = ops.matrix(weight, None).rows
+    assert look_up is not None
+    indices = torch.tensor([outputs - 1, 0, outputs // 2, 0])
+    with loaded.recording() as calls:
+        assert look_up(indices, dtype).equal(numbers[indices])
+        assert look_up(indices, dtype, 5.5).equal(numbers[indices] * 5.5)
+    assert calls.count == 2
+    wanted = torch.tensor([first - 1, first, first + outputs - 1, first + outputs])
+    part = look_up(wanted, dtype, 1.0, first)
+    assert part.equal(torch.stack([torch.zeros(size), numbers[0], numbers[-1], torch.zeros(size)]).to(dtype))
 
 
 @every_level
