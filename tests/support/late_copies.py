@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -16,16 +18,20 @@ class LateCopies(Copies):
 
     Attributes:
         log: what was done, by the number that a room and a content have got when they were first seen.
+        memory: of the host, as long as somebody has it.
     """
 
     def __init__(self) -> None:
         self.log: list[tuple[str, int, int]] = []
+        self.memory: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
         self._begun: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._follows = False
         self._numbers: dict[int, int] = {}
 
     def host_memory(self, num_bytes: int) -> torch.Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8)
+        memory = torch.empty(num_bytes, dtype=torch.uint8)
+        self.memory.add(memory)
+        return memory
 
     def follow(self) -> None:
         self._follows = True

@@ -12,10 +12,11 @@ import torch
 from msgspec.structs import replace
 
 from engine_svc.layers.context import PackedLayer
-from engine_svc.layers.host_weights import HostWeights
+from engine_svc.layers.host_weights import ROOMS, HostWeights
 from engine_svc.loader.model import load_model
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.layout import ParallelLayout
+from engine_svc.runner.offload import OffloadedTensors
 from quire.errors import StartupError
 from tests.support.engine_options import engine_options
 from tests.support.late_copies import LateCopies, late_copies
@@ -87,6 +88,19 @@ def test_a_layer_that_is_computed_in_parts_is_copied_once() -> None:
     layers[0]()
     assert [[layer(), layer()] for layer in layers[1:]] == [[each, each] for each in expected[1:]]
     assert len(copies.log) == 2 * LAYERS
+
+
+def test_rooms_whose_memory_was_given_back_are_used_again() -> None:
+    """As on a GPU that sleeps: what lies in host memory is not copied there again."""
+    layers, expected, _ = hosted(4)
+    assert [layer() for layer in layers] == expected
+    on_device = [part.weight for layer in layers for part in (layer.first, layer.second)]
+    asleep = OffloadedTensors(on_device)
+    assert asleep.num_bytes == 2 * (LAYERS - 4 + ROOMS) * 256
+    assert not any(weight.untyped_storage().nbytes() for weight in on_device)
+    asleep.restore()
+    for _ in range(2):
+        assert [layer() for layer in layers] == expected
 
 
 @pytest.mark.parametrize(("count", "where"), [(3, [1, 3, 5]), (4, [1, 2, 4, 5]), (6, [0, 1, 2, 3, 4, 5])])

@@ -15,9 +15,12 @@ from engine_svc.runner.offload import OffloadedTensors
 from quire.sampling import SamplingParameters
 from quire.sleep import PARTS, SleepLevel
 from tests.support.adapter_folders import low_rank, write_adapter
+from tests.support.late_copies import LateCopies, late_copies
 from tests.support.rank_drafter import RankDrafter
 from tests.support.run_engine import Output, random_prompts, running_engine
 from tests.support.tiny_models import make_model
+
+__all__ = ["late_copies"]  # a fixture
 
 PROMPTS = random_prompts(7, 40, 16, seed=3)
 SAMPLING = SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -69,6 +72,18 @@ def plain() -> list[GenerationRequest]:
 def test_the_same_tokens_as_before(llama: Path, options: dict[str, Any]) -> None:
     with running_engine(llama, **options) as engine:
         check(engine, plain())
+
+
+def test_weights_in_host_memory(tmp_path: Path, late_copies: list[LateCopies]) -> None:
+    """A model that forgets them gives that memory back too, and takes new one as it is loaded again."""
+    folder = make_model(tmp_path, "llama", num_hidden_layers=6)
+    with running_engine(folder, cpu_kernels="torch", cpu_offload_gb=1 / 1024) as engine:
+        check(engine, plain())
+        assert [len(copies.memory) > 2 for copies in late_copies] == [False, True]
+        assert not late_copies[0].memory
+        assert all(copies.log for copies in late_copies)
+        engine.rest.sleep(SleepLevel.WEIGHTS_FORGOTTEN)
+        assert not late_copies[1].memory
 
 
 @pytest.mark.slow
