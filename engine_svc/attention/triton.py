@@ -26,6 +26,7 @@ class _Prepared(Prepared):
     decoding: torch.Tensor  # int32 [sequences with one new token]
     tile_sequences: torch.Tensor  # int32 [tiles of the other sequences]
     tile_starts: torch.Tensor  # int32 [tiles], first query of the tile within its sequence
+    longest_decoding: int  # positions of the longest sequence with one new token
 
 
 class TritonBackend(AttentionBackend):
@@ -65,7 +66,9 @@ class TritonBackend(AttentionBackend):
         first = np.repeat(np.cumsum(tiles) - tiles, tiles)
         starts = (np.arange(len(sequences)) - first) * rows
         packed = to_device(np.concatenate((decoding, sequences, starts)).astype(np.int32), self.shape.device)
-        return _Prepared(metadata, *packed.split((len(decoding), len(sequences), len(starts))))
+        longest = np.array(metadata.seq_lens_host)[decoding].max(initial=0)
+        to_decode, of, starting_at = packed.split((len(decoding), len(sequences), len(starts)))
+        return _Prepared(metadata, to_decode, of, starting_at, int(longest))
 
     def attend(
         self,
@@ -91,7 +94,7 @@ class TritonBackend(AttentionBackend):
             paged_prefill(query, cache, output, *where, *tiles, options, part_keys, self.shape.part, lse)
         if len(prepared.decoding):
             paged_decode(
-                query, cache, output, *where, prepared.decoding, metadata.max_seq_len, options, self.batch_invariant,
-                self.shape.part, lse,
+                query, cache, output, *where, prepared.decoding, prepared.longest_decoding, options,
+                self.batch_invariant, self.shape.part, lse,
             )  # fmt: skip
         return output
