@@ -11,15 +11,19 @@ from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 class RowTable(torch.nn.Module):
     """One that every rank has whole."""
 
-    def __init__(self, count: int, size: int, *, context: LayerContext) -> None:
+    def __init__(self, count: int, size: int, *, context: LayerContext, first: int = 0) -> None:
+        """
+        Args:
+            first: the row whose index is 0.
+        """
         super().__init__()
-        self._ops = context.ops
+        self._ops, self._first = context.ops, first
         self.weight = LoadedParameter((count, size), context.dtype, context.device)
         self.weight.loader = self._load
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         """int64 [tokens] → [tokens, size]."""
-        return self._ops.take_rows(self.weight, indices)
+        return self._ops.take_rows(self.weight[self._first :], indices)
 
     def _load(self, source: TensorSlice, part: str) -> None:
         self.weight.write(part, self.weight, source, (slice(None), slice(None)))

@@ -43,7 +43,9 @@ class Encoder(torch.nn.Module):
         self._attention, self._ops = attention, context.ops
         size = config.hidden_size
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, size, context=context.at("embed_tokens"))
-        self.positions = RowTable(config.num_positions, size, context=context) if config.num_positions else None
+        self.positions: RowTable | None = None
+        if config.num_positions:
+            self.positions = RowTable(config.num_positions, size, context=context, first=config.first_position)
         self.types = RowTable(config.type_vocab_size, size, context=context) if config.type_vocab_size else None
         self.embedding_norm = hidden_norm(config, context)
         layer = LAYERS[config.norm_placement]
@@ -76,14 +78,13 @@ class Encoder(torch.nn.Module):
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         caches: Sequence[AnyLayerCache],
-        types: torch.Tensor | None = None,
+        types: torch.Tensor,
     ) -> torch.Tensor:
         """One forward pass over a flat batch of whole sequences.
 
         Args:
-            token_ids, positions: int64 [tokens]
+            token_ids, positions, types: int64 [tokens]
             caches: one for each layer.
-            types: int64 [tokens]; None: all are 0.
 
         Returns:
             Hidden states [tokens, hidden_size].
@@ -95,12 +96,12 @@ class Encoder(torch.nn.Module):
             hidden = layer(hidden, residual, cache, step)
         return hidden if self.norm is None else self.norm(hidden, residual)
 
-    def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None) -> torch.Tensor:
+    def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
         hidden: torch.Tensor = self.embed_tokens(token_ids)
         if self.positions is not None:
-            hidden = self._ops.add(hidden, self.positions(positions + self.config.first_position))
+            hidden = self._ops.add(hidden, self.positions(positions))
         if self.types is not None:
-            hidden = self._ops.add(hidden, self.types(torch.zeros_like(token_ids) if types is None else types))
+            hidden = self._ops.add(hidden, self.types(types))
         normed: torch.Tensor = self.embedding_norm(hidden)
         return normed
 

@@ -146,22 +146,25 @@ class Kernels:
         self.set_threads(torch.get_num_threads())
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[Calls]:
+    def recording(self, *, runs: bool = True) -> Iterator[Calls]:
         """Notes the calls that this thread makes meanwhile, and makes them; other threads' stay what they are.
 
         A call that cannot be recorded raises NotRecordable, and is not made.
+
+        Args:
+            runs: calls are made, and not only noted.
         """
         calls = Calls(self.replay)
         with self._recorded:
             functions = {name: getattr(self, name) for name in _SIGNATURES}
             for name, function in functions.items():
-                setattr(self, name, self._noted(name, function, calls))
+                setattr(self, name, self._noted(name, function, calls, runs))
             try:
                 yield calls
             finally:
                 vars(self).update(functions)
 
-    def _noted(self, name: str, function: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
+    def _noted(self, name: str, function: Callable[..., Any], calls: Calls, runs: bool) -> Callable[..., Any]:
         recorder, caller, types = threading.get_ident(), self._callers.get(name), _SIGNATURES[name]
 
         def call(*arguments: Any) -> Any:
@@ -169,6 +172,8 @@ class Kernels:
                 if caller is None:
                     raise NotRecordable(f"the kernel {name}")
                 calls.add(caller, types, arguments)
+                if not runs:
+                    return 0
             return function(*arguments)
 
         return call

@@ -11,21 +11,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from engine_svc.attention.base import AttentionMetadata
 from engine_svc.memory import keep_freed_memory, use_huge_pages
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.encoder import Encoder
 from engine_svc.plan import KvCacheSpec
+from engine_svc.native.calls import NotRecordable
+from engine_svc.pooling.inputs import FlatBatch, Inputs, Room
 from engine_svc.pooling.loading import load_pooled
 from engine_svc.pooling.pooler import HiddenStates
+from engine_svc.pooling.recorded import RecordedPass
 from engine_svc.pooling_form.form import PoolingForm
 from engine_svc.pooling_plan import PooledOutput, PooledSequence, PoolingPlan, PoolingResult, PoolingSpec
 from engine_svc.runner.memory import token_budget
 from engine_svc.runner.threads import bind_threads
-from engine_svc.transfer import to_device
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 
@@ -59,8 +59,10 @@ class PoolingRunner:
         given, shape = options.scheduler.max_num_batched_tokens, self._loaded.attention.shape
         self._budget = given or max(_LEAST_BUDGET, token_budget(self._device))
         most = max(self._budget, self._loaded.max_model_len)
-        self._num_blocks = -(-most // shape.block_size) + min(options.scheduler.max_num_seqs, most)
+        self._most_sequences = options.scheduler.max_num_seqs
+        self._num_blocks = -(-most // shape.block_size) + min(self._most_sequences, most)
         self._cache: torch.Tensor | None = None
+        self._recorded: RecordedPass | None = None
         keep_freed_memory()  # not what loading took
 
     def allocate(self) -> None:
@@ -68,11 +70,12 @@ class PoolingRunner:
         if self._cache is None:
             (self._cache,) = self._loaded.attention.allocate(self._num_blocks, 1)
             use_huge_pages([self._cache])
+            self._recorded = self._record()
             self._warm_up()
 
     def release_caches(self) -> None:
         """Gives back all but the weights."""
-        self._cache = None
+        self._cache = self._recorded = None
 
     def close(self) -> None:
         """Nothing runs beside the steps."""
@@ -138,39 +141,32 @@ class PoolingRunner:
         ]
 
     def _forward(self, sequences: Sequence[PooledSequence]) -> HiddenStates:
-        metadata, positions = self._metadata([len(sequence.token_ids) for sequence in sequences])
-        token_ids = self._flat([sequence.token_ids for sequence in sequences])
+        batch = FlatBatch.of(sequences, self._loaded.attention.shape.block_size)
+        hidden = None if self._recorded is None else self._recorded.run(batch)
+        return HiddenStates(self._pass(batch.inputs(self._device)) if hidden is None else hidden, batch.starts.tolist())
+
+    def _pass(self, inputs: Inputs) -> torch.Tensor:
+        """[tokens, hidden_size]"""
         model = self._loaded.model
         assert self._cache is not None
-        cache = LayerCache(self._cache, self._loaded.attention.prepare(metadata))
+        cache = LayerCache(self._cache, self._loaded.attention.prepare(inputs.metadata))
         caches = [cache] * model.config.num_layers
-        starts = np.concatenate(([0], np.cumsum(metadata.seq_lens_host))).tolist()
-        if isinstance(model, Encoder) and any(sequence.token_type_ids for sequence in sequences):
-            types = [each.token_type_ids or [0] * len(each.token_ids) for each in sequences]
-            return HiddenStates(model(token_ids, positions, caches, self._flat(types)), starts)
-        return HiddenStates(model(token_ids, positions, caches), starts)
+        types = (inputs.types,) if isinstance(model, Encoder) else ()
+        hidden: torch.Tensor = model(inputs.token_ids, inputs.positions, caches, *types)
+        return hidden
 
-    def _flat(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """int64 [tokens]"""
-        return to_device(np.concatenate([np.asarray(row, dtype=np.int64) for row in rows]), self._device)
-
-    def _metadata(self, lengths: list[int]) -> tuple[AttentionMetadata, torch.Tensor]:
-        """Of sequences that are all new, in blocks that follow each other; and their positions."""
-        size = self._loaded.attention.shape.block_size
-        counts = np.asarray(lengths, dtype=np.int64)
-        blocks = -(-counts // size)
-        first, starts = np.cumsum(blocks) - blocks, np.cumsum(counts) - counts
-        positions = np.arange(counts.sum()) - np.repeat(starts, counts)
-        slots = np.repeat(first * size, counts) + positions
-        columns = np.arange(blocks.max())
-        table = np.where(columns < blocks[:, None], first[:, None] + columns, 0).astype(np.int32)
-        metadata = AttentionMetadata(
-            query_start_loc=to_device(np.append(starts, counts.sum()).astype(np.int32), self._device),
-            seq_lens=to_device(counts.astype(np.int32), self._device), block_table=to_device(table, self._device),
-            slot_mapping=to_device(slots, self._device), query_lens_host=lengths, seq_lens_host=lengths,
-            max_query_len=max(lengths), max_seq_len=max(lengths),
-        )  # fmt: skip
-        return metadata, to_device(positions, self._device)
+    def _record(self) -> RecordedPass | None:
+        """None where a pass does more than to call kernels."""
+        attention = self._loaded.attention
+        if attention.kernels is None:
+            return None
+        room = Room(min(self._most_sequences, self._budget), self._budget, -(-self._budget // attention.shape.block_size))
+        try:
+            with torch.inference_mode():
+                return RecordedPass(self._pass, attention.kernels, room)
+        except NotRecordable as error:
+            logger.debug("steps are not recorded: %s cannot be", error)
+            return None
 
     def _warm_up(self) -> None:
         """A step of each task, short on a CPU and of all the budget on a GPU."""

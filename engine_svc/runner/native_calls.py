@@ -33,11 +33,13 @@ _NEW = {torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default, to
 class Arena:
     """Gives out parts of a memory while those given out before are in use; they are until no tensor is on them."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
+    def __init__(self, memory: torch.Tensor, rows: tuple[int, int] | None = None) -> None:
         """
         Args:
             memory: uint8 [bytes]. Others may use it too, at other times.
+            rows: of all tensors, and of how many each gets the room: so all are where they would be with more rows.
         """
+        self._rows = rows
         self._memory = memoryview(memory.numpy())
         self._used: dict[int, int] = {}  # from where to where
         self.most = 0  # bytes that were needed so far
@@ -46,11 +48,17 @@ class Arena:
         """Of a shape and type, holding anything.
 
         Raises:
-            NotRecordable: no room is left.
+            NotRecordable: no room is left, or it has other rows.
         """
         if not like.numel():
             return like
-        start = self._find(like.nbytes)
+        num_bytes = like.nbytes
+        if self._rows is not None:
+            rows, most = self._rows
+            if len(like) != rows:
+                raise NotRecordable(f"a tensor of {len(like)} rows in a step of {rows}")
+            num_bytes = num_bytes // rows * most
+        start = self._find(num_bytes)
         part = self._memory[start : start + like.nbytes]
         weakref.finalize(part, self._used.pop, start).atexit = False
         return torch.frombuffer(part, dtype=torch.uint8).view(like.dtype).view(like.shape)
