@@ -16,8 +16,8 @@ import torch
 from engine_svc.memory import keep_freed_memory, use_huge_pages
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.encoder import Encoder
-from engine_svc.plan import KvCacheSpec
 from engine_svc.native.calls import NotRecordable
+from engine_svc.plan import KvCacheSpec
 from engine_svc.pooling.inputs import FlatBatch, Inputs, Room
 from engine_svc.pooling.loading import load_pooled
 from engine_svc.pooling.pooler import HiddenStates
@@ -160,7 +160,9 @@ class PoolingRunner:
         attention = self._loaded.attention
         if attention.kernels is None:
             return None
-        room = Room(min(self._most_sequences, self._budget), self._budget, -(-self._budget // attention.shape.block_size))
+        room = Room(
+            min(self._most_sequences, self._budget), self._budget, -(-self._budget // attention.shape.block_size)
+        )
         try:
             with torch.inference_mode():
                 return RecordedPass(self._pass, attention.kernels, room)

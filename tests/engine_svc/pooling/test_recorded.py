@@ -1,0 +1,101 @@
+"""A step by calls that were noted once gives what the model's code gives, bit for bit and in any size."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_svc.native.calls import Calls, NotRecordable, SizedCalls
+from engine_svc.pooling.inputs import FlatBatch
+from engine_svc.pooling.runner import PoolingRunner
+from engine_svc.runner.native_calls import Arena
+from tests.support.native import needs_native
+from tests.support.pooled_models import make_pooled, runner_of, sequence
+from tests.support.run_engine import random_prompts
+
+PROMPTS = random_prompts(1, 2, 5, 16, 17, 40, 90)
+BUDGET = 128
+
+
+def passes(runner: PoolingRunner, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Hidden states by the calls, if the batch goes by them, and by the model's code."""
+    kinds = max(1, runner.pooling.type_vocab_size)
+    types = [[place % kinds for place in range(len(each))] for each in prompts]
+    sequences = [sequence(each, "embed", own) for each, own in zip(prompts, types, strict=True)]
+    batch = FlatBatch.of(sequences, runner.spec().block_size)
+    assert runner._recorded is not None
+    with torch.inference_mode():
+        recorded = runner._recorded.run(batch)
+        found = None if recorded is None else recorded.clone()
+        return found, runner._pass(batch.inputs(torch.device("cpu")))
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("bert", {}), ("roberta", {"dtype": "bfloat16"}), ("modernbert", {}), ("gte", {}), ("nomic-bert", {}),
+     ("distilbert", {"quantization": "int8"}), ("qwen3", {}), ("gemma2", {})],
+)  # fmt: skip
+def test_calls_give_what_the_model_gives(tmp_path: Path, family: str, options: dict[str, str]) -> None:
+    folder = make_pooled(tmp_path, family, "Model")
+    runner = runner_of(folder, max_num_batched_tokens=BUDGET, max_num_seqs=5, **options)
+    for chosen in ([3], [0], [6, 0, 3], [1, 2, 4, 5, 3], [6]):
+        found, expected = passes(runner, [PROMPTS[index] for index in chosen])
+        assert found is not None
+        assert found.equal(expected)
+
+
+@needs_native
+def test_a_step_that_is_too_large_goes_by_the_model(tmp_path: Path) -> None:
+    folder = make_pooled(tmp_path, "bert", "Model")
+    runner = runner_of(folder, max_num_batched_tokens=32, max_num_seqs=2)
+    assert passes(runner, [PROMPTS[5]])[0] is None
+    assert passes(runner, PROMPTS[:3])[0] is None
+    assert passes(runner, PROMPTS[:2])[0] is not None
+
+
+def calls_of(*words: int) -> Calls:
+    calls = Calls(lambda address, count: 0)
+    calls.add(4096, [ctypes.c_int64] * len(words), words)
+    return calls
+
+
+def test_what_grows_with_a_size_is_found() -> None:
+    read: list[list[int]] = []
+
+    def replay(address: int, count: int) -> int:
+        read.append(list((ctypes.c_int64 * 6).from_address(address)))
+        return 0
+
+    last = Calls(replay)
+    last.add(4096, [ctypes.c_int64] * 5, (7, 64, 4 * 64, 9, 3 * 9))
+    sized = SizedCalls(
+        [calls_of(7, 3, 4 * 3, 1, 3 * 1), calls_of(7, 7, 4 * 7, 2, 3 * 2), last], [(1, 3), (2, 7), (9, 64)]
+    )
+    sized.replay((5, 100))
+    sized.replay((1, 1))
+    assert read == [[4096, 7, 100, 400, 5, 15], [4096, 7, 1, 4, 1, 3]]
+
+
+@pytest.mark.parametrize(
+    "few", [calls_of(7, 4), calls_of(8, 3), calls_of(7, 3, 0)], ids=["no multiple", "other", "more of them"]
+)
+def test_what_differs_otherwise_is_no_step_of_any_size(few: Calls) -> None:
+    with pytest.raises(NotRecordable):
+        SizedCalls([few, calls_of(7, 7), calls_of(7, 64)], [(1, 3), (2, 7), (9, 64)])
+
+
+def test_tensors_lie_where_they_would_with_more_rows() -> None:
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    few, most = Arena(memory, (2, 16)), Arena(memory, (16, 16))
+    places = [
+        [each.data_ptr() for each in [arena.new(torch.empty(rows, 5)), arena.new(torch.empty(rows, 3, 4))]]
+        for arena, rows in ((few, 2), (most, 16))
+    ]
+    assert places[0] == places[1]
+    with pytest.raises(NotRecordable, match="3 rows"):
+        few.new(torch.empty(3, 5))
