@@ -71,7 +71,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
 
     def _unary(self, method: str, behavior: Behavior) -> Behavior:
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            async with self._around(method, context):
+            async with self._around(method, context, streams=False):
                 async with asyncio.timeout(context.time_remaining() or UNARY_SECONDS):
                     return await behavior(request, context)
 
@@ -79,24 +79,24 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
 
     def _stream(self, method: str, behavior: Behavior) -> Behavior:
         async def generate(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            async with self._around(method, context):
+            async with self._around(method, context, streams=True):
                 async for response in behavior(request, context):
                     yield response
 
         async def write(request: Any, context: grpc.aio.ServicerContext) -> None:
-            async with self._around(method, context):
+            async with self._around(method, context, streams=True):
                 await behavior(request, context)
 
         # grpc knows two kinds of streaming handlers: those that yield, and those that call context.write.
         return write if inspect.iscoroutinefunction(behavior) else generate
 
     @contextlib.asynccontextmanager
-    async def _around(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    async def _around(self, method: str, context: grpc.aio.ServicerContext, *, streams: bool) -> AsyncIterator[None]:
         """One call, from its first to its last moment."""
         start = time.monotonic()
         span = None
         try:
-            span = await self._enter(method, context)
+            span = await self._enter(method, context, streams)
             yield
             self._count(method, "OK", start)
         except BaseException as error:
@@ -109,8 +109,11 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             if span is not None:
                 span.end()
 
-    async def _enter(self, method: str, context: grpc.aio.ServicerContext) -> Span | None:
-        """Authenticates the caller and makes its request the current one; the call's part of its trace, if any."""
+    async def _enter(self, method: str, context: grpc.aio.ServicerContext, streams: bool) -> Span | None:
+        """Authenticates the caller and makes its request the current one; the call's part of its trace, if any.
+
+        What an answer in one piece says first would be a message of its own, a tenth of a short call's time.
+        """
         metadata = dict(context.invocation_metadata() or ())
         if self._token and not method.startswith(_PUBLIC_PREFIX):
             given = metadata.get("authorization", "")
@@ -120,7 +123,11 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         trace = read_trace(metadata)
         span = self._span(method, trace)
         enter_request(request_id, trace if span is None else span.trace)
-        await context.send_initial_metadata(((REQUEST_ID_HEADER, request_id),))
+        told = ((REQUEST_ID_HEADER, request_id),)
+        if streams:
+            await context.send_initial_metadata(told)
+        else:
+            context.set_trailing_metadata(told)
         return span
 
     def _span(self, method: str, trace: Trace) -> Span | None:

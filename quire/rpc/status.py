@@ -27,7 +27,8 @@ def trailing_metadata(error: QuireError) -> tuple[tuple[str, bytes], ...]:
 
 async def abort(context: grpc.aio.ServicerContext, error: QuireError) -> None:
     """Ends the call with the error. Never returns."""
-    await context.abort(mapping_of(error).grpc_code, error.message, trailing_metadata(error))
+    told = (*(context.trailing_metadata() or ()), *trailing_metadata(error))
+    await context.abort(mapping_of(error).grpc_code, error.message, told)
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> QuireError:

@@ -39,11 +39,11 @@ def channel_to(engine: FakeEngine) -> grpc.aio.Channel:
 async def get_load(
     channel: grpc.aio.Channel, *metadata: tuple[str, str], timeout: float | None = SECONDS
 ) -> tuple[engine_pb2.GetLoadResponse, dict[str, str]]:
-    """(answer, initial metadata)"""
+    """(answer, trailing metadata)"""
     call = engine_pb2_grpc.EngineServiceStub(channel).GetLoad(
         engine_pb2.GetLoadRequest(), metadata=metadata, timeout=timeout
     )
-    return await call, dict(await call.initial_metadata())
+    return await call, dict(await call.trailing_metadata())
 
 
 async def count_answers(call: grpc.aio.UnaryStreamCall) -> int:
@@ -131,8 +131,8 @@ async def test_request_id_and_trace_pass_through(start_server: StartServer) -> N
     engine = await start_server()
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with channel_to(engine) as channel:
-        _, initial = await get_load(channel, (REQUEST_ID_HEADER, "abc-1.2_3"), ("traceparent", trace))
-    assert initial[REQUEST_ID_HEADER] == "abc-1.2_3"
+        _, told = await get_load(channel, (REQUEST_ID_HEADER, "abc-1.2_3"), ("traceparent", trace))
+    assert told[REQUEST_ID_HEADER] == "abc-1.2_3"
     assert engine.record.metadata[-1] == {"traceparent": trace, REQUEST_ID_HEADER: "abc-1.2_3"}
 
 
@@ -140,9 +140,9 @@ async def test_request_id_and_trace_pass_through(start_server: StartServer) -> N
 async def test_a_malformed_request_id_is_replaced(start_server: StartServer, given: str) -> None:
     engine = await start_server()
     async with channel_to(engine) as channel:
-        _, initial = await get_load(channel, (REQUEST_ID_HEADER, given))
-    assert re.fullmatch("[0-9a-f]{32}", initial[REQUEST_ID_HEADER])
-    assert engine.record.metadata[-1][REQUEST_ID_HEADER] == initial[REQUEST_ID_HEADER]
+        _, told = await get_load(channel, (REQUEST_ID_HEADER, given))
+    assert re.fullmatch("[0-9a-f]{32}", told[REQUEST_ID_HEADER])
+    assert engine.record.metadata[-1][REQUEST_ID_HEADER] == told[REQUEST_ID_HEADER]
 
 
 async def test_one_calls_request_id_does_not_leak_into_the_next(start_server: StartServer) -> None:
@@ -156,6 +156,7 @@ async def test_an_error_arrives_with_reason_and_parameter(start_server: StartSer
     async with channel_to(await start_server()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await get_load(channel, (REQUEST_ID_HEADER, "fail-with-error-info"))
+    assert dict(failure.value.trailing_metadata())[REQUEST_ID_HEADER] == "fail-with-error-info"
     assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     error = from_rpc_error(failure.value)
     assert isinstance(error, InvalidRequest)
