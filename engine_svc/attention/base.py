@@ -79,6 +79,9 @@ class AttentionOptions:
     chunked: bool = False  # the window begins at the last multiple of its length instead (Llama 4)
     # A query sees what comes after it too: all of its sequence, or p + sliding_window - 1 at most (encoders).
     bidirectional: bool = False
+    # float32 [heads that the backend attends with, other ranks' among them]: a score, scaled and capped, is so much
+    # lower for each position between its query and its key (ALiBi, Press et al. 2021).
+    slopes: torch.Tensor | None = None
 
     def first_seen(self, position: _Position) -> _Position:
         """The first position that a query at this one sees; may be below 0."""

@@ -24,7 +24,7 @@ from engine_svc.attention.base import (
     first_key,
     to_stored,
 )
-from engine_svc.attention.reference import softmax_with_sinks
+from engine_svc.attention.reference import distances, softmax_with_sinks
 from engine_svc.memory import zeros_when_touched
 
 
@@ -140,7 +140,10 @@ class CpuBackend(AttentionBackend):
         gathered = self._gather(cache, view.blocks, query).view(self.shape.planes, kv_heads, -1, dim)
         gathered = gathered.index_fill_(2, view.hidden, 0).view(self.shape.planes, kv_heads, num_seqs, -1, dim)
         grouped = query.reshape(num_seqs, kv_heads, -1, dim).transpose(0, 1)
-        output, lse = _attend(grouped, gathered[0], gathered[-1], view.mask, options, self._sinks(options), wants_lse)
+        lower = self._lower(decode, options)
+        output, lse = _attend(
+            grouped, gathered[0], gathered[-1], view.mask, options, self._sinks(options), lower, wants_lse
+        )
         sums = None if lse is None else lse.transpose(0, 1).reshape(num_seqs, -1)
         return output.transpose(0, 1).reshape(num_seqs, -1, dim), sums
 
@@ -150,6 +153,14 @@ class CpuBackend(AttentionBackend):
 
     def _sinks(self, options: AttentionOptions) -> torch.Tensor | None:
         return None if options.sinks is None else options.sinks.view(self.shape.num_kv_heads, 1, -1, 1)
+
+    def _lower(self, decode: Decode, options: AttentionOptions) -> torch.Tensor | None:
+        """By how much scores are: [kv_heads, num_seqs, query heads of each, positions]."""
+        if options.slopes is None:
+            return None
+        positions = self.shape.part.positions(torch.arange(decode.block_table.shape[1] * self.shape.block_size))
+        at = decode.seq_lens.view(1, -1, 1, 1) - 1
+        return distances(at, positions, options.slopes.view(self.shape.num_kv_heads, 1, -1, 1))
 
     def _view(self, decode: Decode, options: AttentionOptions, dtype: torch.dtype, nobodys: int) -> View:
         """What the sequences see; shared by the layers.
@@ -195,13 +206,19 @@ class CpuBackend(AttentionBackend):
             seen = slice(first - start_block * self.shape.block_size, end - start_block * self.shape.block_size)
             keys, values = gathered[0, ..., seen, :], gathered[-1, ..., seen, :]
             whole = query_len == seq_len and (window is None or window >= seq_len) and not _is_special(options)
-            mask = None
+            mask = lower = None
+            at, positions = (
+                torch.arange(seq_len - query_len, seq_len)[:, None],
+                part.positions(torch.arange(first, end)),
+            )
             if lse is not None or not whole:
-                mask = _mask(query_len, seq_len, part.positions(torch.arange(first, end)), options)
+                mask = (positions < options.seen_until(at)) & (positions >= options.first_seen(at))
+            if options.slopes is not None:
+                lower = distances(at, positions, options.slopes[:, None, None])
             sinks = None if options.sinks is None else options.sinks[:, None, None]
             rows = slice(start, start + query_len)
             queries = query[rows].transpose(0, 1)[None]
-            found, sums = _attend(queries, keys, values, mask, options, sinks, lse is not None)
+            found, sums = _attend(queries, keys, values, mask, options, sinks, lower, lse is not None)
             output[rows] = found[0].transpose(0, 1)
             if lse is not None and sums is not None:
                 lse[rows] = sums[0].transpose(0, 1)
@@ -214,13 +231,16 @@ def _attend(
     mask: torch.Tensor | None,
     options: AttentionOptions,
     sinks: torch.Tensor | None,
+    lower: torch.Tensor | None,
     wants_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """All [batch, heads, positions, dim]; several query heads may share a key-value head. Without a mask: of a whole
     sequence, causal or bidirectional.
 
     Args:
+        mask: where keys are seen: true, or 0 and elsewhere minus infinity.
         sinks: those of the options, of a shape that broadcasts to [batch, heads, positions, 1].
+        lower: by how much scores are, by the options' slopes; of a shape that broadcasts to theirs.
         wants_lse: see AttentionBackend.attend: a second result [batch, heads, positions]. Needs a mask.
     """
     if not _is_special(options) and not wants_lse:
@@ -234,6 +254,8 @@ def _attend(
     scores = query @ keys.transpose(-1, -2) * options.scale
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
+    if lower is not None:
+        scores = scores.float() - lower
     hidden = ~mask if mask.dtype == torch.bool else mask == -torch.inf
     weights, lse = softmax_with_sinks(scores.float().masked_fill(hidden, -torch.inf), sinks)
     return weights.to(values.dtype) @ values, lse
@@ -241,10 +263,4 @@ def _attend(
 
 def _is_special(options: AttentionOptions) -> bool:
     """Whether torch's fused attention cannot do it."""
-    return options.softcap is not None or options.sinks is not None
-
-
-def _mask(query_len: int, seq_len: int, positions: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
-    """Bool [query_len, keys], true where a query, of the last positions, sees the key at a position."""
-    at = torch.arange(seq_len - query_len, seq_len)[:, None]
-    return (positions < options.seen_until(at)) & (positions >= options.first_seen(at))
+    return options.softcap is not None or options.sinks is not None or options.slopes is not None

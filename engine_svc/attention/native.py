@@ -82,7 +82,8 @@ class NativeBackend(AttentionBackend):
             metadata.seq_lens.data_ptr(), len(metadata.seq_lens_host), output.data_ptr(), shape.num_heads,
             shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale, options.sliding_window or 0,
             options.chunked, options.bidirectional, options.softcap or 0.0, None if sinks is None else sinks.data_ptr(),
-            shape.part.rank, shape.part.size, None if lse is None else lse.data_ptr(),
+            None if options.slopes is None else options.slopes.data_ptr(), shape.part.rank, shape.part.size,
+            None if lse is None else lse.data_ptr(),
         )  # fmt: skip
         return output
 

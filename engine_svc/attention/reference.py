@@ -27,6 +27,11 @@ def softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None) -> tupl
     return (scores - lse.clamp(min=torch.finfo(lse.dtype).min)).exp(), lse[..., 0]
 
 
+def distances(at: torch.Tensor, positions: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
+    """Between queries and keys, times slopes: see AttentionOptions. All of shapes that broadcast to those of scores."""
+    return (at - positions).abs() * slopes
+
+
 class ReferenceBackend(AttentionBackend):
     """What the other backends are compared with. Works in any floating-point type."""
 
@@ -67,10 +72,10 @@ class ReferenceBackend(AttentionBackend):
             first = part.count(first_key(query_len, seq_len, options))
             places = torch.arange(first, part.count(seq_len), device=query.device)
             slots = self._slots(metadata.block_table[index], places)
-            hidden = _hidden(query_len, seq_len, part.positions(places), options)
+            at, positions = torch.arange(seq_len - query_len, seq_len, device=query.device), part.positions(places)
             rows = slice(start, start + query_len)
             output[rows], sums = self._attend(
-                query[rows], keys[slots].to(query.dtype), values[slots].to(query.dtype), hidden, options
+                query[rows], keys[slots].to(query.dtype), values[slots].to(query.dtype), at[:, None], positions, options
             )
             if lse is not None:
                 lse[rows] = sums
@@ -82,23 +87,25 @@ class ReferenceBackend(AttentionBackend):
         return block_table[places // size].long() * size + places % size
 
     def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, at: torch.Tensor, positions: torch.Tensor,
         options: AttentionOptions,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """One sequence: query [query_len, heads, dim], key and value [keys, kv_heads, dim] → as the query, and
-        [query_len, heads]."""
+        [query_len, heads].
+
+        Args:
+            at: [query_len, 1], positions of the queries.
+            positions: [keys], of the keys.
+        """
         group = query.shape[1] // key.shape[1]
         keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query, keys) * options.scale
         if options.softcap:
             scores = options.softcap * torch.tanh(scores / options.softcap)
+        if options.slopes is not None:
+            scores = scores - distances(at, positions, options.slopes[:, None, None]).to(scores.dtype)
+        hidden = (positions >= options.seen_until(at)) | (positions < options.first_seen(at))
         weights, lse = softmax_with_sinks(
             scores.masked_fill(hidden, -torch.inf), None if options.sinks is None else options.sinks[:, None, None]
         )
         return torch.einsum("hqk,khd->qhd", weights, values), lse.transpose(0, 1)
-
-
-def _hidden(query_len: int, seq_len: int, positions: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
-    """Bool [query_len, keys], true where a query, of the last positions, does not see the key at a position."""
-    at = torch.arange(seq_len - query_len, seq_len, device=positions.device)[:, None]
-    return (positions >= options.seen_until(at)) | (positions < options.first_seen(at))

@@ -62,6 +62,8 @@ def attend_keys(
     TILE_N: tl.constexpr,
     part_of_context,
     CONTEXT_PARTS: tl.constexpr,
+    slopes,
+    ALIBI: tl.constexpr,
     BIDIRECTIONAL: tl.constexpr = False,
 ):
     """Goes on over the keys from `first` to `last`, which is not among them: places in the cache, see `held`.
@@ -74,6 +76,7 @@ def attend_keys(
         best, total: [rows], the greatest score so far, as a power of two, and the sum of the weights; result:
             [rows, DIM_PADDED], the weighted sum of values.
         table_ptr: the sequence's row of the block table.
+        slopes: [rows], of their heads, with ALIBI: see AttentionOptions.
     """
     columns = tl.arange(0, DIM_PADDED)
     in_dim = columns < DIM
@@ -88,8 +91,10 @@ def attend_keys(
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         if SOFTCAP:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # of the hyperbolic tangent
-        scores *= 1.4426950408889634  # to powers of two
         where = (keys if CONTEXT_PARTS == 1 else keys * CONTEXT_PARTS + part_of_context)[None, :]
+        if ALIBI:
+            scores = tl.fma(tl.abs(positions[:, None] - where).to(tl.float32), -slopes[:, None], scores)
+        scores *= 1.4426950408889634  # to powers of two
         seen = (where < seen_until(positions, last * CONTEXT_PARTS, WINDOW, BIDIRECTIONAL)[:, None]) & present[None, :]
         if WINDOW > 0:
             seen = seen & (where >= first_seen(positions, WINDOW, CHUNKED)[:, None])

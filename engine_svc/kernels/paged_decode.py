@@ -30,6 +30,7 @@ def _decode_kernel(
     query_start_ptr,
     seq_lens_ptr,
     sequences_ptr,
+    slopes_ptr,
     scale,
     softcap,
     query_stride,
@@ -49,6 +50,7 @@ def _decode_kernel(
     TILE_N: tl.constexpr,
     part_of_context,
     CONTEXT_PARTS: tl.constexpr,
+    ALIBI: tl.constexpr,
 ):
     """One program per sequence, so many query heads of a kv head, and part; the heads are the rows of its products."""
     index = tl.program_id(0)
@@ -73,12 +75,15 @@ def _decode_kernel(
     query_offset = row * query_stride + (kv_head * GROUP + heads)[:, None] * DIM + columns[None, :]
     query = tl.load(query_ptr + query_offset, mask=row_mask, other=0.0)
 
+    slopes = tl.zeros([ROWS], tl.float32)
+    if ALIBI:
+        slopes = tl.load(slopes_ptr + kv_head * GROUP + heads, mask=heads < GROUP, other=0.0)
     best, total, result = attend_keys(
         query, tl.zeros([ROWS], tl.int32) + (seq_len - 1), tl.full([ROWS], -1.0e30, tl.float32),
         tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM_PADDED], tl.float32), cache_ptr,
         block_table_ptr + sequence * block_table_stride, value_offset, kv_head, tl.maximum(first, visible), last,
         scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
-        part_of_context, CONTEXT_PARTS,
+        part_of_context, CONTEXT_PARTS, slopes, ALIBI,
     )  # fmt: skip
     out_row = (index * KV_HEADS * GROUP + kv_head * GROUP + heads).to(tl.int64) * num_parts + part
     tl.store(partial_ptr + out_row[:, None] * DIM + columns[None, :], result, mask=row_mask)
@@ -181,14 +186,14 @@ def paged_decode(
     window, dim_padded = options.sliding_window or 0, max(16, triton.next_power_of_2(dim))
     rows = head_rows(group, dim, as_prefill)
     _decode_kernel[(count, num_kv_heads * triton.cdiv(group, rows), num_parts)](
-        query, in_bytes(cache), partial, best, total, block_table, query_start_loc, seq_lens, sequences,
+        query, in_bytes(cache), partial, best, total, block_table, query_start_loc, seq_lens, sequences, options.slopes,
         options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0),
         (len(cache) - 1) * cache.stride(0), num_parts,
         WINDOW=window, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         GROUP=group, ROWS=rows, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=dim_padded, BLOCK_SIZE=block_size, PART_KEYS=PART,
         TILE_N=key_rows(dim, query.dtype), part_of_context=part.rank, CONTEXT_PARTS=part.size,
-        num_warps=4, num_stages=2,
+        ALIBI=options.slopes is not None, num_warps=4, num_stages=2,
     )  # fmt: skip
     _combine_kernel[(count, num_heads)](
         partial, best, total, output, options.sinks, lse, query_start_loc, seq_lens, sequences, output.stride(0),

@@ -20,11 +20,11 @@ from engine_svc.kernels.tiles import key_rows, query_rows
 @triton.jit
 def _prefill_kernel(
     query_ptr, cache_ptr, output_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tile_sequence_ptr,
-    tile_start_ptr, scale, softcap, sinks_ptr, lse_ptr, query_stride, block_table_stride, value_offset,
+    tile_start_ptr, scale, softcap, sinks_ptr, slopes_ptr, lse_ptr, query_stride, block_table_stride, value_offset,
     part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, PART_KEYS: tl.constexpr,
-    BIDIRECTIONAL: tl.constexpr, LSE: tl.constexpr, CONTEXT_PARTS: tl.constexpr,
+    BIDIRECTIONAL: tl.constexpr, LSE: tl.constexpr, CONTEXT_PARTS: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """One program per tile of queries and head.
 
@@ -52,6 +52,9 @@ def _prefill_kernel(
     if SINKS:
         best = tl.zeros([TILE_M], tl.float32) + tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
         total += 1.0
+    slopes = tl.zeros([TILE_M], tl.float32)
+    if ALIBI:
+        slopes += tl.load(slopes_ptr + head)
     result = tl.zeros([TILE_M, DIM_PADDED], tl.float32)
     last = seen_until(seq_len - query_len + start + TILE_M - 1, seq_len, WINDOW, BIDIRECTIONAL)
     last = held(last, part_of_context, CONTEXT_PARTS)
@@ -65,7 +68,7 @@ def _prefill_kernel(
                 tl.zeros([TILE_M, DIM_PADDED], tl.float32), cache_ptr, table_ptr, value_offset, head // GROUP,
                 tl.maximum(first, part * PART_KEYS), tl.minimum(last, (part + 1) * PART_KEYS), scale, softcap,
                 WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N, part_of_context,
-                CONTEXT_PARTS, BIDIRECTIONAL,
+                CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
             )  # fmt: skip
             new_best = tl.maximum(best, part_best)
             shrink = tl.exp2(best - new_best)
@@ -77,7 +80,7 @@ def _prefill_kernel(
         best, total, result = attend_keys(
             query, positions, best, total, result, cache_ptr, table_ptr, value_offset, head // GROUP, first, last,
             scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N, part_of_context,
-            CONTEXT_PARTS, BIDIRECTIONAL,
+            CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
         )  # fmt: skip
     if LSE:
         heads = tl.num_programs(1)
@@ -115,11 +118,12 @@ def paged_prefill(
     block_size, num_kv_heads = cache.shape[2:4]
     _prefill_kernel[(tile_sequences.shape[0], num_heads)](
         query, in_bytes(cache), output, block_table, query_start_loc, seq_lens, tile_sequences, tile_starts,
-        options.scale, options.softcap or 1.0, options.sinks, lse, query.stride(0),
+        options.scale, options.softcap or 1.0, options.sinks, options.slopes, lse, query.stride(0),
         block_table.stride(0), (len(cache) - 1) * cache.stride(0), part.rank,
         WINDOW=options.sliding_window or 0, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         SINKS=options.sinks is not None, GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size,
         TILE_M=query_rows(dim), TILE_N=key_rows(dim, query.dtype), PART_KEYS=part_keys,
-        BIDIRECTIONAL=options.bidirectional, LSE=lse is not None, CONTEXT_PARTS=part.size, num_warps=4, num_stages=2,
+        BIDIRECTIONAL=options.bidirectional, LSE=lse is not None, CONTEXT_PARTS=part.size,
+        ALIBI=options.slopes is not None, num_warps=4, num_stages=2,
     )  # fmt: skip

@@ -56,7 +56,9 @@ class Attention(torch.nn.Module):
         self.options = AttentionOptions(
             config.attention_scale, config.sliding_windows[index], config.attention_softcap, self.sinks,
             config.windows_are_chunks and config.sliding_windows[index] is not None, config.bidirectional,
+            self._slopes(config, context),
         )  # fmt: skip
+        self._clip = config.qkv_clip
         self._rotates, self._interleaved = index not in config.no_rope_layers, config.rope_interleaved
         self.qkv_proj = ColumnParallelLinear(
             config.hidden_size, parts, bias=config.qkv_bias, context=context.at("qkv_proj"), layout=config.qkv_layout
@@ -82,6 +84,8 @@ class Attention(torch.nn.Module):
         projected = self.qkv_proj(hidden)
         if self._norms in ("each", "all"):
             self._normalise(projected)
+        if self._clip is not None:
+            self._ops.clip(projected, self._clip)
         return self.o_proj(self._attend(projected.view(len(hidden), -1, self._head_dim), cache, step))
 
     def _attend(self, heads: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
@@ -104,6 +108,15 @@ class Attention(torch.nn.Module):
             heads = self._ops.rotate(heads, table, self._heads, None, self._interleaved)
             table = table[..., :0]
         return self._ops.rotate(heads, table, self._heads, self._head_norms, self._interleaved)
+
+    def _slopes(self, config: ModelConfig, context: LayerContext) -> torch.Tensor | None:
+        """Of the heads that this rank attends with: those of all that share the context."""
+        if not config.attention_slopes:
+            return None
+        sharing = context.groups.decode_context
+        first = self._first_head - sharing.rank * self._heads
+        own = config.attention_slopes[first : first + sharing.world_size * self._heads]
+        return torch.tensor(own, dtype=torch.float32, device=context.device)
 
     def _load_sinks(self, source: TensorSlice, part: str) -> None:
         if self.sinks is not None:

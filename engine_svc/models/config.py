@@ -159,7 +159,9 @@ class ModelConfig(ModelFacts):
     embedding_scale: float = 1.0  # on what is looked up, as far as the model's type holds it
     embedding_multiplier: float = 1.0  # on that, and on embeddings that are given
     logits_scale: float = 1.0
+    embedding_norm: bool = False
     qkv_bias: bool = False
+    qkv_clip: float | None = None  # queries, keys and values are no farther from 0
     qkv_layout: Layout = Layout()  # in tensors of a checkpoint that hold queries, keys and values as one
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
@@ -172,6 +174,7 @@ class ModelConfig(ModelFacts):
     # Weightless: each head, in layers that rotate.
     qk_norm: Literal["none", "head", "rotated", "each", "all", "weightless"] = "none"
     attention_sinks: bool = False  # see AttentionOptions
+    attention_slopes: tuple[float, ...] = ()  # the same, of all heads; empty: none
     bidirectional: bool = False  # the same
     gates_attention: bool = False  # a gate for each value of its output
     windows_are_chunks: bool = False

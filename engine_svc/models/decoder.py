@@ -24,7 +24,7 @@ from engine_svc.recurrence.base import StateShape
 
 logger = logging.getLogger(__name__)
 
-_OF_A_STAGE = ("embed_tokens", "positions", "norm", "lm_head")  # the first or the last one
+_OF_A_STAGE = ("embed_tokens", "positions", "embedding_norm", "norm", "lm_head")  # the first or the last one
 
 
 class Decoder(torch.nn.Module):
@@ -55,6 +55,7 @@ class Decoder(torch.nn.Module):
         if stage.looks_up:
             count = config.num_positions
             self.positions = RowTable(count, config.hidden_size, context=context) if count else None
+            self.embedding_norm = hidden_norm(config, context) if config.embedding_norm else None
         layer = LAYERS[config.norm_placement]
         self.layers = torch.nn.ModuleDict(  # by their numbers in the whole model
             {str(index): layer(config, context.at(f"layers.{index}"), index) for index in stage.layers}
@@ -142,7 +143,9 @@ class Decoder(torch.nn.Module):
         hidden: torch.Tensor = self.embed_tokens(token_ids)
         if embedded is not None:
             hidden = embedded.put(hidden, self.config.embedding_multiplier)
-        return hidden if self.positions is None else self._ops.add(hidden, self.positions(positions))
+        if self.positions is not None:
+            hidden = self._ops.add(hidden, self.positions(positions))
+        return hidden if self.embedding_norm is None else self.embedding_norm(hidden)
 
     def _query_scales(self, positions: torch.Tensor) -> torch.Tensor | None:
         temperature = self.config.temperature

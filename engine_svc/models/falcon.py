@@ -1,13 +1,15 @@
-"""Falcon 7B, 40B, 180B and 11B (TII 2023): attention and feed-forward side by side, few key-value heads."""
+"""Falcon (TII 2023): attention and feed-forward side by side, few key-value heads; linear biases in Falcon RW."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from engine_svc.layers.part import Layout
+from engine_svc.models.alibi import alibi_slopes
 from engine_svc.models.config import ModelConfig, activation, base_config, by_common_names
-from quire.errors import StartupError
 
 # Of the configurations that went with the first checkpoints' own code.
 _NAMES = {
@@ -23,16 +25,16 @@ _MODULES = {
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """Those behind 7B have a few key-value heads and, but for 11B, a norm each for attention and feed-forward."""
-    if config.get("alibi"):
-        raise StartupError("config.json says alibi, which is not supported for Falcon; only rotary positions are.")
     config = {"max_position_embeddings": 2048, **by_common_names(config, _NAMES)}
     is_new = bool(config.get("new_decoder_architecture", config.get("model_type") == "RefinedWeb"))
     size, heads = config["hidden_size"], config["num_attention_heads"]
     kv_heads, layout = _key_values(config, heads, is_new)
-    bias = bool(config.get("bias"))
+    bias, is_linear = bool(config.get("bias")), bool(config.get("alibi"))
     return base_config(
         {**config, "intermediate_size": config.get("ffn_hidden_size") or 4 * size},
         num_kv_heads=kv_heads, head_dim=size // heads, qkv_layout=layout, qkv_bias=bias, output_bias=bias,
+        attention_slopes=_slopes(heads, size // heads) if is_linear else (),
+        no_rope_layers=frozenset(range(config["num_hidden_layers"] if is_linear else 0)),
         norm="layer", norm_bias=True, norm_eps=config.get("layer_norm_epsilon", 1e-5),
         norm_placement=_placement(config, is_new),
         activation=activation(config.get("activation", "gelu")), mlp_gated=False, mlp_bias=bias,
@@ -46,6 +48,11 @@ def _key_values(config: Mapping[str, Any], heads: int, is_new: bool) -> tuple[in
         count = config.get("num_kv_heads") or heads
         return count, Layout(groups=count)
     return (1, Layout()) if config.get("multi_query", True) else (heads, Layout(groups=heads))
+
+
+def _slopes(heads: int, head_dim: int) -> tuple[float, ...]:
+    """Rounded as the models were trained with them, and scaled like the scores that they lower."""
+    return tuple((torch.tensor(alibi_slopes(heads)).bfloat16().double() * head_dim**-0.5).tolist())
 
 
 def _placement(config: Mapping[str, Any], is_new: bool) -> str:

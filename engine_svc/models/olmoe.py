@@ -6,17 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_svc.models.config import ModelConfig, MoeConfig, base_config
-from quire.errors import StartupError
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """OLMoE has its other norms before attention and feed-forward, FlexOlmo behind them.
-
-    Raises:
-        StartupError: queries, keys and values are to be clipped.
-    """
-    if config.get("clip_qkv") is not None:
-        raise StartupError("config.json has clip_qkv, which is not supported; use --model-impl transformers.")
+    """OLMoE has its other norms before attention and feed-forward, FlexOlmo behind them."""
     bias = bool(config.get("attention_bias"))
     moe = MoeConfig(
         config.get("num_experts") or config["num_local_experts"], config["num_experts_per_tok"],
@@ -24,5 +17,6 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     )  # fmt: skip
     return base_config(
         config, moe=(moe,) * config["num_hidden_layers"], qkv_bias=bias, output_bias=bias, qk_norm="all",
+        qkv_clip=config.get("clip_qkv"),
         norm_placement="after" if config["architectures"][0] == "FlexOlmoForCausalLM" else "before",
     )  # fmt: skip

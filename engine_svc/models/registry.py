@@ -13,6 +13,7 @@ from quire.errors import StartupError
 # Architecture of config.json → module with `config_of(config) -> ModelConfig`.
 ARCHITECTURES = {
     "BambaForCausalLM": "engine_svc.models.bamba",
+    "BloomForCausalLM": "engine_svc.models.bloom",
     "CodeGenForCausalLM": "engine_svc.models.gptj",
     "Cohere2ForCausalLM": "engine_svc.models.cohere",
     "CohereForCausalLM": "engine_svc.models.cohere",
@@ -51,10 +52,12 @@ ARCHITECTURES = {
     "Llama4ForCausalLM": "engine_svc.models.llama4",
     "LlamaForCausalLM": "engine_svc.models.llama",
     "Mamba2ForCausalLM": "engine_svc.models.pure_mamba",
+    "MPTForCausalLM": "engine_svc.models.mpt",
     "MambaForCausalLM": "engine_svc.models.pure_mamba",
     "MiniMaxM2ForCausalLM": "engine_svc.models.minimax_m2",
     "MistralForCausalLM": "engine_svc.models.mistral",
     "MixtralForCausalLM": "engine_svc.models.mixtral",
+    "MptForCausalLM": "engine_svc.models.mpt",
     "Olmo2ForCausalLM": "engine_svc.models.olmo2",
     "Olmo3ForCausalLM": "engine_svc.models.olmo2",
     "OlmoeForCausalLM": "engine_svc.models.olmoe",

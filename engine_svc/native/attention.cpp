@@ -26,7 +26,7 @@ struct Call {
   void* output;
   int64_t heads, kv_heads, dim, block_size;
   Options options;
-  const float* sinks;
+  const float *sinks, *slopes;
   float* lse;
 
   int64_t group() const { return heads / kv_heads; }
@@ -54,11 +54,13 @@ std::vector<Task> cut(const Call& call) {
   int64_t step = task_rows(call);
   for (int64_t sequence = 0; sequence < call.num_seqs; ++sequence) {
     int64_t count = call.query_start[sequence + 1] - call.query_start[sequence];
-    Rows all{call.seq_lens[sequence] - count, call.group(), 0, count * call.group(), call.seq_lens[sequence]};
+    Rows all{call.seq_lens[sequence] - count, call.group(), 0, count * call.group(), call.seq_lens[sequence], nullptr};
     for (int64_t first = 0; first < all.last; first += step) {
-      Rows rows{all.position, all.group, first, std::min(all.last, first + step), all.length};
-      for (int64_t head = 0; head < call.kv_heads; ++head)
+      Rows rows{all.position, all.group, first, std::min(all.last, first + step), all.length, nullptr};
+      for (int64_t head = 0; head < call.kv_heads; ++head) {
+        rows.slopes = call.slopes ? call.slopes + head * rows.group : nullptr;
         tasks.push_back({sequence, head, rows, rows.seen(0, rows.count(), call.options)});
+      }
     }
   }
   std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost() > b.cost(); });
@@ -218,16 +220,16 @@ extern "C" {
 // The new tokens of num_seqs sequences: rows query_start[s] to query_start[s + 1] of query, `query_stride` values apart,
 // and of output [tokens, heads, dim], at the last of seq_lens[s] positions. Their keys and values are in the cache,
 // `plane` values between heads; keys is null where values are keys too. dim and block_size are multiples of 16. The cache
-// holds every parts-th position of a sequence, from `part` on. lse [tokens, heads], unless null, gets the logarithms of the
+// holds every parts-th position of a sequence, from `part` on. sinks and slopes are [heads], or null. lse [tokens, heads], unless null, gets the logarithms of the
 // rows' sums of exponentiated scores; of a row that sees nothing, minus infinity, and its output is 0.
 void quire_attend(int type, int cached, const void* query, int64_t query_stride, const void* keys, const void* values,
                   int64_t plane, const int32_t* block_table, int64_t table_stride, const int32_t* query_start,
                   const int32_t* seq_lens, int64_t num_seqs, void* output, int64_t heads, int64_t kv_heads, int64_t dim,
                   int64_t block_size, float scale, int64_t window, int chunked, int bidirectional, float softcap,
-                  const float* sinks, int64_t part, int64_t parts, float* lse) {
+                  const float* sinks, const float* slopes, int64_t part, int64_t parts, float* lse) {
   Call call{query, query_stride, keys, values, plane, block_table, table_stride, query_start, seq_lens, num_seqs,
             output, heads, kv_heads, dim, block_size,
-            {scale, softcap, window, window && chunked, bool(bidirectional), part, parts}, sinks, lse};
+            {scale, softcap, window, window && chunked, bool(bidirectional), part, parts}, sinks, slopes, lse};
   with_type(type, [&](auto value) {
     with_cached(cached, value, [&](auto stored) { run<decltype(value), decltype(value), decltype(stored)>(call); });
   });

@@ -24,6 +24,7 @@ constexpr int64_t PARTITION = 1024;        // a multiple of each chunk
 constexpr int64_t MOST_ROWS_DIM = 1 << 15;  // of a task: its queries and sums stay in the second-level cache
 constexpr int64_t MOST_TASK_ROWS = 256;
 constexpr float LOG2_E = 1.44269504f;
+constexpr float LANE_NUMBERS[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // How many positions a chunk has: by the head's size alone.
 template <class Stored>
@@ -72,12 +73,13 @@ struct Rows {
   int64_t group;        // query heads of the key-value head
   int64_t first, last;  // rows
   int64_t length;       // of the sequence
+  const float* slopes;  // of the head's query heads, see bend; null: none
 
   int64_t count() const { return last - first; }
+  int64_t at(int64_t row) const { return position + (first + row) / group; }
   // What one of them sees: places in the cache, which are positions unless it holds a part of them.
   Range seen(int64_t row, const Options& options) const {
-    int64_t at = position + (first + row) / group;
-    return {options.held(options.first_seen(at)), options.held(options.seen_until(at, length))};
+    return {options.held(options.first_seen(at(row))), options.held(options.seen_until(at(row), length))};
   }
   // What any of rows [begin, end) sees.
   Range seen(int64_t begin, int64_t end, const Options& options) const {
@@ -282,7 +284,8 @@ class Attention {
     }
     for (int64_t row = first; row < last; ++row) {
       Range own = rows.seen(row, options).within(chunk.start, chunk.start + chunk_size);
-      soften({own.begin - chunk.start, own.end - chunk.start}, row, row - first, begin * UNIT, end * UNIT, state);
+      own = {own.begin - chunk.start, own.end - chunk.start};
+      soften(own, chunk.start, row, row - first, begin * UNIT, end * UNIT, state);
     }
     add_values(chunk, first, last, begin, end, state);
   }
@@ -305,7 +308,7 @@ class Attention {
 
   // From a row's scores in places [begin, end) of the chunk to weights, of which it sees those in `own`. What it summed
   // before is scaled to the new maximum.
-  void soften(Range own, int64_t row, int64_t tile_row, int64_t begin, int64_t end, State& state) {
+  void soften(Range own, int64_t start, int64_t row, int64_t tile_row, int64_t begin, int64_t end, State& state) {
     float* scores = memory.scores + tile_row * MOST_CHUNK;
     auto* weights = (Input*)memory.weights + tile_row * MOST_CHUNK;
     if (own.empty()) own = {end, end};
@@ -313,8 +316,9 @@ class Attention {
     for (int64_t i = begin; i < first; i += LANES) store(weights + i, zero());
     for (int64_t i = last; i < end; i += LANES) store(weights + i, zero());
     if (own.empty()) return;
-    if (options.softcap > 0) cap(scores, first, last);
-    float unit = options.softcap > 0 ? 1.0f : options.scale;
+    bool bends = options.softcap > 0 || rows.slopes;
+    if (bends) bend(scores, start, row, first, last);
+    float unit = bends ? 1.0f : options.scale;
     float highest = raise(unit * greatest(scores, own, first, last), row, state);
     // A power of two takes fewer steps than one of e.
     Floats factor = all(unit * LOG2_E), least = all(-highest * LOG2_E), total = load(state.total + row * LANES);
@@ -327,10 +331,23 @@ class Attention {
     store(state.total + row * LANES, total);
   }
 
-  // Scores in places [first, last), scaled and capped.
-  void cap(float* scores, int64_t first, int64_t last) {
-    Floats scale = all(options.scale);
-    for (int64_t i = first; i < last; i += LANES) store(scores + i, cap_scores(load(scores + i) * scale, options.softcap));
+  // A row's scores in places [first, last) of the chunk that begins at `start`: scaled, capped, and lower by the slope of
+  // its head for each position between query and key (ALiBi, Press et al. 2021).
+  void bend(float* scores, int64_t start, int64_t row, int64_t first, int64_t last) {
+    Floats scale = all(options.scale), slope = zero(), steps = zero();
+    if (rows.slopes) {
+      slope = all(rows.slopes[(rows.first + row) % rows.group]);
+      steps = load(LANE_NUMBERS) * all(float(options.parts));
+    }
+    for (int64_t i = first; i < last; i += LANES) {
+      Floats score = load(scores + i) * scale;
+      if (options.softcap > 0) score = cap_scores(score, options.softcap);
+      if (rows.slopes) {
+        int64_t position = (start + i) * options.parts + options.part;
+        score = minus_product(slope, magnitude(all(float(rows.at(row) - position)) - steps), score);
+      }
+      store(scores + i, score);
+    }
   }
 
   // The greatest of the scores in places [first, last) that are the row's own.

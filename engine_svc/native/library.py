@@ -56,6 +56,7 @@ _SIGNATURES = {
     "layer_norm": (_INT, _POINTER, _LONG, *(_POINTER,) * 4, _LONG, _LONG, _LONG, _FLOAT),
     "add": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG),
     "gate": (_INT, _POINTER, _POINTER, _LONG, _LONG),
+    "clip": (_INT, _POINTER, _LONG, _LONG, _FLOAT),
     "softcap": (_POINTER, _LONG, _LONG, _LONG, _FLOAT),
     "scale": (_POINTER, _LONG, _LONG, _LONG, _FLOAT),
     "copy_parts": (_POINTER, _LONG, _LONG, _POINTER, *(_LONG,) * 4),
@@ -73,7 +74,7 @@ _SIGNATURES = {
     "write_cache": (_INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, *(_LONG,) * 5),
     "attend": (
         _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER,
-        *(_LONG,) * 4, _FLOAT, _LONG, _INT, _INT, _FLOAT, _POINTER, _LONG, _LONG, _POINTER,
+        *(_LONG,) * 4, _FLOAT, _LONG, _INT, _INT, _FLOAT, _POINTER, _POINTER, _LONG, _LONG, _POINTER,
     ),
     "convolve": (_INT, _INT, *(_POINTER,) * 5, _LONG, _LONG, _POINTER),
     "gated_convolve": (_INT, _INT, *(_POINTER,) * 5, _LONG, _LONG, _POINTER),

@@ -190,6 +190,20 @@ void quire_gate(int type, void* values, const void* gates, int64_t rows, int64_t
   });
 }
 
+// values [tokens, size], no farther from 0 than `limit`; what is no number stays.
+void quire_clip(int type, void* values, int64_t tokens, int64_t size, float limit) {
+  with_type(type, [&](auto value) {
+    using Value = decltype(value);
+    parallel_for(tokens, tokens * size > WORTH_A_THREAD, [=](int64_t row) {
+      Value* to = (Value*)values + row * size;
+      for (int64_t i = 0; i < size; i += LANES) {
+        Floats held = load(to + i, size - i);
+        store(to + i, select(at_least(held, held), least(all(limit), most(all(-limit), held)), held), size - i);
+      }
+    });
+  });
+}
+
 // logits [rows, size] become cap * tanh(logit / cap).
 void quire_softcap(float* logits, int64_t stride, int64_t rows, int64_t size, float cap) {
   parallel_for(rows, rows * size > WORTH_A_THREAD, [=](int64_t row) {
@@ -286,6 +300,7 @@ void quire_clear(void* output, int64_t rows, int64_t bytes) {
 RECORDABLE(rms_norm)
 RECORDABLE(layer_norm)
 RECORDABLE(add)
+RECORDABLE(clip)
 RECORDABLE(gate)
 RECORDABLE(rotate)
 RECORDABLE(rotate_pairs)

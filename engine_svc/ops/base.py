@@ -320,6 +320,10 @@ class Ops(ABC):
         """Values times the sigmoid of their gates, in place; returns them. Both [tokens, size], contiguous."""
 
     @abstractmethod
+    def clip(self, values: torch.Tensor, most: float) -> torch.Tensor:
+        """What of [tokens, size], contiguous, is not between -most and most becomes that, in place; returns them."""
+
+    @abstractmethod
     def softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """float32 [rows, vocabulary] becomes cap * tanh(logits / cap), in place."""
 

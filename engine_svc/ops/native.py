@@ -173,6 +173,11 @@ class NativeOps(Ops):
         self.kernels.gate(TYPES[values.dtype], values.data_ptr(), gates.data_ptr(), *values.shape)
         return values
 
+    def clip(self, values: torch.Tensor, most: float) -> torch.Tensor:
+        """See Ops.clip."""
+        self.kernels.clip(TYPES[values.dtype], values.data_ptr(), *values.shape, most)
+        return values
+
     def softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """See Ops.softcap."""
         self.kernels.softcap(logits.data_ptr(), logits.stride(0), *logits.shape, cap)

@@ -146,6 +146,10 @@ class PlainOps(Ops):
         """See Ops.gate."""
         return values.mul_(gates.float().sigmoid().to(values.dtype))
 
+    def clip(self, values: torch.Tensor, most: float) -> torch.Tensor:
+        """See Ops.clip."""
+        return values.clamp_(-most, most)
+
     def softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """See Ops.softcap."""
         return logits.div_(cap).tanh_().mul_(cap)

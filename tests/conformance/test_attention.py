@@ -79,6 +79,10 @@ def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: 
             scores = keys @ query[row, head] * options.scale
             if options.softcap:
                 scores = options.softcap * torch.tanh(scores / options.softcap)
+            if options.slopes is not None:
+                scores = (
+                    scores - options.slopes[head].double() * (position - torch.arange(first, first + len(keys))).abs()
+                )
             if options.sinks is not None:
                 values = torch.cat((values, torch.zeros_like(values[:1])))
                 scores = torch.cat((scores, options.sinks[head, None].cpu().double()))
@@ -120,10 +124,11 @@ def check_backend(
     (cache,) = backend.allocate(NUM_BLOCKS, 1)
     soil(backend, cache, list(range(NUM_BLOCKS)), NUM_BLOCKS * BLOCK_SIZE, dirt)
     options = AttentionOptions(
-        shape.head_dim**-0.5, window, 0.5 if special == "softcap" else None,
+        shape.head_dim**-0.5, window, 0.5 if "softcap" in special else None,
         (torch.randn(shape.num_heads) * 2).to(shape.device) if special == "sinks" else None,
         chunked=special == "chunked",
-        bidirectional=special == "bidirectional",
+        bidirectional="bidirectional" in special,
+        slopes=torch.logspace(-3, 1, shape.num_heads, base=2).to(shape.device) if "slopes" in special else None,
     )  # fmt: skip
 
     def forward(parts: list[Sequence], tensors: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
@@ -192,8 +197,8 @@ def test_shapes(name: str, heads: int, kv_heads: int, dim: int) -> None:
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
 @pytest.mark.parametrize("window", [None, 12])
-@pytest.mark.parametrize("special", ["softcap", "sinks"])
-def test_softcap_and_sinks(name: str, window: int | None, special: str) -> None:
+@pytest.mark.parametrize("special", ["softcap", "sinks", "slopes", "softcap and slopes"])
+def test_softcap_sinks_and_slopes(name: str, window: int | None, special: str) -> None:
     check_backend(make_backend(name), BATCHES["mixed"], window, special)
 
 
@@ -213,6 +218,7 @@ WHOLE = [(0, 1), (0, 37), (0, 5), (0, 16), (0, 130)]
 @pytest.mark.parametrize("window", [None, 1, 12, 64])
 def test_bidirectional_attention(name: str, window: int | None) -> None:
     check_backend(make_backend(name), WHOLE, window, "bidirectional")
+    check_backend(make_backend(name), WHOLE, window, "bidirectional slopes")
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])

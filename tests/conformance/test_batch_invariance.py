@@ -199,8 +199,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def options_of(special: str, shape: dict[str, Any]) -> AttentionOptions:
     window = {"window": 20, "window of parts": 70}.get(special)
-    sinks = normal(shape["num_heads"], dtype=torch.float32) if special == "sinks" else None
-    return AttentionOptions(shape["head_dim"] ** -0.5, window, 1.5 if special == "softcap" else None, sinks)
+    sinks, slopes = (
+        normal(shape["num_heads"], dtype=torch.float32).abs() if special == name else None
+        for name in ("sinks", "slopes")
+    )
+    softcap = 1.5 if special == "softcap" else None
+    return AttentionOptions(shape["head_dim"] ** -0.5, window, softcap, sinks, slopes=slopes)
 
 
 LENGTHS = 12, 80
@@ -219,7 +223,7 @@ def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("", torch.float32),
         *(pytest.param(special, torch.float16, marks=pytest.mark.slow) for special in
-          ("window", "window of parts", "softcap", "sinks")),
+          ("window", "window of parts", "softcap", "sinks", "slopes")),
     ],
 )  # fmt: skip
 def test_attention_on_a_gpu(special: str, dtype: torch.dtype) -> None:

@@ -81,7 +81,7 @@ def test_parts_come_to_the_whole(name: str, size: int, batch: str) -> None:
     "changes",
     [
         {"sliding_window": 1}, {"sliding_window": 12}, {"sliding_window": 12, "chunked": True}, {"softcap": 0.5},
-        {"sinks": torch.tensor([2.0, -1.0, 0.5, 3.0])},
+        {"sinks": torch.tensor([2.0, -1.0, 0.5, 3.0])}, {"slopes": torch.tensor([0.01, 0.1, 0.5, 2.0])},
     ],
     ids=str,
 )  # fmt: skip

@@ -44,10 +44,12 @@ def test_shapes(level: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: 
 
 @every_level
 @every_type
-@pytest.mark.parametrize("special", ["softcap", "sinks"])
+@pytest.mark.parametrize("special", ["softcap", "sinks", "slopes", "softcap and slopes", "bidirectional slopes"])
 @pytest.mark.parametrize("window", [None, 12])
-def test_softcap_and_sinks(level: str, dtype: torch.dtype, special: str, window: int | None) -> None:
-    check_backend(make_backend("native", level, dtype=dtype), BATCHES["mixed"], window, special)
+def test_softcap_sinks_and_slopes(level: str, dtype: torch.dtype, special: str, window: int | None) -> None:
+    lengths = [WHOLE] if "bidirectional" in special else [BATCHES["mixed"], [(1100, 3), (70, 1)]]
+    for batch in lengths:
+        check_backend(make_backend("native", level, dtype=dtype), batch, window, special)
 
 
 @every_level
@@ -142,6 +144,7 @@ SPECIALS: dict[str, dict[str, Any]] = {
     "plain": {}, "window": {"sliding_window": 70}, "small window": {"sliding_window": 3}, "softcap": {"softcap": 0.5},
     "sinks": {"sinks": torch.randn(64, generator=torch.Generator().manual_seed(1))},
     "chunks": {"sliding_window": 40, "chunked": True},
+    "slopes": {"slopes": torch.logspace(-8, 1, 64, base=2)},
 }  # fmt: skip
 
 
@@ -194,7 +197,10 @@ def _in_cuts(
     shape, total = backend.shape, sum(cuts)
     options = AttentionOptions(
         shape.head_dim**-0.5,
-        **(fields | ({"sinks": fields["sinks"][: shape.num_heads].contiguous()} if "sinks" in fields else {})),
+        **{
+            name: value[: shape.num_heads].contiguous() if isinstance(value, torch.Tensor) else value
+            for name, value in fields.items()
+        },
     )
     order = random.Random(str(cuts[:5]))
     blocks = order.sample(range(4 * NUM_BLOCKS), -(-total // shape.block_size))

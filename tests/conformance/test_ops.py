@@ -139,6 +139,18 @@ def test_gate(name: str, dtype: torch.dtype) -> None:
     close(values, expected, dtype)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@every
+def test_clip(name: str, dtype: torch.dtype) -> None:
+    ops, _ = make_ops(name)
+    values = torch.cat(
+        (normal(7, 70, dtype=dtype), torch.tensor([[torch.inf, -torch.inf, torch.nan]] * 7, dtype=dtype)), 1
+    )
+    expected = values.clamp(-0.5, 0.5)
+    assert ops.clip(values, 0.5) is values
+    torch.testing.assert_close(values, expected, atol=0, rtol=0, equal_nan=True)
+
+
 @every
 def test_softcap(name: str) -> None:
     ops, _ = make_ops(name)

@@ -46,8 +46,8 @@ def test_shapes(heads: int, kv_heads: int, dim: int) -> None:
     check_backend(create_backend("triton", shape, None), BATCHES["mixed"], None)
 
 
-@pytest.mark.parametrize("special", ["softcap", "sinks", "chunked"])
-def test_softcap_sinks_and_chunks(special: str) -> None:
+@pytest.mark.parametrize("special", ["softcap", "sinks", "chunked", "slopes"])
+def test_what_scores_are_made_of(special: str) -> None:
     shape = AttentionShape(8, 2, 64, BLOCK_SIZE, torch.bfloat16, torch.device("cuda"))
     check_backend(create_backend("triton", shape, None), BATCHES["mixed"], 12, special)
 
@@ -136,7 +136,7 @@ def test_rows_do_not_depend_on_the_rows_beside_them(operation: str, dtype: torch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("special", ["", "window", "window of parts", "softcap", "sinks"])
+@pytest.mark.parametrize("special", ["", "window", "window of parts", "softcap", "sinks", "slopes"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_attention_rounds_prompts_and_single_tokens_alike(name: str, special: str, dtype: torch.dtype) -> None:
     with torch.device("cuda"):

@@ -79,7 +79,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     ),
-    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "clip_qkv": 1.5}),
     "phimoe": (
         "Phimoe", {
             "num_local_experts": 4, "intermediate_size": 32, "attention_bias": True, "lm_head_bias": True,

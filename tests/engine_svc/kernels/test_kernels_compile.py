@@ -31,7 +31,7 @@ for group, dim, block_size, window, kv_heads in shapes:
     tile_n = tiles.key_rows(dim, dtype)
     padded = triton.next_power_of_2(dim)
     common = {"WINDOW": window, "DIM": dim, "DIM_PADDED": padded, "SOFTCAP": window > 0, "SINKS": window > 0,
-              "CHUNKED": window == 1024, "LSE": dim > 80, "CONTEXT_PARTS": 2 if dim > 80 else 1}
+              "CHUNKED": window == 1024, "LSE": dim > 80, "CONTEXT_PARTS": 2 if dim > 80 else 1, "ALIBI": dim < 256}
     paged = {"GROUP": group, "KV_HEADS": kv_heads, "BLOCK_SIZE": block_size, "TILE_N": tile_n}
     kernels = [
         *((paged_prefill._prefill_kernel, common | paged | {"TILE_M": tiles.query_rows(dim), "PART_KEYS": part,
@@ -45,7 +45,8 @@ for group, dim, block_size, window, kv_heads in shapes:
     ]
     types = {
         "query_ptr": element, "key_ptr": element, "value_ptr": element, "cache_ptr": cached, "output_ptr": element,
-        "key_cache_ptr": cached, "value_cache_ptr": cached, "sinks_ptr": "fp32", "partial_ptr": "fp32",
+        "key_cache_ptr": cached, "value_cache_ptr": cached, "sinks_ptr": "fp32", "slopes_ptr": "fp32",
+        "partial_ptr": "fp32",
         "best_ptr": "fp32", "total_ptr": "fp32", "slot_mapping_ptr": "i64",
     }
     for kernel, constants in kernels:

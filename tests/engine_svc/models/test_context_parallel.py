@@ -43,6 +43,8 @@ def shared(size: int = 2, **options: Any) -> dict[str, Any]:
         ("llama", {}, {"size": 4, "decode_context_parallel_size": 2}),  # two groups, each with a head
         ("llama", ONE_HEAD, {"size": 4, "attention_backend": "cpu"}),
         ("deepseek-v3", {}, {"max_num_batched_tokens": 19}),  # compressed attention
+        ("falcon", {"alibi": True}, {"max_num_batched_tokens": 19}),
+        ("falcon-40b", {"alibi": True}, {"size": 4, "decode_context_parallel_size": 2}),
         ("gemma2", ONE_HEAD, {"max_num_batched_tokens": 19}),  # soft caps, windows, two groups of layers
         pytest.param("deepseek-v3", {}, {"enable_expert_parallel": True}, marks=pytest.mark.slow),
         pytest.param("deepseek-v2", {}, {"attention_backend": "reference"}, marks=pytest.mark.slow),

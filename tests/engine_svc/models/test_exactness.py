@@ -38,9 +38,10 @@ from tests.support.tiny_models import (
 )
 
 PROMPTS = random_prompts(1, 5, 16, 17, 40, 90)
-# What differs in kernels: windows and soft caps, experts, compressed attention, norms of heads.
+# What differs in kernels: windows and soft caps, experts, compressed attention, norms of heads, linear biases.
 LEVEL_FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {}, "mixtral": {}, "deepseek-v3": {"kv_lora_rank": 24}, "qwen3": {},
+    "bloom": {},
 }  # fmt: skip
 
 
@@ -108,7 +109,9 @@ def test_families_by_transformers(model_folder: ModelFolder, family: str) -> Non
     [
         ({"architectures": ["StrangeForCausalLM"]}, "StrangeForCausalLM"),
         ({"architectures": ["StrangeForCausalLM"], "model_type": "strange"}, "StrangeForCausalLM"),
-        ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "attention interface"),
+        ({"architectures": ["BigBirdForCausalLM"], "model_type": "big_bird"}, "attention interface"),
+        ({"architectures": ["MPTForCausalLM"], "attn_config": {"qk_ln": True}}, "attn_config has qk_ln True"),
+        ({"architectures": ["MPTForCausalLM"], "attn_config": {"alibi": False}}, "attn_config has alibi False"),
     ],
 )
 def test_models_that_nobody_runs(
@@ -282,6 +285,7 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
         "cohere-norms",
         "codegen",
         "falcon-40b",
+        "bloom",
     ],  # each layer that is split
 )
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:

@@ -83,6 +83,8 @@ def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         "hunyuan",
         "codegen",
         "gpt-neo",
+        "bloom",
+        "mpt-clipped",
     ],
 )
 def test_steps_run_what_is_listed(model_folder: ModelFolder, family: str, dtype: str) -> None:

@@ -22,7 +22,7 @@ NAMES: dict[str, str] = {
     "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
     "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 21B A3B, 300B A47B",
     "Exaone4ForCausalLM": "EXAONE 4.0",
-    "FalconForCausalLM": "Falcon 7B, 11B, 40B, 180B",
+    "FalconForCausalLM": "Falcon 7B, 11B, 40B, 180B, RW",
     "FalconH1ForCausalLM": "Falcon H1",
     "FalconMambaForCausalLM": "Falcon Mamba",
     "FlexOlmoForCausalLM": "FlexOlmo",
