@@ -1,11 +1,13 @@
 """How long each service and the whole stack take to become ready: `python -m benchmarks.startup`.
 
+The first start of each is not counted: it reads the files in and compiles Python's modules, as an installation does.
 What the benchmark does not know of goes to the engine: `--shape qwen3-0.6b --max-model-len 8192 --dtype float32`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import signal
 import statistics
@@ -59,10 +61,12 @@ class Start:
 
 def measure(ready: Callable[[], bool], arguments: Sequence[str]) -> Start:
     """Starts `quire ARGUMENTS`, waits until it is ready, stops it."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     cpu, start = _cpu_of_children(), time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "quire", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+        [sys.executable, "-m", "quire", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env=environment,
+    )  # fmt: skip
     try:
         while not ready():
             if process.poll() is not None or time.perf_counter() - start > _LIMIT_SECONDS:
@@ -101,7 +105,7 @@ def main() -> None:
     print(f"`{shape}`; seconds from the command to ready, and of CPU time until stopped, {arguments.runs} runs.\n")
     print("| what | median | best | worst | CPU (median) |\n|---|---|---|---|---|")
     for name, (ready, command) in cases.items():
-        starts = [measure(ready, command) for _ in range(arguments.runs)]
+        starts = [measure(ready, command) for _ in range(1 + arguments.runs)][1:]
         seconds = [start.seconds for start in starts]
         cpu = statistics.median(start.cpu_seconds for start in starts)
         print(f"| {name} | {statistics.median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} | {cpu:.2f} |")

@@ -26,7 +26,7 @@ _ENTRY_BYTES = 1024  # what the cache needs for an entry, about, beside its text
 
 
 class ConstraintCompiler:
-    """One pool of processes for each backend. Used from one event loop."""
+    """One pool of processes for each backend, started for its first constraint. Used from one event loop."""
 
     def __init__(
         self, tokenizer: TokenizerPlace, options: StructuredOutputsOptions, refusal: QuireError | None = None
@@ -51,15 +51,6 @@ class ConstraintCompiler:
             check_installed(self._default_backend)
         except QuireError as error:
             raise StartupError(error.message) from error
-
-    async def start(self) -> None:
-        """Starts the processes of the default backend, if any can be of use, and waits until they are ready.
-
-        Raises:
-            Unavailable: they do not start.
-        """
-        if self._refusal is None:
-            await self._pool(self._default_backend).start()
 
     async def close(self) -> None:
         """Ends the processes."""

@@ -78,7 +78,7 @@ async def _serve(
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, grpc_server.server)
     await grpc_server.start()
     serve_metrics(registry, server.metrics_host, server.metrics_port)
-    await asyncio.gather(renderer.start(), compiler.start())
+    await renderer.start()
     await grpc_server.set_serving(True)
     logger.info("serving the tokenizer of %s on port %d", name, grpc_server.port)
     await grpc_server.serve_until_stopped(servicer.drain)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
+from engine_svc.memory import zeros_when_touched
 from engine_svc.quantization.source import TensorSlice as TensorSlice
 
 # (checkpoint tensor, which of the parameter's shards it is) → writes this rank's part.
@@ -36,7 +38,9 @@ class LoadedParameter(torch.nn.Parameter):
     def allocate(self) -> None:
         """Gives it memory, of no meaning yet; does nothing where it has some."""
         if self.untyped_storage().nbytes() < self.numel() * self.itemsize:
-            self.data = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+            on_host = self.device.type == "cpu"  # where malloc's heap would come to hold a third of the model in gaps
+            make = zeros_when_touched if on_host else partial(torch.empty, device=self.device)
+            self.data = make(self.shape, dtype=self.dtype)
 
     def load(self, source: TensorSlice, part: str) -> None:
         """Writes this rank's part of a checkpoint's tensor, which is the shard `part`.

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.pooled import Pooled
-from gateway.answers.vectors import in_base64, packed_signs, rows_of
 from gateway.endpoints import large
 from gateway.endpoints.body import read_json
 from gateway.endpoints.embeddings import check_dimensions
@@ -62,15 +61,17 @@ async def embed(request: Request) -> Response:
 
 
 def _embeddings(kinds: Sequence[str], outputs: Sequence[Pooled]) -> CohereEmbeddings:
+    from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+
     found = CohereEmbeddings()
     if "float" in kinds:
-        found.floats = [rows_of(output).tolist() for output in outputs]
+        found.floats = [vectors.rows_of(output).tolist() for output in outputs]
     if "base64" in kinds:
-        found.base64 = [in_base64(output) for output in outputs]
+        found.base64 = [vectors.in_base64(output) for output in outputs]
     if "binary" in kinds:
-        found.binary = packed_signs(outputs, signed=True)
+        found.binary = vectors.packed_signs(outputs, signed=True)
     if "ubinary" in kinds:
-        found.ubinary = packed_signs(outputs, signed=False)
+        found.ubinary = vectors.packed_signs(outputs, signed=False)
     return found
 
 

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.pooled import Pooled
-from gateway.answers.vectors import encoded, in_base64, lists_of
 from gateway.endpoints import large
 from gateway.endpoints.body import read_json
 from gateway.endpoints.pooled import PoolingCall, inputs_of, now, usage_of
@@ -97,7 +96,9 @@ async def classified(request: Request, body: ClassifyRequest) -> Response:
 
 
 def _classification(call: PoolingCall, index: int, output: Pooled) -> Classification:
-    values: list[Any] = lists_of(output)
+    from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+
+    values: list[Any] = vectors.lists_of(output)
     best, names = max(range(len(values)), key=values.__getitem__), call.info.label_names
     return Classification(index, names[best] if best < len(names) else None, values, len(values))
 
@@ -164,9 +165,11 @@ async def _written(
         return await _in_bytes(call, body, outputs, kind)
 
     def whole() -> Any:
+        from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+
         if body.encoding_format == "base64":
-            return make([in_base64(output, dtype, endianness) for output in outputs])
-        return make([lists_of(output) for output in outputs])
+            return make([vectors.in_base64(output, dtype, endianness) for output in outputs])
+        return make([vectors.lists_of(output) for output in outputs])
 
     size = sum(map(_num_values, outputs))
     if size > _MOST_NUMBERS and body.encoding_format != "base64":
@@ -179,8 +182,10 @@ async def _written(
 
 async def _in_bytes(call: PoolingCall, body: VectorFields, outputs: Sequence[Pooled], kind: str) -> Response:
     """All values one after the other; a header says which are whose."""
+    from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+
     dtype, endianness = body.embed_dtype or "float32", body.endianness or "native"
-    parts = [encoded(output, dtype, endianness) for output in outputs]
+    parts = [vectors.encoded(output, dtype, endianness) for output in outputs]
     headers = {}
     if body.encoding_format == "bytes":
         ends = list(itertools.accumulate(map(len, parts)))

@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.pooled import Pooled
-from gateway.answers.vectors import cosine, max_similarity, rows_of
 from gateway.endpoints import large
 from gateway.endpoints.body import read_json
 from gateway.endpoints.pooled import PoolingCall, now, usage_of
@@ -134,6 +133,8 @@ async def _scores(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Score
 
 async def _cross_encoded(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Scored:
     """By a model that reads both texts together."""
+    from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+
     if call.info.num_labels != 1:
         raise InvalidRequest(
             f"The model {call.model.main_name!r} has {call.info.num_labels} classes, and a score is one: "
@@ -149,11 +150,15 @@ async def _cross_encoded(call: PoolingCall, body: ScoringFields, pairs: Pairs) -
     if not call.info.has_token_types:
         inputs = [TokenizedInput(each.token_ids) for each in inputs]
     outputs = await call.run(inputs, "classify")
-    return Scored([float(rows_of(output)[0]) for output in outputs], sum(output.num_tokens for output in outputs))
+    return Scored(
+        [float(vectors.rows_of(output)[0]) for output in outputs], sum(output.num_tokens for output in outputs)
+    )
 
 
 async def _compared(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Scored:
     """By vectors of each text."""
+    from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
+
     by_token = call.info.is_late_interaction
     task = "token_embed" if by_token else "embed"
     call.require(task)
@@ -166,7 +171,7 @@ async def _compared(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Sco
     queries, documents = outputs[: len(first)], outputs[len(first) :]
 
     def compare() -> list[float]:
-        compared = max_similarity if by_token else cosine
+        compared = vectors.max_similarity if by_token else vectors.cosine
         return [
             compared(queries[index if len(queries) > 1 else 0], document) for index, document in enumerate(documents)
         ]

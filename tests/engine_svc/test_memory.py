@@ -45,6 +45,32 @@ def test_freed_memory_is_there_for_what_comes_next() -> None:
     assert int(ran.stdout) < 100  # faults; of 4,096 pages
 
 
+_STAGING = """
+import ctypes, torch
+from engine_svc.layers.parameter import LoadedParameter
+
+class Heap(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", *"abcdefghi")]
+
+library = ctypes.CDLL(None)
+library.mallinfo2.restype = Heap
+before, kept = library.mallinfo2().arena, []
+for megabytes in (24, 8, 12, 4, 6, 16, 5, 20) * 3:
+    parameter = LoadedParameter((megabytes << 20,), torch.uint8, torch.device("cpu"))
+    parameter.allocate()
+    kept.append(torch.empty(100_000, dtype=torch.uint8))  # what a packed layer leaves behind
+    del parameter
+print(library.mallinfo2().arena - before)
+"""
+
+
+@pytest.mark.slow  # torch is imported
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's heap that is measured")
+def test_weights_that_are_packed_leave_no_gaps_in_the_heap() -> None:
+    ran = subprocess.run([sys.executable, "-c", _STAGING], check=True, capture_output=True, text=True, timeout=120)
+    assert int(ran.stdout) < 8 << 20
+
+
 def huge_bytes(tensor: torch.Tensor) -> int:
     """How much of the memory that it lies in is in huge pages."""
     found, inside = 0, False

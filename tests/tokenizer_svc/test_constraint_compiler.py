@@ -65,7 +65,6 @@ def new_compiler(folder: Path, **options: Any) -> ConstraintCompiler:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def compiler(folders: dict[str, Path]) -> AsyncIterator[ConstraintCompiler]:
     running = new_compiler(folders["byte_level"])
-    await running.start()
     yield running
     await running.close()
 
