@@ -207,7 +207,11 @@ def without_windows(config: ModelConfig) -> ModelConfig:
 
 
 def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
-    """The fields that most families name alike, and those that the family gives."""
+    """The fields that most families name alike, and those that the family gives.
+
+    Raises:
+        StartupError: they do not go together.
+    """
     heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
     head_dim = family.get("head_dim") or config.get("head_dim") or config["hidden_size"] // heads
     parameters = rope_parameters(config)
@@ -233,7 +237,10 @@ def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
     }
     if "activation" not in family:
         fields["activation"] = activation(config.get("hidden_act", "silu"))
-    return ModelConfig(**(fields | family))
+    found = ModelConfig(**(fields | family))
+    if found.tie_word_embeddings and found.head_bias:
+        raise StartupError("config.json says tie_word_embeddings, which is not supported of outputs that have a bias.")
+    return found
 
 
 def by_common_names(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

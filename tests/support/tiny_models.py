@@ -63,6 +63,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4", {"head_dim": 32, "attention_bias": False}),
     "gpt-j": ("GPTJ", {"rotary_dim": 8, "n_inner": 96}),
     "gpt-neo": ("GPTNeo", {"window_size": 16, "attention_types": [[["global", "local", "local"], 1]]}),
+    "gpt-neox": ("GPTNeoX", {}),
+    "gpt-neox-in-turn": ("GPTNeoX", {"use_parallel_residual": False, "rotary_pct": 0.5, "attention_bias": False}),
     "granite": (
         "Granite",
         {
@@ -106,6 +108,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", {}),
+    "phi": ("Phi", {"partial_rotary_factor": 0.5}),
     "phi3": ("Phi3", {"sliding_window": 16}),
     "phi3-partial": ("Phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}),
     "llama": ("Llama", {"tie_word_embeddings": True}),

@@ -32,6 +32,7 @@ CASES = {
     "mixtral": Case(("w1", "w2", "w3", "gate")), "qwen3-moe": Case((*LINEAR, "gate")),
     "codegen": Case(("qkv_proj", "out_proj", "fc_in", "fc_out", "lm_head"), size=0.3),
     "falcon-40b": Case(("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")),
+    "gpt-neox": Case(("query_key_value", "dense", "dense_4h_to_h", "embed_out")),
     "gpt-neo": Case(("q_proj", "out_proj", "c_fc", "c_proj")),
     "deepseek-v2": Case(("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "up_proj", "down_proj")),
     "deepseek-v2-plain": Case(("q_proj", "kv_b_proj")),

@@ -111,6 +111,7 @@ def test_families_by_transformers(model_folder: ModelFolder, family: str) -> Non
         ({"architectures": ["StrangeForCausalLM"], "model_type": "strange"}, "StrangeForCausalLM"),
         ({"architectures": ["BigBirdForCausalLM"], "model_type": "big_bird"}, "attention interface"),
         ({"architectures": ["MPTForCausalLM"], "attn_config": {"qk_ln": True}}, "attn_config has qk_ln True"),
+        ({"architectures": ["PhiForCausalLM"], "tie_word_embeddings": True}, "outputs that have a bias"),
         ({"architectures": ["MPTForCausalLM"], "attn_config": {"alibi": False}}, "attn_config has alibi False"),
     ],
 )
@@ -286,6 +287,7 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
         "codegen",
         "falcon-40b",
         "bloom",
+        "phi",
     ],  # each layer that is split
 )
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:

@@ -1,0 +1,29 @@
+"""Phi 1, 1.5 and 2 (Microsoft 2023): attention and feed-forward side by side, of one layer norm; biases everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models.config import ModelConfig, base_config, rope_parameters
+from quire.errors import StartupError
+
+_MODULES = {"dense": "o_proj", "fc1": "fc_in", "fc2": "fc_out", "final_layernorm": "norm"}
+
+
+def config_of(config: Mapping[str, Any]) -> ModelConfig:
+    """A part of each head is rotated.
+
+    Raises:
+        StartupError: heads are to be normed, which no released one's are.
+    """
+    if config.get("qk_layernorm"):
+        raise StartupError("config.json says qk_layernorm, which is not supported; use --model-impl transformers.")
+    parameters = rope_parameters(config)
+    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
+    return base_config(
+        {**config, "hidden_act": config.get("hidden_act", "gelu_new"), "rope_parameters": parameters},
+        qkv_bias=True, output_bias=True, mlp_gated=False, mlp_bias=True, head_bias=True,
+        norm="layer", norm_bias=True, norm_eps=config.get("layer_norm_eps", 1e-5), norm_placement="parallel",
+        module_names=_MODULES,
+    )  # fmt: skip
