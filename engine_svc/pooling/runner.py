@@ -56,6 +56,9 @@ class PoolingRunner:
             self._loaded = load_pooled(folder, form, tokens, options, self._device)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StartupError(f"Not enough memory for the model's weights: {error}") from error
+        if self._loaded.attention.kernels is not None:
+            # What torch still does is little, and its threads would spin for milliseconds after it, on the kernels' cores.
+            torch.set_num_threads(1)
         given, shape = options.scheduler.max_num_batched_tokens, self._loaded.attention.shape
         self._budget = given or max(_LEAST_BUDGET, token_budget(self._device))
         most = max(self._budget, self._loaded.max_model_len)
