@@ -293,6 +293,15 @@ class Ops(ABC):
         """
 
     @abstractmethod
+    def mean_rows(self, hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Float32 [sequences, hidden_size]: means of the tokens of each sequence.
+
+        Args:
+            hidden: contiguous [tokens, hidden_size].
+            starts: int32 [sequences + 1], on the host; of each sequence's tokens, of which there is one at least.
+        """
+
+    @abstractmethod
     def zeros_like(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of a contiguous [tokens, ...]."""
 

@@ -145,6 +145,15 @@ class NativeOps(Ops):
         )  # fmt: skip
         return output
 
+    def mean_rows(self, hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """See Ops.mean_rows."""
+        count, size = len(starts) - 1, hidden.shape[1]
+        output = hidden.new_empty((count, size), dtype=torch.float32)
+        self.kernels.mean_rows(
+            TYPES[hidden.dtype], hidden.data_ptr(), size, starts.data_ptr(), count, output.data_ptr()
+        )
+        return output
+
     def zeros_like(self, hidden: torch.Tensor) -> torch.Tensor:
         """See Ops.zeros_like."""
         output = hidden.new_empty(hidden.shape)

@@ -130,6 +130,10 @@ class PlainOps(Ops):
         rows = matrix[indices] if first is None else _own_rows(matrix, indices - first)
         return rows if scale == 1.0 else rows * scale
 
+    def mean_rows(self, hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """See Ops.mean_rows."""
+        return torch.stack([rows.float().mean(0) for rows in hidden.split(starts.diff().tolist())])
+
     def zeros_like(self, hidden: torch.Tensor) -> torch.Tensor:
         """See Ops.zeros_like."""
         return torch.zeros_like(hidden)

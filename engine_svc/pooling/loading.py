@@ -80,7 +80,8 @@ def load_pooled(
     classes = stands if form.has_classes else None
     spec = _spec(config, form, pooling)
     invariant = context.ops.batch_invariant and attention.batch_invariant
-    return PooledModel(model, attention, Pooler(form, pooling, classes, dense), form, spec, longest, invariant)
+    pooler = Pooler(form, pooling, classes, dense, context.ops)
+    return PooledModel(model, attention, pooler, form, spec, longest, invariant)
 
 
 def _shape(raw: Mapping[str, Any], form: PoolingForm) -> tuple[ModelConfig, HeadConfig | None]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from engine_svc.ops.base import Ops
 from engine_svc.pooling_form.form import CLASSIFY, EMBED, TOKEN_EMBED, PoolingForm
 from engine_svc.pooling_plan import PooledSequence
+from engine_svc.transfer import to_device
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
 
@@ -19,7 +21,7 @@ class HiddenStates:
     """Of a flat batch: sequence i has rows starts[i] to starts[i + 1]."""
 
     values: torch.Tensor  # [tokens, hidden_size]
-    starts: Sequence[int]
+    starts: torch.Tensor  # int32 [sequences + 1], on the host
 
     def of(self, index: int) -> torch.Tensor:
         """Float32 [its tokens, hidden_size]."""
@@ -29,14 +31,16 @@ class HiddenStates:
 class Pooler:
     """Makes an output for each sequence. What it makes of one depends on that one alone."""
 
-    def __init__(self, form: PoolingForm, pooling: str, head: Transform | None, dense: Transform | None) -> None:
+    def __init__(
+        self, form: PoolingForm, pooling: str, head: Transform | None, dense: Transform | None, ops: Ops
+    ) -> None:
         """
         Args:
             pooling: of sequences: CLS, LAST or MEAN.
             head: makes classes, float32 [rows, hidden_size] → [rows, classes].
             dense: what else becomes of what is pooled, or of tokens where that is what the model is for.
         """
-        self._form, self._pooling, self._head, self._dense = form, pooling, head, dense
+        self._form, self._pooling, self._head, self._dense, self._ops = form, pooling, head, dense, ops
 
     def pool(self, hidden: HiddenStates, sequences: Sequence[PooledSequence]) -> list[torch.Tensor]:
         """For each sequence [values] or [tokens, values], float32."""
@@ -56,11 +60,11 @@ class Pooler:
 
     def _sequences(self, hidden: HiddenStates, wanted: Sequence[int]) -> torch.Tensor:
         """Float32 [wanted, hidden_size]."""
-        starts = hidden.starts
         if self._pooling == "MEAN":
-            return torch.stack([hidden.of(index).mean(0) for index in wanted])
-        rows = [starts[index] if self._pooling == "CLS" else starts[index + 1] - 1 for index in wanted]
-        return hidden.values[torch.tensor(rows, device=hidden.values.device)].float()
+            means = self._ops.mean_rows(hidden.values, hidden.starts)
+            return means if len(wanted) == len(means) else means[list(wanted)]
+        rows = hidden.starts[:-1] if self._pooling == "CLS" else hidden.starts[1:] - 1
+        return hidden.values[to_device(rows[list(wanted)], hidden.values.device)].float()
 
     def _embeddings(self, pooled: torch.Tensor, sequences: Sequence[PooledSequence]) -> Sequence[torch.Tensor]:
         pooled = pooled if self._dense is None else self._dense(pooled)

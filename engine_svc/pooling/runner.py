@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from engine_svc.memory import keep_freed_memory, use_huge_pages
@@ -57,7 +58,7 @@ class PoolingRunner:
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StartupError(f"Not enough memory for the model's weights: {error}") from error
         if self._loaded.attention.kernels is not None:
-            # What torch still does is little, and its threads would spin for milliseconds after it, on the kernels' cores.
+            # What torch still does is little; its threads would spin for milliseconds after it, on the kernels' cores.
             torch.set_num_threads(1)
         given, shape = options.scheduler.max_num_batched_tokens, self._loaded.attention.shape
         self._budget = given or max(_LEAST_BUDGET, token_budget(self._device))
@@ -136,17 +137,24 @@ class PoolingRunner:
         return found
 
     def _pool(self, hidden: HiddenStates, sequences: Sequence[PooledSequence]) -> list[PooledOutput | str]:
-        values = self._loaded.pooler.pool(hidden, sequences)
-        are_finite = bool(torch.cat([each.flatten() for each in values]).isfinite().all())
-        return [
-            _output(each, len(sequence.token_ids)) if are_finite or bool(each.isfinite().all()) else _OVERFLOWED
-            for each, sequence in zip(values, sequences, strict=True)
-        ]
+        found = self._loaded.pooler.pool(hidden, sequences)
+        values = torch.cat([each.reshape(-1) for each in found]).cpu().numpy().astype("<f4", copy=False)
+        are_finite = bool(np.isfinite(values).all())
+        data, start, outputs = values.tobytes(), 0, list[PooledOutput | str]()
+        for each, sequence in zip(found, sequences, strict=True):
+            end = start + each.numel()
+            is_finite = are_finite or bool(np.isfinite(values[start:end]).all())
+            output = PooledOutput(data[4 * start : 4 * end], tuple(each.shape), len(sequence.token_ids))
+            outputs.append(output if is_finite else _OVERFLOWED)
+            start = end
+        return outputs
 
     def _forward(self, sequences: Sequence[PooledSequence]) -> HiddenStates:
         batch = FlatBatch.of(sequences, self._loaded.attention.shape.block_size)
         hidden = None if self._recorded is None else self._recorded.run(batch)
-        return HiddenStates(self._pass(batch.inputs(self._device)) if hidden is None else hidden, batch.starts.tolist())
+        if hidden is None:
+            hidden = self._pass(batch.inputs(self._device))
+        return HiddenStates(hidden, torch.from_numpy(batch.starts))
 
     def _pass(self, inputs: Inputs) -> torch.Tensor:
         """[tokens, hidden_size]"""
@@ -180,8 +188,3 @@ class PoolingRunner:
         form = self._loaded.form
         for task in form.tasks:
             self.run(PoolingPlan(0, [PooledSequence(tokens, [], task, 0, True, True)]))
-
-
-def _output(values: torch.Tensor, num_tokens: int) -> PooledOutput:
-    array = values.cpu().contiguous().numpy().astype("<f4", copy=False)
-    return PooledOutput(array.tobytes(), tuple(array.shape), num_tokens)

@@ -112,6 +112,17 @@ def test_join(name: str, tokens: int) -> None:
 
 
 @every
+@pytest.mark.parametrize("size", [9, 64, 150])
+def test_mean_rows(name: str, size: int) -> None:
+    ops, dtype = make_ops(name)
+    hidden, lengths = normal(402, size, dtype=dtype), [1, 300, 2, 99]
+    found = ops.mean_rows(hidden, torch.tensor([0, 1, 301, 303, 402], dtype=torch.int32))
+    assert found.dtype is torch.float32
+    expected = torch.stack([rows.double().mean(0) for rows in hidden.split(lengths)])
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+@every
 def test_zeros_like(name: str) -> None:
     ops, dtype = make_ops(name)
     hidden = normal(300, 77, dtype=dtype)
