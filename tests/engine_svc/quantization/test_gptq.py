@@ -120,6 +120,7 @@ def test_wrong_settings(settings: dict[str, Any], words: str) -> None:
     [
         ("llama", 4, {"shuffled": True}, {"desc_act": True}),
         ("qwen3", 8, {"less": 0, "symmetric": True}, {"checkpoint_format": "gptq_v2", "sym": True}),
+        ("falcon-40b", 4, {"shuffled": True}, {"desc_act": True}),  # one tensor of several groups of heads
         ("phi3", 4, {"shuffled": True, "group": 32}, {"desc_act": True, "group_size": 32}),
         ("qwen3-moe", 4, {"shuffled": True}, {"desc_act": True}),
         ("mixtral", 3, {"group": 32}, {"group_size": 32}),
