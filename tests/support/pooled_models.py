@@ -55,6 +55,9 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
     "qwen3": ("Qwen3", _GROUPED),
     "mistral": ("Mistral", _GROUPED | {"sliding_window": 16}),
+    "bloom": ("Bloom", {}),
+    "gpt-neo": ("GPTNeo", {"window_size": 16, "attention_types": [[["local", "global", "local"], 1]]}),
+    "gpt-neox": ("GPTNeoX", {}),
     "gemma2": ("Gemma2", _GROUPED | {"sliding_window": 16, "query_pre_attn_scalar": 24}),
 }
 OTHERS = {"gemma3": ("Gemma3Text", _GROUPED | {"sliding_window": 16, "num_hidden_layers": 6})}

@@ -196,7 +196,9 @@ def quantized_model(
     for name, weight in list(tensors.items()):
         module, _, kind = name.rpartition(".")
         chosen = next((each for end, each in more.items() if module.endswith(end)), convert)
-        is_linear = kind == "weight" and weight.dim() == 2 and not module.endswith(("embed_tokens", "word_embeddings", "gate"))
+        is_linear = (
+            kind == "weight" and weight.dim() == 2 and not module.endswith(("embed_tokens", "word_embeddings", "gate"))
+        )
         if not is_linear or (module == "lm_head" and not head) or any(each in module for each in skipped):
             packed_tensors[name] = weight
             continue
