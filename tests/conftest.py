@@ -7,11 +7,13 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from quire.collection import without_collection
 
 # How long an example takes says more of what else the machine does than of the code.
 hypothesis.settings.register_profile("quire", deadline=None)
@@ -73,6 +75,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     text = collection_path.read_bytes()
     has_some = _SLOW.search(text) if chosen == "slow" else not _ALL_SLOW.search(text)
     return None if has_some else True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """To look for garbage among all that is imported and listed takes as long as the rest of it."""
+    with without_collection():
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

@@ -10,6 +10,7 @@ A field of a dataclass of options may be such a dataclass itself: a group, which
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -138,15 +139,20 @@ def values_of(options: Any) -> Iterator[tuple[OptionField, Any]]:
         yield from values_of(getattr(options, name))
 
 
+@functools.cache
+def _hints(cls: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(cls)
+
+
 def _nested(cls: type) -> dict[str, type]:
     """Name of each field that is a group → its dataclass."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     kinds = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
     return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
 def _own_fields(cls: type) -> list[OptionField]:
-    hints, nested = typing.get_type_hints(cls), _nested(cls)
+    hints, nested = _hints(cls), _nested(cls)
     found = []
     for field in dataclasses.fields(cls):
         if field.name not in nested:

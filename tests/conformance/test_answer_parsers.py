@@ -73,13 +73,18 @@ def words_of(name: str) -> Sequence[str]:
 
 
 def texts(name: str) -> st.SearchStrategy[str]:
-    return st.lists(st.sampled_from((*words_of(name), *PLAIN)), max_size=12).map("".join)
+    return st.lists(st.sampled_from((*words_of(name), *PLAIN)), min_size=1, max_size=12).map("".join)
 
 
 def deltas_of(name: str, pieces: Iterable[str]) -> list[Delta]:
+    """The end comes last, and nothing is empty."""
     chain = ParserChain(CHAINS[name]())
     fed = [chain.feed((Content(piece),)) for piece in pieces]
-    return [delta for deltas in (*fed, chain.feed((END,))) for delta in deltas]
+    found = [delta for deltas in (*fed, chain.feed((END,))) for delta in deltas]
+    assert found[-1] is END
+    assert not [delta for delta in found[:-1] if isinstance(delta, Finish)]
+    assert all(delta.text for delta in found if isinstance(delta, Content | Reasoning))
+    return found
 
 
 def collected(deltas: Sequence[Delta]) -> tuple[str, str, list[ToolCall], Finish]:
@@ -100,16 +105,6 @@ def test_how_a_text_is_cut_makes_no_difference(name: str, data: st.DataObject) -
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert collected(deltas_of(name, [piece for piece in pieces if piece])) == whole
-
-
-@every_chain
-@given(data=st.data())
-@settings(max_examples=50, deadline=None)
-def test_the_end_comes_last_and_nothing_is_empty(name: str, data: st.DataObject) -> None:
-    deltas = deltas_of(name, data.draw(texts(name)))
-    assert deltas[-1] is END
-    assert not [delta for delta in deltas[:-1] if isinstance(delta, Finish)]
-    assert all(delta.text for delta in deltas if isinstance(delta, Content | Reasoning))
 
 
 @every_chain

@@ -67,27 +67,22 @@ def metadata_of(
 
 def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
     """One sequence in float64: query [new, heads, dim], key and value [all, kv_heads, dim]."""
-    query, key, value = query.double(), key.double(), value.double()
     group = query.shape[1] // key.shape[1]
-    output, window = torch.empty_like(query), options.sliding_window or 1 << 30
-    for row in range(len(query)):
-        position = len(key) - len(query) + row
-        first = position // window * window if options.chunked else max(0, position - window + 1)
-        end = position + window if options.bidirectional else position + 1
-        for head in range(query.shape[1]):
-            keys, values = key[first:end, head // group], value[first:end, head // group]
-            scores = keys @ query[row, head] * options.scale
-            if options.softcap:
-                scores = options.softcap * torch.tanh(scores / options.softcap)
-            if options.slopes is not None:
-                scores = (
-                    scores - options.slopes[head].double() * (position - torch.arange(first, first + len(keys))).abs()
-                )
-            if options.sinks is not None:
-                values = torch.cat((values, torch.zeros_like(values[:1])))
-                scores = torch.cat((scores, options.sinks[head, None].cpu().double()))
-            output[row, head] = torch.softmax(scores, dim=0) @ values
-    return output
+    query, key, value = query.double(), *(each.double().repeat_interleave(group, dim=1) for each in (key, value))
+    seen, window = torch.arange(len(key), device=key.device), options.sliding_window or 1 << 30
+    positions = seen[len(key) - len(query) :, None]
+    first = positions // window * window if options.chunked else positions - window + 1
+    end = positions + window if options.bidirectional else positions + 1
+    scores = torch.einsum("qhd,khd->hqk", query, key) * options.scale
+    if options.softcap:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    if options.slopes is not None:
+        scores = scores - options.slopes.to(scores)[:, None, None] * (positions - seen).abs()
+    scores = scores.masked_fill((seen < first) | (seen >= end), -torch.inf)
+    if options.sinks is not None:  # one more to look at, with nothing behind it
+        sinks = options.sinks.to(scores)[:, None, None].expand(-1, len(query), 1)
+        return torch.einsum("hqk,khd->qhd", torch.cat((scores, sinks), dim=2).softmax(-1)[:, :, :-1], value)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
 
 
 def soil(backend: AttentionBackend, cache: torch.Tensor, blocks: list[int], count: int, dirt: float) -> None:

@@ -61,11 +61,14 @@ def test_rows(grid: Grid, with_offset: bool) -> None:
     assert not others[1].any()
 
 
-@pytest.mark.parametrize("ops", [TritonOps(), InvariantTritonOps()], ids=["fastest", "invariant"])
+every_ops = pytest.mark.parametrize("ops", [TritonOps(), InvariantTritonOps()], ids=["fastest", "invariant"])
+
+
+@every_ops
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
 @pytest.mark.parametrize("ordered", [False, True])
 def test_experts(ops: Ops, grid: Grid, ordered: bool) -> None:
-    """Of which one stack may be in codes and the other as it is, or in int8."""
+    """Of which one stack may be in codes and the other as it is."""
     experts, chosen, size, inner, tokens = 4, 2, 48, 40, 9
     gate_up = coded(grid, experts, 2 * inner, size, with_offset=True, ordered=ordered)
     down = coded(grid, experts, size, inner, ordered=ordered, seed=1)
@@ -76,5 +79,12 @@ def test_experts(ops: Ops, grid: Grid, ordered: bool) -> None:
     for first, second in ((gate_up, down), (gate_up, wide_down), (wide_up, down)):
         found = ops.experts(first, second)(hidden, weights, ids)
         torch.testing.assert_close(found.double(), expected.double(), atol=1e-5, rtol=1e-4)
-    found = ops.experts(ops.quantize_rows(wide_up), ops.quantize_rows(wide_down))(hidden, weights, ids)
+
+
+@every_ops
+def test_experts_in_int8(ops: Ops) -> None:
+    up, down, hidden = torch.randn(4, 80, 48) / 7, torch.randn(4, 48, 40) / 6, torch.randn(9, 48)
+    weights, ids = torch.randn(9, 4).softmax(-1).topk(2)
+    expected = experts_by_definition(hidden, weights, ids, up, down)
+    found = ops.experts(ops.quantize_rows(up), ops.quantize_rows(down))(hidden, weights, ids)
     assert (found - expected).norm() / expected.norm() < 0.03

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,12 +18,17 @@ from quire.options.vllm.variables import OF_OTHERS, READ_ELSEWHERE, WITHOUT_EFFE
 KEPT: dict[str, Any] = {}
 
 
-def run(*arguments: str, env: Mapping[str, str] | None = None) -> Result:
-    KEPT.clear()
+@functools.cache
+def command() -> OptionsCommand:
+    """`quire serve`, which starts nothing."""
     serve = COMMANDS["serve"]()
     assert isinstance(serve, OptionsCommand)
-    command = OptionsCommand("serve", "Help.", serve.groups, lambda **values: KEPT.update(values))
-    result = CliRunner().invoke(command, arguments, env=env)
+    return OptionsCommand("serve", "Help.", serve.groups, lambda **values: KEPT.update(values))
+
+
+def run(*arguments: str, env: Mapping[str, str] | None = None) -> Result:
+    KEPT.clear()
+    result = CliRunner().invoke(command(), arguments, env=env)
     assert result.exit_code == 0, result.output
     return result
 
