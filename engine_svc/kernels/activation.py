@@ -7,17 +7,18 @@ import triton
 import triton.language as tl
 
 _COLUMNS = 1024
-_KINDS = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4}
+_KINDS = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4, "relu2": 5}
 
 
 @triton.jit
 def _activated(values, slope, limit, KIND: tl.constexpr):
     """values * sigmoid(z): z is the value itself (SiLU), or makes it GELU (tanh); clamped, it is steeper. Or GELU by
-    the error function, or ReLU, in which what is no number stays none."""
+    the error function, or ReLU, or its square, in which what is no number stays none."""
     if KIND == 3:
         return values * 0.5 * (1.0 + tl.erf(values * 0.7071067811865476))
-    if KIND == 4:
-        return tl.where(values < 0.0, 0.0, values)
+    if KIND >= 4:
+        positive = tl.where(values < 0.0, 0.0, values)
+        return positive if KIND == 4 else positive * positive
     z = values
     if KIND == 1:
         z = 1.5957691216057308 * values * (1.0 + 0.044715 * values * values)

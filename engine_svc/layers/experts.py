@@ -43,7 +43,7 @@ class ExpertsShape:
 
 
 class Experts(PackedLayer):
-    """Gated feed-forward layers, of which each token goes through a few."""
+    """Feed-forward layers, gated or not, of which each token goes through a few."""
 
     def __init__(self, shape: ExpertsShape, form: ExpertsForm, *, context: LayerContext) -> None:
         """
@@ -60,7 +60,10 @@ class Experts(PackedLayer):
         mine, whole = _features(shape.size, context), Part(0, shape.hidden_size, shape.hidden_size)
         self._inner = mine
         self._slots = ExpertSlots(_own(shape, self._routes, context), shape.count)
-        splits = {"gate_up": Split({"gate": mine, "up": mine}, whole), "down": Split({"down": whole}, mine)}
+        splits = {
+            "gate_up": Split(dict.fromkeys(("gate", "up") if form.is_gated else ("up",), mine), whole),
+            "down": Split({"down": whole}, mine),
+        }
         self._held = {}
         for name, split in splits.items():
             self.add_module(name, module := torch.nn.Module())
@@ -95,8 +98,10 @@ class Experts(PackedLayer):
         gate_up, down = (self._take_one(name) for name in ("gate_up", "down"))
         self._product = self._context.ops.experts(gate_up, down, self._form_with_biases())
         del self._held
-        # Where tokens of other ranks are computed, or few of the experts, those of adapters are refused by their names.
-        if self._context.adapters is not None and self._routes is None and self._context.groups.layout.data == 1:
+        # Without gates, and where tokens of other ranks are computed or few of the experts, those of adapters are
+        # refused by their names.
+        is_alone = self._routes is None and self._context.groups.layout.data == 1
+        if self._context.adapters is not None and is_alone and self._form.is_gated:
             shape = self._shape
             self._adapters = self._context.adapters.experts(
                 self._context.path, shape.count, self._inner, shape.hidden_size
@@ -210,7 +215,7 @@ def _features(size: int, context: LayerContext) -> Part:
     if context.groups.layout.expert > 1 or group.world_size == 1:
         return Part(0, size, size)
     together = math.lcm(
-        features_together(context, "experts", "gate", "outputs"),
+        features_together(context, "experts", "up", "outputs"),
         features_together(context, "experts", "down", "inputs"),
     )
     unit = together if size % together == 0 else 1

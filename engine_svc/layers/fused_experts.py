@@ -37,7 +37,7 @@ class FusedForm:
 
 
 class Flat:
-    """All entries in a row; it is only read whole."""
+    """All entries in a row, of a tensor that is small: whatever is wanted of it, it is read whole."""
 
     def __init__(self, source: TensorSlice) -> None:
         self._source = source
@@ -46,7 +46,7 @@ class Flat:
         return (math.prod(self._source.get_shape()),)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        return self._source[index].flatten()
+        return self._source[...].flatten()[index]
 
 
 class _One:

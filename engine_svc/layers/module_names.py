@@ -6,6 +6,7 @@ from __future__ import annotations
 PARTS = {
     "q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
     "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
+    "q_conv1d": ("conv1d", "q"), "k_conv1d": ("conv1d", "k"), "v_conv1d": ("conv1d", "v"),
     "w1": ("gate_up_proj", "gate"), "w3": ("gate_up_proj", "up"), "w2": ("down_proj", ""),
 }  # fmt: skip
 # Mixtral's names are those of Llama's first code.

@@ -22,6 +22,11 @@ def _default(parameters: Mapping[str, Any], dim: int, max_position: int) -> tupl
     return _plain(parameters["rope_theta"], dim), 1.0
 
 
+def _none(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple[torch.Tensor, float]:
+    """Of layers that know no positions, but turn values as if they did."""
+    return torch.zeros(dim // 2), 1.0
+
+
 def _linear(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple[torch.Tensor, float]:
     return _plain(parameters["rope_theta"], dim) / parameters["factor"], 1.0
 
@@ -84,7 +89,7 @@ def _longrope(parameters: Mapping[str, Any], dim: int, max_position: int, length
 
 # `dynamic` begins as the plain one; `rotary_table` changes it past the trained length.
 SCALINGS: dict[str, Scaling] = {
-    "default": _default, "linear": _linear, "dynamic": _default, "llama3": _llama3, "yarn": _yarn,
+    "default": _default, "none": _none, "linear": _linear, "dynamic": _default, "llama3": _llama3, "yarn": _yarn,
 }  # fmt: skip
 
 

@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from engine_svc.layers.context import LayerContext
+from engine_svc.layers.fused_experts import Flat
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.split import Part
 
 
 def rows_parameter(
-    parts: Sequence[Part],
+    parts: Sequence[Part] | Mapping[str, Part],
     shape: Sequence[int],
     context: LayerContext,
     change: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.float,
     dtype: torch.dtype = torch.float32,
+    *,
+    is_flat: bool = False,
 ) -> LoadedParameter:
     """A parameter of some rows of a checkpoint's tensor, never quantized.
 
     Args:
-        parts: which rows are this rank's, of ranges that stand below each other in the checkpoint.
+        parts: which rows are this rank's, of ranges that stand below each other in the checkpoint; by name, where a
+            checkpoint may have tensors of each. Then the parameter's last dimension is that of the rows.
         shape: of the parameter.
         change: makes it of these rows.
+        is_flat: checkpoints may give the rows more dimensions.
     """
-    parameter = LoadedParameter(shape, dtype, context.device)
-    total = sum(part.total for part in parts)
+    named: Mapping[str, Part] = parts if isinstance(parts, Mapping) else {}
+    together = tuple(parts.values() if isinstance(parts, Mapping) else parts)
+    parameter = LoadedParameter(shape, dtype, context.device, tuple(named) or ("",))
 
     def load(source: TensorSlice, name: str) -> None:
-        found = source.get_shape()
+        wanted = (named[name],) if name else together
+        source = Flat(source) if is_flat else source
+        found, total = source.get_shape(), sum(part.total for part in wanted)
         if not found or found[0] != total:
             raise ValueError(f"shape {list(found)} in the checkpoint does not begin with {total}")
         rows, below = [], 0
-        for part in parts:
+        for part in wanted:
             rows.append(source[below + part.first : below + part.first + part.count])
             below += part.total
-        changed = change(torch.cat(rows))
-        if changed.shape != parameter.shape:
-            raise ValueError(f"shape {list(found)} in the checkpoint does not fit {list(parameter.shape)}")
-        parameter.copy_(changed)
-        parameter.missing.discard(name)
+        changed, target = change(torch.cat(rows)), parameter.data
+        if name:
+            before = list(named).index(name)
+            first = sum(part.count for part in together[:before])
+            target = target[..., first : first + named[name].count]
+        if changed.shape != target.shape:
+            raise ValueError(f"shape {list(found)} in the checkpoint does not fit {list(target.shape)}")
+        target.copy_(changed)
+        parameter.missing -= {name} if name else parameter.missing
 
     parameter.loader = load
     return parameter

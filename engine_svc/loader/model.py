@@ -411,7 +411,7 @@ def _heads(config: ModelConfig, group: ParallelGroup) -> tuple[int, int, int]:
     if config.latent:
         size = config.latent.rank + config.latent.rotated_dim
         return group.divide(config.num_heads, "attention heads"), 1, size
-    if len(config.recurrent) == config.num_layers:  # nothing attends, and what is said of heads means nothing
+    if not config.attention_windows:  # nothing attends, and what is said of heads means nothing
         return 1, 1, config.head_dim
     parts = qkv_parts(group, config.num_heads, config.num_kv_heads, config.head_dim)
     return parts["q"].count // config.head_dim, parts["k"].count // config.head_dim, config.head_dim

@@ -25,7 +25,21 @@ class LayerCache(NamedTuple):
     prepared: Prepared
 
 
-AnyLayerCache = LayerCache | LayerState  # the second is that of a recurrent layer
+class BothCaches(NamedTuple):
+    """Of a layer that attends and keeps a state."""
+
+    attended: LayerCache
+    state: LayerState
+
+
+AnyLayerCache = LayerCache | LayerState | BothCaches | None
+
+
+def layer_cache(attended: LayerCache | None, state: LayerState | None) -> AnyLayerCache:
+    """Of a layer that has these."""
+    if attended is not None and state is not None:
+        return BothCaches(attended, state)
+    return state if attended is None else attended
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,11 @@ from quire.errors import StartupError
 # Names of config.json, of which some mean the same.
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swiglu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
-    "relu": "relu",
+    "relu": "relu", "relu2": "relu2",
 }  # fmt: skip
+
+
+NormPlacement = Literal["before", "after", "around", "parallel", "parallel norms", "alone", "sums", "residual"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class MoeConfig:
     activation: Activation | None = None  # of experts; None: that of the other layers
     expert_bias: bool = False
     fused: FusedForm = FusedForm()  # of a checkpoint's tensors that hold all experts
+    is_gated: bool = True  # experts, also the shared one; else they have no gate, and up and down alone
+    latent_size: int | None = None  # of what the experts take and give, where hidden states are brought to it and back
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,13 @@ class Mamba2Config:
     taps: int
     bias: bool
     convolution_bias: bool
+    output_bias: bool | None = None  # of the projection out; None: as `bias`
     time_limits: tuple[float, float] = (0.0, math.inf)
+    # Of what comes out: with the gate before it, or behind it; none: the gate alone.
+    norm: Literal["gates_first", "norm_first", "none"] = "gates_first"
     norm_epsilon: float
+    # What gates, values, writes, reads and time steps are times, as they are projected.
+    multipliers: tuple[float, float, float, float, float] = (1.0,) * 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +111,10 @@ class DeltaNetConfig:
     value_dim: int
     taps: int
     norm_epsilon: float
-    headwise: bool  # checkpoints have what goes with a key head side by side
+    # Headwise: checkpoints have what goes with a key head side by side. Apart: queries, keys and values by themselves.
+    # Kimi: so too, and each value of a key has a time step.
+    form: Literal["joined", "headwise", "apart", "kimi"]
+    strongest: float = 1.0  # see DeltaParameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +125,34 @@ class ShortConvolutionConfig:
     bias: bool  # of the projections and the convolution
 
 
-RecurrentConfig = MambaConfig | Mamba2Config | DeltaNetConfig | ShortConvolutionConfig
+@dataclass(frozen=True, kw_only=True)
+class LightningConfig:
+    """Linear attention whose states fade at a rate of each head that is not learned."""
+
+    heads: int
+    head_dim: int
+    pace: float  # on the heads' rates, of this layer
+
+
+RecurrentConfig = MambaConfig | Mamba2Config | DeltaNetConfig | ShortConvolutionConfig | LightningConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multipliers:
+    """Of the parts of layers that attend and have a recurrent layer beside that (Falcon H1)."""
+
+    attention: tuple[float, float]  # on what goes in, and on what comes out
+    recurrent: tuple[float, float]
+    mlp: tuple[float, float]  # on the gate before its activation, and on what comes out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """Of layers whose residual is what their norms put out: what that is times, and what is added to it (MiniMax)."""
+
+    attention: tuple[float, float]
+    recurrent: tuple[float, float]
+    mlp: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +169,17 @@ class ModelFacts:
     sliding_windows: tuple[int | None, ...]  # of each layer
     # A sequence may have so many tokens: with more, the model attends to some that it chooses, which is not supported.
     dense_length: int | None = None
-    recurrent: Mapping[int, RecurrentConfig] = field(default_factory=dict)  # by layer: those that do not attend
+    recurrent: Mapping[int, RecurrentConfig] = field(default_factory=dict)  # by layer: those that keep a state
+    attending: frozenset[int] | None = None  # None: all but those
 
     @property
     def attention_windows(self) -> dict[int, int | None]:
         """Sliding windows by layer, of those that attend."""
-        return {layer: window for layer, window in enumerate(self.sliding_windows) if layer not in self.recurrent}
+        return {layer: window for layer, window in enumerate(self.sliding_windows) if self.attends(layer)}
+
+    def attends(self, layer: int) -> bool:
+        """Whether it caches keys and values."""
+        return layer not in self.recurrent if self.attending is None else layer in self.attending
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +213,7 @@ class ModelConfig(ModelFacts):
     mlp_gated: bool = True
     mlp_up_first: bool = False  # in tensors of a checkpoint that hold gate and up as one
     mlp_output_bias: bool | None = None  # None: as mlp_bias
+    mlp_has_up: bool = False  # without gates, checkpoints call the matrices up and down
     head_bias: bool = False  # of the output layer, where it is not tied
     has_head: bool = True  # an output layer, which makes logits
     # Of queries and keys: each head, before or after its rotation; each by weights of its own; or all heads as one.
@@ -183,8 +229,13 @@ class ModelConfig(ModelFacts):
     no_rope_layers: frozenset[int] = frozenset()  # that do not rotate
     num_positions: int = 0  # that are learned, and added to embeddings; 0 for none
     # Of attention and feed-forward. Parallel: one norm before both, which then do not see each other, or one before
-    # each. Alone: before the first, and there is no second. Sums: of what they put out and what went in.
-    norm_placement: Literal["before", "after", "around", "parallel", "parallel norms", "alone", "sums"] = "before"
+    # each. Alone: before what is all of a layer: one of them, or recurrent. Sums: of what they put out and what went in.
+    # Residual: before, and what a norm puts out is what is added to.
+    norm_placement: NormPlacement = "before"
+    recurrent_norm_placement: NormPlacement | None = None  # of recurrent layers, where theirs is another
+    recurrent_name: str = "mixer"  # of these in checkpoints, as far as `module_names` and its like change nothing
+    multipliers: Multipliers | None = None
+    balance: Balance | None = None  # of residual norms
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     latent: LatentConfig | None = None
     # Parts of names in the family's checkpoints that nothing is loaded from: of a model for images, say.

@@ -16,7 +16,7 @@ from engine_svc.layers.rotary import rotary_table
 from engine_svc.layers.row_table import RowTable
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import ModelConfig
-from engine_svc.models.decoder_layer import LAYERS, DecoderLayer, hidden_norm
+from engine_svc.models.decoder_layer import DecoderLayer, create_layer, hidden_norm
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.parallel.stages import Stage
 from engine_svc.parallel.vocabulary import VocabularyPart
@@ -56,9 +56,8 @@ class Decoder(torch.nn.Module):
             count = config.num_positions
             self.positions = RowTable(count, config.hidden_size, context=context) if count else None
             self.embedding_norm = hidden_norm(config, context) if config.embedding_norm else None
-        layer = LAYERS[config.norm_placement]
         self.layers = torch.nn.ModuleDict(  # by their numbers in the whole model
-            {str(index): layer(config, context.at(f"layers.{index}"), index) for index in stage.layers}
+            {str(index): create_layer(config, context.at(f"layers.{index}"), index) for index in stage.layers}
         )
         if stage.is_last:
             self.norm = hidden_norm(config, context)

@@ -10,17 +10,14 @@ import torch
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import LayerNorm, RMSNorm
-from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
-from engine_svc.models.config import Mamba2Config, MambaConfig, ModelConfig, RecurrentConfig, ShortConvolutionConfig
-from engine_svc.models.delta_net import DeltaNet, HeadwiseDeltaNet
+from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, StepInputs
+from engine_svc.models.config import ModelConfig
 from engine_svc.models.gated_attention import GatedAttention
 from engine_svc.models.latent_attention import LatentAttention
-from engine_svc.models.mamba import Mamba
-from engine_svc.models.mamba2 import Mamba2
 from engine_svc.models.mlp import MLP, PlainMLP
 from engine_svc.models.moe import SparseMLP
-from engine_svc.models.recurrent import RecurrentLayer
-from engine_svc.models.short_convolution import ShortConvolution
+from engine_svc.models.recurrent_layers import recurrent_layer
+from engine_svc.ops.base import Ops
 from engine_svc.recurrence.base import StateShape
 
 
@@ -31,18 +28,23 @@ class DecoderLayer(torch.nn.Module):
 
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__()
-        self._ops = context.ops
-        self.state_shape: StateShape | None = None  # of a recurrent layer
+        self._ops, self._multipliers = context.ops, config.multipliers
+        self.state_shape: StateShape | None = None  # of what keeps a state
+        is_alone, attends = config.norm_placement == "alone", config.attends(index)
+        names = (config.recurrent_name, "mixer", "mixer") if is_alone else (config.recurrent_name, "self_attn", "mlp")
+        self._recurrent_name, self._attention_name, feed_forward_name = names
         if index in config.recurrent:
-            self.mixer = _recurrent_layer(config.hidden_size, config.recurrent[index], context.at("mixer"))
-            self.state_shape = self.mixer.state_shape
-        else:
-            self.self_attn = _attention(config, context.at("self_attn"), index)
+            name = self._recurrent_name
+            layer = recurrent_layer(config.hidden_size, config.recurrent[index], context.at(name))
+            self.add_module(name, layer)
+            self.state_shape = layer.state_shape
+        if attends:
+            self.add_module(self._attention_name, _attention(config, context.at(self._attention_name), index))
         for name in self.norms:
             setattr(self, name, hidden_norm(config, context))
-        if config.norm_placement == "alone":
-            return
-        self.mlp = _feed_forward(config, context.at("mlp"), index)
+        self._mixes = attends or self.state_shape is not None
+        if not (is_alone and self._mixes):
+            self.add_module(feed_forward_name, _feed_forward(config, context.at(feed_forward_name), index))
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
@@ -52,14 +54,25 @@ class DecoderLayer(torch.nn.Module):
         return self.mlp(self.post_attention_layernorm(hidden, residual))
 
     def _mix(self, hidden: torch.Tensor, cache: AnyLayerCache, step: StepInputs) -> torch.Tensor:
-        """[tokens, hidden_size] → the same, in which tokens have seen those before them."""
-        mixer = self.self_attn if self.state_shape is None else self.mixer
-        mixed: torch.Tensor = mixer(hidden, cache, step)
+        """[tokens, hidden_size], which may be changed → the same, in which tokens have seen those before them."""
+        if isinstance(cache, BothCaches):
+            return self._mix_both(hidden, cache, step)
+        name = self._attention_name if self.state_shape is None else self._recurrent_name
+        mixed: torch.Tensor = getattr(self, name)(hidden, cache, step)
         return mixed
+
+    def _mix_both(self, hidden: torch.Tensor, cache: BothCaches, step: StepInputs) -> torch.Tensor:
+        """The sum of a recurrent layer and attention, of the same norm."""
+        assert self._multipliers is not None
+        (kept_in, kept_out), (attended_in, attended_out) = self._multipliers.recurrent, self._multipliers.attention
+        kept = getattr(self, self._recurrent_name)(_times(self._ops, hidden, kept_in), cache.state, step)
+        hidden = _times(self._ops, hidden, attended_in / kept_in)
+        attended = getattr(self, self._attention_name)(hidden, cache.attended, step)
+        return self._ops.add(_times(self._ops, kept, kept_out), _times(self._ops, attended, attended_out))
 
 
 class MixerLayer(DecoderLayer):
-    """No feed-forward layer (Mamba)."""
+    """Attention, a recurrent layer (Mamba) or feed-forward (Nemotron H), but one of them."""
 
     norms = ("norm",)
 
@@ -67,7 +80,11 @@ class MixerLayer(DecoderLayer):
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
     ) -> torch.Tensor:
         """See DecoderLayer.forward."""
-        return self._mix(self.norm(hidden, residual), cache, step)
+        hidden = self.norm(hidden, residual)
+        if self._mixes:
+            return self._mix(hidden, cache, step)
+        put_out: torch.Tensor = self.mixer(hidden)
+        return put_out
 
 
 class ParallelLayer(DecoderLayer):
@@ -140,10 +157,45 @@ class SumNormLayer(DecoderLayer):
         return normed
 
 
+class ResidualNormLayer(DecoderLayer):
+    """Norms whose output is what is added to (MiniMax): what a layer puts out is all, and the residual stays zero."""
+
+    def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
+        super().__init__(config, context, index)
+        assert config.balance is not None
+        self._balances = (
+            config.balance.recurrent if index in config.recurrent else config.balance.attention, config.balance.mlp,
+        )  # fmt: skip
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
+    ) -> torch.Tensor:
+        """See DecoderLayer.forward."""
+        normed = self.input_layernorm(hidden)
+        hidden = self._sum(normed, self._mix(normed, cache, step), self._balances[0])
+        normed = self.post_attention_layernorm(hidden)
+        return self._sum(normed, self.mlp(normed), self._balances[1])
+
+    def _sum(self, normed: torch.Tensor, added: torch.Tensor, balance: tuple[float, float]) -> torch.Tensor:
+        """Both may be changed."""
+        return self._ops.add(_times(self._ops, normed, balance[0]), _times(self._ops, added, balance[1]))
+
+
+def _times(ops: Ops, hidden: torch.Tensor, factor: float) -> torch.Tensor:
+    """In place."""
+    return hidden if factor == 1 else ops.scale(hidden, factor)
+
+
 LAYERS: dict[str, type[DecoderLayer]] = {
     "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "parallel": ParallelLayer,
-    "parallel norms": ParallelNormsLayer, "alone": MixerLayer, "sums": SumNormLayer,
+    "parallel norms": ParallelNormsLayer, "alone": MixerLayer, "sums": SumNormLayer, "residual": ResidualNormLayer,
 }  # fmt: skip
+
+
+def create_layer(config: ModelConfig, context: LayerContext, index: int) -> DecoderLayer:
+    """The layer of this number."""
+    placement = config.recurrent_norm_placement if index in config.recurrent else None
+    return LAYERS[placement or config.norm_placement](config, context, index)
 
 
 def _attention(config: ModelConfig, context: LayerContext, index: int) -> Attention | LatentAttention:
@@ -156,22 +208,13 @@ def _feed_forward(config: ModelConfig, context: LayerContext, index: int) -> MLP
     if moe := config.moe[index]:
         return SparseMLP(config, moe, context)
     size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-    if not config.mlp_gated:
+    if not config.mlp_gated and not config.mlp_has_up:
         return PlainMLP(size, inner, activation=config.activation, bias=bias, context=context)
     return MLP(
         size, inner, activation=config.activation, bias=bias, context=context, output_bias=config.mlp_output_bias,
-        up_first=config.mlp_up_first,
+        up_first=config.mlp_up_first, is_gated=config.mlp_gated,
+        multipliers=config.multipliers.mlp if config.multipliers else (1.0, 1.0),
     )  # fmt: skip
-
-
-def _recurrent_layer(hidden_size: int, config: RecurrentConfig, context: LayerContext) -> RecurrentLayer:
-    if isinstance(config, MambaConfig):
-        return Mamba(hidden_size, config, context)
-    if isinstance(config, Mamba2Config):
-        return Mamba2(hidden_size, config, context)
-    if isinstance(config, ShortConvolutionConfig):
-        return ShortConvolution(hidden_size, config, context)
-    return (HeadwiseDeltaNet if config.headwise else DeltaNet)(hidden_size, config, context)
 
 
 def hidden_norm(config: ModelConfig, context: LayerContext) -> RMSNorm | LayerNorm:

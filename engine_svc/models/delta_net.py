@@ -1,6 +1,9 @@
-"""The gated delta net (Yang, Kautz, Hatamizadeh 2024), as Qwen3-Next and Qwen3.5 have it."""
+"""The gated delta net (Yang, Kautz, Hatamizadeh 2024) as Qwen3-Next, Qwen3.5 and OLMo Hybrid have it, and Kimi's."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
 
 import torch
 
@@ -18,6 +21,9 @@ from engine_svc.recurrence.registry import create_recurrence
 class DeltaNet(RecurrentLayer):
     """See RecurrentLayer. Every rank has some of the key heads, and the value heads that they serve."""
 
+    _norm_name, _output_name = "norm", "out_proj"
+    _gate: Literal["silu", "sigmoid"] = "silu"
+
     def __init__(self, hidden_size: int, config: DeltaNetConfig, context: LayerContext) -> None:
         """
         Raises:
@@ -29,21 +35,27 @@ class DeltaNet(RecurrentLayer):
         values, keys = self._of_heads(self._served * config.value_dim), self._of_heads(config.key_dim)
         heads = self._of_heads(self._served)
         self._add_projections(hidden_size, context)
-        self.conv1d = ChannelConvolution([keys, keys, values], config.taps, bias=False, context=context)
-        self.A_log = rows_parameter([heads], (heads.count,), context, rates)
-        self.dt_bias = rows_parameter([heads], (heads.count,), context)
-        self.norm = torch.nn.Module()
-        self.norm.weight = rows_parameter(
+        channels = {"q": keys, "k": keys, "v": values}
+        self.conv1d = ChannelConvolution(channels, config.taps, bias=False, context=context)
+        steps = self._of_heads(self._served * self._steps)
+        self.A_log = rows_parameter([heads], (heads.count,), context, rates, is_flat=True)
+        self.dt_bias = rows_parameter([steps], (steps.count,), context)
+        self.add_module(self._norm_name, norm := torch.nn.Module())
+        norm.weight = rows_parameter(
             [Part(0, config.value_dim, config.value_dim)], (values.count,), context,
             lambda weight: weight.repeat(heads.count), context.dtype,
         )  # fmt: skip
-        self.out_proj = RowParallelLinear(
-            config.value_heads * config.value_dim, hidden_size, bias=False, context=context.at("out_proj")
-        )
+        size, name = config.value_heads * config.value_dim, self._output_name
+        self.add_module(name, RowParallelLinear(size, hidden_size, bias=False, context=context.at(name)))
         self._convolved = (keys.count, keys.count, values.count)
         self.state_shape = StateShape(
             (config.taps - 1, self.conv1d.channels), (heads.count, config.key_dim, config.value_dim)
         )
+
+    @property
+    def _steps(self) -> int:
+        """Time steps of each value head."""
+        return 1
 
     @property
     def _served(self) -> int:
@@ -56,12 +68,14 @@ class DeltaNet(RecurrentLayer):
 
     def _add_projections(self, hidden_size: int, context: LayerContext) -> None:
         values, keys = self._of_heads(self._served * self._config.value_dim), self._of_heads(self._config.key_dim)
-        parts: dict[str, dict[str, Part]] = {
-            "in_proj_qkv": {"q": keys, "k": keys, "v": values}, "in_proj_z": {"": values},
-            "in_proj_b": {"": self._of_heads(self._served)}, "in_proj_a": {"": self._of_heads(self._served)},
-        }  # fmt: skip
-        for name, part in parts.items():
-            self.add_module(name, ColumnParallelLinear(hidden_size, part, bias=False, context=context.at(name)))
+        heads = {"": self._of_heads(self._served)}
+        self._add(hidden_size, "in_proj_qkv", {"q": keys, "k": keys, "v": values}, context)
+        self._add(hidden_size, "in_proj_z", {"": values}, context)
+        self._add(hidden_size, "in_proj_b", heads, context)
+        self._add(hidden_size, "in_proj_a", heads, context)
+
+    def _add(self, inputs: int, name: str, parts: Mapping[str, Part], context: LayerContext) -> None:
+        self.add_module(name, ColumnParallelLinear(inputs, parts, bias=False, context=context.at(name)))
 
     def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """What is convolved (queries, keys, values), gates, strengths and time steps, of each token."""
@@ -73,9 +87,13 @@ class DeltaNet(RecurrentLayer):
         mixed = self._recurrence.convolve(mixed, self.conv1d.filters(), state)
         query, key, value = mixed.split(self._convolved, dim=-1)
         inputs = DeltaInputs(query, key, value, steps, strengths)
-        output = self._recurrence.delta_rule(inputs, DeltaParameters(self.A_log, self.dt_bias), state)
-        norm = GatedNorm(self.norm.weight, len(self.A_log), self._epsilon, gates_first=False)
-        return self.out_proj(self._recurrence.gated_norm(output, gates, norm))
+        output = self._recurrence.delta_rule(
+            inputs, DeltaParameters(self.A_log, self.dt_bias, self._config.strongest), state
+        )
+        weight = getattr(self, self._norm_name).weight
+        norm = GatedNorm(weight, len(self.A_log), self._epsilon, gates_first=False, gate=self._gate)
+        projected: torch.Tensor = getattr(self, self._output_name)(self._recurrence.gated_norm(output, gates, norm))
+        return projected
 
 
 class HeadwiseDeltaNet(DeltaNet):
@@ -86,8 +104,7 @@ class HeadwiseDeltaNet(DeltaNet):
         values = self._served * config.value_dim
         self._sizes = (config.key_dim, config.key_dim, values, values)
         for name, size in (("in_proj_qkvz", sum(self._sizes)), ("in_proj_ba", 2 * self._served)):
-            parts = {"": self._of_heads(size)}
-            self.add_module(name, ColumnParallelLinear(hidden_size, parts, bias=False, context=context.at(name)))
+            self._add(hidden_size, name, {"": self._of_heads(size)}, context)
 
     def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """See DeltaNet."""
@@ -96,3 +113,50 @@ class HeadwiseDeltaNet(DeltaNet):
         strengths, steps = self.in_proj_ba(hidden).view(len(hidden), heads, -1).chunk(2, dim=-1)
         join = self._ops.join
         return join(mixed), join([gates]), join([strengths]), join([steps])
+
+
+class ApartDeltaNet(DeltaNet):
+    """One whose checkpoints have queries, keys and values each by itself (OLMo Hybrid)."""
+
+    _norm_name, _output_name = "o_norm", "o_proj"
+
+    def _add_projections(self, hidden_size: int, context: LayerContext) -> None:
+        values, keys = self._of_heads(self._served * self._config.value_dim), self._of_heads(self._config.key_dim)
+        self._add(hidden_size, "qkv_proj", {"q": keys, "k": keys, "v": values}, context)
+        self._add(hidden_size, "g_proj", {"": values}, context)
+        for name in ("b_proj", "a_proj"):
+            self._add(hidden_size, name, {"": self._of_heads(self._served)}, context)
+
+    def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See DeltaNet."""
+        return self.qkv_proj(hidden), self.g_proj(hidden), self.b_proj(hidden), self.a_proj(hidden)
+
+
+class KimiDeltaNet(ApartDeltaNet):
+    """One whose states fade by a rate for each value of a key (Kimi Team 2025); gates go through a sigmoid."""
+
+    _gate = "sigmoid"
+
+    @property
+    def _steps(self) -> int:
+        """See DeltaNet."""
+        return self._config.key_dim
+
+    def _add_projections(self, hidden_size: int, context: LayerContext) -> None:
+        size = self._config.key_dim  # of keys and values, of which there are as many heads
+        inner, whole = self._of_heads(size), {"": Part(0, size, size)}
+        self._add(hidden_size, "qkv_proj", dict.fromkeys(("q", "k", "v"), inner), context)
+        self._add(hidden_size, "b_proj", {"": self._of_heads(1)}, context)
+        for name in ("f", "g"):  # time steps and gates
+            self._add(hidden_size, f"{name}_a_proj", whole, context)
+            self._add(size, f"{name}_b_proj", {"": inner}, context)
+
+    def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See DeltaNet."""
+        gates, steps = self.g_b_proj(self.g_a_proj(hidden)), self.f_b_proj(self.f_a_proj(hidden))
+        return self.qkv_proj(hidden), gates, self.b_proj(hidden), steps
+
+
+DELTA_NETS: dict[str, type[DeltaNet]] = {
+    "joined": DeltaNet, "headwise": HeadwiseDeltaNet, "apart": ApartDeltaNet, "kimi": KimiDeltaNet,
+}  # fmt: skip

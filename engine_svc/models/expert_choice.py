@@ -32,5 +32,4 @@ class ExpertChoice(ReplicatedLinear):
     def _load_bias(self, source: TensorSlice, part: str) -> None:
         if self.e_score_correction_bias is not None:
             # Ernie's has a dimension more in front.
-            everything = (slice(None),) * len(source.get_shape())
-            self.e_score_correction_bias.write(part, self.e_score_correction_bias, Flat(source), everything)
+            self.e_score_correction_bias.write(part, self.e_score_correction_bias, Flat(source), (slice(None),))

@@ -26,7 +26,7 @@ class Mamba2(RecurrentLayer):
             ValueError: heads or groups cannot be divided among the ranks.
         """
         super().__init__()
-        self._recurrence = create_recurrence(context.ops)
+        self._ops, self._recurrence = context.ops, create_recurrence(context.ops)
         group, size = context.groups.tensor, config.heads * config.head_dim
         inner = even_part(group, config.heads, config.head_dim, "heads of a Mamba 2 layer")
         heads = even_part(group, config.heads, 1, "heads of a Mamba 2 layer")
@@ -40,8 +40,12 @@ class Mamba2(RecurrentLayer):
         )
         self.A_log = rows_parameter([heads], (heads.count,), context, rates)
         self.D, self.dt_bias = (rows_parameter([heads], (heads.count,), context) for _ in range(2))
-        self.norm = GroupedNorm(inner, config.groups, config.norm_epsilon, context)
-        self.out_proj = RowParallelLinear(size, hidden_size, bias=config.bias, context=context.at("out_proj"))
+        self.norm: GroupedNorm | None = None
+        if config.norm != "none":
+            self.norm = GroupedNorm(inner, config.groups, config.norm_epsilon, config.norm == "gates_first", context)
+        output_bias = config.bias if config.output_bias is None else config.output_bias
+        self.out_proj = RowParallelLinear(size, hidden_size, bias=output_bias, context=context.at("out_proj"))
+        self._multipliers = config.multipliers
         self._projected = (inner.count, self.conv1d.channels, heads.count)
         self._convolved = (inner.count, shared.count, shared.count)
         self._time_limits = config.time_limits
@@ -51,22 +55,34 @@ class Mamba2(RecurrentLayer):
 
     def forward(self, hidden: torch.Tensor, state: LayerState, step: StepInputs) -> torch.Tensor:
         """See RecurrentLayer.forward."""
-        gates, mixed, steps = self.in_proj(hidden).split(self._projected, dim=-1)
+        gates, mixed, steps = self._project(hidden).split(self._projected, dim=-1)
         mixed = self._recurrence.convolve(mixed, self.conv1d.filters(), state)
         values, writes, reads = mixed.split(self._convolved, dim=-1)
         parameters = ScanParameters(self.A_log, self.D, self.dt_bias, self._time_limits)
         output = self._recurrence.scan_heads(ScanInputs(values, steps, writes, reads), parameters, state)
-        return self.out_proj(self.norm(output, gates))
+        if self.norm is not None:
+            return self.out_proj(self.norm(output, gates))
+        return self.out_proj(self._ops.activate_and_multiply(self._ops.join([gates[:, None], output[:, None]]), "silu"))
+
+    def _project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Gates, values, writes, reads and time steps side by side."""
+        projected = self.in_proj(hidden)
+        sizes = (self._projected[0], *self._convolved, self._projected[2])
+        for part, factor in zip(projected.split(sizes, dim=-1), self._multipliers, strict=True):
+            if factor != 1:
+                self._ops.scale(part, factor)
+        return projected
 
 
 class GroupedNorm(torch.nn.Module):
-    """Root mean square norms of groups of values that have been through a gate; a group may lie on several ranks."""
+    """Root mean square norms of groups of values that go through a gate; a group may lie on several ranks."""
 
-    def __init__(self, part: Part, groups: int, epsilon: float, context: LayerContext) -> None:
+    def __init__(self, part: Part, groups: int, epsilon: float, gates_first: bool, context: LayerContext) -> None:
         """
         Args:
             part: which values are this rank's.
             groups: of all ranks' values.
+            gates_first: see GatedNorm.
 
         Raises:
             ValueError: some groups lie on some of the ranks.
@@ -74,7 +90,7 @@ class GroupedNorm(torch.nn.Module):
         super().__init__()
         self._recurrence = create_recurrence(context.ops)
         self._group = context.groups.tensor
-        self._total, self._epsilon = part.total, epsilon
+        self._total, self._epsilon, self._gates_first = part.total, epsilon, gates_first
         self._groups = groups // self._group.world_size  # 0: all ranks have a part of the only one
         if self._groups * self._group.world_size != groups and groups > 1:
             raise ValueError(f"norms of {groups} groups cannot be divided among {self._group.world_size} ranks")
@@ -83,11 +99,14 @@ class GroupedNorm(torch.nn.Module):
     def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Both [tokens, values of this rank] → the same."""
         if self._groups:
-            norm = GatedNorm(self.weight, self._groups, self._epsilon, gates_first=True)
+            norm = GatedNorm(self.weight, self._groups, self._epsilon, self._gates_first)
             return self._recurrence.gated_norm(hidden, gates, norm)
-        wide = hidden.float() * F.silu(gates.float())
+        wide, opened = hidden.float(), F.silu(gates.float())
+        if self._gates_first:
+            wide = wide * opened
         square = self._group.all_reduce(wide.square().sum(-1, keepdim=True))
-        return (wide * (square / self._total + self._epsilon).rsqrt() * self.weight.float()).to(hidden.dtype)
+        normed = wide * (square / self._total + self._epsilon).rsqrt() * self.weight.float()
+        return (normed if self._gates_first else normed * opened).to(hidden.dtype)
 
 
 def _groups(group: ParallelGroup, config: Mamba2Config) -> Part:

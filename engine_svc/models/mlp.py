@@ -7,25 +7,27 @@ import torch
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
 from engine_svc.layers.part import Layout
-from engine_svc.ops.base import Activation, ClampedSwish
+from engine_svc.ops.base import Activation, ClampedSwish, activate
 
 
 class MLP(torch.nn.Module):
-    """down(activation(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x)))."""
 
     def __init__(
         self, hidden_size: int, size: int, *, activation: Activation, bias: bool, context: LayerContext,
-        output_bias: bool | None = None, up_first: bool = False,
+        output_bias: bool | None = None, up_first: bool = False, is_gated: bool = True,
+        multipliers: tuple[float, float] = (1.0, 1.0),
     ) -> None:  # fmt: skip
         """
         Args:
             output_bias: None: as `bias`.
             up_first: in a checkpoint's tensors that hold gate and up as one.
+            multipliers: on the gate before its activation, and on what comes out.
         """
         super().__init__()
         self._ops = context.ops
-        self._activation = activation
-        parts = even_parts(context.groups.tensor, {"gate": size, "up": size})
+        self._activation, self._is_gated, self._multipliers = activation, is_gated, multipliers
+        parts = even_parts(context.groups.tensor, dict.fromkeys(("gate", "up") if is_gated else ("up",), size))
         self.gate_up_proj = ColumnParallelLinear(
             hidden_size,
             parts,
@@ -38,7 +40,11 @@ class MLP(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
-        return self.down_proj(self._ops.activate_and_multiply(self.gate_up_proj(hidden), self._activation))
+        wide, (gate, down) = self.gate_up_proj(hidden), self._multipliers
+        if gate != 1:
+            self._ops.scale(wide[:, : wide.shape[1] // 2], gate)
+        put_out = self.down_proj(activate(self._ops, wide, self._activation, self._is_gated))
+        return put_out if down == 1 else self._ops.scale(put_out, down)
 
 
 class PlainMLP(torch.nn.Module):

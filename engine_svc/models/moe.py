@@ -6,7 +6,8 @@ import torch
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.experts import Experts, ExpertsShape
-from engine_svc.layers.linear import ReplicatedLinear
+from engine_svc.layers.linear import ColumnParallelLinear, ReplicatedLinear
+from engine_svc.layers.part import Part
 from engine_svc.models.config import ModelConfig, MoeConfig
 from engine_svc.models.expert_choice import ExpertChoice
 from engine_svc.models.mlp import MLP
@@ -26,11 +27,17 @@ class SparseMLP(torch.nn.Module):
         super().__init__()
         self._ops = context.ops
         self.gate = ExpertChoice(config.hidden_size, moe, context=context.at("gate"))
-        form = ExpertsForm(moe.activation or config.activation, weighs_inputs=moe.weighs_inputs)
+        form = ExpertsForm(moe.activation or config.activation, weighs_inputs=moe.weighs_inputs, is_gated=moe.is_gated)
+        size, latent = config.hidden_size, moe.latent_size
         shape = ExpertsShape(
-            moe.num_experts, config.hidden_size, moe.experts_per_token, moe.expert_size, moe.expert_bias, moe.fused
+            moe.num_experts, latent or size, moe.experts_per_token, moe.expert_size, moe.expert_bias, moe.fused
         )
         self.experts = Experts(shape, form, context=context.at("experts"))
+        self.fc1_latent_proj: ColumnParallelLinear | None = None
+        self.fc2_latent_proj: ColumnParallelLinear | None = None
+        if latent:
+            self.fc1_latent_proj = _whole(size, latent, config.mlp_bias, context.at("fc1_latent_proj"))
+            self.fc2_latent_proj = _whole(latent, size, config.mlp_bias, context.at("fc2_latent_proj"))
         self.shared_expert: MLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
         if moe.shared_size:
@@ -40,14 +47,22 @@ class SparseMLP(torch.nn.Module):
                 activation=config.activation,
                 bias=config.mlp_bias,
                 context=context.at("shared_expert"),
+                is_gated=moe.is_gated,
             )
         if moe.shared_gate:
             self.shared_expert_gate = ReplicatedLinear(config.hidden_size, 1, context=context.at("shared_expert_gate"))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
-        output = self.experts(hidden, *self.gate.choose(hidden))
+        inputs = hidden if self.fc1_latent_proj is None else self.fc1_latent_proj(hidden)
+        output = self.experts(inputs, *self.gate.choose(hidden))
+        output = output if self.fc2_latent_proj is None else self.fc2_latent_proj(output)
         if self.shared_expert is None:
             return output
         gates = None if self.shared_expert_gate is None else self.shared_expert_gate(hidden)
         return self._ops.add(output, self.shared_expert(hidden), gates)
+
+
+def _whole(inputs: int, outputs: int, bias: bool, context: LayerContext) -> ColumnParallelLinear:
+    """A matrix that every rank has all of."""
+    return ColumnParallelLinear(inputs, {"": Part(0, outputs, outputs)}, bias=bias, context=context)

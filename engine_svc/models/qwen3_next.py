@@ -35,5 +35,5 @@ def _delta_net(config: Mapping[str, Any]) -> DeltaNetConfig:
         key_heads=config.get("linear_num_key_heads", 16), value_heads=config.get("linear_num_value_heads", 32),
         key_dim=config.get("linear_key_head_dim", 128), value_dim=config.get("linear_value_head_dim", 128),
         taps=config.get("linear_conv_kernel_dim", 4), norm_epsilon=config.get("rms_norm_eps", 1e-6),
-        headwise=config["architectures"][0] == "Qwen3NextForCausalLM",
+        form="headwise" if config["architectures"][0] == "Qwen3NextForCausalLM" else "joined",
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -27,9 +27,15 @@ class RecurrentLayer(torch.nn.Module):
 class ChannelConvolution(torch.nn.Module):
     """A checkpoint's conv1d, one filter for each channel."""
 
-    def __init__(self, parts: Sequence[Part], taps: int, *, bias: bool, context: LayerContext) -> None:
+    def __init__(
+        self, parts: Sequence[Part] | Mapping[str, Part], taps: int, *, bias: bool, context: LayerContext
+    ) -> None:
+        """
+        Args:
+            parts: by name, where checkpoints may have each by itself.
+        """
         super().__init__()
-        self.channels = sum(part.count for part in parts)
+        self.channels = sum(part.count for part in (parts.values() if isinstance(parts, Mapping) else parts))
         self.weight = rows_parameter(parts, (taps, self.channels), context, lambda rows: rows.float()[:, 0].t())
         self.bias = rows_parameter(parts, (self.channels,), context) if bias else None
 

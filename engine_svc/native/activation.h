@@ -5,7 +5,7 @@
 
 namespace quire {
 
-enum Gate { SILU, GELU, CLAMPED, ERF_GELU, RELU };  // as the caller numbers them
+enum Gate { SILU, GELU, CLAMPED, ERF_GELU, RELU, SQUARED_RELU };  // as the caller numbers them
 
 // A gate, with what the clamped one has beside.
 struct Activation {
@@ -29,6 +29,7 @@ inline Floats erf_gelu(Floats x) {
 template <Gate GATE>
 inline Floats activated(Floats x) {
   if (GATE == RELU) return most(zero(), x);
+  if (GATE == SQUARED_RELU) return most(zero(), x) * most(zero(), x);
   if (GATE == ERF_GELU) return erf_gelu(x);
   Floats z = GATE == GELU ? x * fma(x * x, all(0.044715f), all(1.0f)) * all(1.5957691216f) : x;
   return x / (all(1.0f) + exponential(zero() - z));
@@ -40,7 +41,7 @@ template <Gate GATE, class Value>
 inline void activate_and_multiply(const Activation& form, const Value* gate_up, Value* output, int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) {
     Floats gate = load(gate_up + i, size - i), up = load(gate_up + size + i, size - i), z = gate;
-    if (GATE == ERF_GELU || GATE == RELU) {
+    if (GATE == ERF_GELU || GATE == RELU || GATE == SQUARED_RELU) {
       store(output + i, activated<GATE>(gate) * up, size - i);
       continue;
     }
@@ -61,6 +62,7 @@ inline void activate_and_multiply(const Activation& form, const Value* gate_up, 
     case CLAMPED: return activate_and_multiply<CLAMPED>(form, gate_up, output, size);
     case ERF_GELU: return activate_and_multiply<ERF_GELU>(form, gate_up, output, size);
     case RELU: return activate_and_multiply<RELU>(form, gate_up, output, size);
+    case SQUARED_RELU: return activate_and_multiply<SQUARED_RELU>(form, gate_up, output, size);
   }
 }
 
@@ -77,6 +79,7 @@ inline void activate(int gate, Value* values, int64_t size) {
     case GELU: return activate<GELU>(values, size);
     case ERF_GELU: return activate<ERF_GELU>(values, size);
     case RELU: return activate<RELU>(values, size);
+    case SQUARED_RELU: return activate<SQUARED_RELU>(values, size);
   }
 }
 

@@ -32,7 +32,7 @@ struct Adapters {
 // What experts are like, beside their weights; the biases are of the packed outputs of each, or null.
 struct ExpertsForm {
   Activation activation;
-  int weighs_inputs;
+  int weighs_inputs, is_gated;
   const float *gate_up_bias, *down_bias;
   Adapters adapters;
 };
@@ -50,7 +50,7 @@ struct Stack {
 
 // What a call is given, but its tokens.
 struct Layer {
-  int64_t chosen, experts, size, inner;
+  int64_t chosen, experts, size, inner, wide;  // wide: outputs of the first product
   const ExpertsForm& form;
   Stack gate_up, down;
 };
@@ -195,10 +195,10 @@ void run(const Value* input, int64_t tokens, int64_t stride, const int64_t* expe
   Sorted sorted = sort(experts, weights, tokens, layer);
   AdaptedRows adapted(sorted, slots);
   const Adapters& adapters = layer.form.adapters;
-  int64_t rows = tokens * layer.chosen, size = layer.size, inner = layer.inner;
+  int64_t rows = tokens * layer.chosen, size = layer.size, inner = layer.inner, wide = layer.wide;
   Inputs<First> first(rows, size);
   Inputs<Second> second(rows, inner);
-  std::unique_ptr<Value[]> both(new Value[rows * 2 * inner]);
+  std::unique_ptr<Value[]> both(new Value[rows * wide]);
   std::unique_ptr<float[]> results(new float[rows * size]);
   std::unique_ptr<Value[]> weighed(new Value[layer.form.weighs_inputs ? rows * size : 0]);
   prepare_rows(sorted, layer.gate_up, first, [&](int64_t row, const int64_t* order) {
@@ -212,17 +212,18 @@ void run(const Value* input, int64_t tokens, int64_t stride, const int64_t* expe
   multiply_stack(sorted, layer.gate_up, first, both.get());
   if (layer.form.weighs_inputs)
     adapted.add(adapters.gate_up, adapters.type, weighed.get(), size, size, [](int32_t row) { return row; }, both.get(),
-                2 * inner);
+                wide);
   else
     adapted.add(adapters.gate_up, adapters.type, input, stride, size, [&](int32_t row) { return sorted.token[row]; },
-                both.get(), 2 * inner);
+                both.get(), wide);
   prepare_rows(sorted, layer.down, second, [&](int64_t row, const int64_t* order) {
-    Value* active = both.get() + row * 2 * inner;
-    activate_and_multiply(layer.form.activation, active, active, inner);
+    Value* active = both.get() + row * wide;
+    if (layer.form.is_gated) activate_and_multiply(layer.form.activation, active, active, inner);
+    else activate(layer.form.activation.gate, active, inner);
     second.prepare(row, active, inner, order);
   });
   multiply_stack(sorted, layer.down, second, results.get());
-  adapted.add(adapters.down, adapters.type, both.get(), 2 * inner, inner, [](int32_t row) { return row; }, results.get(),
+  adapted.add(adapters.down, adapters.type, both.get(), wide, inner, [](int32_t row) { return row; }, results.get(),
               size);
   parallel_for(tokens, [&](int64_t token) { add_results(results.get(), sorted, token, layer, output + token * size); });
 }
@@ -232,13 +233,14 @@ void run(const Value* input, int64_t tokens, int64_t stride, const int64_t* expe
 extern "C" {
 
 // input [tokens, size], its rows `stride` values apart; experts, weights [tokens, chosen], of which -1 is none; gate_up packed, of each
-// expert [2 * inner, size], and down packed, of each [size, inner]; output [tokens, size]. A product with int8 weights
-// has its inputs quantized row by row.
+// expert [2 * inner, size] (without gates [inner, size]), and down packed, of each [size, inner]; output [tokens, size]. A
+// product with int8 weights has its inputs quantized row by row.
 void quire_experts(int type, const void* input, int64_t tokens, int64_t stride, const int64_t* experts,
                    const float* weights, int64_t chosen, int64_t num_experts, const Packed* gate_up, const Packed* down,
                    void* output, int64_t size, int64_t inner, const ExpertsForm* form) {
-  Layer layer{chosen, num_experts, size, inner, *form,
-              {*gate_up, form->gate_up_bias, size, 2 * inner}, {*down, form->down_bias, inner, size}};
+  int64_t wide = form->is_gated ? 2 * inner : inner;
+  Layer layer{chosen, num_experts, size, inner, wide, *form, {*gate_up, form->gate_up_bias, size, wide},
+              {*down, form->down_bias, inner, size}};
   with_type(type, [&](auto value) {
     using Value = decltype(value);
     with_groups<Value>(*gate_up, [&](auto first) {

@@ -29,7 +29,7 @@ KINDS = {"plain": 0, "int8": 1, "coded": 2}  # as product.h does
 CODES = {"nibbles": 0, "int8": 1, "e4m3": 2, "e5m2": 3, "e4m3 by tables": 4}  # as coded.h does
 CACHED = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}  # as eight_bits.h does; 0 is a cache in the model's type
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}  # as routing.cpp does
-GATES = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4}  # as activation.h does
+GATES = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4, "relu2": 5}  # as activation.h does
 _SIGNATURES = {
     "panel": (),
     "packed_values": (_INT, _LONG, _LONG),
@@ -59,7 +59,7 @@ _SIGNATURES = {
     "gate": (_INT, _POINTER, _POINTER, _LONG, _LONG),
     "clip": (_INT, _POINTER, _LONG, _LONG, _FLOAT),
     "softcap": (_POINTER, _LONG, _LONG, _LONG, _FLOAT),
-    "scale": (_POINTER, _LONG, _LONG, _LONG, _FLOAT),
+    "scale": (_INT, _POINTER, _LONG, _LONG, _LONG, _FLOAT),
     "copy_parts": (_POINTER, _LONG, _LONG, _POINTER, *(_LONG,) * 4),
     "clear": (_POINTER, _LONG, _LONG),
     "rotate_pairs": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *(_LONG,) * 5),
@@ -81,8 +81,8 @@ _SIGNATURES = {
     "gated_convolve": (_INT, _INT, *(_POINTER,) * 5, _LONG, _LONG, _POINTER),
     "scan_channels": (_INT, _INT, *(_POINTER,) * 9, _LONG, _LONG, _POINTER),
     "scan_heads": (_INT, _INT, *(_POINTER,) * 7, _FLOAT, _FLOAT, *(_POINTER,) * 2, *(_LONG,) * 4, _POINTER),
-    "delta_rule": (_INT, _INT, *(_POINTER,) * 9, *(_LONG,) * 4, _POINTER),
-    "gated_norm": (_INT, *(_POINTER,) * 3, _FLOAT, _INT, *(_LONG,) * 3, _POINTER),
+    "delta_rule": (_INT, _INT, *(_POINTER,) * 7, _INT, _FLOAT, *(_POINTER,) * 2, *(_LONG,) * 4, _POINTER),
+    "gated_norm": (_INT, *(_POINTER,) * 3, _FLOAT, _INT, _INT, *(_LONG,) * 3, _POINTER),
     "all_reduce": (_POINTER, _INT, _POINTER, _LONG),
     "all_gather": (_POINTER, _POINTER, _LONG, _LONG, _POINTER),
     "replay": (_POINTER, _LONG),
@@ -119,8 +119,8 @@ class ExpertsForm(ctypes.Structure):
     """See experts.cpp."""
 
     _fields_ = (
-        ("gate", _INT), ("slope", _FLOAT), ("limit", _FLOAT), ("weighs_inputs", _INT), ("gate_up_bias", _POINTER),
-        ("down_bias", _POINTER), ("adapters", Adapters),
+        ("gate", _INT), ("slope", _FLOAT), ("limit", _FLOAT), ("weighs_inputs", _INT), ("is_gated", _INT),
+        ("gate_up_bias", _POINTER), ("down_bias", _POINTER), ("adapters", Adapters),
     )  # fmt: skip
 
 

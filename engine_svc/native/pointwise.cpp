@@ -216,11 +216,13 @@ void quire_softcap(float* logits, int64_t stride, int64_t rows, int64_t size, fl
   });
 }
 
-// logits [rows, size], times a factor.
-void quire_scale(float* logits, int64_t stride, int64_t rows, int64_t size, float factor) {
-  parallel_for(rows, rows * size > WORTH_A_THREAD, [=](int64_t row) {
-    float* values = logits + row * stride;
-    for (int64_t i = 0; i < size; i += LANES) store(values + i, load(values + i, size - i) * all(factor), size - i);
+// values [rows, size], times a factor.
+void quire_scale(int type, void* values, int64_t stride, int64_t rows, int64_t size, float factor) {
+  with_type(type, [=](auto value) {
+    parallel_for(rows, rows * size > WORTH_A_THREAD, [=](int64_t row) {
+      auto* at = (decltype(value)*)values + row * stride;
+      for (int64_t i = 0; i < size; i += LANES) store(at + i, load(at + i, size - i) * all(factor), size - i);
+    });
   });
 }
 

@@ -120,11 +120,12 @@ void for_channels(const Sequences& sequences, Stored* states, int64_t rows, int6
   });
 }
 
-// A state [rows, size] fades by `decay` and gets `values` [size] times `write` [rows]; output [size] is read of it.
-template <class Stored>
-inline void write_and_read(Stored* state, int64_t rows, int64_t size, float decay, const float* values,
+// Each row of a state [rows, size] fades by `decay(row)` and gets `values` [size] times `write` [rows]; output [size] is
+// read of it.
+template <class Stored, class Decay>
+inline void write_and_read(Stored* state, int64_t rows, int64_t size, const Decay& decay, const float* values,
                            const float* write, const float* read, float* output) {
-  for_vectors(size, [=](int64_t i, auto vectors) {
+  for_vectors(size, [=, &decay](int64_t i, auto vectors) {
     constexpr int COUNT = vectors;
     Floats value[COUNT], total[COUNT];
     for (int v = 0; v < COUNT; ++v) {
@@ -135,7 +136,7 @@ inline void write_and_read(Stored* state, int64_t rows, int64_t size, float deca
       for (int v = 0; v < COUNT; ++v) {
         Stored* at = state + row * size + i + v * LANES;
         int64_t left = size - i - v * LANES;
-        Floats now = fma(value[v], all(write[row]), load(at, left) * all(decay));
+        Floats now = fma(value[v], all(write[row]), load(at, left) * decay(row));
         store(at, now, left);
         total[v] = fma(now, all(read[row]), total[v]);
       }
@@ -290,8 +291,9 @@ void quire_scan_heads(int type, int stored, const Rows* hidden, const Rows* time
         widen(reads->row<Value>(t) + group * size, read.data(), size);
         widen(hidden->row<Value>(t) + head * dim, own.data(), dim);
         for (int64_t i = 0; i < dim; ++i) weighed[i] = time * own[i];
-        write_and_read(state, size, dim, of_one(exponential, time * rates[head]), weighed.data(), write.data(),
-                       read.data(), total.data());
+        Floats decay = all(of_one(exponential, time * rates[head]));
+        write_and_read(state, size, dim, [=](int64_t) { return decay; }, weighed.data(), write.data(), read.data(),
+                       total.data());
         Value* to = (Value*)output + (t * heads + head) * dim;
         for (int64_t i = 0; i < dim; i += LANES)
           store(to + i, fma(load(&own[i], dim - i), all(skip[head]), load(&total[i], dim - i)), dim - i);
@@ -301,11 +303,12 @@ void quire_scan_heads(int type, int stored, const Rows* hidden, const Rows* time
 }
 
 // query and key [tokens, key_heads, size], value [tokens, heads, dim], time_steps and strengths [tokens, heads], to output
-// [tokens, heads, dim]; rates and time_bias [heads], states [slots, heads, size, dim].
+// [tokens, heads, dim]; rates and time_bias [heads], states [slots, heads, size, dim]. If each value of a key has a time
+// step, these and time_bias are [heads, size]. Strengths go up to `strongest`.
 void quire_delta_rule(int type, int stored, const Rows* query, const Rows* key, const Rows* value,
                       const Rows* time_steps, const Rows* strengths, const float* rates, const float* time_bias,
-                      void* states, const Sequences* sequences, int64_t key_heads, int64_t heads, int64_t size,
-                      int64_t dim, void* output) {
+                      int has_steps_by_key, float strongest, void* states, const Sequences* sequences,
+                      int64_t key_heads, int64_t heads, int64_t size, int64_t dim, void* output) {
   int64_t tokens = sequences->starts[sequences->count];
   with_types(type, stored, [&](auto one, auto kept) {
     using Value = decltype(one);
@@ -314,19 +317,29 @@ void quire_delta_rule(int type, int stored, const Rows* query, const Rows* key, 
       int64_t index = piece / heads, head = piece % heads, key_head = head / (heads / key_heads);
       Stored* state = (Stored*)states + (sequences->slots[index] * heads + head) * size * dim;
       if (sequences->is_fresh[index]) std::fill_n(state, size * dim, Stored{});
-      std::vector<float> read(size), write(size), news(dim), known(dim), total(dim);
+      std::vector<float> read(size), write(size), fades(size), faded(size), news(dim), known(dim), total(dim);
+      int64_t steps = has_steps_by_key ? size : 1;
       for (int64_t t = sequences->starts[index]; t < sequences->starts[index + 1]; ++t) {
         widen(query->row<Value>(t) + key_head * size, read.data(), size);
         widen(key->row<Value>(t) + key_head * size, write.data(), size);
         make_unit(read.data(), size, 1.0f / std::sqrt(float(size)));
         make_unit(write.data(), size, 1.0f);
-        float time = of_one(softplus, widen(time_steps->row<Value>(t) + head) + time_bias[head]);
-        float decay = of_one(exponential, time * rates[head]);
-        float strength = of_one(sigmoid, widen(strengths->row<Value>(t) + head));
+        for (int64_t i = 0; i < steps; i += LANES) {
+          Floats time = load(time_steps->row<Value>(t) + head * steps + i, steps - i);
+          time = softplus(time + load(time_bias + head * steps + i, steps - i));
+          store(&fades[i], exponential(time * all(rates[head])), steps - i);
+        }
+        if (!has_steps_by_key) std::fill(fades.begin(), fades.end(), fades[0]);
+        for (int64_t i = 0; i < size; ++i) faded[i] = fades[i] * write[i];
+        float strength = strongest * of_one(sigmoid, widen(strengths->row<Value>(t) + head));
         widen(value->row<Value>(t) + head * dim, news.data(), dim);
-        read_only(state, size, dim, write.data(), known.data());
-        for (int64_t i = 0; i < dim; ++i) news[i] = (news[i] - decay * known[i]) * strength;
-        write_and_read(state, size, dim, decay, news.data(), write.data(), read.data(), total.data());
+        read_only(state, size, dim, faded.data(), known.data());
+        for (int64_t i = 0; i < dim; ++i) news[i] = (news[i] - known[i]) * strength;
+        auto update = [&](const auto& decay) {
+          write_and_read(state, size, dim, decay, news.data(), write.data(), read.data(), total.data());
+        };
+        if (has_steps_by_key) update([&](int64_t row) { return all(fades[row]); });
+        else update([decay = all(fades[0])](int64_t) { return decay; });
         Value* to = (Value*)output + (t * heads + head) * dim;
         for (int64_t i = 0; i < dim; i += LANES) store(to + i, load(&total[i], dim - i), dim - i);
       }
@@ -335,9 +348,9 @@ void quire_delta_rule(int type, int stored, const Rows* query, const Rows* key, 
 }
 
 // hidden and gates [rows, groups, size], weight [groups, size], to output [rows, groups, size]: norms of groups, of what
-// has been through the gate (SiLU) or before it goes through.
+// has been through the gate or before it goes through. The gate is SiLU, or the sigmoid alone.
 void quire_gated_norm(int type, const Rows* hidden, const Rows* gates, const void* weight, float epsilon,
-                      int gates_first, int64_t rows, int64_t groups, int64_t size, void* output) {
+                      int gates_first, int is_sigmoid, int64_t rows, int64_t groups, int64_t size, void* output) {
   with_type(type, [&](auto value) {
     using Value = decltype(value);
     parallel_for(rows, rows * groups * size > WORTH_A_THREAD, [&](int64_t row) {
@@ -347,11 +360,12 @@ void quire_gated_norm(int type, const Rows* hidden, const Rows* gates, const voi
         const Value* gate = gates->row<Value>(row) + group * size;
         Floats squares = zero();
         for (int64_t i = 0; i < size; i += LANES) {
-          Floats z = load(gate + i, size - i), silu = z * sigmoid(z), each = load(from + i, size - i);
-          if (gates_first) each = each * silu;
+          Floats z = load(gate + i, size - i), opened = sigmoid(z), each = load(from + i, size - i);
+          if (!is_sigmoid) opened = z * opened;
+          if (gates_first) each = each * opened;
           squares = fma(each, each, squares);
           store(&values[i], each, size - i);
-          store(&open[i], gates_first ? all(1.0f) : silu, size - i);
+          store(&open[i], gates_first ? all(1.0f) : opened, size - i);
         }
         Floats factor = all(1.0f / std::sqrt(sum(squares) / float(size) + epsilon));
         for (int64_t i = 0; i < size; i += LANES) {

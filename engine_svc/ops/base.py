@@ -20,7 +20,7 @@ class ClampedSwish:
     limit: float
 
 
-PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu"]
+PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]  # the last: ReLU, squared
 Activation = PlainActivation | ClampedSwish
 
 
@@ -192,6 +192,7 @@ class ExpertsForm:
     gate_up_bias: torch.Tensor | None = None  # [experts, 2 * size]
     down_bias: torch.Tensor | None = None  # [experts, hidden_size]
     weighs_inputs: bool = False  # what an expert counts is on what goes in, not on what comes out (Llama 4)
+    is_gated: bool = True  # else `gate_up` is one matrix, and its activation goes on
 
     @property
     def biases(self) -> list[torch.Tensor]:
@@ -264,10 +265,10 @@ class Ops(ABC):
 
     @abstractmethod
     def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
-        """The weighted sum of the chosen experts' gated feed-forward layers.
+        """The weighted sum of the chosen experts' feed-forward layers.
 
         Args:
-            gate_up: [experts, 2 * size, hidden_size]
+            gate_up: [experts, 2 * size, hidden_size]; without gates [experts, size, hidden_size].
             down: [experts, hidden_size, size]
         """
 
@@ -337,8 +338,8 @@ class Ops(ABC):
         """float32 [rows, vocabulary] becomes cap * tanh(logits / cap), in place."""
 
     @abstractmethod
-    def scale(self, logits: torch.Tensor, factor: float) -> torch.Tensor:
-        """float32 [rows, vocabulary], times a factor, in place."""
+    def scale(self, values: torch.Tensor, factor: float) -> torch.Tensor:
+        """[rows, size], of any stride between rows, times a factor; in place, and returned."""
 
     @abstractmethod
     def rms_norm(
@@ -404,3 +405,11 @@ class Ops(ABC):
     @abstractmethod
     def activate(self, values: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
         """The activation of [tokens, size], contiguous, in place; returns them."""
+
+
+def activate(ops: Ops, values: torch.Tensor, activation: Activation, is_gated: bool) -> torch.Tensor:
+    """What a feed-forward layer's first product gives, with gates before it or without; may work in place."""
+    if is_gated:
+        return ops.activate_and_multiply(values, activation)
+    assert not isinstance(activation, ClampedSwish)
+    return ops.activate(values, activation)

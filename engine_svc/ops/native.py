@@ -192,10 +192,10 @@ class NativeOps(Ops):
         self.kernels.softcap(logits.data_ptr(), logits.stride(0), *logits.shape, cap)
         return logits
 
-    def scale(self, logits: torch.Tensor, factor: float) -> torch.Tensor:
+    def scale(self, values: torch.Tensor, factor: float) -> torch.Tensor:
         """See Ops.scale."""
-        self.kernels.scale(logits.data_ptr(), logits.stride(0), *logits.shape, factor)
-        return logits
+        self.kernels.scale(TYPES[values.dtype], values.data_ptr(), values.stride(0), *values.shape, factor)
+        return values
 
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None

@@ -220,7 +220,9 @@ def experts_product(
         output = hidden.new_empty(hidden.shape)
         # The kernel reads a token's choices behind the last token's.
         weights, expert_ids = weights.contiguous(), expert_ids.contiguous()
-        told = library.ExpertsForm(*gate, form.weighs_inputs, *(pointer(bias) for bias in biases), _adapters(adapters))
+        told = library.ExpertsForm(
+            *gate, form.weighs_inputs, form.is_gated, *(pointer(bias) for bias in biases), _adapters(adapters)
+        )
         kernels.experts(
             TYPES[hidden.dtype], hidden.data_ptr(), hidden.shape[0], hidden.stride(0), expert_ids.data_ptr(),
             weights.data_ptr(), weights.shape[1], count, ctypes.addressof(first), ctypes.addressof(second),

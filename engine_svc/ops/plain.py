@@ -28,12 +28,19 @@ from engine_svc.ops.base import (
     Product,
     Routing,
     RowTiles,
+    activate,
 )
 from engine_svc.ops.rounding import to_int4
 from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight, layout_of, tensors_of
 
 _ACTIVATIONS: Mapping[PlainActivation, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
-    {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "relu": F.relu}
+    {
+        "silu": F.silu,
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        "gelu": F.gelu,
+        "relu": F.relu,
+        "relu2": lambda values: F.relu(values).square(),
+    }
 )
 _INT_MM_ROWS = 32  # CUDA's int8 product wants more than 16 rows
 
@@ -158,9 +165,9 @@ class PlainOps(Ops):
         """See Ops.softcap."""
         return logits.div_(cap).tanh_().mul_(cap)
 
-    def scale(self, logits: torch.Tensor, factor: float) -> torch.Tensor:
+    def scale(self, values: torch.Tensor, factor: float) -> torch.Tensor:
         """See Ops.scale."""
-        return logits.mul_(factor)
+        return values.mul_(factor)
 
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None
@@ -277,7 +284,7 @@ def experts_of_products(
                 groups = adapters.adapters[rows] * len(pairs) + index
                 groups[adapters.adapters[rows] < 0] = -1
                 add_low_rank(inputs, both, groups, adapters.gate_up)
-            active = ops.activate_and_multiply(both, form.activation)
+            active = activate(ops, both, form.activation, form.is_gated)
             result = second(active, wide=True)
             if adapters is not None:
                 add_low_rank(active, result, groups, adapters.down)

@@ -27,6 +27,7 @@ from engine_svc.ops.base import (
     MatrixProduct,
     PlainActivation,
     RowTiles,
+    activate,
 )
 from engine_svc.ops.grids import INT8
 from engine_svc.ops.packing_triton import pack_codes, packed_rows
@@ -81,7 +82,7 @@ class TritonOps(PlainOps):
             adapted = None if adapters is None else _adapted_rows(adapters, expert_ids, count)
             if adapters is not None and adapted is not None:
                 self._add_low_rank(hidden, both, adapters.gate_up, adapted, sharing)
-            active = self.activate_and_multiply(both, form.activation)
+            active = activate(self, both, form.activation, form.is_gated)
             results = _each_by_its_own(active, second, rows, 1, form.down_bias)
             if adapters is not None and adapted is not None:
                 self._add_low_rank(active, results, adapters.down, adapted, 1)

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -90,12 +90,15 @@ class ScanParameters:
 
 
 class DeltaInputs(NamedTuple):
-    """What the gated delta rule (Yang, Kautz, Hatamizadeh 2024) is given of each token. Any strides between tokens."""
+    """What the gated delta rule (Yang, Kautz, Hatamizadeh 2024) is given of each token. Any strides between tokens.
+
+    With a time step for each value of a key it is Kimi's (Kimi Team 2025).
+    """
 
     query: torch.Tensor  # [tokens, key heads * key_dim]
     key: torch.Tensor  # the same
     value: torch.Tensor  # [tokens, value heads * value_dim]
-    time_steps: torch.Tensor  # before the softplus: [tokens, value heads]
+    time_steps: torch.Tensor  # before the softplus: [tokens, value heads], or [tokens, value heads * key_dim]
     strengths: torch.Tensor  # before the sigmoid: [tokens, value heads]
 
 
@@ -104,7 +107,8 @@ class DeltaParameters:
     """What is the same for all tokens."""
 
     rates: torch.Tensor  # float32 [value heads], negative
-    time_bias: torch.Tensor  # float32 [value heads]
+    time_bias: torch.Tensor  # float32, for each of a token's time steps
+    strongest: float = 1.0  # what the strengths' sigmoids are times
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +119,7 @@ class GatedNorm:
     groups: int
     epsilon: float
     gates_first: bool  # what is normalised has been through the gate, or goes through it then
+    gate: Literal["silu", "sigmoid"] = "silu"
 
 
 class Recurrence(ABC):
@@ -180,4 +185,4 @@ class Recurrence(ABC):
 
     @abstractmethod
     def gated_norm(self, hidden: torch.Tensor, gates: torch.Tensor, norm: GatedNorm) -> torch.Tensor:
-        """Both [tokens, size], any strides between tokens → [tokens, size]. The gate is SiLU."""
+        """Both [tokens, size], any strides between tokens → [tokens, size]."""

@@ -108,8 +108,9 @@ class NativeRecurrence(Recurrence):
         output = inputs.value.new_empty(inputs.value.shape)
         self._kernels.delta_rule(
             *self._types(output, state), *map(_rows, inputs), parameters.rates.data_ptr(),
-            parameters.time_bias.data_ptr(), state.recurrent.data_ptr(), _sequences(state),
-            inputs.key.shape[1] // size, heads, size, dim, output.data_ptr(),
+            parameters.time_bias.data_ptr(), len(parameters.time_bias) > heads, parameters.strongest,
+            state.recurrent.data_ptr(), _sequences(state), inputs.key.shape[1] // size, heads, size, dim,
+            output.data_ptr(),
         )  # fmt: skip
         return output
 
@@ -119,7 +120,7 @@ class NativeRecurrence(Recurrence):
         output = hidden.new_empty(hidden.shape)
         self._kernels.gated_norm(
             TYPES[hidden.dtype], _rows(hidden), _rows(gates), norm.weight.data_ptr(), norm.epsilon, norm.gates_first,
-            rows, norm.groups, size // norm.groups, output.data_ptr(),
+            norm.gate == "sigmoid", rows, norm.groups, size // norm.groups, output.data_ptr(),
         )  # fmt: skip
         return output
 

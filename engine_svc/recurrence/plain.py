@@ -95,12 +95,13 @@ class PlainRecurrence(Recurrence):
         _, heads, size, dim = state.recurrent.shape
         query, key = (_unit(_for_heads(each.float(), size, heads)) for each in (inputs.query, inputs.key))
         query, value = query * size**-0.5, inputs.value.float().unflatten(-1, (heads, dim))
-        decays = torch.exp(parameters.rates * F.softplus(inputs.time_steps.float() + parameters.time_bias))
-        strengths = inputs.strengths.float().sigmoid()
+        steps = F.softplus(inputs.time_steps.float() + parameters.time_bias).unflatten(-1, (heads, -1))
+        decays = torch.exp(parameters.rates[:, None] * steps)[..., None]
+        strengths = inputs.strengths.float().sigmoid() * parameters.strongest
         output = torch.empty_like(value)
         with _StatesInUse(state) as states:
             for rows, mine in states.over_time():
-                mine.mul_(decays[rows, :, None, None])
+                mine.mul_(decays[rows])
                 known = (mine * key[rows, :, :, None]).sum(2)
                 news = (value[rows] - known) * strengths[rows, :, None]
                 mine.add_(key[rows, :, :, None] * news[:, :, None])
@@ -109,7 +110,7 @@ class PlainRecurrence(Recurrence):
 
     def gated_norm(self, hidden: torch.Tensor, gates: torch.Tensor, norm: GatedNorm) -> torch.Tensor:
         """See Recurrence.gated_norm."""
-        wide, open_by = hidden.float(), F.silu(gates.float())
+        wide, open_by = hidden.float(), (F.silu if norm.gate == "silu" else torch.sigmoid)(gates.float())
         if norm.gates_first:
             wide = wide * open_by
         grouped = wide.unflatten(-1, (norm.groups, -1))

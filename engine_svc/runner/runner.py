@@ -20,7 +20,7 @@ from engine_svc.loader.draft import Target, load_draft
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import load_model
 from engine_svc.memory import use_huge_pages
-from engine_svc.models.attention import LayerCache
+from engine_svc.models.attention import AnyLayerCache, LayerCache, layer_cache
 from engine_svc.models.decoder import Decoder
 from engine_svc.parallel.group import ParallelGroups
 from engine_svc.plan import (
@@ -34,7 +34,7 @@ from engine_svc.plan import (
     TokenMasks,
     Transfers,
 )
-from engine_svc.recurrence.base import LayerState, StateMetadata
+from engine_svc.recurrence.base import StateMetadata
 from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.answers import Answers
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
@@ -417,16 +417,15 @@ class Runner:
         caches = self._layer_caches([self._attention.prepare(each) for each in metadata], states)
         return lambda: self._model.forward(token_ids, positions, caches, embedded, received)
 
-    def _layer_caches(self, prepared: list[Prepared], states: StateMetadata) -> list[LayerCache | LayerState]:
+    def _layer_caches(self, prepared: list[Prepared], states: StateMetadata) -> list[AnyLayerCache]:
         """For each layer of the stage; `prepared` is by group."""
-        by_layer: dict[int, LayerCache | LayerState] = {
+        attended = {
             layer: LayerCache(cache, ready)
             for group, ready in zip(self._groups, prepared, strict=True)
             for layer, cache in zip(group.layers, self._caches, strict=False)
         }
-        if self._states is not None:
-            by_layer.update(self._states.layers(states))
-        return [by_layer[layer] for layer in sorted(by_layer)]
+        kept = {} if self._states is None else self._states.layers(states)
+        return [layer_cache(attended.get(layer), kept.get(layer)) for layer in self._model.stage.layers]
 
 
 def _acceptance(options: EngineOptions) -> TypicalAcceptance | None:

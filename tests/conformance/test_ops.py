@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_svc.ops.base import Activation, Affine, HeadNorms, Ops, PlainActivation, Routing
+from engine_svc.ops.base import Activation, Affine, ExpertsForm, HeadNorms, Ops, PlainActivation, Routing
 from tests.support.low_rank import ExpertAdapterCase, LowRankCase, row_tiles
 from tests.support.native import needs_native
 from tests.support.ops import CLAMPED, FORMS, activated, experts_by_definition, forms_of_experts, make_ops
@@ -172,10 +172,13 @@ def test_softcap(name: str) -> None:
 
 @every
 def test_scale(name: str) -> None:
-    ops, _ = make_ops(name)
-    logits = normal(3, 103, dtype=torch.float32)
-    expected = logits.double() * 0.3
-    torch.testing.assert_close(ops.scale(logits, 0.3).double(), expected, atol=1e-6, rtol=1e-6)
+    ops, dtype = make_ops(name)
+    values = normal(3, 150, dtype=dtype)
+    part, rest = values[:, :103], values[:, 103:].clone()
+    expected = part.double() * 0.3
+    assert ops.scale(part, 0.3) is part
+    close(part, expected, dtype)
+    assert values[:, 103:].equal(rest)
 
 
 @every
@@ -347,7 +350,7 @@ def test_rotate(name: str, dim: int, rotated: int, with_norms: bool, interleaved
 def test_activate_and_multiply(name: str, rows: int, size: int) -> None:
     ops, dtype = make_ops(name)
     gate_up = normal(rows, 2 * size, dtype=dtype) * 8
-    activations: tuple[Activation, ...] = ("silu", "gelu_tanh", "gelu", "relu", CLAMPED)
+    activations: tuple[Activation, ...] = ("silu", "gelu_tanh", "gelu", "relu", "relu2", CLAMPED)
     for activation in activations:
         close(ops.activate_and_multiply(gate_up, activation), activated(gate_up.double(), activation), dtype)
 
@@ -358,7 +361,7 @@ def test_activate(name: str, rows: int, size: int) -> None:
     ops, dtype = make_ops(name)
     values = normal(rows, size, dtype=dtype) * 4
     ones = torch.ones_like(values).double()
-    activations: tuple[PlainActivation, ...] = ("silu", "gelu_tanh", "gelu", "relu")
+    activations: tuple[PlainActivation, ...] = ("silu", "gelu_tanh", "gelu", "relu", "relu2")
     for activation in activations:
         expected = activated(torch.cat((values.double(), ones), -1), activation)
         close(ops.activate(values.clone(), activation), expected, dtype)
@@ -432,6 +435,16 @@ def test_an_expert_is_what_is_held_of_it(name: str, form: str) -> None:
     for tensor in product.held:
         tensor.copy_(tensor[places.argsort()])
     assert product(hidden, weights, places[expert_ids]).equal(before)
+
+
+@every
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_experts_without_gates(name: str, tokens: int) -> None:
+    ops, dtype = make_ops(name)
+    up, down = normal(5, 40, 72, dtype=dtype) / 8, normal(5, 72, 40, dtype=dtype, seed=1) / 6
+    hidden, form = normal(tokens, 72, dtype=dtype, seed=2), ExpertsForm("relu2", is_gated=False)
+    choice = normal(tokens, 5, dtype=torch.float32, seed=3).softmax(-1).topk(2)
+    close(ops.experts(up, down, form)(hidden, *choice), experts_by_definition(hidden, *choice, up, down, form), dtype)
 
 
 @fast

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from engine_svc.recurrence.plain import PlainRecurrence
 from tests.support.native import every_level
 from tests.support.recurrence import OPERATIONS, Operation, Part, normal
 
+Gate = Literal["silu", "sigmoid"]
 LENGTHS = (9, 1, 1, 33, 2)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
@@ -105,13 +108,13 @@ def test_states_of_16_bits_are_the_same_in_both(operation: Operation) -> None:
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
-def check_norm(recurrence: Recurrence, gates_first: bool, dtype: torch.dtype) -> None:
+def check_norm(recurrence: Recurrence, gates_first: bool, dtype: torch.dtype, gate: Gate = "silu") -> None:
     groups, size = 3, 37
     both = normal(5, 2 * groups * size, seed=1, dtype=dtype)
     hidden, gates = both.chunk(2, dim=-1)
     weight = normal(groups * size, seed=2, dtype=dtype)
-    found = recurrence.gated_norm(hidden, gates, GatedNorm(weight, groups, 1e-3, gates_first))
-    wide, opened = hidden.double(), F.silu(gates.double())
+    found = recurrence.gated_norm(hidden, gates, GatedNorm(weight, groups, 1e-3, gates_first, gate))
+    wide, opened = hidden.double(), (F.silu if gate == "silu" else torch.sigmoid)(gates.double())
     grouped = (wide * opened if gates_first else wide).view(5, groups, size)
     normed = F.rms_norm(grouped, (size,), None, 1e-3).flatten(1) * weight.double()
     expected = normed if gates_first else normed * opened
@@ -123,6 +126,7 @@ def check_norm(recurrence: Recurrence, gates_first: bool, dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_plain_norm(gates_first: bool, dtype: torch.dtype) -> None:
     check_norm(PlainRecurrence(), gates_first, dtype)
+    check_norm(PlainRecurrence(), gates_first, dtype, "sigmoid")
 
 
 @every_level
@@ -130,3 +134,4 @@ def test_plain_norm(gates_first: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_native_norm(level: str, gates_first: bool, dtype: torch.dtype) -> None:
     check_norm(NativeRecurrence(kernels(level)), gates_first, dtype)
+    check_norm(NativeRecurrence(kernels(level)), gates_first, dtype, "sigmoid")

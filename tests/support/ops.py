@@ -31,6 +31,8 @@ def activated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         return gate / (1 + (-gate).exp()) * up
     if activation == "relu":
         return gate.clamp(min=0) * up
+    if activation == "relu2":
+        return gate.clamp(min=0) ** 2 * up
     return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
 
 
@@ -48,7 +50,8 @@ def experts_by_definition(
         share = (weights.double() * (expert_ids == index)).sum(-1, keepdim=True)
         inputs = hidden.double() * share if form.weighs_inputs else hidden.double()
         inner = inputs @ first.T + (0 if form.gate_up_bias is None else form.gate_up_bias[index].double())
-        result = activated(inner, form.activation) @ second.T
+        both = inner if form.is_gated else torch.cat((inner, torch.ones_like(inner)), -1)
+        result = activated(both, form.activation) @ second.T
         result += 0 if form.down_bias is None else form.down_bias[index].double()
         expected += (share > 0) * result if form.weighs_inputs else share * result
     return expected

@@ -144,10 +144,12 @@ def heads_scan(dim: int = 70, time_limits: tuple[float, float] = (0.0, float("in
     return Operation(name, sum(sizes), (1, 1), (heads, size, dim), run, expected)
 
 
-def delta_rule() -> Operation:
+def delta_rule(steps_by_key: bool = False, strongest: float = 1.0) -> Operation:
     key_heads, heads, size, dim = 2, 6, 12, 70
-    parameters = DeltaParameters(-normal(heads, seed=1).exp(), normal(heads, seed=2))
-    sizes = (key_heads * size, key_heads * size, heads * dim, heads, heads)
+    steps_of_head = size if steps_by_key else 1
+    bias = normal(heads * steps_of_head, seed=2)
+    parameters = DeltaParameters(-normal(heads, seed=1).exp(), bias, strongest)
+    sizes = (key_heads * size, key_heads * size, heads * dim, heads * steps_of_head, heads)
 
     def run(recurrence: Recurrence, tokens: torch.Tensor, state: LayerState) -> torch.Tensor:
         return recurrence.delta_rule(DeltaInputs(*tokens.split(sizes, dim=-1)), parameters, state)
@@ -160,18 +162,19 @@ def delta_rule() -> Operation:
         state, found = torch.zeros(heads, size, dim, dtype=torch.float64), []
         for time in range(len(tokens)):
             query, key = (unit(each[time].view(-1, size)).repeat_interleave(3, 0) for each in (queries, keys))
-            fading = torch.exp(parameters.rates.double() * F.softplus(steps[time] + parameters.time_bias.double()))
-            state = state * fading[:, None, None]
+            passed = F.softplus(steps[time] + parameters.time_bias.double()).view(heads, -1, 1)
+            state = state * torch.exp(parameters.rates.double()[:, None, None] * passed)
             news = values[time].view(heads, dim) - torch.einsum("hsd,hs->hd", state, key)
-            state = state + torch.einsum("h,hs,hd->hsd", strengths[time].sigmoid(), key, news)
+            state = state + torch.einsum("h,hs,hd->hsd", strongest * strengths[time].sigmoid(), key, news)
             found.append(torch.einsum("hsd,hs->hd", state, query) / size**0.5)
         return torch.stack(found).flatten(1)
 
-    return Operation("delta-rule", sum(sizes), (1, 1), (heads, size, dim), run, expected)
+    name = f"delta-rule{'-by-key' if steps_by_key else ''}{'' if strongest == 1 else '-strong'}"
+    return Operation(name, sum(sizes), (1, 1), (heads, size, dim), run, expected)
 
 
 OPERATIONS = (
     convolution(bias=True), convolution(bias=False), convolution(bias=True, is_gated=True), channels_scan(),
-    heads_scan(), heads_scan(64, (0.2, 0.9)),
-    heads_scan(1, bias=False), delta_rule(),
+    heads_scan(), heads_scan(64, (0.2, 0.9)), heads_scan(1, bias=False), delta_rule(),
+    delta_rule(steps_by_key=True, strongest=1.5),
 )  # fmt: skip

@@ -149,7 +149,20 @@ _DELTA_NET: dict[str, Any] = {
     "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 12, "linear_value_head_dim": 20,
 }  # fmt: skip
+_NEMOTRON: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+    "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 12, "n_groups": 2, "chunk_size": 16, "head_dim": 16,
+    "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+_MULTIPLIED: dict[str, Any] = {
+    "mamba_d_ssm": 128, "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.6,
+    "attention_in_multiplier": 0.8, "attention_out_multiplier": 0.7, "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.4, "mlp_multipliers": [0.9, 0.6], "ssm_multipliers": [0.7, 1.1, 0.9, 1.2, 0.8],
+}  # fmt: skip
 _CONVOLUTIONS: dict[str, Any] = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}
+# Transformers writes the three convolutions of such layers as if they were of one size.
+_APART: dict[str, Any] = {"linear_num_key_heads": 4, "linear_value_head_dim": 12}
 _GRANITE: dict[str, Any] = {
     "shared_intermediate_size": 48, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
     "attention_multiplier": 0.3,
@@ -186,6 +199,32 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-moe": ("Lfm2Moe", _CONVOLUTIONS | {
         "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
         "routed_scaling_factor": 1.5,
+    }),
+    "nemotron-h": ("NemotronH", _NEMOTRON),
+    "nemotron-h-latent": ("NemotronH", _NEMOTRON | {
+        "moe_latent_size": 24, "mlp_bias": True, "use_bias": True, "n_groups": 1,
+    }),
+    "falcon-h1": ("FalconH1", _MAMBA2 | _MULTIPLIED),
+    "falcon-h1-norms": ("FalconH1", _MAMBA2 | _MULTIPLIED | {
+        "mamba_rms_norm": True, "mamba_norm_before_gate": True, "attention_bias": True, "projectors_bias": True,
+        "tie_word_embeddings": True,
+    }),
+    "minimax": ("MiniMax", {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 4,
+        "num_experts_per_tok": 2, "block_size": 16, "linear_attn_alpha_factor": 1.5, "linear_attn_beta_factor": 0.8,
+        "full_attn_alpha_factor": 1.2, "mlp_beta_factor": 0.7, "sliding_window": None,
+        "initializer_range": 0.2,  # with more, Transformers in float32 is not what it is in float64
+    }),
+    "olmo-hybrid": ("OlmoHybrid", _DELTA_NET | _APART | {"rope_parameters": None}),
+    "olmo-hybrid-rope": ("OlmoHybrid", _DELTA_NET | _APART | {
+        "linear_allow_neg_eigval": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }),
+    "kimi-linear": ("KimiLinear", {
+        "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_head_dim": 16,
+        "linear_num_heads": 4, "num_local_experts": 8, "n_group": 4, "topk_group": 2, "q_lora_rank": None,
+        "moe_intermediate_size": 32, "num_experts_per_tok": 2, "initializer_range": 0.15,
     }),
     "mamba": ("Mamba", {"state_size": 8}),
     "falcon-mamba": ("FalconMamba", {"state_size": 8}),

@@ -37,7 +37,7 @@ def test_families(model_folder: ModelFolder, family: str, kernels: str) -> None:
     check_greedy(folder, PROMPTS, found, GREEDY.max_tokens or 0)
 
 
-@pytest.mark.parametrize("family", ["jamba", "bamba", "qwen3-next"])
+@pytest.mark.parametrize("family", ["jamba", "bamba", "falcon-h1", "nemotron-h", "qwen3-next"])
 def test_preempted_ones_are_computed_again(model_folder: ModelFolder, family: str) -> None:
     folder = model_folder(family)
     prompts = random_prompts(30, 31, 32, 33, 34)
@@ -106,7 +106,10 @@ def test_logprobs(model_folder: ModelFolder, family: str, options: dict[str, Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["jamba", "bamba", "bamba-plain", "qwen3-next", "falcon-mamba"])
+@pytest.mark.parametrize("family", [
+    "jamba", "bamba", "bamba-plain", "qwen3-next", "falcon-mamba", "lfm2-moe", "nemotron-h-latent", "falcon-h1",
+    "falcon-h1-norms", "minimax", "olmo-hybrid", "kimi-linear",
+])  # fmt: skip
 def test_on_two_ranks(model_folder: ModelFolder, family: str) -> None:
     folder = model_folder(family)
     with running_engine(folder, tensor_parallel_size=2, cpu_threads=1, max_num_batched_tokens=33) as engine:

@@ -46,8 +46,8 @@ def test_they_are_made_again_with_what_memory_holds_then(level: str) -> None:
 def test_what_has_not_been_made_for_it_is_not_recorded() -> None:
     loaded, hidden = fastest_kernels(), torch.rand(1, SIZE)
     with pytest.raises(NotRecordable, match="scale"), loaded.recording():
-        loaded.scale(hidden.data_ptr(), SIZE, 1, SIZE, 2.0)
-    loaded.scale(hidden.data_ptr(), SIZE, 1, SIZE, 2.0)
+        loaded.scale(0, hidden.data_ptr(), SIZE, 1, SIZE, 2.0)
+    loaded.scale(0, hidden.data_ptr(), SIZE, 1, SIZE, 2.0)
 
 
 @needs_native
@@ -69,7 +69,7 @@ def test_other_threads_calls_are_not_noted() -> None:
         counted = pool.submit(record)
         assert recording.wait(60)
         before = float(hidden[0, 0])
-        loaded.scale(hidden.data_ptr(), SIZE, 1, SIZE, 2.0)
+        loaded.scale(0, hidden.data_ptr(), SIZE, 1, SIZE, 2.0)
         done.set()
     assert counted.result() == 0
     assert float(hidden[0, 0]) == 2 * before

@@ -1,0 +1,53 @@
+"""Nemotron H (NVIDIA 2025), Nemotron Nano 2 and 3: layers of Mamba 2, attention, feed-forward or a mixture alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from engine_svc.models.config import Mamba2Config, ModelConfig, MoeConfig, activation, base_config
+
+_NAMES = {"backbone": "model", "embeddings": "embed_tokens", "norm_f": "norm"}
+_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # in patterns
+_OTHERWISE = {"linear_attention": "mamba", "full_attention": "attention"}  # Transformers 5's
+
+
+def config_of(config: Mapping[str, Any]) -> ModelConfig:
+    """What layers are, a list says or a pattern of letters. None rotates; feed-forward layers have no gates."""
+    pattern = config.get("hybrid_override_pattern")
+    found = config.get("layers_block_type") or config.get("layer_types") or [_KINDS[each] for each in pattern or ""]
+    kinds = [_OTHERWISE.get(each, each) for each in found]
+    mamba2, moe = _mamba2(config), _mixture(config) if "moe" in kinds else None
+    if wrong := set(kinds) - set(_KINDS.values()):
+        raise ValueError(f"layers of the kinds {', '.join(sorted(wrong))}")
+    return base_config(
+        {**config, "num_hidden_layers": len(kinds)},
+        norm_placement="alone", norm_eps=config.get("layer_norm_epsilon", 1e-5), module_names=_NAMES,
+        activation=activation(config.get("mlp_hidden_act", "relu2")), mlp_gated=False, mlp_has_up=True,
+        mlp_bias=bool(config.get("mlp_bias")), no_rope_layers=frozenset(range(len(kinds))),
+        recurrent={index: mamba2 for index, kind in enumerate(kinds) if kind == "mamba"},
+        attending=frozenset(index for index, kind in enumerate(kinds) if kind == "attention"),
+        moe=tuple(moe if kind == "moe" else None for kind in kinds), ignored_names=("mtp.",),
+    )  # fmt: skip
+
+
+def _mamba2(config: Mapping[str, Any]) -> Mamba2Config:
+    return Mamba2Config(
+        heads=config["mamba_num_heads"], head_dim=config["mamba_head_dim"], groups=config["n_groups"],
+        state_size=config["ssm_state_size"], taps=config.get("conv_kernel", 4), bias=bool(config.get("use_bias")),
+        convolution_bias=bool(config.get("use_conv_bias", True)),
+        time_limits=(config.get("time_step_min", 0.001), math.inf), norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+    )  # fmt: skip
+
+
+def _mixture(config: Mapping[str, Any]) -> MoeConfig:
+    return MoeConfig(
+        # Transformers 5 may write the number under another name.
+        config.get("n_routed_experts") or config["num_local_experts"], config["num_experts_per_tok"],
+        config["moe_intermediate_size"], renormalize=bool(config.get("norm_topk_prob", True)),
+        shared_size=config["moe_shared_expert_intermediate_size"], scoring="sigmoid", choice_bias=True,
+        num_groups=config.get("n_group", 1), chosen_groups=config.get("topk_group", 1),
+        scale=float(config.get("routed_scaling_factor", 1.0)), is_gated=False,
+        latent_size=config.get("moe_latent_size"),
+    )  # fmt: skip
