@@ -229,8 +229,8 @@ class ModelConfig(ModelFacts):
     no_rope_layers: frozenset[int] = frozenset()  # that do not rotate
     num_positions: int = 0  # that are learned, and added to embeddings; 0 for none
     # Of attention and feed-forward. Parallel: one norm before both, which then do not see each other, or one before
-    # each. Alone: before what is all of a layer: one of them, or recurrent. Sums: of what they put out and what went in.
-    # Residual: before, and what a norm puts out is what is added to.
+    # each. Alone: before what is all of a layer: one of them, or recurrent. Sums: of what they put out and what went
+    # in. Residual: before, and what a norm puts out is what is added to.
     norm_placement: NormPlacement = "before"
     recurrent_norm_placement: NormPlacement | None = None  # of recurrent layers, where theirs is another
     recurrent_name: str = "mixer"  # of these in checkpoints, as far as `module_names` and its like change nothing

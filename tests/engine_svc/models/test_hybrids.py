@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from engine_svc.models.decoder import Decoder
+from engine_svc.models.registry import config_for
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
@@ -156,6 +158,47 @@ def test_the_text_model_of_one_that_sees_images(model_folder: ModelFolder, tmp_p
     with running_engine(folder) as engine:
         found = tokens(run(engine, PROMPTS, SHORT))
     check_greedy(model_folder("qwen3.5-moe"), PROMPTS, found, 12)
+
+
+# What releases of a family say in config.json, in place of what Transformers writes: None is left out.
+_MINIMAX = {
+    "architectures": ["MiniMaxText01ForCausalLM"], "layer_types": None, "attn_type_list": [0, 1, 0],
+    "linear_attn_alpha_factor": None, "linear_attn_beta_factor": None, "full_attn_alpha_factor": None,
+    "full_attn_beta_factor": None, "mlp_alpha_factor": None, "mlp_beta_factor": None,
+    "layernorm_linear_attention_alpha": 1.5, "layernorm_linear_attention_beta": 0.8,
+    "layernorm_full_attention_alpha": 1.2, "layernorm_full_attention_beta": 1.0, "layernorm_mlp_alpha": 1.0,
+    "layernorm_mlp_beta": 0.7, "rotary_dim": 16,
+}  # fmt: skip
+RELEASED: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": None, "full_attn_idxs": [1], "intermediate_size": None, "block_ff_dim": 96,
+             "tie_word_embeddings": None, "tie_embedding": True},
+    "nemotron-h": {"layers_block_type": None, "layer_types": None, "hybrid_override_pattern": "ME*-M"},
+    "minimax": _MINIMAX,
+    "kimi-linear": {
+        "layer_types": None, "mlp_layer_types": None, "first_k_dense_replace": 1, "linear_head_dim": None,
+        "linear_num_heads": None, "linear_conv_kernel_dim": None, "mla_use_nope": True,
+        "linear_attn_config": {
+            "full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4,
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", RELEASED)
+def test_released_configurations(model_folder: ModelFolder, family: str) -> None:
+    """They come to the same as those that Transformers writes."""
+    written = json.loads((model_folder(family) / "config.json").read_text())
+    released = {name: value for name, value in (written | RELEASED[family]).items() if value is not None}
+    found, expected = config_for(released), config_for(written)
+    if family == "minimax":  # part of its heads may be rotated
+        expected = dataclasses.replace(expected, rope_parameters=found.rope_parameters)
+    assert dataclasses.replace(found, architecture=expected.architecture) == expected
+
+
+def test_kimi_linear_with_positions_is_refused(model_folder: ModelFolder) -> None:
+    written = json.loads((model_folder("kimi-linear") / "config.json").read_text())
+    with pytest.raises(StartupError, match="mla_use_nope"):
+        config_for(written | {"mla_use_nope": False})
 
 
 def test_host_memory_is_refused(model_folder: ModelFolder) -> None:
