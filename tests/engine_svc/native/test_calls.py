@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +17,7 @@ SIZE = 40
 # What packs weights, samples, and is asked outside of forward passes.
 OUTSIDE = {
     "panel", "packed_values", "pack", "quantize_rows", "quantize_groups", "pack_int8", "packed_coded_bytes",
-    "pack_coded", "set_threads", "softcap", "scale", "sample", "sample_part", "candidates",
+    "pack_coded", "set_threads", "softcap", "mean_rows", "sample", "sample_part", "candidates",
     "sample_candidates", "score", "replay",
 }  # fmt: skip
 
@@ -45,9 +46,9 @@ def test_they_are_made_again_with_what_memory_holds_then(level: str) -> None:
 @needs_native
 def test_what_has_not_been_made_for_it_is_not_recorded() -> None:
     loaded, hidden = fastest_kernels(), torch.rand(1, SIZE)
-    with pytest.raises(NotRecordable, match="scale"), loaded.recording():
-        loaded.scale(0, hidden.data_ptr(), SIZE, 1, SIZE, 2.0)
-    loaded.scale(0, hidden.data_ptr(), SIZE, 1, SIZE, 2.0)
+    with pytest.raises(NotRecordable, match="softcap"), loaded.recording():
+        loaded.softcap(hidden.data_ptr(), SIZE, 1, SIZE, 2.0)
+    loaded.softcap(hidden.data_ptr(), SIZE, 1, SIZE, 2.0)
 
 
 @needs_native
@@ -69,7 +70,7 @@ def test_other_threads_calls_are_not_noted() -> None:
         counted = pool.submit(record)
         assert recording.wait(60)
         before = float(hidden[0, 0])
-        loaded.scale(0, hidden.data_ptr(), SIZE, 1, SIZE, 2.0)
+        loaded.softcap(hidden.data_ptr(), SIZE, 1, SIZE, 2.0)
         done.set()
     assert counted.result() == 0
-    assert float(hidden[0, 0]) == 2 * before
+    assert float(hidden[0, 0]) == pytest.approx(2 * math.tanh(before / 2))

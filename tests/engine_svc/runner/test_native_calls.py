@@ -42,7 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def get(family: str) -> Path:
         if family not in made:
             # Heads of a multiple of 16 values, which the kernels want.
-            changes = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16} if family == "deepseek-v3" else {}
+            is_latent = family in ("deepseek-v3", "kimi-linear")
+            changes = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16} if is_latent else {}
             made[family] = make_model(tmp_path_factory.mktemp(family), family, **changes)
         return made[family]
 
@@ -95,7 +96,7 @@ def compare(folder: Path, **options: Any) -> None:
     "family",
     [
         "llama", "qwen3", "gemma2", "gemma3", "olmo2", "cohere2", "mixtral", "qwen2-moe", "deepseek-v3", "jamba",
-        "granite-hybrid", "qwen3-next", "mamba",
+        "granite-hybrid", "qwen3-next", "mamba", "lfm2-moe", "nemotron-h", "falcon-h1", "minimax", "kimi-linear",
     ],
 )  # fmt: skip
 def test_families(folder: Callable[[str], Path], replays: list[bool], family: str) -> None:
