@@ -172,14 +172,14 @@ struct AdaptedRows {
     }
   }
 
-  // output[row] += what the row's adapter makes of input[source(row)]; rows are `stride` values apart.
-  template <class Value, class Out, class Source>
-  void add(const LowRank& adapters, int type, const Value* input, int64_t stride, int64_t size, Source source, Out* output,
-           int64_t output_stride) const {
+  // output[row] += what the row's adapter makes of input[source[row]] (null: of input[row]); rows are `stride` values apart.
+  template <class Value, class Out>
+  void add(const LowRank& adapters, int type, const Value* input, int64_t stride, int64_t size, const int64_t* source,
+           Out* output, int64_t output_stride) const {
     if (groups.empty()) return;
     std::vector<int32_t> sources(rows);
     for (int32_t& row : sources)
-      if (row >= 0) row = int32_t(source(row));
+      if (source && row >= 0) row = int32_t(source[row]);
     int64_t tiles = int64_t(groups.size());
     std::unique_ptr<float[]> sums(new float[tiles * LOW_RANK_ROWS * adapters.parts * adapters.rank]);
     quire_shrink(TYPE<Value>, type, input, stride, adapters.down, adapters.ranks, adapters.parts, adapters.rank, size,
@@ -189,43 +189,69 @@ struct AdaptedRows {
   }
 };
 
-template <class First, class Second, class Value>
-void run(const Value* input, int64_t tokens, int64_t stride, const int64_t* experts, const float* weights,
-         const int32_t* slots, const Layer& layer, Value* output) {
-  Sorted sorted = sort(experts, weights, tokens, layer);
-  AdaptedRows adapted(sorted, slots);
+// Some tokens' rows, sorted, and those of them that run with adapters.
+struct Batch {
+  Sorted sorted;
+  AdaptedRows adapted;
+  int64_t rows;
+};
+
+// The first product: output [rows, wide] of input [tokens, size], whose rows are `stride` values apart.
+template <class Type, class Value>
+void multiply_gate_up(const Value* input, int64_t stride, const Layer& layer, Batch& batch, Value* output) {
+  int64_t size = layer.size;
+  Sorted& sorted = batch.sorted;
   const Adapters& adapters = layer.form.adapters;
-  int64_t rows = tokens * layer.chosen, size = layer.size, inner = layer.inner, wide = layer.wide;
-  Inputs<First> first(rows, size);
-  Inputs<Second> second(rows, inner);
-  std::unique_ptr<Value[]> both(new Value[rows * wide]);
-  std::unique_ptr<float[]> results(new float[rows * size]);
-  std::unique_ptr<Value[]> weighed(new Value[layer.form.weighs_inputs ? rows * size : 0]);
-  prepare_rows(sorted, layer.gate_up, first, [&](int64_t row, const int64_t* order) {
+  Inputs<Type> inputs(batch.rows, size);
+  std::unique_ptr<Value[]> weighed(new Value[layer.form.weighs_inputs ? batch.rows * size : 0]);
+  prepare_rows(sorted, layer.gate_up, inputs, [&](int64_t row, const int64_t* order) {
     const Value* values = input + sorted.token[row] * stride;
     if (layer.form.weighs_inputs) {
       weigh(values, sorted, row, size, weighed.get() + row * size);
       values = weighed.get() + row * size, sorted.weight[row] = 1;
     }
-    first.prepare(row, values, size, order);
+    inputs.prepare(row, values, size, order);
   });
-  multiply_stack(sorted, layer.gate_up, first, both.get());
-  if (layer.form.weighs_inputs)
-    adapted.add(adapters.gate_up, adapters.type, weighed.get(), size, size, [](int32_t row) { return row; }, both.get(),
-                wide);
-  else
-    adapted.add(adapters.gate_up, adapters.type, input, stride, size, [&](int32_t row) { return sorted.token[row]; },
-                both.get(), wide);
-  prepare_rows(sorted, layer.down, second, [&](int64_t row, const int64_t* order) {
-    Value* active = both.get() + row * wide;
+  multiply_stack(sorted, layer.gate_up, inputs, output);
+  auto add = [&](const Value* from, int64_t from_stride, const int64_t* sources) {
+    batch.adapted.add(adapters.gate_up, adapters.type, from, from_stride, size, sources, output, layer.wide);
+  };
+  layer.form.weighs_inputs ? add(weighed.get(), size, nullptr) : add(input, stride, sorted.token.data());
+}
+
+// The activation, in place, and the second product: output [rows, size] of both [rows, wide].
+template <class Type, class Value>
+void multiply_down(Value* both, const Layer& layer, const Batch& batch, float* output) {
+  int64_t inner = layer.inner;
+  const Adapters& adapters = layer.form.adapters;
+  Inputs<Type> inputs(batch.rows, inner);
+  prepare_rows(batch.sorted, layer.down, inputs, [&](int64_t row, const int64_t* order) {
+    Value* active = both + row * layer.wide;
     if (layer.form.is_gated) activate_and_multiply(layer.form.activation, active, active, inner);
     else activate(layer.form.activation.gate, active, inner);
-    second.prepare(row, active, inner, order);
+    inputs.prepare(row, active, inner, order);
   });
-  multiply_stack(sorted, layer.down, second, results.get());
-  adapted.add(adapters.down, adapters.type, both.get(), wide, inner, [](int32_t row) { return row; }, results.get(),
-              size);
-  parallel_for(tokens, [&](int64_t token) { add_results(results.get(), sorted, token, layer, output + token * size); });
+  multiply_stack(batch.sorted, layer.down, inputs, output);
+  batch.adapted.add(adapters.down, adapters.type, both, layer.wide, inner, nullptr, output, layer.size);
+}
+
+template <class Value>
+void run(const Value* input, int64_t tokens, int64_t stride, const int64_t* experts, const float* weights,
+         const int32_t* slots, const Layer& layer, Value* output) {
+  Sorted sorted = sort(experts, weights, tokens, layer);
+  AdaptedRows adapted(sorted, slots);
+  Batch batch{std::move(sorted), std::move(adapted), tokens * layer.chosen};
+  std::unique_ptr<Value[]> both(new Value[batch.rows * layer.wide]);
+  std::unique_ptr<float[]> results(new float[batch.rows * layer.size]);
+  with_groups<Value>(layer.gate_up.packed, [&](auto groups) {
+    multiply_gate_up<typename decltype(groups)::Type>(input, stride, layer, batch, both.get());
+  });
+  with_groups<Value>(layer.down.packed, [&](auto groups) {
+    multiply_down<typename decltype(groups)::Type>(both.get(), layer, batch, results.get());
+  });
+  parallel_for(tokens, [&](int64_t token) {
+    add_results(results.get(), batch.sorted, token, layer, output + token * layer.size);
+  });
 }
 
 }  // namespace
@@ -243,15 +269,10 @@ void quire_experts(int type, const void* input, int64_t tokens, int64_t stride, 
               {*down, form->down_bias, inner, size}};
   with_type(type, [&](auto value) {
     using Value = decltype(value);
-    with_groups<Value>(*gate_up, [&](auto first) {
-      with_groups<Value>(*down, [&](auto second) {
-        for (int64_t token = 0; token < tokens; token += TOKENS_AT_ONCE)
-          run<typename decltype(first)::Type, typename decltype(second)::Type>(
-              (const Value*)input + token * stride, std::min(TOKENS_AT_ONCE, tokens - token), stride,
-              experts + token * chosen, weights + token * chosen,
-              form->adapters.slots ? form->adapters.slots + token : nullptr, layer, (Value*)output + token * size);
-      });
-    });
+    for (int64_t token = 0; token < tokens; token += TOKENS_AT_ONCE)
+      run((const Value*)input + token * stride, std::min(TOKENS_AT_ONCE, tokens - token), stride,
+          experts + token * chosen, weights + token * chosen,
+          form->adapters.slots ? form->adapters.slots + token : nullptr, layer, (Value*)output + token * size);
   });
 }
 }
