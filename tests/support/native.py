@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 
@@ -13,6 +14,9 @@ from engine_svc.native.library import Kernels, kernels
 
 _compiler = shutil.which("g++") or shutil.which("clang++")
 AVAILABLE = tuple(level for level in available_levels() if _compiler or find(level))
+# In QEMU (tests/support/arm.py), where a product takes a hundred times as long: what goes through every number of rows
+# goes through those at the edges of the kernels' tiles and tasks there.
+EMULATED = "QEMU_CPU" in os.environ
 needs_native = pytest.mark.skipif(not AVAILABLE, reason="native kernels: no level of instructions, or no compiler")
 # `level` is each one of this kind of machine; those of faster processors are skipped.
 every_level = pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,12 +14,12 @@ from engine_svc.ops.grids import E2M1
 from engine_svc.ops.native import NativeOps
 from engine_svc.ops.plain import PlainOps, quantize_rows
 from engine_svc.ops.weights import CodedWeight, Int8Weight
-from tests.support.native import AVAILABLE, every_level, needs_native
+from tests.support.native import AVAILABLE, EMULATED, every_level, needs_native
 from tests.support.ops import FORMS, experts_by_definition, forms_of_experts
 
 every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 # None of them a multiple of anything that a panel, a group, a tile or a block over k has; and one that is of all.
-SHAPES = [(64, 64), (200, 320), (1, 1), (33, 1001), (130, 2306)]
+SHAPES = [(64, 64), (1, 1), (33, 1001), *([(50, 320)] if EMULATED else [(200, 320), (130, 2306)])]
 MOST = 200  # rows
 
 
@@ -32,15 +32,13 @@ def rows_of_a_wider_tensor(size: int, dtype: torch.dtype) -> torch.Tensor:
     return normal(MOST, size + 8, dtype=dtype, seed=1)[:, 3 : 3 + size]
 
 
-def counts() -> Iterator[int]:
-    yield from range(1, 41)
-    yield from (63, 64, 65, 95, 97, 128, 191, 192, 193, MOST)
+COUNTS = (*range(1, 41), 63, 64, 65, 95, 97, 128, 191, 192, 193, MOST) if not EMULATED else (1, 2, 3, 6, 7, 12, 13, 193)
 
 
 def check_batch_invariance(product: Callable[[slice], torch.Tensor]) -> None:
     """Each row is what it is among all of them: in batches from 1 row on, at their beginning and at their end."""
     whole = product(slice(0, MOST))
-    for count in counts():
+    for count in COUNTS:
         assert product(slice(0, count)).equal(whole[:count]), count
         assert product(slice(MOST - count, MOST)).equal(whole[MOST - count :]), count
 
