@@ -119,6 +119,11 @@ class ChildPool:
         self._idle.get_nowait()
         self._idle.put_nowait(await self._start_ready())
 
+    async def prepare(self) -> None:
+        """Starts one process before anything has been asked; where it fails, whoever asks something tries again."""
+        self._idle.get_nowait()
+        await self._refill()
+
     async def close(self) -> None:
         """Ends the processes."""
         # One that is just being started can only be killed once it is there.

@@ -22,11 +22,13 @@ MAX_CHOICES = 10_000
 MAX_PATTERN_LENGTH = 256  # of whitespace, in characters
 
 _MAX_WAITING = 64
+# A process for constraints starts so long after the service: meanwhile an engine beside it wants all cores to load.
+_LATER_SECONDS = 3.0
 _ENTRY_BYTES = 1024  # what the cache needs for an entry, about, beside its texts
 
 
 class ConstraintCompiler:
-    """One pool of processes for each backend, started for its first constraint. Used from one event loop."""
+    """One pool of processes for each backend. Used from one event loop."""
 
     def __init__(
         self, tokenizer: TokenizerPlace, options: StructuredOutputsOptions, refusal: QuireError | None = None
@@ -51,6 +53,12 @@ class ConstraintCompiler:
             check_installed(self._default_backend)
         except QuireError as error:
             raise StartupError(error.message) from error
+
+    async def prepare(self) -> None:
+        """Starts a process of the default backend after a while, if it can be of use and no constraint came before."""
+        await asyncio.sleep(_LATER_SECONDS)
+        if self._refusal is None and self._default_backend not in self._pools:
+            await self._pool(self._default_backend).prepare()
 
     async def close(self) -> None:
         """Ends the processes."""

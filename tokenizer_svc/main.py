@@ -80,8 +80,11 @@ async def _serve(
     serve_metrics(registry, server.metrics_host, server.metrics_port)
     await renderer.start()
     await grpc_server.set_serving(True)
+    preparing = asyncio.create_task(compiler.prepare())
     logger.info("serving the tokenizer of %s on port %d", name, grpc_server.port)
     await grpc_server.serve_until_stopped(servicer.drain)
+    preparing.cancel()
+    await asyncio.gather(preparing, return_exceptions=True)
     await asyncio.gather(renderer.close(), compiler.close())
 
 

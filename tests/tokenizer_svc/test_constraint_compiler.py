@@ -69,6 +69,30 @@ async def compiler(folders: dict[str, Path]) -> AsyncIterator[ConstraintCompiler
     await running.close()
 
 
+@pytest.mark.parametrize("comes_first", [False, True])
+async def test_a_process_is_prepared_unless_a_constraint_has_started_one(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, comes_first: bool
+) -> None:
+    started = []
+    run = asyncio.create_subprocess_exec
+
+    async def counted(*arguments: Any, **others: Any) -> asyncio.subprocess.Process:
+        started.append(arguments)
+        return await run(*arguments, **others)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", counted)
+    monkeypatch.setattr(constraint_compiler, "_LATER_SECONDS", 0.0)
+    running = new_compiler(folders["byte_level"])
+    if comes_first:
+        await running.compile(asked("a+", Form.REGEX))
+        assert len(started) == 1
+    await running.prepare()
+    assert len(started) == 1
+    await running.compile(asked("b+", Form.REGEX))
+    assert len(started) == 1  # it is there
+    await running.close()
+
+
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """What the processes are asked."""
