@@ -6,18 +6,20 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
 import openai
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from tests.support.engine_process import free_port
 from tests.support.minilm import make_cross_encoder, minilm_folder
 from tests.support.stack import Stack, quire, start_stack, stop_stack
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +70,9 @@ def post(stack: Stack, path: str, body: dict[str, Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def reference() -> SentenceTransformer:
+    # Not by all processes that collect these tests: it takes seconds.
+    from sentence_transformers import SentenceTransformer
+
     return SentenceTransformer(str(minilm_folder()), device="cpu")
 
 
@@ -109,6 +114,8 @@ def test_scores_and_rankings_are_angles(minilm: Stack, reference: SentenceTransf
 
 
 def test_a_cross_encoder_scores_as_sentence_transformers_has_it(cross_encoder: Stack) -> None:
+    from sentence_transformers import CrossEncoder
+
     reference = CrossEncoder(str(cross_encoder.model), device="cpu", max_length=512)
     pairs = [(QUERY, text) for text in TEXTS]
     expected = reference.predict(pairs).tolist()

@@ -10,8 +10,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine_svc.pooling_worker import build_pooling
@@ -130,6 +128,10 @@ def test_late_interaction(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["cls", "mean", "lasttoken"])
 def test_folders_of_sentence_transformers(tmp_path: Path, mode: str) -> None:
     """With a layer behind the pooling, and lengths of 1."""
+    # Not by all processes that collect these tests: it takes seconds.
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
     plain, folder = make_pooled(tmp_path / "plain", "bert", "Model"), tmp_path / "model"
     add_tokenizer(plain)
     torch.manual_seed(1)
@@ -145,6 +147,8 @@ def test_folders_of_sentence_transformers(tmp_path: Path, mode: str) -> None:
 
 
 def test_a_cross_encoder_of_sentence_transformers(tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder
+
     folder = make_pooled(tmp_path, "bert", "ForSequenceClassification", num_labels=1)
     add_tokenizer(folder)
     theirs = CrossEncoder(str(folder), device="cpu")

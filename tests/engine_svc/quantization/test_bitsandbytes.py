@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import bitsandbytes.functional as reference
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -30,9 +31,17 @@ FOUR: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_4bit": True, "b
 EIGHT: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_8bit": True, "_load_in_4bit": False}
 
 
+@functools.cache
+def reference() -> ModuleType:
+    """Imported by the processes that run these tests, not by all that collect them: it takes seconds."""
+    import bitsandbytes.functional
+
+    return bitsandbytes.functional
+
+
 def four_bits(kind: str, *, nested: bool = False, block: int = 64, storage: torch.dtype = torch.uint8) -> Convert:
     def convert(weight: torch.Tensor) -> Matrix:
-        codes, state = reference.quantize_4bit(
+        codes, state = reference().quantize_4bit(
             weight.contiguous(), blocksize=block, quant_type=kind, compress_statistics=nested, quant_storage=storage
         )
         beside = {f"weight.{name}": value.contiguous() for name, value in state.as_dict(packed=True).items()}
@@ -45,16 +54,16 @@ def meant(codes: torch.Tensor, state: Any) -> torch.Tensor:
     """By definition: the library's own code for a CPU takes a row for whole blocks, which it checks here if it is."""
     absmax = state.absmax
     if state.nested:
-        absmax = reference.dequantize_blockwise(absmax, state.state2) + state.offset
+        absmax = reference().dequantize_blockwise(absmax, state.state2) + state.offset
     places = torch.stack((codes.flatten() >> 4, codes.flatten() & 15), -1).flatten().long()
     found = (state.code[places].unflatten(0, (-1, state.blocksize)) * absmax[:, None]).view(state.shape)
     if state.shape[1] % state.blocksize == 0:
-        torch.testing.assert_close(found, reference.dequantize_4bit(codes, state))
+        torch.testing.assert_close(found, reference().dequantize_4bit(codes, state))
     return found
 
 
 def eight_bits(weight: torch.Tensor) -> Matrix:
-    values, greatest, _ = reference.int8_vectorwise_quant(weight.half())
+    values, greatest, _ = reference().int8_vectorwise_quant(weight.half())
     tensors = {"weight": values, "SCB": greatest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
     return Matrix(tensors, values.float() * greatest[:, None] / 127)
 
@@ -74,7 +83,7 @@ def adapted(method: BitsAndBytes, tensors: dict[str, torch.Tensor], module: str 
 
 @pytest.mark.parametrize(("grid", "kind"), [(NF4, "nf4"), (FP4, "fp4")])
 def test_grids(grid: Grid, kind: str) -> None:
-    assert torch.equal(torch.tensor(grid.values), reference.get_4bit_type(kind, device="cpu"))
+    assert torch.equal(torch.tensor(grid.values), reference().get_4bit_type(kind, device="cpu"))
 
 
 @pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])

