@@ -11,6 +11,7 @@
 //   OFFSET               what inputs are stored higher by (int8)
 //   TILES                whether matrix registers do it (matrix_amx.h), and not what follows
 //   weight(from, part)   of LANES outputs' groups
+//   pair(first, second)  likewise, of groups of two bfloat16: of what is not in memory
 //   input(from)          of one row, for one addition, in every lane
 //   add(sum, input, weight)
 //   Wide                 with many rows, a block of weights is turned into those of this type first (or it is the type

@@ -17,6 +17,7 @@ struct Bf16Groups {
   static constexpr int GROUP = 2, PARTS = 1, ALIGNMENT = 1, OFFSET = 0;
   static constexpr bool TILES = false;
   static Weight weight(const Stored* from, int) { return vreinterpretq_bf16_u16(vld1q_u16((const uint16_t*)from)); }
+  static Weight pair(Floats first, Floats second) { return pairs(first, second); }
   static Weight input(const Input* from) { return vreinterpretq_bf16_s32(repeat_group(from)); }
   static Sum add(Sum sum, Weight input, Weight weight) { return vbfdotq_f32(sum, weight, input); }
 };

@@ -40,6 +40,7 @@ struct Bf16Groups {
   static constexpr int GROUP = 2, PARTS = 1, ALIGNMENT = 1, OFFSET = 0;
   static constexpr bool TILES = false;
   static Weight weight(const Stored* from, int) { return _mm512_loadu_si512(from); }
+  static Weight pair(Floats first, Floats second) { return pairs(first, second); }
   static Ints input(const Input* from) { return repeat_group(from); }
   static Sum add(Sum sum, Ints input, Weight weight) {
     return _mm512_dpbf16_ps(sum, (__m512bh)input, (__m512bh)weight);

@@ -11,7 +11,7 @@
 //   load, store                of float, bf16 and f16; with a count, of the first so many lanes only, others are 0
 //   load                       of int8_t and e5m2 too, and of e4m3 a 256th; what is not finite becomes anything
 //   load_even, load_odd        those of 2 * LANES bf16 that stand at even and at odd places
-//   store_pairs                the same, where the level has products of bf16
+//   pairs, store_pairs         the same, where the level has products of bf16
 //   load_ints, store_ints      of int32
 //   fma(a, b, c)               a * b + c, rounded once; minus_product(a, b, c) is c - a * b
 //   least, most, magnitude     min, max, absolute value
@@ -28,7 +28,8 @@
 //   look_up(table, ints)       by each one's lowest 4 bits
 //   store_bytes                the lowest byte of each int, of the first so many lanes
 //   transpose                  LANES registers: what stood in rows stands in columns
-//   prefetch, prefetch_far     a line into the first-level cache, or the second-level one
+//   prefetch, prefetch_far     a line into the first-level cache, or the second-level one; always inlined, as is what calls
+//                              them and nothing else: GCC drops calls of functions that do nothing but this
 #pragma once
 
 #include <cstdint>

@@ -170,7 +170,7 @@ inline void transpose(Floats (&rows)[LANES]) {
   for (int i = 0; i < LANES; ++i) rows[i] = half[i];
 }
 
-inline void prefetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T0); }
-inline void prefetch_far(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T1); }
+[[gnu::always_inline]] inline void prefetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T0); }
+[[gnu::always_inline]] inline void prefetch_far(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T1); }
 
 }  // namespace quire

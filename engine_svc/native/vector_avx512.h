@@ -80,11 +80,12 @@ inline void store(f16* to, Floats values, int64_t count) {
 }
 
 #ifdef __AVX512BF16__
-inline void store_pairs(bf16* to, Floats even, Floats odd) {
+inline Ints pairs(Floats even, Floats odd) {
   Ints places = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
                                  19, 3, 18, 2, 17, 1, 16, 0);
-  _mm512_storeu_si512(to, _mm512_permutexvar_epi16(places, (Ints)_mm512_cvtne2ps_pbh(odd, even)));
+  return _mm512_permutexvar_epi16(places, (Ints)_mm512_cvtne2ps_pbh(odd, even));
 }
+inline void store_pairs(bf16* to, Floats even, Floats odd) { _mm512_storeu_si512(to, pairs(even, odd)); }
 #endif
 
 inline Ints load_ints(const int32_t* from) { return _mm512_loadu_si512(from); }
@@ -141,7 +142,7 @@ inline void transpose(Floats (&rows)[LANES]) {
   }
 }
 
-inline void prefetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T0); }
-inline void prefetch_far(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T1); }
+[[gnu::always_inline]] inline void prefetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T0); }
+[[gnu::always_inline]] inline void prefetch_far(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T1); }
 
 }  // namespace quire

@@ -69,6 +69,10 @@ inline void store(bf16* to, Floats values) { vst1_u16((uint16_t*)to, narrow_bf16
 inline void store(f16* to, Floats values) { vst1_u16((uint16_t*)to, narrow_f16(values)); }
 
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+inline bfloat16x8_t pairs(Floats even, Floats odd) {
+  uint16x4_t first = narrow_bf16(even), second = narrow_bf16(odd);
+  return vreinterpretq_bf16_u16(vcombine_u16(vzip1_u16(first, second), vzip2_u16(first, second)));
+}
 inline void store_pairs(bf16* to, Floats even, Floats odd) {
   vst2_u16((uint16_t*)to, uint16x4x2_t{narrow_bf16(even), narrow_bf16(odd)});
 }
@@ -142,7 +146,7 @@ inline void transpose(Floats (&rows)[LANES]) {
   rows[2] = join(even, next_even, true), rows[3] = join(odd, next_odd, true);
 }
 
-inline void prefetch(const void* line) { __builtin_prefetch(line, 0, 3); }
-inline void prefetch_far(const void* line) { __builtin_prefetch(line, 0, 2); }
+[[gnu::always_inline]] inline void prefetch(const void* line) { __builtin_prefetch(line, 0, 3); }
+[[gnu::always_inline]] inline void prefetch_far(const void* line) { __builtin_prefetch(line, 0, 2); }
 
 }  // namespace quire
