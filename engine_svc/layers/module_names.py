@@ -41,7 +41,7 @@ def names_in_checkpoints(path: str, part: str) -> tuple[str, ...]:
         found = [f"{path}.0.{name}" for name, (_, each) in EXPERT_PARTS.items() if each == part]
     else:
         alone = [f"{parent}.{name}" for name, each in PARTS.items() if each == (module, part)]
-        found = [*alone, path]
+        found = [*alone, path] if part else [path, *alone]  # what is most often called so is first
     for ours, other in OTHERWISE:
         found += [f"{name}.".replace(ours, other)[:-1] for name in found if ours in f"{name}."]
     return tuple(name if name == "lm_head" else f"model.{name}" for name in found)
