@@ -15,7 +15,7 @@ import torch
 
 _HUGE_PAGE = 2 << 20
 _MADV_COLLAPSE = 25  # of Linux 6.1 on
-_PAUSE = 9  # times as long as a page's move took
+_PAUSE = 39  # times as long as a page's move took
 # Of glibc's malloc.h, and what they are set to: as much as it takes for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _MOST_BYTES = 512 << 20, 32 << 20
