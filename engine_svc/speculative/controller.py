@@ -24,10 +24,10 @@ _NEIGHBOUR_EVERY = 16
 # Where drafts are not worth it, the step after so many does, to see what that brings now; then it is twice as many, up
 # to so many times.
 _FIRST_PROBE, _LONGEST_PROBE = 128, 16
-# Where so many steps in a row have drafted nothing, guesses are not even looked for in the next ones: first so many,
-# then twice as many each time, up to a bound. Few sequences are looked at always: that costs nothing worth saving.
+# Where so many steps in a row have drafted nothing, guesses are looked for in a few steps of each period alone: seldom
+# enough to cost nothing, and often enough for a load that changes. Few sequences are looked at always.
 _AWAKE = 32
-_FIRST_SLEEP, _LONGEST_SLEEP = 64, 1024
+_PERIOD, _LOOKS = 32, 4
 _FEW_SEQUENCES = 3
 _FEW_ROWS = 6
 
@@ -43,12 +43,11 @@ class Offer(NamedTuple):
 class _Regime:
     """What has come of deciding for steps of one magnitude: many sequences say nothing of few, nor these of many."""
 
-    __slots__ = ("asleep", "idle", "next_sleep", "probe_every", "probe_in")
+    __slots__ = ("asleep", "idle", "probe_every", "probe_in")
 
     def __init__(self, first_probe: int) -> None:
-        self.idle = 0  # steps in a row that were not worth drafting
+        self.idle = 0  # steps in a row that were looked at and not worth drafting
         self.asleep = 0  # steps for which nothing need be offered
-        self.next_sleep = _FIRST_SLEEP
         self.probe_every = self.probe_in = first_probe
 
 
@@ -165,13 +164,12 @@ class Controller:
 
     def _note_idle(self, regime: _Regime, num_sequences: int, drafts: bool) -> None:
         if drafts:
-            regime.idle, regime.next_sleep = 0, _FIRST_SLEEP
+            regime.idle = 0
             regime.probe_in = regime.probe_every = self._first_probe
             return
         regime.idle += 1
-        if regime.idle % _AWAKE == 0 and num_sequences > _FEW_SEQUENCES:
-            regime.asleep = regime.next_sleep
-            regime.next_sleep = min(2 * regime.next_sleep, _LONGEST_SLEEP)
+        if regime.idle >= _AWAKE and regime.idle % _LOOKS == 0 and num_sequences > _FEW_SEQUENCES:
+            regime.asleep = _PERIOD - _LOOKS
 
 
 def _ranked(offers: Sequence[Offer]) -> list[tuple[float, int]]:
