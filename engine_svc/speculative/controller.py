@@ -17,13 +17,14 @@ _MARGIN = 1.1
 _LEAST_PROBABILITY = 0.05
 # Of the steps with so many sequences that draft one in so many does not, to see what that costs now.
 _PLAIN_EVERY = 128
-# The price of a row holds for so many steps, and is that of the cheapest of so many rows of each sequence.
+# What a row costs holds for so many steps, and the price of the cheapest is of so many rows of each sequence.
 _PRICE_STEPS, _MOST_PRICED = 16, 16
 # One in so many drafts somewhat more or less than seems best, for that follows from what was measured alone.
 _NEIGHBOUR_EVERY = 16
-# Where drafts are not worth it, the step after so many does, to see what that brings now; then it is twice as many, up
-# to so many times.
-_FIRST_PROBE, _LONGEST_PROBE = 128, 16
+# Where drafts do not seem worth it they are tried all the same, to see what they cost now: as often as such a share of
+# the steps pays for, by what they seem to cost, but no more and no less often than after so many steps.
+_TRIED_SHARE = 0.01
+_LEAST_WAIT, _LONGEST_WAIT = 32, 2048
 # Where so many steps in a row have drafted nothing, guesses are looked for in a few steps of each period alone: seldom
 # enough to cost nothing, and often enough for a load that changes. Few sequences are looked at always.
 _AWAKE = 32
@@ -40,83 +41,101 @@ class Offer(NamedTuple):
     most: int  # tokens
 
 
+class _Price(NamedTuple):
+    """Of drafted rows, by what was measured."""
+
+    least: float  # of the cheapest row, in tokens: those less likely are never worth it
+    of_try: float  # of a row for each sequence, in steps without
+
+
 class _Regime:
     """What has come of deciding for steps of one magnitude: many sequences say nothing of few, nor these of many."""
 
-    __slots__ = ("asleep", "idle", "probe_every", "probe_in")
+    __slots__ = ("asleep", "idle", "trying", "waited")
 
-    def __init__(self, first_probe: int) -> None:
+    def __init__(self) -> None:
         self.idle = 0  # steps in a row that were looked at and not worth drafting
         self.asleep = 0  # steps for which nothing need be offered
-        self.probe_every = self.probe_in = first_probe
+        self.waited = 0  # steps since drafts were worth it, or tried
+        self.trying = 0  # steps left of a try
 
 
 class Controller:
     """Decides for one engine. Its decisions follow from what it is told alone."""
 
-    def __init__(self, costs: StepCosts, plain_steps: int, probe_steps: int = 1) -> None:
+    def __init__(self, costs: StepCosts, plain_steps: int, try_steps: int = 1) -> None:
         """
         Args:
             plain_steps: in a row that tell what steps without drafts cost: more than one where they overlap.
-            probe_steps: in a row that tell what drafts bring: more than one where it takes some to get going.
+            try_steps: in a row that tell what drafts bring: more than one where it takes some to get going.
         """
         self._costs = costs
         self._plain_steps = plain_steps
         self._plain_left = 0  # steps that stay plain, whatever is offered
         self._since_plain: dict[int, int] = {}  # number of sequences → steps with drafts since the last without
-        self._prices: dict[int, tuple[int, float]] = {}  # number of sequences → steps that a row's price holds for, it
+        self._prices: dict[int, tuple[int, _Price]] = {}  # number of sequences → steps that a price holds for, it
         self._drafting = 0  # steps that were worth drafting
-        self._probe_steps = probe_steps
-        self._first_probe = _FIRST_PROBE * probe_steps
+        self._try_steps = try_steps
         self._regimes: dict[int, _Regime] = {}  # by magnitude
-
-    def _regime(self, num_sequences: int) -> _Regime:
-        key = magnitude(num_sequences)
-        if key not in self._regimes:
-            self._regimes[key] = _Regime(self._first_probe)
-        return self._regimes[key]
 
     def is_asleep(self, num_sequences: int) -> bool:
         """Whether nothing will be guessed for the next step, whatever is offered. Called once for each step."""
-        regime = self._regime(num_sequences)
-        if regime.asleep:
-            regime.asleep -= 1
-        elif regime.probe_in > 1 and self._price(num_sequences) >= 1.0:  # no token is worth it, however likely
-            regime.probe_in -= 1
-            return True
+        regime = self._regimes.setdefault(magnitude(num_sequences), _Regime())
+        regime.waited += 1
+        regime.asleep = max(0, regime.asleep - 1)
         return regime.asleep > 0
 
     def lengths(self, num_sequences: int, offers: Sequence[Offer]) -> list[int]:
-        """How many tokens to guess for each offer, in a step that decodes so many sequences."""
-        regime = self._regime(num_sequences)
-        is_hopeless = max((offer.first for offer in offers), default=0.0) <= self._price(num_sequences)
-        ranked = [] if is_hopeless and regime.probe_in > 1 else _ranked(offers)
+        """How many tokens to guess for each offer, in a step that decodes so many sequences and is not asleep."""
+        regime = self._regimes.setdefault(magnitude(num_sequences), _Regime())
+        price = self._price(num_sequences)
+        likeliest = max((offer.first for offer in offers), default=0.0)
+        is_hopeless = likeliest <= price.least and not self._is_to_be_tried(regime, price.of_try - likeliest)
+        ranked = [] if is_hopeless else _ranked(offers)
         count = self._best(num_sequences, ranked) if ranked else 0
         if count and self._is_to_be_plain(num_sequences):
             return [0] * len(offers)
-        self._note_idle(regime, num_sequences, count > 0)
-        if offers and not count and self._is_to_be_probed(regime):
-            count = min(len(ranked), num_sequences)
+        if count:
+            regime.idle = regime.waited = regime.trying = 0
+        elif ranked:
+            count = self._tried(regime, num_sequences, price, ranked)
+        if not count:
+            self._note_idle(regime, num_sequences)
         lengths = [0] * len(offers)
         for _, index in ranked[:count]:
             lengths[index] += 1
         return lengths
 
-    def _price(self, num_sequences: int) -> float:
-        """Of the cheapest row, in tokens: those less likely are never worth it. Worked out anew now and then."""
-        left, price = self._prices.get(num_sequences, (0, 0.0))
+    def _price(self, num_sequences: int) -> _Price:
+        """Worked out anew now and then."""
+        left, price = self._prices.get(num_sequences, (0, _Price(0.0, 0.0)))
         if not left:
-            left, price = _PRICE_STEPS, self._cheapest_row(num_sequences)
+            left, price = _PRICE_STEPS, self._measured_price(num_sequences)
         self._prices[num_sequences] = left - 1, price
         return price
 
-    def _cheapest_row(self, num_sequences: int) -> float:
+    def _measured_price(self, num_sequences: int) -> _Price:
         plain = self._costs.seconds(num_sequences, 0)
         if not plain:
-            return 0.0
+            return _Price(0.0, 0.0)
         rows = _candidates(_MOST_PRICED * num_sequences)
         prices = ((self._costs.seconds(num_sequences, count) * _MARGIN / plain - 1) / count for count in rows)
-        return num_sequences * min(prices)
+        return _Price(num_sequences * min(prices), self._costs.seconds(num_sequences, num_sequences) / plain - 1)
+
+    def _is_to_be_tried(self, regime: _Regime, loss: float) -> bool:
+        """Whether enough steps have been without drafts to pay for a try, each step of which loses so many steps."""
+        wait = min(max(_LEAST_WAIT, loss / _TRIED_SHARE), _LONGEST_WAIT)
+        return regime.trying > 0 or regime.waited >= wait * self._try_steps
+
+    def _tried(self, regime: _Regime, num_sequences: int, price: _Price, ranked: list[tuple[float, int]]) -> int:
+        """How many tokens to draft though they do not seem worth it."""
+        count = min(len(ranked), num_sequences)
+        gain = sum(probability for probability, _ in ranked[:count]) / num_sequences
+        if not self._is_to_be_tried(regime, price.of_try - gain):
+            return 0
+        regime.trying = (regime.trying or self._try_steps) - 1
+        regime.waited = 0
+        return count
 
     def _best(self, num_sequences: int, ranked: list[tuple[float, int]]) -> int:
         """How many of the likeliest tokens bring the most tokens in a second; now and then a few more, or fewer."""
@@ -152,21 +171,7 @@ class Controller:
         self._plain_left -= 1
         return True
 
-    def _is_to_be_probed(self, regime: _Regime) -> bool:
-        """Whether drafts are tried though they are not worth it; called for each such step."""
-        regime.probe_in -= 1
-        if regime.probe_in > 0:
-            return False
-        if regime.probe_in <= 1 - self._probe_steps:  # it is the last of this time
-            regime.probe_every = min(2 * regime.probe_every, _LONGEST_PROBE * self._first_probe)
-            regime.probe_in = regime.probe_every
-        return True
-
-    def _note_idle(self, regime: _Regime, num_sequences: int, drafts: bool) -> None:
-        if drafts:
-            regime.idle = 0
-            regime.probe_in = regime.probe_every = self._first_probe
-            return
+    def _note_idle(self, regime: _Regime, num_sequences: int) -> None:
         regime.idle += 1
         if regime.idle >= _AWAKE and regime.idle % _LOOKS == 0 and num_sequences > _FEW_SEQUENCES:
             regime.asleep = _PERIOD - _LOOKS
