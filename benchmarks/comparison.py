@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -73,9 +73,8 @@ def _medians(measures: Sequence[Measure]) -> dict[tuple[str, str, str, str], flo
 def _ratios(
     medians: Mapping[tuple[str, str, str, str], float], goals: Goals, shape: str, load: str, server: str
 ) -> Iterator[str]:
-    form = next(theirs for ours, theirs in _LLAMA_FORMS.items() if ours in server)
     for peer, wanted in goals.items():
-        other = f"{LLAMA} {form}" if peer == LLAMA else peer
+        other = _counterpart(peer, server, {known for *_, known in medians})
         for name in (TOKENS, FIRST):
             theirs = medians.get((shape, load, name, other))
             is_peer = server.startswith((VLLM, LLAMA)) or server == other
@@ -86,6 +85,14 @@ def _ratios(
                     medians[shape, load, name, server] / theirs, wanted.get(load, wanted[""]).get(name), name == TOKENS
                 )
             )
+
+
+def _counterpart(peer: str, server: str, known: Set[str]) -> str:
+    """The form of a peer that a server is compared with: the same bits of weights, the same level of instructions."""
+    if peer == LLAMA:
+        return f"{LLAMA} {next(theirs for ours, theirs in _LLAMA_FORMS.items() if ours in server)}"
+    level = f"{VLLM} {server.partition(' ')[2].partition(' ')[0]}"
+    return level if peer == VLLM and level in known else peer
 
 
 def _judged(ratio: float, goal: float | None, is_more_better: bool) -> str:

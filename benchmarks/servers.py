@@ -13,9 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 START_SECONDS = 600.0
 _STOP_SECONDS = 60.0
+# Levels of --cpu-kernels as ONEDNN_MAX_CPU_ISA names them.
+_ONEDNN_LEVELS: Mapping[str, str] = MappingProxyType(
+    {
+        "avx2": "AVX2",
+        "avx512": "AVX512_CORE",
+        "avx512_vnni": "AVX512_CORE_VNNI",
+        "avx512_bf16": "AVX512_CORE_BF16",
+        "amx": "AVX512_CORE_AMX",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -46,8 +57,14 @@ def quire(name: str, model: Path, port: int, arguments: Sequence[str]) -> Server
     return Server(name, [*command, *arguments], {}, port)
 
 
-def vllm(virtual_environment: Path, model: Path, port: int, arguments: Sequence[str], kv_cache_gib: int) -> Server:
-    """vLLM's CPU build from a virtual environment of its own, bound to all cores and with the allocator it wants."""
+def vllm(
+    virtual_environment: Path, model: Path, port: int, arguments: Sequence[str], kv_cache_gib: int, level: str = "auto"
+) -> Server:
+    """vLLM's CPU build from a virtual environment of its own, bound to all cores and with the allocator it wants.
+
+    Args:
+        level: of instructions, as --cpu-kernels has it, that the products of oneDNN, which it calls, keep to.
+    """
     preload = [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), virtual_environment / "lib" / "libiomp5.so"]
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
@@ -55,8 +72,11 @@ def vllm(virtual_environment: Path, model: Path, port: int, arguments: Sequence[
         "LD_PRELOAD": ":".join(str(path) for path in preload if path.exists()),
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
+    if level in _ONEDNN_LEVELS:
+        environment["ONEDNN_MAX_CPU_ISA"] = _ONEDNN_LEVELS[level]
     command = [str(virtual_environment / "bin" / "vllm"), "serve", str(model), "--port", str(port)]
-    return Server("vLLM", [*command, "--served-model-name", "bench", *arguments], environment, port)
+    name = "vLLM" if level == "auto" else f"vLLM {level}"
+    return Server(name, [*command, "--served-model-name", "bench", *arguments], environment, port)
 
 
 def llama(virtual_environment: Path, model: Path, port: int, form: str, streams: int, context: int) -> Server:

@@ -22,6 +22,14 @@ def test_each_peer_has_its_own_goals_and_a_missed_one_is_named() -> None:
     assert row(table, "vLLM")[-4:] == ["", "", "", ""]
 
 
+def test_vllm_at_the_same_level_of_instructions_is_the_peer() -> None:
+    peers = measures("vLLM", 100, 50) + measures("vLLM avx2", 50, 100)
+    table = report(peers + measures("Quire amx int8", 100, 25) + measures("Quire avx2 bfloat16", 100, 50))
+    assert row(table, "Quire amx int8")[-2:] == ["1.00 (goal ≥ 1.5)", "0.50"]
+    assert row(table, "Quire avx2 bfloat16")[-2:] == ["2.00", "0.50"]
+    assert row(table, "vLLM avx2")[-2:] == ["", ""]
+
+
 def test_one_stream_is_to_equal_llama_cpp() -> None:
     table = report(measures("llama.cpp BF16", 10, 9, "1") + measures("Quire amx bfloat16", 10, 9, "1"))
     assert row(table, "Quire amx bfloat16")[-2:] == ["1.00", "1.00 (goal ≤ 0.5)"]
