@@ -32,7 +32,7 @@ class FusedForm:
         if dimensions == 3:
             found = _Joined(found)
         if self.transposed and is_plain and dimensions == 2:
-            found = _Transposed(found)
+            found = Transposed(found)
         return _TakenApart(found) if self.interleaved and is_gate_up else found
 
 
@@ -78,7 +78,7 @@ class _Joined:
         return self._source[rows, columns.start // size : -(-columns.stop // size), :].flatten(-2)
 
 
-class _Transposed:
+class Transposed:
     """A matrix, its dimensions exchanged."""
 
     def __init__(self, source: TensorSlice) -> None:

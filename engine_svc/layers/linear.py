@@ -64,6 +64,11 @@ class ColumnParallelLinear(_SplitLinear):
         return self._product(hidden)
 
 
+def whole_linear(input_size: int, output_size: int, *, bias: bool, context: LayerContext) -> ColumnParallelLinear:
+    """A matrix that every rank has all of."""
+    return ColumnParallelLinear(input_size, {"": Part(0, output_size, output_size)}, bias=bias, context=context)
+
+
 class ReplicatedLinear(PackedLayer):
     """A small matrix that every rank holds whole and computes with in full: what it decides matters more than time."""
 

@@ -7,7 +7,7 @@ import torch
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.split import Part
-from engine_svc.ops.base import Affine
+from engine_svc.ops.base import Affine, Ops
 
 
 class RMSNorm(torch.nn.Module):
@@ -45,10 +45,14 @@ class RMSNorm(torch.nn.Module):
 class LayerNorm(torch.nn.Module):
     """(x - mean) / deviation * weight + bias, over the last dimension. The same calls as RMSNorm's."""
 
-    def __init__(self, size: int, epsilon: float, *, context: LayerContext, offset: float = 0.0, bias: bool) -> None:
+    def __init__(
+        self, size: int, epsilon: float, *, context: LayerContext, offset: float = 0.0, bias: bool,
+        has_weight: bool = True,
+    ) -> None:  # fmt: skip
         """
         Args:
             offset: as RMSNorm's.
+            has_weight: a checkpoint has one; else it is one.
         """
         super().__init__()
         self._offset = offset
@@ -56,6 +60,7 @@ class LayerNorm(torch.nn.Module):
         self._epsilon = epsilon
         self.weight = LoadedParameter((size,), context.dtype, context.device)
         self.weight.loader = self._load_weight
+        self.weight.default = None if has_weight else 1.0
         self.bias: LoadedParameter | None = None
         if bias:
             self.bias = LoadedParameter((size,), context.dtype, context.device)
@@ -90,8 +95,9 @@ class HeadLayerNorm(torch.nn.Module):
         super().__init__()
         self._ops = context.ops
         self._epsilon = epsilon
-        self._range = slice(part.first // head_dim, (part.first + part.count) // head_dim)
-        self.weight = LoadedParameter((part.count // head_dim, head_dim), context.dtype, context.device)
+        self._heads = range(part.first // head_dim, (part.first + part.count) // head_dim)
+        shape, shards = (len(self._heads), head_dim), [str(head) for head in self._heads]
+        self.weight = LoadedParameter(shape, context.dtype, context.device, shards)
         self.weight.loader = self._load_weight
 
     def forward(self, hidden: torch.Tensor) -> None:
@@ -100,7 +106,12 @@ class HeadLayerNorm(torch.nn.Module):
             self._ops.layer_norm(head, Affine(weight, None), self._epsilon, head)
 
     def _load_weight(self, source: TensorSlice, part: str) -> None:
-        self.weight.write(part, self.weight, source, (self._range, slice(None)))
+        """From a tensor of one head, or of all."""
+        for own, head in enumerate(self._heads):
+            if part == str(head):
+                self.weight.write(part, self.weight[own], source, (slice(None),))
+            elif not part:
+                self.weight.write(str(head), self.weight[own : own + 1], source, (slice(head, head + 1), slice(None)))
 
 
 class ParallelRMSNorm(torch.nn.Module):
@@ -127,3 +138,15 @@ class ParallelRMSNorm(torch.nn.Module):
 
     def _load_weight(self, source: TensorSlice, part: str) -> None:
         self.weight.write(part, self.weight, source, (self._range,))
+
+
+class NoNorm(torch.nn.Module):
+    """In the place of a norm, where there is none."""
+
+    def __init__(self, ops: Ops) -> None:
+        super().__init__()
+        self._ops = ops
+
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Both [tokens, hidden_size]; the residual gets the other added."""
+        return self._ops.add(residual, hidden)

@@ -455,6 +455,12 @@ def longest_sequence(facts: ModelFacts, form: ModelFormOptions) -> int:
     """
     chosen, longest = form.max_model_len, facts.max_position_embeddings
     factor = facts.rope_parameters.get("factor")
+    if facts.num_positions and (factor or (chosen or 0) > longest):
+        asked = "--rope-scaling" if factor else f"--max-model-len {chosen}"
+        raise StartupError(
+            f"{asked}: {facts.architecture} has a table of {longest} positions, and knows none beyond. "
+            + ("Leave it out." if factor else "Lower it.")
+        )
     if factor and facts.rope_parameters.get("rope_type") in ("linear", "dynamic", "yarn"):
         original = facts.rope_parameters.get("original_max_position_embeddings") or longest
         longest = max(longest, int(original * factor))

@@ -10,6 +10,7 @@ from engine_svc.layers.module_names import EXPERT_PARTS, OTHERWISE, PARTS
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
 # All experts in one tensor, which may be no module's.
 _ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:[._](\w+))?")
+_HEAD_NORM = re.compile(r"(.+)\.norms\.(\d+)\.(\w+)")  # of one head
 # Of models that see pictures too, whose text model is loaded: what their names begin with, and what is left out.
 _PREFIXES = ("model.", "language_model.", "model.")
 _OF_IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "mm_projector.")
@@ -39,6 +40,8 @@ def parameter_name(
     fused = _ALL_EXPERTS.fullmatch(name)
     if fused:
         return f"{fused[1]}.{fused[2]}.{fused[3] or 'weight'}", ""
+    if head := _HEAD_NORM.fullmatch(name):
+        return f"{head[1]}.{head[3]}", head[2]
     path, _, kind = name.rpartition(".")
     parent, _, module = path.rpartition(".")
     module, part = PARTS.get(module, (module, ""))

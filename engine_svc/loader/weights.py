@@ -11,11 +11,13 @@ import torch
 
 from engine_svc.attention.base import CacheScales
 from engine_svc.layers.context import PackedLayer
+from engine_svc.layers.fused_experts import Transposed
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.loader.cache_scales import CheckpointScales, is_cache_scale
 from engine_svc.loader.names import is_of_another, parameter_name
 from engine_svc.loader.progress import with_progress
 from engine_svc.loader.source import TensorSource
+from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.encoder import Encoder
 from engine_svc.models.encoder_config import NOBODYS
@@ -63,7 +65,7 @@ def load_weights(
         if is_cache_scale(name):
             scales.take(name, source)
             continue
-        target, part = parameter_name(name, model.config.module_names, model.config.renames)
+        target, part = loading.parameter_name(name)
         if loading.is_ignored(name, target):
             continue
         targets = loading.find(target, part)
@@ -77,7 +79,7 @@ def load_weights(
             )
         try:
             for each in targets:
-                loading.parameters[each].load(source, part)
+                loading.parameters[each].load(_with_outputs_first(name, source, model.config), part)
             if packs:
                 loading.pack_layer_of(targets[0])
         except (ValueError, KeyError) as error:
@@ -125,6 +127,14 @@ def _is_zero_bias(name: str, source: TensorSlice) -> bool:
     return name.endswith(".bias") and not source[...].any()
 
 
+def _with_outputs_first(name: str, source: TensorSlice, config: ModelConfig) -> TensorSlice:
+    """A matrix as linear layers have it. Codes of a quantized one are as those of all others."""
+    if not any(part in name for part in config.transposed_names) or len(source.get_shape()) != 2:
+        return source
+    found = source[:1, :1].dtype
+    return Transposed(source) if found.is_floating_point and found.itemsize > 1 else source
+
+
 class _Loading:
     """Which parameters are there, of which layers, and which of them are packed already."""
 
@@ -145,7 +155,11 @@ class _Loading:
 
     def is_elsewhere(self, name: str) -> bool:
         """Whether a tensor of a checkpoint is of another stage's layers: nothing of it is read."""
-        return self._model.is_elsewhere(parameter_name(name, self._config.module_names)[0])
+        return self._model.is_elsewhere(self.parameter_name(name)[0])
+
+    def parameter_name(self, name: str) -> tuple[str, str]:
+        """See the function of this name."""
+        return parameter_name(name, self._config.module_names, self._config.renames)
 
     def is_ignored(self, name: str, target: str) -> bool:
         """Whether a tensor of a checkpoint says nothing that is to be loaded.
@@ -178,8 +192,7 @@ class _Loading:
         Args:
             names: of the checkpoint's tensors.
         """
-        ours = self._config.module_names, self._config.renames
-        present = {found for name in names for found in self.find(*parameter_name(name, *ours))}
+        present = {found for name in names for found in self.find(*self.parameter_name(name))}
         for name, parameter in self.parameters.items():
             if name not in present:
                 parameter.fill_missing()

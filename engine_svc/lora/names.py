@@ -32,6 +32,7 @@ def module_shapes(
 def _renamed(module: str, module_names: Mapping[str, str]) -> Iterator[str]:
     """With each part of its name as it is, or as checkpoints of the family have it."""
     parts = [[part, *(other for other, ours in module_names.items() if ours == part)] for part in module.split(".")]
+    parts[0] += [f"model.{other}" for other in parts[0][1:] if parts[0][0] == "model"]  # or inside of it
     yield from map(".".join, itertools.product(*parts))
 
 

@@ -162,9 +162,11 @@ class ModelFacts:
     architecture: str
     dtype: str  # of the checkpoint
     vocab_size: int
-    hidden_size: int  # of what it looks up for a token
+    hidden_size: int
+    embedding_size: int | None = None  # of what it looks up for a token, where that is brought to hidden_size and back
     num_layers: int
     max_position_embeddings: int
+    num_positions: int = 0  # in a table of embeddings that are added to those of tokens; 0 for none
     rope_parameters: Mapping[str, Any]
     sliding_windows: tuple[int | None, ...]  # of each layer
     # A sequence may have so many tokens: with more, the model attends to some that it chooses, which is not supported.
@@ -193,6 +195,8 @@ class ModelConfig(ModelFacts):
     norm: Literal["rms", "layer"] = "rms"  # what is divided by: the root mean square, or the deviation from the mean
     norm_eps: float
     norm_bias: bool = False  # of layer norms
+    norm_weight: bool = True  # the same: else checkpoints have none, and it is one
+    has_norm: bool = True  # behind the last layer
     tie_word_embeddings: bool
     activation: Activation
     moe: tuple[MoeConfig | None, ...]  # of each layer; None: dense
@@ -227,7 +231,8 @@ class ModelConfig(ModelFacts):
     temperature: Temperature | None = None  # of layers that do not rotate
     rope_interleaved: bool = False  # neighbouring values are rotated with each other, not those half a head apart
     no_rope_layers: frozenset[int] = frozenset()  # that do not rotate
-    num_positions: int = 0  # that are learned, and added to embeddings; 0 for none
+    first_position: int = 0  # in the table of positions, that is the first token's
+    positions_are_waves: bool = False  # sines and cosines, which no checkpoint has; else they are learned
     # Of attention and feed-forward. Parallel: one norm before both, which then do not see each other, or one before
     # each. Alone: before what is all of a layer: one of them, or recurrent. Sums: of what they put out and what went
     # in. Residual: before, and what a norm puts out is what is added to.
@@ -242,6 +247,8 @@ class ModelConfig(ModelFacts):
     ignored_names: tuple[str, ...] = ()
     # Expressions that match names in the family's checkpoints, and what takes their place, one after the other.
     renames: tuple[tuple[str, str], ...] = ()
+    # Parts of names in the family's checkpoints, of matrices whose inputs stand below each other.
+    transposed_names: tuple[str, ...] = ()
     module_names: Mapping[str, str] = field(
         default_factory=dict
     )  # in the family's checkpoints → ours, where they differ

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,19 +13,22 @@ from engine_svc.attention.base import AttentionBackend, CacheScales
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import EmbeddedRows, VocabParallelEmbedding
 from engine_svc.layers.host_weights import HostWeights
+from engine_svc.layers.linear import ColumnParallelLinear, whole_linear
+from engine_svc.layers.norm import NoNorm
 from engine_svc.layers.rotary import rotary_table
-from engine_svc.layers.row_table import RowTable
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder_layer import DecoderLayer, create_layer, hidden_norm
 from engine_svc.models.latent_attention import LatentAttention
+from engine_svc.models.positions import position_table
 from engine_svc.parallel.stages import Stage
 from engine_svc.parallel.vocabulary import VocabularyPart
 from engine_svc.recurrence.base import StateShape
 
 logger = logging.getLogger(__name__)
 
-_OF_A_STAGE = ("embed_tokens", "positions", "embedding_norm", "norm", "lm_head")  # the first or the last one
+# The first or the last one.
+_OF_A_STAGE = ("embed_tokens", "project_in", "positions", "embedding_norm", "norm", "project_out", "lm_head")
 
 
 class Decoder(torch.nn.Module):
@@ -45,7 +49,8 @@ class Decoder(torch.nn.Module):
         self.host_weights: HostWeights | None = None  # of layers that are copied to the device in each pass
         self._attention = attention
         self._ops = context.ops
-        size, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings and config.has_head
+        hidden_size, embedding_size = config.hidden_size, config.embedding_size or config.hidden_size
+        size, tied = (config.vocab_size, embedding_size), config.tie_word_embeddings and config.has_head
         scale = float(torch.tensor(config.embedding_scale, dtype=context.dtype)) * config.embedding_multiplier
         if stage.looks_up or (tied and stage.is_last):
             self.embed_tokens = VocabParallelEmbedding(
@@ -53,14 +58,17 @@ class Decoder(torch.nn.Module):
                 scale=scale,
             )  # fmt: skip
         if stage.looks_up:
-            count = config.num_positions
-            self.positions = RowTable(count, config.hidden_size, context=context) if count else None
+            self.project_in = _projection(embedding_size, hidden_size, context.at("project_in"))
+            self.positions = position_table(config, context)
             self.embedding_norm = hidden_norm(config, context) if config.embedding_norm else None
         self.layers = torch.nn.ModuleDict(  # by their numbers in the whole model
             {str(index): create_layer(config, context.at(f"layers.{index}"), index) for index in stage.layers}
         )
         if stage.is_last:
-            self.norm = hidden_norm(config, context)
+            self.norm = hidden_norm(config, context) if config.has_norm else NoNorm(context.ops)
+            # Of the rows that logits are of, whose adapters are not in the batch's order.
+            plain = replace(context, adapters=None)
+            self.project_out = _projection(hidden_size, embedding_size, plain.at("project_out"))
             self.lm_head: VocabParallelEmbedding | None = self.embed_tokens if tied else None
             if config.has_head and not tied:
                 self.lm_head = VocabParallelEmbedding(
@@ -142,6 +150,8 @@ class Decoder(torch.nn.Module):
         hidden: torch.Tensor = self.embed_tokens(token_ids)
         if embedded is not None:
             hidden = embedded.put(hidden, self.config.embedding_multiplier)
+        if self.project_in is not None:
+            hidden = self.project_in(hidden)
         if self.positions is not None:
             hidden = self._ops.add(hidden, self.positions(positions))
         return hidden if self.embedding_norm is None else self.embedding_norm(hidden)
@@ -188,10 +198,16 @@ class Decoder(torch.nn.Module):
         return self._scaled(self.lm_head.own_logits(self._taken(hidden, rows)))
 
     def _taken(self, hidden: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-        return hidden if rows is None else self._ops.take_rows(hidden, rows)
+        taken = hidden if rows is None else self._ops.take_rows(hidden, rows)
+        return taken if self.project_out is None else self.project_out(taken)
 
     def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
         if self.config.logits_scale != 1.0:
             logits = self._ops.scale(logits, self.config.logits_scale)
         cap = self.config.logits_softcap
         return logits if cap is None else self._ops.softcap(logits, cap)
+
+
+def _projection(inputs: int, outputs: int, context: LayerContext) -> ColumnParallelLinear | None:
+    """Between embeddings and hidden states, where these have different sizes."""
+    return None if inputs == outputs else whole_linear(inputs, outputs, bias=False, context=context)

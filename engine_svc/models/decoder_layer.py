@@ -221,5 +221,7 @@ def hidden_norm(config: ModelConfig, context: LayerContext) -> RMSNorm | LayerNo
     """A norm of hidden states, as the family has them."""
     size, epsilon, offset = config.hidden_size, config.norm_eps, config.norm_offset
     if config.norm == "layer":
-        return LayerNorm(size, epsilon, context=context, offset=offset, bias=config.norm_bias)
+        return LayerNorm(
+            size, epsilon, context=context, offset=offset, bias=config.norm_bias, has_weight=config.norm_weight
+        )
     return RMSNorm(size, epsilon, context=context, offset=offset)

@@ -10,24 +10,13 @@ import torch
 from engine_svc.attention.base import AttentionBackend, CacheScales
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.embedding import VocabParallelEmbedding
+from engine_svc.layers.norm import NoNorm
 from engine_svc.layers.rotary import rotary_table
 from engine_svc.layers.row_table import RowTable
 from engine_svc.models.attention import AnyLayerCache, StepInputs
 from engine_svc.models.decoder_layer import LAYERS, hidden_norm
 from engine_svc.models.encoder_config import EncoderConfig
-from engine_svc.ops.base import Ops
-
-
-class _NoNorm(torch.nn.Module):
-    """In the place of a layer's first norm, where there is none."""
-
-    def __init__(self, ops: Ops) -> None:
-        super().__init__()
-        self._ops = ops
-
-    def forward(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, hidden_size]; the residual gets the other added."""
-        return self._ops.add(residual, hidden)
+from engine_svc.models.positions import position_table
 
 
 class Encoder(torch.nn.Module):
@@ -43,9 +32,7 @@ class Encoder(torch.nn.Module):
         self._attention, self._ops = attention, context.ops
         size = config.hidden_size
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, size, context=context.at("embed_tokens"))
-        self.positions: RowTable | None = None
-        if config.num_positions:
-            self.positions = RowTable(config.num_positions, size, context=context, first=config.first_position)
+        self.positions = position_table(config, context)
         self.types = RowTable(config.type_vocab_size, size, context=context) if config.type_vocab_size else None
         self.embedding_norm = hidden_norm(config, context)
         layer = LAYERS[config.norm_placement]
@@ -53,7 +40,7 @@ class Encoder(torch.nn.Module):
             [layer(config, context.at(f"layers.{index}"), index) for index in range(config.num_layers)]
         )
         if not config.norms_first_layer:
-            self.layers[0].input_layernorm = _NoNorm(context.ops)
+            self.layers[0].input_layernorm = NoNorm(context.ops)
         self.norm = hidden_norm(config, context) if config.has_norm else None
 
         def table(parameters: Mapping[str, Any] | None) -> torch.Tensor | None:

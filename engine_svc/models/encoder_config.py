@@ -20,10 +20,9 @@ HeadActivation = PlainActivation | Literal["tanh", "none"]
 class EncoderConfig(ModelConfig):
     """An encoder: all tokens see each other. Those without learned positions rotate."""
 
-    first_position: int = 0  # of those that are learned, that is the first token's
     type_vocab_size: int = 0
     norms_first_layer: bool = True  # before its attention
-    has_norm: bool = False  # behind the last layer
+    has_norm: bool = False
     has_head: bool = False
 
 

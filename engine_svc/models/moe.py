@@ -6,8 +6,7 @@ import torch
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.experts import Experts, ExpertsShape
-from engine_svc.layers.linear import ColumnParallelLinear, ReplicatedLinear
-from engine_svc.layers.part import Part
+from engine_svc.layers.linear import ColumnParallelLinear, ReplicatedLinear, whole_linear
 from engine_svc.models.config import ModelConfig, MoeConfig
 from engine_svc.models.expert_choice import ExpertChoice
 from engine_svc.models.mlp import MLP
@@ -36,8 +35,12 @@ class SparseMLP(torch.nn.Module):
         self.fc1_latent_proj: ColumnParallelLinear | None = None
         self.fc2_latent_proj: ColumnParallelLinear | None = None
         if latent:
-            self.fc1_latent_proj = _whole(size, latent, config.mlp_bias, context.at("fc1_latent_proj"))
-            self.fc2_latent_proj = _whole(latent, size, config.mlp_bias, context.at("fc2_latent_proj"))
+            self.fc1_latent_proj = whole_linear(
+                size, latent, bias=config.mlp_bias, context=context.at("fc1_latent_proj")
+            )
+            self.fc2_latent_proj = whole_linear(
+                latent, size, bias=config.mlp_bias, context=context.at("fc2_latent_proj")
+            )
         self.shared_expert: MLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
         if moe.shared_size:
@@ -61,8 +64,3 @@ class SparseMLP(torch.nn.Module):
             return output
         gates = None if self.shared_expert_gate is None else self.shared_expert_gate(hidden)
         return self._ops.add(output, self.shared_expert(hidden), gates)
-
-
-def _whole(inputs: int, outputs: int, bias: bool, context: LayerContext) -> ColumnParallelLinear:
-    """A matrix that every rank has all of."""
-    return ColumnParallelLinear(inputs, {"": Part(0, outputs, outputs)}, bias=bias, context=context)

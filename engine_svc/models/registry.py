@@ -28,6 +28,8 @@ ARCHITECTURES = {
     "FalconH1ForCausalLM": "engine_svc.models.falcon_h1",
     "FalconMambaForCausalLM": "engine_svc.models.pure_mamba",
     "FlexOlmoForCausalLM": "engine_svc.models.olmoe",
+    "GPT2LMHeadModel": "engine_svc.models.gpt2",
+    "GPTBigCodeForCausalLM": "engine_svc.models.gpt2",
     "GPTJForCausalLM": "engine_svc.models.gptj",
     "GPTNeoForCausalLM": "engine_svc.models.gpt_neo",
     "GPTNeoXForCausalLM": "engine_svc.models.gpt_neox",
@@ -65,10 +67,13 @@ ARCHITECTURES = {
     "MixtralForCausalLM": "engine_svc.models.mixtral",
     "MptForCausalLM": "engine_svc.models.mpt",
     "NemotronHForCausalLM": "engine_svc.models.nemotron_h",
+    "OPTForCausalLM": "engine_svc.models.opt",
     "Olmo2ForCausalLM": "engine_svc.models.olmo2",
     "Olmo3ForCausalLM": "engine_svc.models.olmo2",
+    "OlmoForCausalLM": "engine_svc.models.olmo",
     "OlmoHybridForCausalLM": "engine_svc.models.olmo_hybrid",
     "OlmoeForCausalLM": "engine_svc.models.olmoe",
+    "OpenAIGPTLMHeadModel": "engine_svc.models.gpt2",
     "Phi3ForCausalLM": "engine_svc.models.phi3",
     "PhiForCausalLM": "engine_svc.models.phi",
     "PhiMoEForCausalLM": "engine_svc.models.phimoe",
@@ -83,6 +88,9 @@ ARCHITECTURES = {
     "RWForCausalLM": "engine_svc.models.falcon",
     "SeedOssForCausalLM": "engine_svc.models.seed_oss",
     "SmolLM3ForCausalLM": "engine_svc.models.smollm3",
+    "StableLmForCausalLM": "engine_svc.models.stablelm",
+    "Starcoder2ForCausalLM": "engine_svc.models.starcoder2",
+    "XGLMForCausalLM": "engine_svc.models.opt",
 }
 
 

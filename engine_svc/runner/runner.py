@@ -187,7 +187,7 @@ class Runner:
             block_size=self._attention.shape.block_tokens,
             max_num_batched_tokens=self._token_budget,
             windows=tuple(group.window for group in self._groups),
-            embedding_size=self._facts.hidden_size,
+            embedding_size=self._facts.embedding_size or self._facts.hidden_size,
             cpu_kernels=self._cpu_kernels(),
             batch_invariant=self._batch_invariant,
             state_bytes=state_bytes,

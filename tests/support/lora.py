@@ -77,15 +77,19 @@ def write_adapter(
     return MadeAdapter(folder, deltas)
 
 
-def merge(base: Path, adapter: MadeAdapter, target: Path) -> Path:
-    """The base with the adapter in its weights, summed in float64."""
+def merge(base: Path, adapter: MadeAdapter, target: Path, *, inputs_first: bool = False) -> Path:
+    """The base with the adapter in its weights, summed in float64.
+
+    Args:
+        inputs_first: in these.
+    """
     shutil.copytree(base, target)
     file = target / "model.safetensors"
     tensors, missing = load_file(file), set(adapter.deltas)
     for module, delta in adapter.deltas.items():
         name = f"{module}.weight"
         if name in tensors:
-            tensors[name] = (tensors[name].double() + delta).float()
+            tensors[name] = (tensors[name].double() + (delta.T if inputs_first else delta)).float()
             missing.discard(module)
     assert not missing, (sorted(missing), sorted(tensors))
     save_file(tensors, file, metadata={"format": "pt"})

@@ -65,6 +65,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neo": ("GPTNeo", {"window_size": 16, "attention_types": [[["global", "local", "local"], 1]]}),
     "gpt-neox": ("GPTNeoX", {}),
     "gpt-neox-in-turn": ("GPTNeoX", {"use_parallel_residual": False, "rotary_pct": 0.5, "attention_bias": False}),
+    "gpt": ("OpenAIGPT", {"n_positions": 256}),
+    "gpt2": ("GPT2", {"n_positions": 256}),
+    "gpt2-unscaled": ("GPT2", {"n_positions": 256, "n_inner": 96, "scale_attn_weights": False}),
+    "gpt-bigcode": ("GPTBigCode", {"n_positions": 256}),
+    "gpt-bigcode-heads": ("GPTBigCode", {"n_positions": 256, "multi_query": False}),
     "granite": (
         "Granite",
         {
@@ -108,6 +113,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", {}),
+    "olmo": ("Olmo", {"clip_qkv": 1.5}),
+    "opt": ("OPT", {"ffn_dim": 96}),
+    "opt-projected": (
+        "OPT",
+        {
+            "ffn_dim": 96,
+            "word_embed_proj_dim": 32,
+            "do_layer_norm_before": False,
+            "enable_bias": False,
+            "initializer_range": 0.1,
+        },
+    ),
+    "opt-without-biases": (
+        "OPT",
+        {
+            "ffn_dim": 96,
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+            "activation_function": "gelu",
+        },
+    ),
     "phi": ("Phi", {"partial_rotary_factor": 0.5}),
     "phi3": ("Phi3", {"sliding_window": 16}),
     "phi3-partial": ("Phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}),
@@ -139,6 +165,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "stablelm-12b": ("StableLm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 16}),
+    "xglm": ("XGLM", {"ffn_dim": 96, "initializer_range": 0.1}),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
 }
 
@@ -233,11 +263,10 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 # Those that run by Transformers' own code.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}),
-    "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "do_layer_norm_before": True}),
-    "opt-projected": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
-    "starcoder2": ("Starcoder2", {"sliding_window": 16}),
+    "biogpt": ("BioGpt", {}),  # learned positions
     "diffllama": ("DiffLlama", {}),  # whose layers attend twice
+    "ministral": ("Ministral", {"sliding_window": 16, "head_dim": 16}),
+    "nemotron": ("Nemotron", {}),
 }  # fmt: skip
 
 ROPES: dict[str, dict[str, Any]] = {

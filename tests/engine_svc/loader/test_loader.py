@@ -219,9 +219,18 @@ def test_without_a_sliding_window_the_context_is_as_long_as_one(tmp_path: Path, 
 
 def test_vllm_is_a_name_of_our_own_code(folder: Path) -> None:
     assert load(folder, model_impl="vllm").architecture == "LlamaForCausalLM"
-    change_config(folder, lambda config: config.update(architectures=["OPTForCausalLM"], model_type="opt"))
-    with pytest.raises(StartupError, match="OPTForCausalLM"):
+    change_config(folder, lambda config: config.update(architectures=["BioGptForCausalLM"], model_type="biogpt"))
+    with pytest.raises(StartupError, match="BioGptForCausalLM"):
         load(folder, model_impl="vllm")
+
+
+@pytest.mark.parametrize("asked", [{"max_model_len": 257}, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}])
+@pytest.mark.parametrize("family", ["opt", "gpt2", "xglm"])
+def test_tables_of_positions_do_not_stretch(tmp_path: Path, family: str, asked: dict[str, Any]) -> None:
+    folder = make_model(tmp_path, family)
+    assert load(folder).max_model_len == 256
+    with pytest.raises(StartupError, match=r"(--max-model-len 257|--rope-scaling): \w+ has a table of 256 positions"):
+        load(folder, **asked)
 
 
 def test_models_without_a_sliding_window_stay_as_they_are(folder: Path) -> None:
@@ -296,24 +305,24 @@ async def test_the_system_is_told_to_read_ahead(folder: Path, monkeypatch: pytes
 
 
 def without_norm(tensors: dict[str, torch.Tensor]) -> None:
-    del tensors["model.decoder.final_layer_norm.weight"]
+    del tensors["biogpt.layer_norm.weight"]
 
 
 def misshapen(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["model.decoder.final_layer_norm.weight"] = torch.ones(3)
+    tensors["biogpt.layer_norm.weight"] = torch.ones(3)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (without_norm, r"lacks model\.decoder\.final_layer_norm\.weight \(1 in all\)"),
-        (misshapen, r"final_layer_norm\.weight: shape \[3\] in the checkpoint does not fit \[64\]"),
+        (without_norm, r"lacks biogpt\.layer_norm\.weight \(1 in all\)"),
+        (misshapen, r"layer_norm\.weight: shape \[3\] in the checkpoint does not fit \[64\]"),
     ],
 )
 def test_what_transformers_runs_is_whole_too(
     tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], words: str
 ) -> None:
-    folder = make_model(tmp_path, "opt")
+    folder = make_model(tmp_path, "biogpt")
     change_weights(folder, change)
     with pytest.raises(StartupError, match=words):
         load(folder)

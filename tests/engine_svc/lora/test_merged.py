@@ -23,6 +23,7 @@ class Case:
     names: tuple[str, ...]
     changes: dict[str, Any] = field(default_factory=dict)  # of the family's configuration
     size: float = 1.0  # of what adapters add
+    inputs_first: bool = False  # in the base's weights
 
 
 CASES = {
@@ -34,6 +35,9 @@ CASES = {
     "falcon-40b": Case(("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")),
     "gpt-neox": Case(("query_key_value", "dense", "dense_4h_to_h", "embed_out")),
     "gpt-neo": Case(("q_proj", "out_proj", "c_fc", "c_proj")),
+    "gpt2": Case(("c_attn", "c_proj", "c_fc"), inputs_first=True),
+    "starcoder2": Case(("q_proj", "o_proj", "c_fc", "c_proj")),
+    "opt-projected": Case(("k_proj", "out_proj", "fc1", "fc2", "project_in")),
     "deepseek-v2": Case(("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "up_proj", "down_proj")),
     "deepseek-v2-plain": Case(("q_proj", "kv_b_proj")),
     "mamba2": Case(("in_proj", "out_proj", "embeddings")),
@@ -57,7 +61,8 @@ def test_families(tmp_path: Path, family: str) -> None:
         found = served.generate(PROMPTS, slots)
         plain = served.generate(PROMPTS, [0, 0, 0])
     for index, adapter in ((0, adapters[0]), (2, adapters[1])):
-        with adapter_executor(merge(base, adapter, tmp_path / f"merged-{index}"), enable_lora=False) as merged:
+        whole = merge(base, adapter, tmp_path / f"merged-{index}", inputs_first=case.inputs_first)
+        with adapter_executor(whole, enable_lora=False) as merged:
             assert found[index] == merged.generate([PROMPTS[index]], [0])[0]
         assert found[index] != plain[index]
     assert found[1] == plain[1]

@@ -144,7 +144,7 @@ def test_by_way_of_host_memory_and_on_several_ranks(model_folder: ModelFolder, o
     [
         ("llama", {"cpu_kernels": "torch"}, "--cpu-kernels at auto"),
         pytest.param("llama", {"attention_backend": "cpu"}, "which cpu does not", marks=needs_native),
-        ("gpt2", {}, "--batch-invariant"),
+        ("biogpt", {}, "--batch-invariant"),
         ("llama", {"model_impl": "transformers"}, "--batch-invariant"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -99,6 +100,21 @@ def test_falcon_by_the_names_of_its_own_code(
     check_greedy(model_folder(family), PROMPTS, found, GREEDY.max_tokens or 0)
 
 
+@pytest.mark.parametrize(("family", "around"), [("gpt2", "transformer."), ("opt", "model.")])
+def test_names_of_checkpoints_of_the_layers_alone(
+    model_folder: ModelFolder, family: str, around: str, tmp_path: Path
+) -> None:
+    """As the first ones were saved, with what attention once masked by."""
+    folder = shutil.copytree(model_folder(family), tmp_path / "model")
+    tensors = {name.removeprefix(around): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    masks = {"h.0.attn.bias": torch.ones(1, 1, 256, 256), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    file = folder / "model.safetensors"
+    save_file(tensors | (masks if family == "gpt2" else {}), file, metadata={"format": "pt"})
+    with running_engine(folder) as engine:
+        found = tokens(run(engine, PROMPTS))
+    check_greedy(model_folder(family), PROMPTS, found, GREEDY.max_tokens or 0)
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen3-moe"])
 def test_families_by_transformers(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), model_impl="transformers")
@@ -113,6 +129,7 @@ def test_families_by_transformers(model_folder: ModelFolder, family: str) -> Non
         ({"architectures": ["MPTForCausalLM"], "attn_config": {"qk_ln": True}}, "attn_config has qk_ln True"),
         ({"architectures": ["PhiForCausalLM"], "tie_word_embeddings": True}, "outputs that have a bias"),
         ({"architectures": ["MPTForCausalLM"], "attn_config": {"alibi": False}}, "attn_config has alibi False"),
+        ({"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True}, "--model-impl transformers"),
     ],
 )
 def test_models_that_nobody_runs(
@@ -134,7 +151,7 @@ def test_models_that_nobody_runs(
     ],
 )
 def test_what_transformers_cannot_do_is_refused(model_folder: ModelFolder, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(StartupError, match=words), running_engine(model_folder("gpt2"), **options):
+    with pytest.raises(StartupError, match=words), running_engine(model_folder("biogpt"), **options):
         pass
 
 
@@ -181,7 +198,7 @@ def test_dynamic_rope_past_the_trained_length(model_folder: ModelFolder) -> None
 
 
 @pytest.mark.parametrize("budget", [1, 7, 16, 33])
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "opt"])
 def test_chunked_prefill(model_folder: ModelFolder, family: str, budget: int) -> None:
     check(model_folder(family), max_num_batched_tokens=budget)
 
@@ -288,6 +305,11 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
         "falcon-40b",
         "bloom",
         "phi",
+        "gpt2",
+        "gpt-bigcode",
+        "opt-projected",
+        "stablelm-12b",
+        "xglm",
     ],  # each layer that is split
 )
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
@@ -388,6 +410,11 @@ def test_less_precision_is_close(
     model_folder: ModelFolder, family: str, options: dict[str, Any], tolerance: float
 ) -> None:
     check_close(model_folder, family, options, tolerance)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt-projected", "stablelm-12b", "starcoder2"])
+def test_eight_bits_are_close(model_folder: ModelFolder, family: str) -> None:
+    check_close(model_folder, family, {"quantization": "int8"}, 0.4)
 
 
 @every_level

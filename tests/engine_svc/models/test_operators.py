@@ -91,6 +91,9 @@ def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         "gpt-neo",
         "bloom",
         "mpt-clipped",
+        "opt-projected",
+        "gpt2",
+        "stablelm-12b",
     ],
 )
 def test_steps_run_what_is_listed(model_folder: ModelFolder, family: str, dtype: str) -> None:

@@ -43,7 +43,7 @@ def request(embeds: PromptEmbeds, sampling: SamplingParameters = SHORT, **fields
     return GenerationRequest("r", [], sampling, prompt_embeds=embeds, **fields)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3", "granite", "deepseek-v3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3", "granite", "deepseek-v3", "opt-projected", "biogpt"])
 def test_the_embeddings_of_tokens_are_those_tokens(model_folder: ModelFolder, family: str) -> None:
     """With both kinds in one batch, in pieces, and again from the cache."""
     folder = model_folder(family)

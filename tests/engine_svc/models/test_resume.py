@@ -99,7 +99,7 @@ def test_every_cut(model_folder: ModelFolder, name: str) -> None:
         ("deepseek-v3", {}),
         ("jamba", {"max_num_batched_tokens": 9}),
         ("bamba", {"num_blocks": 24, "max_model_len": 96}),
-        ("opt", {}),
+        ("biogpt", {}),
     ],
 )
 def test_every_cut_on_another_worker(model_folder: ModelFolder, family: str, options: dict[str, Any]) -> None:

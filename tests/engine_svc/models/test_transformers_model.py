@@ -91,9 +91,9 @@ def test_encoders_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_configuration_that_transformers_does_not_take(model_folder: ModelFolder, tmp_path: Path) -> None:
-    config = json.loads((model_folder("gpt2") / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"n_head": "several"}))
-    with pytest.raises(StartupError, match="n_head"), running_engine(tmp_path):
+    config = json.loads((model_folder("biogpt") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": "several"}))
+    with pytest.raises(StartupError, match="num_attention_heads"), running_engine(tmp_path):
         pass
 
 
