@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import quire
-from quire.collection import without_collection
+from quire.collection import end_without_collection, without_collection
 from quire.errors import StartupError
 from quire.options.batch import BatchOptions
 from quire.options.bench import BenchResultOptions, BenchSamplingOptions, BenchServerOptions, BenchTrafficOptions
@@ -295,4 +295,5 @@ cli = click.version_option(quire.__version__, "-v", "--version", message="quire 
 
 def main() -> None:
     """Entry point of the `quire` script."""
+    end_without_collection()
     cli()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 from collections.abc import Iterator
@@ -20,3 +21,11 @@ def without_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def end_without_collection() -> None:
+    """When this process ends, its memory goes back as it is.
+
+    Else the interpreter looks all of it through for cycles on its way out: a second's work where torch is imported.
+    """
+    atexit.register(gc.freeze)

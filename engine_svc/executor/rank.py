@@ -39,6 +39,7 @@ from engine_svc.parallel.lockstep import Lockstep
 from engine_svc.plan import TokenMasks
 from engine_svc.runner.operators_class import runner_class
 from engine_svc.runner.rank import RankModel
+from quire.collection import end_without_collection
 from quire.errors import StartupError
 from quire.log import setup_logging
 
@@ -176,4 +177,5 @@ def _failure(error: Exception) -> Failed:
 
 
 if __name__ == "__main__":
+    end_without_collection()
     RankProcess(*begin_child(sys.argv[1])).serve()

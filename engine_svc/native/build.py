@@ -2,8 +2,8 @@
 
 `python -m engine_svc.native.build` does it beforehand, into the package and for all levels of this machine's kind, so
 that no compiler is needed. Elsewhere a worker builds what it needs when it first starts (half a minute) and keeps
-it in $XDG_CACHE_HOME/quire. Sources are compiled side by side, and of a changed tree only those that the change
-reaches.
+it in $XDG_CACHE_HOME/quire. Sources are compiled side by side, of a changed tree only those that the change reaches,
+and once for levels at which they come out alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from engine_svc.native.levels import LEVELS, levels_of
+from engine_svc.native.levels import LEVELS, compiled_as, levels_of
 from engine_svc.native.lock import locked
 from quire.supervised import Stage, report
 
@@ -104,13 +104,15 @@ class _Compiler:
 
     def compile(self, level: str, source: Path) -> Path:
         """The object file of a source for a level, out of the cache where it is there."""
+        files = _with_headers(source)
+        level = compiled_as(level, "".join(file.read_text(encoding="utf-8") for file in files))
         flags = (*_COMPILE, *LEVELS[level].compiler_flags)
-        digest = _digest((self._identity, *flags), _with_headers(source))
         family = f"{source.stem}-{level}-"
-        target = _cache() / "objects" / f"{family}{digest}.o"
-        if not _note_use(target):
-            self.run(["-c", *flags, str(source)], target)
-            _forget(target.parent, f"{family}*")
+        target = _cache() / "objects" / f"{family}{_digest((self._identity, *flags), files)}.o"
+        with locked(target.parent / f"{source.stem}-{level}.lock", _SECONDS):  # another level's build may be at it
+            if not _note_use(target):
+                self.run(["-c", *flags, str(source)], target)
+                _forget(target.parent, f"{family}*")
         return target
 
     def run(self, arguments: list[str], target: Path) -> None:

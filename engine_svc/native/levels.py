@@ -24,11 +24,14 @@ class Level:
     machine: str  # as platform.machine() says it
     compiler_flags: tuple[str, ...]
     instructions: frozenset[str]  # as `instructions` names them
+    # What begins the names of macros for what it adds to the level before it; a source with no such name comes out as
+    # at that level. "": compilers use what it adds in any source.
+    macro: str = ""
 
 
-def _x86(names: tuple[str, ...]) -> Level:
+def _x86(names: tuple[str, ...], macro: str = "") -> Level:
     needed = frozenset(name.replace("-", "") for name in names)
-    return Level("x86_64", tuple(f"-m{name}" for name in names), needed)
+    return Level("x86_64", tuple(f"-m{name}" for name in names), needed, macro)
 
 
 def _arm(architecture: str, names: tuple[str, ...]) -> Level:
@@ -37,8 +40,8 @@ def _arm(architecture: str, names: tuple[str, ...]) -> Level:
 
 # By the name that --cpu-kernels gives them; of those that a processor has, the last one is the fastest.
 LEVELS = {
-    "avx2": _x86(_AVX2), "avx512": _x86(_AVX512), "avx512_vnni": _x86(_VNNI), "avx512_bf16": _x86(_BF16),
-    "amx": _x86(_AMX),
+    "avx2": _x86(_AVX2), "avx512": _x86(_AVX512), "avx512_vnni": _x86(_VNNI, "__AVX512VNNI__"),
+    "avx512_bf16": _x86(_BF16, "__AVX512BF16__"), "amx": _x86(_AMX, "__AMX_"),
     "neon": _arm("armv8-a", _NEON), "neon_dotprod": _arm("armv8.2-a+fp16+dotprod", _DOTPROD),
     "neon_bf16": _arm("armv8.2-a+fp16+dotprod+bf16+i8mm", _MATRIX),
 }  # fmt: skip
@@ -47,6 +50,13 @@ LEVELS = {
 def levels_of(machine: str) -> tuple[str, ...]:
     """Those of a kind of processor, as platform.machine() says it; the fastest last."""
     return tuple(name for name, level in LEVELS.items() if level.machine == machine)
+
+
+def compiled_as(level: str, text: str) -> str:
+    """The first level at which a source comes out as at `level`, by the text of it and its headers."""
+    up_to = levels_of(LEVELS[level].machine)
+    up_to = up_to[: up_to.index(level) + 1]
+    return next(name for name in reversed(up_to) if LEVELS[name].macro in text)
 
 
 def available_levels() -> tuple[str, ...]:

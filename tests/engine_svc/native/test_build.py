@@ -77,6 +77,16 @@ def test_of_a_change_only_what_it_reaches_is_compiled(sources: Path) -> None:
     assert calls(sources) == []
 
 
+def test_a_source_is_compiled_once_for_levels_that_it_does_not_tell_apart(sources: Path) -> None:
+    (sources / "deep.h").write_text("#if defined(__AVX512BF16__)")
+    for level, compiled in [
+        ("avx512", ["one.cpp", "two.cpp"]), ("avx512_vnni", []), ("avx512_bf16", ["one.cpp"]), ("amx", []),
+        ("avx2", ["one.cpp", "two.cpp"]),
+    ]:  # fmt: skip
+        library(level)
+        assert (level, calls(sources)) == (level, compiled)
+
+
 def test_another_compiler_makes_objects_of_its_own(sources: Path) -> None:
     library("avx2").unlink()
     calls(sources)
@@ -94,8 +104,8 @@ def test_the_cache_keeps_the_versions_that_were_used_last(sources: Path) -> None
         library("avx2")
     cache = first.parent
     assert first.exists()
-    assert len([*cache.glob("quire-*")]) == len([*cache.glob("objects/one-*")]) == 8
-    assert len([*cache.glob("objects/two-*")]) == 1
+    assert len([*cache.glob("quire-*")]) == len([*cache.glob("objects/one-*.o")]) == 8
+    assert len([*cache.glob("objects/two-*.o")]) == 1
 
 
 def test_what_is_packaged_needs_no_compiler(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
