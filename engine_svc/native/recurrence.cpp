@@ -120,12 +120,13 @@ void for_channels(const Sequences& sequences, Stored* states, int64_t rows, int6
   });
 }
 
-// Each row of a state [rows, size] fades by `decay(row)` and gets `values` [size] times `write` [rows]; output [size] is
-// read of it.
-template <class Stored, class Decay>
-inline void write_and_read(Stored* state, int64_t rows, int64_t size, const Decay& decay, const float* values,
-                           const float* write, const float* read, float* output) {
-  for_vectors(size, [=, &decay](int64_t i, auto vectors) {
+// Each row of a state [rows, size] fades by its decay, the next of which stands `step` further (0: all by one), and gets
+// `values` [size] times `write` [rows]; output [size] is read of it. Code of its own: it is the same for all types of a
+// model.
+template <class Stored>
+[[gnu::noinline]] void write_and_read(Stored* state, int64_t rows, int64_t size, const float* decays, int64_t step,
+                                      const float* values, const float* write, const float* read, float* output) {
+  for_vectors(size, [=](int64_t i, auto vectors) {
     constexpr int COUNT = vectors;
     Floats value[COUNT], total[COUNT];
     for (int v = 0; v < COUNT; ++v) {
@@ -136,7 +137,7 @@ inline void write_and_read(Stored* state, int64_t rows, int64_t size, const Deca
       for (int v = 0; v < COUNT; ++v) {
         Stored* at = state + row * size + i + v * LANES;
         int64_t left = size - i - v * LANES;
-        Floats now = fma(value[v], all(write[row]), load(at, left) * decay(row));
+        Floats now = fma(value[v], all(write[row]), load(at, left) * all(decays[row * step]));
         store(at, now, left);
         total[v] = fma(now, all(read[row]), total[v]);
       }
@@ -146,7 +147,7 @@ inline void write_and_read(Stored* state, int64_t rows, int64_t size, const Deca
 
 // What is read of a state [rows, size].
 template <class Stored>
-inline void read_only(const Stored* state, int64_t rows, int64_t size, const float* read, float* output) {
+[[gnu::noinline]] void read_only(const Stored* state, int64_t rows, int64_t size, const float* read, float* output) {
   for_vectors(size, [=](int64_t i, auto vectors) {
     constexpr int COUNT = vectors;
     Floats total[COUNT];
@@ -161,7 +162,7 @@ inline void read_only(const Stored* state, int64_t rows, int64_t size, const flo
 }
 
 // A vector of one as long as `length`.
-void make_unit(float* vector, int64_t size, float length) {
+[[gnu::noinline]] void make_unit(float* vector, int64_t size, float length) {
   Floats squares = zero();
   for (int64_t i = 0; i < size; i += LANES) {
     Floats values = load(vector + i, size - i);
@@ -291,9 +292,8 @@ void quire_scan_heads(int type, int stored, const Rows* hidden, const Rows* time
         widen(reads->row<Value>(t) + group * size, read.data(), size);
         widen(hidden->row<Value>(t) + head * dim, own.data(), dim);
         for (int64_t i = 0; i < dim; ++i) weighed[i] = time * own[i];
-        Floats decay = all(of_one(exponential, time * rates[head]));
-        write_and_read(state, size, dim, [=](int64_t) { return decay; }, weighed.data(), write.data(), read.data(),
-                       total.data());
+        float decay = of_one(exponential, time * rates[head]);
+        write_and_read(state, size, dim, &decay, 0, weighed.data(), write.data(), read.data(), total.data());
         Value* to = (Value*)output + (t * heads + head) * dim;
         for (int64_t i = 0; i < dim; i += LANES)
           store(to + i, fma(load(&own[i], dim - i), all(skip[head]), load(&total[i], dim - i)), dim - i);
@@ -335,11 +335,8 @@ void quire_delta_rule(int type, int stored, const Rows* query, const Rows* key, 
         widen(value->row<Value>(t) + head * dim, news.data(), dim);
         read_only(state, size, dim, faded.data(), known.data());
         for (int64_t i = 0; i < dim; ++i) news[i] = (news[i] - known[i]) * strength;
-        auto update = [&](const auto& decay) {
-          write_and_read(state, size, dim, decay, news.data(), write.data(), read.data(), total.data());
-        };
-        if (has_steps_by_key) update([&](int64_t row) { return all(fades[row]); });
-        else update([decay = all(fades[0])](int64_t) { return decay; });
+        write_and_read(state, size, dim, fades.data(), has_steps_by_key, news.data(), write.data(), read.data(),
+                       total.data());
         Value* to = (Value*)output + (t * heads + head) * dim;
         for (int64_t i = 0; i < dim; i += LANES) store(to + i, load(&total[i], dim - i), dim - i);
       }
