@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import random
 from dataclasses import dataclass
@@ -100,6 +101,40 @@ def soil(backend: AttentionBackend, cache: torch.Tensor, blocks: list[int], coun
             bits(cache)[:, block, :held] = value
 
 
+@dataclass
+class Case:
+    """What a backend is to compute: sequences, (query, key, value) of all tokens of each, and what its new ones see."""
+
+    sequences: list[Sequence]
+    options: AttentionOptions
+    whole: list[tuple[torch.Tensor, ...]]
+    expected: list[torch.Tensor]
+
+
+@functools.lru_cache(8)  # one backend, or level of instructions, comes after the other
+def make_case(shape: AttentionShape, lengths: tuple[tuple[int, int], ...], window: int | None, special: str) -> Case:
+    torch.manual_seed(0)
+    options = AttentionOptions(
+        shape.head_dim**-0.5, window, 0.5 if "softcap" in special else None,
+        (torch.randn(shape.num_heads) * 2).to(shape.device) if special == "sinks" else None,
+        chunked=special == "chunked",
+        bidirectional="bidirectional" in special,
+        slopes=torch.logspace(-3, 1, shape.num_heads, base=2).to(shape.device) if "slopes" in special else None,
+    )  # fmt: skip
+
+    def random_tokens(count: int, heads: int) -> torch.Tensor:
+        if shape.cache_dtype:  # numbers that 8 bits hold exactly: Triton's interpreter does not round as GPUs do
+            return torch.randint(-8, 9, (count, heads, shape.head_dim)).to(shape.dtype) / 4
+        return torch.randn(count, heads, shape.head_dim).to(shape.dtype)
+
+    kv_heads = shape.num_kv_heads
+    whole = [tuple(random_tokens(sum(pair), n) for n in (shape.num_heads, kv_heads, kv_heads)) for pair in lengths]
+    if shape.keys_are_values:
+        whole = [(query, key, key) for query, key, _ in whole]
+    expected = [dense(q[computed:], k, v, options) for (computed, _), (q, k, v) in zip(lengths, whole, strict=True)]
+    return Case(make_sequences([*lengths], 0), options, whole, expected)
+
+
 def check_backend(
     backend: AttentionBackend,
     lengths: list[tuple[int, int]],
@@ -113,50 +148,26 @@ def check_backend(
         dirt: stands in all blocks before, and where the window has passed: what others left there.
     """
     shape = backend.shape
-    torch.manual_seed(0)
-    sequences = make_sequences(lengths, 0)
+    case = make_case(shape, tuple(lengths), window, special)
     (cache,) = backend.allocate(NUM_BLOCKS, 1)
     soil(backend, cache, list(range(NUM_BLOCKS)), NUM_BLOCKS * BLOCK_SIZE, dirt)
-    options = AttentionOptions(
-        shape.head_dim**-0.5, window, 0.5 if "softcap" in special else None,
-        (torch.randn(shape.num_heads) * 2).to(shape.device) if special == "sinks" else None,
-        chunked=special == "chunked",
-        bidirectional="bidirectional" in special,
-        slopes=torch.logspace(-3, 1, shape.num_heads, base=2).to(shape.device) if "slopes" in special else None,
-    )  # fmt: skip
 
     def forward(parts: list[Sequence], tensors: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
         query, key, value = (torch.cat(column).to(shape.device, shape.dtype) for column in zip(*tensors, strict=True))
         prepared = backend.prepare(metadata_of(parts, shape.device))
-        return backend.forward(query, key, value, cache, prepared, options)
+        return backend.forward(query, key, value, cache, prepared, case.options)
 
-    def random_tokens(count: int, heads: int) -> torch.Tensor:
-        if shape.cache_dtype:  # numbers that 8 bits hold exactly: Triton's interpreter does not round as GPUs do
-            return torch.randint(-8, 9, (count, heads, shape.head_dim)).to(shape.dtype) / 4
-        return torch.randn(count, heads, shape.head_dim).to(shape.dtype)
-
-    whole = [
-        tuple(
-            random_tokens(sequence.computed + sequence.new, heads)
-            for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
-        )
-        for sequence in sequences
-    ]
-    if shape.keys_are_values:
-        whole = [(query, key, key) for query, key, _ in whole]
-    before = [(s, t) for s, t in zip(sequences, whole, strict=True) if s.computed]
+    before = [(s, t) for s, t in zip(case.sequences, case.whole, strict=True) if s.computed]
     if before:
         past = [Sequence(0, s.computed, s.blocks) for s, _ in before]
         forward(past, [tuple(t[: s.computed] for t in tensors) for s, tensors in before])
-    for sequence in sequences:
-        soil(backend, cache, sequence.blocks, max(0, options.first_seen(sequence.computed)), dirt)
-    found = forward(sequences, [tuple(t[s.computed :] for t in ts) for s, ts in zip(sequences, whole, strict=True)])
-    start = 0
-    for sequence, (query, key, value) in zip(sequences, whole, strict=True):
-        expected = dense(query[sequence.computed :], key, value, options)
-        rows = found[start : start + sequence.new].cpu().double()
-        torch.testing.assert_close(rows, expected, atol=TOLERANCE[shape.dtype], rtol=TOLERANCE[shape.dtype])
-        start += sequence.new
+    for sequence in case.sequences:
+        soil(backend, cache, sequence.blocks, max(0, case.options.first_seen(sequence.computed)), dirt)
+    new = [tuple(t[s.computed :] for t in ts) for s, ts in zip(case.sequences, case.whole, strict=True)]
+    found = forward(case.sequences, new).cpu().double()
+    torch.testing.assert_close(
+        found, torch.cat(case.expected), atol=TOLERANCE[shape.dtype], rtol=TOLERANCE[shape.dtype]
+    )
 
 
 BATCHES: dict[str, list[tuple[int, int]]] = {

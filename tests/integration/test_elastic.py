@@ -93,25 +93,13 @@ def wait_for_ready(stack: Stack, ranks: list[int]) -> None:
     assert len(workers(stack)) == len(ranks)
 
 
-def test_a_router_that_starts_again_knows_the_engines_that_there_are(one: Stack) -> None:
-    scale(one, 2)
-    router = one.children()["router"]
-    os.kill(router, signal.SIGKILL)
-    deadline = time.monotonic() + SECONDS
-    while one.children().get("router") in (None, router) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    wait_for_ready(one, [0, 1])
-    scale(one, 1)
-    wait_for_ready(one, [0])
-
-
 @pytest.mark.parametrize("size", [0, -1, 65])
 def test_what_cannot_be_is_refused(one: Stack, size: int) -> None:
     with pytest.raises(InvalidRequest, match="There can be 1 to 64 ranks"):
         scale(one, size)
 
 
-def test_one_change_at_a_time(one: Stack) -> None:
+def test_one_change_at_a_time_and_a_router_that_starts_again_knows_the_engines(one: Stack) -> None:
     async def both() -> list[Any]:
         asked = [ask_supervisor(ScaleRequest(2, 1.0, SECONDS), environment(one)) for _ in range(2)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -120,7 +108,14 @@ def test_one_change_at_a_time(one: Stack) -> None:
     done, refused = asyncio.run(both())
     assert done == ScaleAnswer(2)
     assert isinstance(refused, Unavailable)
+    router = one.children()["router"]
+    os.kill(router, signal.SIGKILL)
+    deadline = time.monotonic() + SECONDS
+    while one.children().get("router") in (None, router) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    wait_for_ready(one, [0, 1])
     scale(one, 1)
+    wait_for_ready(one, [0])
 
 
 def test_ranks_that_compute_experts_together_start_anew(tiny_llama: Path, tmp_path: Path) -> None:
@@ -136,9 +131,9 @@ def test_ranks_that_compute_experts_together_start_anew(tiny_llama: Path, tmp_pa
         running.wait_healthy()
         wait_for_ready(running, [0, 1])
         with ThreadPoolExecutor(4) as pool:
-            expected = list(pool.map(lambda number: complete(running, number, 900), range(4)))
-            during = [pool.submit(complete, running, number, 900) for number in range(4)]
-            assert scale(running, 3, drain_seconds=1.0) == ScaleAnswer(3)
+            expected = list(pool.map(lambda number: complete(running, number, 500), range(4)))
+            during = [pool.submit(complete, running, number, 500) for number in range(4)]
+            assert scale(running, 3, drain_seconds=0.5) == ScaleAnswer(3)
             assert [answer.result(SECONDS) for answer in during] == expected
         wait_for_ready(running, [0, 1, 2])
     finally:
