@@ -7,7 +7,7 @@ from typing import Any
 
 from engine_svc.gguf.architectures import architecture_of
 from engine_svc.gguf.facts import Facts
-from engine_svc.gguf.names import huggingface_names
+from engine_svc.gguf.names import huggingface_names, is_widened
 from engine_svc.gguf.rotary import head_size, rope_parameters
 from quire.errors import StartupError
 from quire.gguf.files import Gguf, read_gguf
@@ -36,7 +36,8 @@ def gguf_weights(model: Gguf) -> dict[str, Any]:
     Raises:
         StartupError: a tensor has a type that is not read.
     """
-    modules = architecture_of(Facts(model)).modules
+    facts = Facts(model)
+    architecture = architecture_of(facts)
     types = {}
     for tensor in model.tensors.values():
         if tensor.type.name not in READ:
@@ -44,8 +45,9 @@ def gguf_weights(model: Gguf) -> dict[str, Any]:
                 f"{tensor.file}: {tensor.name} is of type {tensor.type.name}, which is not supported; supported are "
                 f"{', '.join(READ)}. Take the model's file of Q2_K, IQ4_XS or Q4_K_M."
             )
-        if tensor.type not in PLAIN:
-            types[huggingface_names(tensor, modules)[0].removesuffix(".weight")] = tensor.type.name
+        if tensor.type not in PLAIN and not is_widened(tensor.name, architecture, facts):
+            for name in huggingface_names(tensor, architecture.modules):
+                types[name.removesuffix(".weight")] = tensor.type.name
     return {
         "dtype": _dtype(model),
         "tie_word_embeddings": "output.weight" not in model.tensors,
@@ -72,7 +74,8 @@ def _check(facts: Facts) -> None:
     # Matrices are made as large as the metadata say, before a tensor shows that it has another shape.
     largest = max(max(tensor.shape) for tensor in tensors.values())
     found = {key: facts.find(key, 0) for key in (*_MOST, "embedding_length", "feed_forward_length")}
-    found["attention.key_length"] = facts.need("attention.head_count") * head_size(facts)
+    if architecture_of(facts).attends:
+        found["attention.key_length"] = facts.need("attention.head_count") * head_size(facts)
     for key, number in found.items():
         most = _MOST.get(key, largest)
         if not isinstance(number, int) or not 0 <= number <= most:
@@ -83,20 +86,28 @@ def _check(facts: Facts) -> None:
 
 
 def _shape(facts: Facts) -> dict[str, Any]:
-    heads = facts.need("attention.head_count")
+    # A model's norms are of one kind, and so is what families call what is added in them.
+    epsilon = facts.find("attention.layer_norm_rms_epsilon") or facts.find("attention.layer_norm_epsilon") or 1e-6
     return {
         "vocab_size": facts.model.tensors["token_embd.weight"].shape[0],
         "hidden_size": facts.need("embedding_length"),
-        "intermediate_size": facts.find("feed_forward_length") or facts.need("expert_feed_forward_length"),
-        "num_hidden_layers": facts.need("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": facts.find("attention.head_count_kv") or heads,
-        "head_dim": head_size(facts),
+        "intermediate_size": facts.find("feed_forward_length") or facts.find("expert_feed_forward_length") or 0,
+        "num_hidden_layers": facts.num_layers,
         "max_position_embeddings": facts.need("context_length"),
-        "rms_norm_eps": facts.find("attention.layer_norm_rms_epsilon", 1e-6),
-        "rope_parameters": rope_parameters(facts),
-        "attention_bias": facts.has("blk.0.attn_q.bias") or facts.has("blk.0.attn_qkv.bias"),
+        **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"), epsilon),
         "mlp_bias": facts.has("blk.0.ffn_gate.bias"),
         "bos_token_id": facts.model.number("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_token_ids(facts.model),
+        **(_attention(facts) if architecture_of(facts).attends else {}),
+    }
+
+
+def _attention(facts: Facts) -> dict[str, Any]:
+    heads = facts.need("attention.head_count")
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": facts.find("attention.head_count_kv") or heads,
+        "head_dim": head_size(facts),
+        "rope_parameters": rope_parameters(facts),
+        "attention_bias": any(facts.layers_with(f"{each}.bias") for each in ("attn_q", "attn_qkv")),
     }

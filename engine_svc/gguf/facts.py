@@ -25,7 +25,7 @@ class Facts:
         return self.model.text("general.architecture")
 
     def find(self, key: str, default: Any = None) -> Any:
-        """A number, or what it is in all layers.
+        """A number, or what it is in all layers that have it: in others it is 0.
 
         Raises:
             StartupError: it differs between layers.
@@ -33,6 +33,7 @@ class Facts:
         found = self.model.metadata.get(f"{self.architecture}.{key}", default)
         if not isinstance(found, list):
             return found
+        found = [each for each in found if each] or found[:1]
         if not found or any(each != found[0] for each in found):
             raise StartupError(
                 f"{self.model.files[0]}: {self.architecture}.{key} differs between layers ({found[:8]} …), which is "
@@ -58,6 +59,21 @@ class Facts:
                 "above 0."
             )
         return found
+
+    @property
+    def num_layers(self) -> int:
+        """Without those behind the model's own, which guess ahead."""
+        count = self.need("block_count") - (self.find("nextn_predict_layers") or 0)
+        return max(0, int(count))
+
+    def layers_with(self, tensor: str) -> list[int]:
+        """The layers that have a tensor of this name."""
+        return [index for index in range(self.num_layers) if self.has(f"blk.{index}.{tensor}")]
+
+    def rows(self, tensor: str) -> int:
+        """Of a tensor of this name in the first layer that has one; 0 where none has."""
+        layers = self.layers_with(tensor)
+        return self.model.tensors[f"blk.{layers[0]}.{tensor}"].shape[0] if layers else 0
 
     def has(self, tensor: str) -> bool:
         """Whether there is a tensor of this name."""

@@ -5,42 +5,83 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from engine_svc.gguf.architecture import Architecture
+from engine_svc.gguf.facts import Facts
 from quire.gguf.header import StoredTensor
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_TOP = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
+# With the kind of parameter, where it is no module's; with a place for an expert's number, of tensors of all experts.
 _MODULES = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj",
+    "attn_output": "self_attn.o_proj", "attn_sinks.weight": "self_attn.sinks",
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj", "attn_k_b": "self_attn.kv_b_proj",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp": "mlp.gate", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj", "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ssm_in": "mixer.in_proj", "ssm_x": "mixer.x_proj", "ssm_conv1d": "mixer.conv1d", "ssm_dt.bias": "mixer.dt_bias",
+    "ssm_a": "mixer.A_log", "ssm_d": "mixer.D", "ssm_norm": "mixer.norm", "ssm_out": "mixer.out_proj",
+    "ssm_dt_norm": "mixer.dt_layernorm", "ssm_b_norm": "mixer.b_layernorm", "ssm_c_norm": "mixer.c_layernorm",
 }  # fmt: skip
-# That are no module's.
-_ALONE = {"attn_sinks.weight": "self_attn.sinks"}
-# Tensors of all experts.
-_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+# Tensors that are taken apart, unless the family has a module of this name: which others are in them.
+TOGETHER = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ssm_ba": ("ssm_beta", "ssm_alpha")}
+# The matrices that make keys and values of what is cached: the first one's tensor stands for both.
+KEYS_OF_VECTORS, VALUES_OF_VECTORS = "attn_k_b", "attn_v_b"
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+(?:\.\w+)*?)(?:\.(weight|bias))?")
 # Part of the configuration, see rotary.py.
-IGNORED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
+_FACTORS = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
+
+
+def layer_and_key(name: str) -> tuple[int, str]:
+    """A tensor's layer, or -1, and what it is called there, without the kind of parameter."""
+    layer = _LAYER.fullmatch(name)
+    return (int(layer[1]), layer[2]) if layer else (-1, name.rpartition(".")[0])
 
 
 def huggingface_names(tensor: StoredTensor, modules: Mapping[str, str]) -> list[str]:
-    """Of a tensor, or of each expert's part of it; its own name where it is not known.
+    """Of a tensor, or of each part of it: of experts, of queries, keys and values; its own name where it is not known.
 
     Args:
         modules: of the family, where they differ.
     """
-    name, _, kind = tensor.name.rpartition(".")
-    if name in _TOP:
-        return [f"{_TOP[name]}.{kind}"]
-    if (layer := _LAYER.fullmatch(tensor.name)) is None:
+    known = {**_TOP, **_MODULES, **modules}
+    layer = _LAYER.fullmatch(tensor.name)
+    if layer is None:
+        top, _, kind = tensor.name.rpartition(".")
+        if top not in known:
+            return [tensor.name]
+        return [f"{known[top]}.{kind}" if known[top] == "lm_head" else f"model.{known[top]}.{kind}"]
+    prefix, key, kind = f"model.layers.{layer[1]}", layer[2], layer[3] or "weight"
+    if key in TOGETHER and key not in known:
+        return [f"{prefix}.{known[each]}.{kind}" for each in TOGETHER[key]]
+    if whole := known.get(f"{key}.{kind}") or (known.get(key) if layer[3] is None and "norm" not in key else None):
+        return [f"{prefix}.{whole}"]
+    module = known.get(key)
+    if module is None:
         return [tensor.name]
-    prefix = f"model.layers.{layer[1]}"
-    if layer[2] in _EXPERTS:
-        return [f"{prefix}.mlp.experts.{index}.{_EXPERTS[layer[2]]}.{kind}" for index in range(tensor.shape[0])]
-    module = modules.get(layer[2]) or _MODULES.get(layer[2])
-    found = f"{module}.{kind}" if module else _ALONE.get(f"{layer[2]}.{kind}")
-    return [f"{prefix}.{found}" if found else tensor.name]
+    count = tensor.shape[0] if "{}" in module else 1
+    return [f"{prefix}.{module.format(index)}.{kind}" for index in range(count)]
+
+
+def is_ignored(name: str, facts: Facts) -> bool:
+    """Whether it says nothing that is to be loaded: of layers behind the model's own, which guess ahead; of what picks
+    tokens to attend to; the half of a pair that comes with the other; part of the configuration."""
+    layer, key = layer_and_key(name)
+    return (
+        name in _FACTORS or layer >= facts.num_layers or key.startswith("indexer.") or key == VALUES_OF_VECTORS
+    )  # fmt: skip
+
+
+def is_widened(name: str, architecture: Architecture, facts: Facts) -> bool:
+    """Whether its blocks have to be taken apart, since what stands in them is in another order than in Hugging Face's
+    layout."""
+    _, key = layer_and_key(name)
+    if key in (KEYS_OF_VECTORS, VALUES_OF_VECTORS):
+        return True
+    return architecture.tiled and key == "ssm_out" and facts.need("ssm.group_count") != facts.need("ssm.time_step_rank")

@@ -10,10 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from engine_svc.gguf.architectures import Architecture, architecture_of
+from engine_svc.gguf.architectures import architecture_of
 from engine_svc.gguf.facts import Facts
-from engine_svc.gguf.names import IGNORED, huggingface_names
+from engine_svc.gguf.names import (
+    KEYS_OF_VECTORS,
+    VALUES_OF_VECTORS,
+    huggingface_names,
+    is_ignored,
+    is_widened,
+    layer_and_key,
+)
 from engine_svc.loader.formats.base import CheckpointFormat
+from engine_svc.loader.formats.gguf_layout import HuggingFaceLayout, keys_and_values, widened
 from quire.errors import StartupError
 from quire.gguf.files import Gguf, files_of, is_gguf, model_in, read_gguf
 from quire.gguf.header import StoredTensor
@@ -54,14 +62,12 @@ class GgufFile(CheckpointFormat):
         return read_gguf(self._file)
 
     @functools.cached_property
-    def _architecture(self) -> Architecture:
-        return architecture_of(Facts(self._model))
+    def _facts(self) -> Facts:
+        return Facts(self._model)
 
     @functools.cached_property
-    def _heads(self) -> Mapping[str, int]:
-        facts = Facts(self._model)
-        heads = facts.need("attention.head_count")
-        return {"q_proj": heads, "k_proj": facts.find("attention.head_count_kv") or heads}
+    def _layout(self) -> HuggingFaceLayout:
+        return HuggingFaceLayout(architecture_of(self._facts), self._facts)
 
     def files(self) -> Sequence[Path]:
         """See LoadFormat.files."""
@@ -77,28 +83,36 @@ class GgufFile(CheckpointFormat):
 
         files = {file: _mapped(file) for file in self.files()}
         for names, stored in self._named():
-            values = self._in_layout(names[0], _values(files[stored.file], stored))
-            parts = [values] if len(names) == 1 else values
+            try:
+                parts = self._parts(stored, files)
+            except (ValueError, RuntimeError) as error:
+                raise StartupError(f"{stored.file}: {stored.name} of {list(stored.shape)}: {error}") from error
             for name, part in zip(names, parts, strict=True):
                 yield name, HeldTensor(part)
 
     def _named(self) -> Iterator[tuple[list[str], StoredTensor]]:
         """In the order of the files."""
+        modules = architecture_of(self._facts).modules
         for stored in sorted(self._model.tensors.values(), key=lambda each: (each.file, each.offset)):
-            if stored.name not in IGNORED:
-                yield huggingface_names(stored, self._architecture.modules), stored
+            if not is_ignored(stored.name, self._facts):
+                yield huggingface_names(stored, modules), stored
 
-    def _in_layout(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        """What llama.cpp's converter did to a tensor, undone."""
-        module, _, kind = name.rpartition(".")
-        projection = module.rpartition(".")[2]
-        if self._architecture.neighbours and projection in self._heads:
-            heads = self._heads[projection]
-            pairs = values.unflatten(0, (heads, values.shape[0] // heads // 2, 2))
-            return pairs.transpose(1, 2).flatten(0, 2)
-        if self._architecture.norm_offset and kind == "weight" and module.endswith("norm"):
-            return values.float() - self._architecture.norm_offset
-        return values[None] if projection == "shared_expert_gate" and values.dim() == 1 else values
+    def _parts(self, stored: StoredTensor, files: Mapping[Path, torch.Tensor]) -> Sequence[torch.Tensor]:
+        """
+        Raises:
+            ValueError: the file lacks another that goes with it, or it cannot be taken apart.
+        """
+        layer, key = layer_and_key(stored.name)
+        if key == KEYS_OF_VECTORS:
+            other = self._model.tensors.get(f"blk.{layer}.{VALUES_OF_VECTORS}.weight")
+            if other is None:
+                raise ValueError(f"the file lacks blk.{layer}.{VALUES_OF_VECTORS}.weight, which goes with it")
+            both = [widened(_values(files[each.file], each), each) for each in (stored, other)]
+            return [keys_and_values(*both)]
+        values = _values(files[stored.file], stored)
+        if is_widened(stored.name, architecture_of(self._facts), self._facts):
+            values = widened(values, stored)
+        return self._layout.parts(stored, values)
 
 
 def _mapped(file: Path) -> torch.Tensor:

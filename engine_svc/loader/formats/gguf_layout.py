@@ -1,0 +1,120 @@
+"""What llama.cpp's converter did to tensors, undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from engine_svc.gguf.architecture import Architecture
+from engine_svc.gguf.facts import Facts
+from engine_svc.gguf.names import TOGETHER, layer_and_key
+from engine_svc.gguf.rotary import head_size
+from quire.gguf.header import StoredTensor
+
+if TYPE_CHECKING:
+    import torch
+
+_CONVOLUTIONS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "shortconv.conv")
+
+
+def widened(values: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
+    """Float32 of the tensor's shape.
+
+    Args:
+        values: numbers, or the bytes of blocks.
+    """
+    import torch
+
+    from engine_svc.ops.weights import wide
+    from engine_svc.quantization.gguf import BlockLayer
+
+    if values.is_floating_point():
+        return values.float()
+    weight = BlockLayer(stored.type.name).weight({"weight": values.flatten(0, -2)})
+    return wide(weight, torch.float32).view(stored.shape)
+
+
+def keys_and_values(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """What makes each head's keys, [heads, rank, key size], and values, [heads, value size, rank], of what is cached,
+    as a matrix [heads * (key size + value size), rank]."""
+    import torch
+
+    return torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1)
+
+
+class HuggingFaceLayout:
+    """Of one model's tensors."""
+
+    def __init__(self, architecture: Architecture, facts: Facts) -> None:
+        self._architecture, self._facts = architecture, facts
+        self._heads = 0
+        if architecture.attends:
+            self._heads = facts.need("attention.head_count")
+            self._kv_heads = facts.find("attention.head_count_kv") or self._heads
+        self._tiled: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+        if architecture.tiled:
+            self._tiled = {
+                "attn_qkv": self._untile_last, "ssm_conv1d": self._untile_last, "attn_gate": self._untile,
+                "ssm_alpha": self._untile, "ssm_beta": self._untile, "ssm_a": self._untile, "ssm_dt": self._untile,
+                "ssm_out": lambda values: self._untile(values.t()).t(),
+            }  # fmt: skip
+
+    def parts(self, stored: StoredTensor, values: torch.Tensor) -> list[torch.Tensor]:
+        """A tensor, or what stands for each of its names; see `huggingface_names`.
+
+        Args:
+            values: numbers, or the bytes of a row's blocks.
+
+        Raises:
+            ValueError: it cannot be taken apart.
+        """
+        _, key = layer_and_key(stored.name)
+        if key in TOGETHER and key not in self._architecture.modules:
+            parts = self._queries_keys_values(values) if key == "attn_qkv" else self._strengths_and_steps(values)
+            return [self._whole(each, part) for each, part in zip(TOGETHER[key], parts, strict=True)]
+        if key.endswith("_exps"):
+            return list(values)
+        return [self._whole(key, values)]
+
+    def _queries_keys_values(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
+        size = head_size(self._facts)
+        sizes = [count * size for count in (self._heads, self._kv_heads, self._kv_heads)]
+        if len(values) != sum(sizes):
+            raise ValueError(f"it has {len(values)} rows; expected {sum(sizes)}, queries, keys and values of {sizes}")
+        return values.split(sizes)
+
+    def _strengths_and_steps(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Of a delta net: a key head's, for each of its value heads, stand below each other."""
+        pairs = values.unflatten(0, (self._facts.need("ssm.group_count"), 2, -1))
+        return [each.flatten(0, 1) for each in pairs.unbind(1)]
+
+    def _whole(self, key: str, values: torch.Tensor) -> torch.Tensor:
+        values = self._tiled[key](values) if key in self._tiled else values
+        rotating = {"attn_q": self._heads, "attn_k": self._heads and self._kv_heads}
+        if self._architecture.neighbours and key in rotating:
+            pairs = values.unflatten(0, (rotating[key], values.shape[0] // rotating[key] // 2, 2))
+            return pairs.transpose(1, 2).flatten(0, 2)
+        if key == "ssm_a":  # the rate at which states fade, of which checkpoints have the logarithm
+            rates = values.float().neg().log()
+            return rates.flatten() if rates.shape[-1] == 1 else rates
+        if key in ("ssm_d", "ssm_norm"):  # a row or a column more, or one for each group
+            return values.flatten()
+        if key in _CONVOLUTIONS and values.dim() > 1:  # those of Kimi's have dimensions of 1 already
+            return values.reshape(-1, 1, values.shape[-1])
+        if key == "ffn_gate_inp_shexp" and values.dim() == 1:
+            return values[None]
+        offset = self._architecture.norm_offset
+        return values.float() - offset if offset and key.endswith("norm") else values
+
+    def _untile(self, values: torch.Tensor) -> torch.Tensor:
+        """Rows of all value heads, the first of each key head first → a key head's together."""
+        key_heads, heads = self._facts.need("ssm.group_count"), self._facts.need("ssm.time_step_rank")
+        apart = values.unflatten(0, (heads // key_heads, key_heads, -1))
+        return apart.transpose(0, 1).flatten(0, 2)
+
+    def _untile_last(self, values: torch.Tensor) -> torch.Tensor:
+        """The same, of those behind rows of queries and keys."""
+        import torch
+
+        others = 2 * self._facts.need("ssm.group_count") * self._facts.need("ssm.state_size")
+        return torch.cat([values[:others], self._untile(values[others:])])
